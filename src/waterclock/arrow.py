@@ -1,0 +1,149 @@
+"""Messages as Arrow columns: the form in which entries, batches and files keep them.
+
+Times are int64 nanoseconds, never Arrow timestamps, because Spark cannot read nanosecond timestamps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.message import Message, Position
+
+MESSAGE_SCHEMA = pa.schema(
+    [
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("stream", pa.string(), nullable=False),
+        pa.field("event_time", pa.int64(), nullable=False),
+        pa.field("publish_time", pa.int64()),
+        pa.field("receive_time", pa.int64()),
+        pa.field("headers", pa.map_(pa.string(), pa.string())),
+        pa.field("payload", pa.binary(), nullable=False),
+    ]
+)
+"""The columns of a message, without its place."""
+
+POSITION_FIELDS = (
+    pa.field("ledger", pa.int64()),
+    pa.field("entry", pa.int64()),
+    pa.field("index", pa.int32()),
+)
+"""The columns of a position, where messages carry theirs along."""
+
+POSITIONED_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *POSITION_FIELDS])
+"""The columns of a message and its position."""
+
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
+
+
+def to_arrow(messages: Sequence[Message], *, positions: bool = False) -> pa.RecordBatch:
+    """Lay messages out as columns (`MESSAGE_SCHEMA`, or `POSITIONED_SCHEMA` with ``positions``)."""
+    columns: list[Any] = [
+        [m.source for m in messages],
+        [m.stream for m in messages],
+        [m.event_time for m in messages],
+        [m.publish_time for m in messages],
+        [m.receive_time for m in messages],
+        [None if m.headers is None else list(m.headers.items()) for m in messages],
+        [m.payload for m in messages],
+    ]
+    schema = MESSAGE_SCHEMA
+    if positions:
+        schema = POSITIONED_SCHEMA
+        columns += [[None if m.position is None else m.position[i] for m in messages] for i in range(3)]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def from_arrow(batch: pa.RecordBatch | pa.Table) -> list[Message]:
+    """Make messages of columns; a column that is missing reads as None, a missing payload as no bytes."""
+    count = batch.num_rows
+    names = set(batch.schema.names)
+
+    def column(name: str, filler: object = None) -> list[Any]:
+        return batch.column(name).to_pylist() if name in names else [filler] * count
+
+    rows = zip(
+        column("source"),
+        column("stream"),
+        column("event_time"),
+        column("payload", b""),
+        column("publish_time"),
+        column("receive_time"),
+        column("headers"),
+        column("ledger"),
+        column("entry"),
+        column("index"),
+        strict=True,
+    )
+    return [
+        Message.trusted(
+            source,
+            stream,
+            event_time,
+            payload,
+            publish_time,
+            receive_time,
+            None if headers is None else dict(headers),
+            None if ledger is None else Position(ledger, entry, index),
+        )
+        for source, stream, event_time, payload, publish_time, receive_time, headers, ledger, entry, index in rows
+    ]
+
+
+def as_message_columns(table: pa.Table | pa.RecordBatch) -> pa.Table:
+    """Bring a user's table into `MESSAGE_SCHEMA`: columns ordered and cast, optional ones filled in.
+
+    Raises
+    ------
+    SchemaError
+        Where source, stream or event_time is missing, or a column cannot be cast.
+    InvalidArgumentError
+        Where source, stream or event_time holds a null, or source or stream an empty text.
+    """
+    given = pa.table(table) if isinstance(table, pa.RecordBatch) else table
+    arrays: list[pa.ChunkedArray] = []
+    for field in MESSAGE_SCHEMA:
+        if field.name not in given.schema.names:
+            if field.name in ("source", "stream", "event_time"):
+                raise SchemaError(f"the table has no column {field.name!r}; it has {given.schema.names}")
+            arrays.append(_absent(field, given.num_rows))
+            continue
+        try:
+            column = given.column(field.name).cast(field.type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise SchemaError(f"column {field.name!r} cannot become {field.type}: {error}") from None
+        if not field.nullable and column.null_count:
+            raise InvalidArgumentError(f"column {field.name!r} holds {column.null_count} nulls; every message needs it")
+        if field.name in ("source", "stream") and pc.call_function("equal", [column, ""]).to_numpy().any():
+            raise InvalidArgumentError(
+                f"column {field.name!r} holds an empty text; every message names its {field.name}"
+            )
+        arrays.append(column)
+    return pa.Table.from_arrays(arrays, schema=MESSAGE_SCHEMA)
+
+
+def _absent(field: pa.Field, count: int) -> pa.ChunkedArray:
+    filler = pa.repeat(pa.scalar(b"", pa.binary()), count) if field.name == "payload" else pa.nulls(count, field.type)
+    return pa.chunked_array([filler])
+
+
+def to_ipc(batch: pa.RecordBatch) -> bytes:
+    """Write a record batch as one compressed Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=_COMPRESSED) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def from_ipc(data: bytes) -> pa.RecordBatch:
+    """Read back what `to_ipc` wrote."""
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+            return reader.read_next_batch()
+    except (pa.ArrowInvalid, StopIteration) as error:
+        raise SchemaError(f"{len(data)} bytes are not an Arrow IPC stream of messages: {error}") from None

@@ -1,0 +1,49 @@
+"""Every error that Waterclock raises on purpose. Each message says what was wrong, with which value, and what to do."""
+
+from __future__ import annotations
+
+
+class WaterclockError(Exception):
+    """Base of every error below: ``except WaterclockError`` catches them all."""
+
+
+class NotFoundError(WaterclockError):
+    """A topic, subscription, message table, group or id with this name does not exist."""
+
+
+class AlreadyExistsError(WaterclockError):
+    """Something with this name exists already and ``exist_ok`` was not given."""
+
+
+class InvalidArgumentError(WaterclockError, ValueError):
+    """An argument has a value that cannot be meant; the text names the argument, the value and the remedy."""
+
+
+class LeaseLostError(WaterclockError):
+    """The lease of a delivery ended before it was acked, so the message belongs to somebody else by now."""
+
+
+class OrderError(WaterclockError):
+    """An ack would break the order of its group.
+
+    Attributes
+    ----------
+    blocking_id
+        Id of the earlier message of the group that has to be acked first.
+    """
+
+    def __init__(self, message: str, blocking_id: object = None) -> None:
+        super().__init__(message)
+        self.blocking_id = blocking_id
+
+
+class ProducerFencedError(WaterclockError):
+    """A newer instance of the same named producer has taken over; this one must stop."""
+
+
+class SchemaError(WaterclockError):
+    """A table, file or message has other columns or options than it must have."""
+
+
+class UnavailableError(WaterclockError):
+    """A database, file or Java runtime could not be reached; trying again later may help."""

@@ -1,0 +1,189 @@
+"""Points in time and lengths of time: what users may write, and the int nanoseconds that everything inside uses.
+
+A point in time is an int of nanoseconds since 1970-01-01T00:00:00Z; a length of time is an int of nanoseconds.
+Both fit a signed 64-bit integer, so points in time reach from 1677-09-21 to 2262-04-11.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import SupportsIndex
+
+from waterclock.errors import InvalidArgumentError
+
+Clock = Callable[[], int]
+"""Returns now as int nanoseconds since the epoch, UTC."""
+
+Time = SupportsIndex | datetime | str
+"""What the public interface takes where it says *time*."""
+
+Duration = SupportsIndex | timedelta | str
+"""What the public interface takes where it says *duration*."""
+
+MIN_NS = -(2**63)
+MAX_NS = 2**63 - 1
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_ISO_8601 = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?\s?(Z|z|[+-]\d\d(?::?\d\d)?)")
+_UNITS = {
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "min": 60_000_000_000,
+    "h": 3_600_000_000_000,
+    "d": 86_400_000_000_000,
+    "w": 604_800_000_000_000,
+}
+_DURATION_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|min|s|m|h|d|w)\s*")
+
+
+def system_clock() -> int:
+    """Read the machine's clock. For the outermost callers only: rules take ``now`` as an argument."""
+    return time.time_ns()
+
+
+def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
+    """Turn what a user wrote for a point in time into int nanoseconds since the epoch, UTC.
+
+    Parameters
+    ----------
+    value
+        An int (ns), an aware ``datetime``, or an ISO 8601 text with an offset and up to nine decimals.
+    name
+        The argument's name, for the error.
+    now
+        Given where a past time is meant: then a duration such as ``"2h"`` means that long before ``now``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For a naive datetime, a text without offset, another type, or a time that int64 nanoseconds cannot hold.
+    """
+    if type(value) is int:  # what nearly every message carries; the general checks below cost five times as much
+        return _in_range(value, value, name)
+    if isinstance(value, str):
+        if now is not None and _DURATION_PART.match(value):
+            return to_time(now - to_duration(value, name), name)
+        return _in_range(_parse_iso(value, name), value, name)
+    if isinstance(value, datetime):
+        if value.utcoffset() is None:
+            raise InvalidArgumentError(
+                f"{name}: {value!r} is a naive datetime, which names no moment; add a time zone,"
+                " for example datetime(…, tzinfo=timezone.utc)"
+            )
+        return _in_range((value - _EPOCH) // _MICROSECOND * 1000, value, name)
+    return _in_range(
+        _whole(value, name, "give an int (ns), an aware datetime or an ISO 8601 text with offset"), value, name
+    )
+
+
+def to_duration(value: Duration, name: str = "duration", *, minimum: int = 0) -> int:
+    """Turn what a user wrote for a length of time into int nanoseconds.
+
+    Parameters
+    ----------
+    value
+        An int (ns), a ``timedelta``, or a text such as ``"500ms"``, ``"1.5s"``, ``"1h30m"``, ``"7d"``
+        (units ns, us or µs, ms, s, m or min, h, d, w).
+    name
+        The argument's name, for the error.
+    minimum
+        Smallest length allowed, in nanoseconds.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For a negative length, one below ``minimum``, a float, NaN, or a text that is not a duration.
+    """
+    if isinstance(value, str):
+        ns = _parse_duration(value, name)
+    elif isinstance(value, timedelta):
+        ns = value // _MICROSECOND * 1000
+    else:
+        ns = _whole(value, name, "give a text such as '500ms', a timedelta, or an int (ns)")
+    if ns < 0:
+        raise InvalidArgumentError(f"{name}: {value!r} is negative; a length of time is 0 or more")
+    if ns < minimum:
+        raise InvalidArgumentError(f"{name}: {value!r} is too short; the least is {format_duration(minimum)}")
+    return _in_range(ns, value, name)
+
+
+def format_time(ns: int) -> str:
+    """Write a point in time as ISO 8601 in UTC with as many decimals as it needs: 0, 3, 6 or 9."""
+    seconds, fraction = divmod(ns, 1_000_000_000)
+    text = (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{text}{_decimals(fraction)}Z"
+
+
+def format_duration(ns: int) -> str:
+    """Write a length of time in the largest unit that needs no decimals: ``"500ms"``, ``"90s"``, ``"1d"``."""
+    if ns == 0:
+        return "0s"
+    for unit in ("d", "h", "m", "s", "ms", "us"):
+        if ns % _UNITS[unit] == 0:
+            return f"{ns // _UNITS[unit]}{unit}"
+    return f"{ns}ns"
+
+
+def _decimals(fraction: int) -> str:
+    digits = f"{fraction:09d}"
+    while digits.endswith("000"):
+        digits = digits[:-3]
+    return f".{digits}" if digits else ""
+
+
+def _whole(value: object, name: str, remedy: str) -> int:
+    # A bool is an int to Python and a mistake to everybody else.
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise InvalidArgumentError(f"{name}: {value!r} is a {type(value).__name__}; {remedy}")
+    return operator.index(value)
+
+
+def _in_range(ns: int, value: object, name: str) -> int:
+    if not MIN_NS <= ns <= MAX_NS:
+        raise InvalidArgumentError(
+            f"{name}: {value!r} does not fit 64-bit nanoseconds (1677-09-21 to 2262-04-11); is its unit nanoseconds?"
+        )
+    return ns
+
+
+def _parse_iso(value: str, name: str) -> int:
+    match = _ISO_8601.fullmatch(value.strip())
+    if match is None:
+        raise InvalidArgumentError(
+            f"{name}: {value!r} is not ISO 8601 with an offset; write it like 2026-07-01T12:00:00.5Z or …+02:00"
+        )
+    date, minute, second, fraction, offset = match.groups()
+    if offset in "Zz":
+        offset = "+00:00"
+    elif len(offset) == len("+02"):
+        offset += ":00"
+    try:
+        moment = datetime.fromisoformat(f"{date}T{minute}:{second or '00'}{offset}")
+    except ValueError as error:
+        raise InvalidArgumentError(f"{name}: {value!r} is not a date and time: {error}") from None
+    return (moment - _EPOCH) // _MICROSECOND * 1000 + int((fraction or "0").ljust(9, "0"))
+
+
+def _parse_duration(value: str, name: str) -> int:
+    total = Decimal(0)
+    at = 0
+    while match := _DURATION_PART.match(value, at):
+        total += Decimal(match[1]) * _UNITS[match[2]]
+        at = match.end()
+    if at == 0 or at < len(value):
+        raise InvalidArgumentError(
+            f"{name}: {value!r} is not a duration; write it like '500ms', '1.5s', '1h30m' or '7d'"
+        )
+    if total != int(total):
+        raise InvalidArgumentError(f"{name}: {value!r} is not a whole number of nanoseconds")
+    return int(total)
