@@ -1,0 +1,138 @@
+"""One database: its engine, its transactions with their retries, and its clock."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from waterclock.database.dialect import Dialect
+from waterclock.database.migrating import migrate
+from waterclock.database.mysql import MysqlDialect
+from waterclock.database.postgresql import PostgresqlDialect
+from waterclock.database.sqlite import SqliteDialect
+from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.time import Clock, system_clock
+
+BUSY_TIMEOUT = 30.0
+"""Seconds for which a transaction that meets a busy database, a deadlock or a restart is tried again."""
+
+_T = TypeVar("_T")
+
+_FIRST_PAUSE = 0.001
+_LONGEST_PAUSE = 0.05
+
+_DIALECTS: dict[str, type[Dialect]] = {
+    "sqlite": SqliteDialect,
+    "postgresql": PostgresqlDialect,
+    "mysql": MysqlDialect,
+    "mariadb": MysqlDialect,
+}
+
+
+class Backend:
+    """A database that is open. Safe to share between threads.
+
+    Parameters
+    ----------
+    url
+        SQLAlchemy URL; ``sqlite:///file``, ``postgresql://…``, ``mysql://…`` or ``mariadb://…``.
+    clock
+        Stands in for the database's clock, for tests and simulations.
+
+    Attributes
+    ----------
+    url
+        The URL as SQLAlchemy has it.
+    dialect
+        What differs on this database.
+    engine
+        For callers who run statements of their own.
+    """
+
+    def __init__(self, url: str, *, clock: Clock | None = None) -> None:
+        self.url = _parse(url)
+        self.dialect = _DIALECTS[self.url.get_backend_name()]()
+        try:
+            self.engine = self.dialect.create_engine(self.url)
+        except ModuleNotFoundError as error:
+            raise UnavailableError(
+                f"url: {url!r} needs the driver {error.name!r}; install waterclock[{self.dialect.name}]"
+            ) from None
+        self._writer = self.dialect.writer(self.engine)
+        self._reader = self.dialect.reader(self.engine)
+        self._clock = clock or (system_clock if self.dialect.now() is None else None)
+        try:
+            self.transact(lambda connection: migrate(connection, self.dialect))
+        except exc.OperationalError as error:
+            self.engine.dispose()
+            raise UnavailableError(f"cannot open {self.url.render_as_string()}: {error.orig}") from error
+
+    def transact(self, work: Callable[[sa.Connection], _T]) -> _T:
+        """Run ``work`` in one write transaction and commit; again from the start where the database was busy.
+
+        ``work`` may therefore run more than once: it must have no effect but through its connection.
+
+        Raises
+        ------
+        UnavailableError
+            Where the database stayed busy, deadlocked or away for `BUSY_TIMEOUT` seconds.
+        """
+        give_up_at = time.monotonic() + BUSY_TIMEOUT
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                with self._writer.begin() as connection:
+                    return work(connection)
+            except exc.DBAPIError as error:
+                if not self.dialect.is_transient(error):
+                    raise
+                if time.monotonic() >= give_up_at:
+                    raise UnavailableError(
+                        f"{self.url.render_as_string()} was busy for {BUSY_TIMEOUT:g} s: {error.orig}"
+                    ) from error
+            # Jitter, so that writers who met do not meet again.
+            time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  # not a secret
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    @contextmanager
+    def snapshot(self) -> Generator[sa.Connection]:
+        """Open a read transaction in which every statement sees the same state."""
+        with self._reader.connect() as connection, connection.begin():
+            yield connection
+
+    def now_sql(self) -> sa.ColumnElement[int]:
+        """Give the clock as an SQL expression, ns: the database's own, or the one that stands in for it."""
+        expression = self.dialect.now()
+        if self._clock is not None or expression is None:
+            return sa.literal(self.now(), sa.BigInteger)
+        return expression
+
+    def now(self, connection: sa.Connection | None = None) -> int:
+        """Read the clock, ns. On a server this is a round trip, on ``connection`` where one is given."""
+        if self._clock is not None:
+            return self._clock()
+        if connection is not None:
+            return connection.execute(sa.select(self.now_sql())).scalar_one()
+        with self.engine.connect() as own:
+            return own.execute(sa.select(self.now_sql())).scalar_one()
+
+    def close(self) -> None:
+        """Give the connections back. The backend can be used again: it opens new ones."""
+        self.engine.dispose()
+
+
+def _parse(url: str) -> sa.URL:
+    try:
+        parsed = sa.make_url(url)
+        backend = parsed.get_backend_name()
+    except (exc.ArgumentError, AttributeError):
+        raise InvalidArgumentError(f"url: {url!r} is no database URL; write it like sqlite:///factory.db") from None
+    if backend not in _DIALECTS:
+        raise InvalidArgumentError(f"url: {url!r} names {backend!r}; Waterclock works on {', '.join(_DIALECTS)}")
+    return parsed

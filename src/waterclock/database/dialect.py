@@ -1,0 +1,39 @@
+"""What differs between the databases, as one interface. Each database has one file that implements it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+
+class Dialect(Protocol):
+    """One database's answers to the questions on which they differ."""
+
+    name: str
+    """``"sqlite"``, ``"postgresql"`` or ``"mysql"`` (MariaDB counts as MySQL)."""
+
+    def create_engine(self, url: sa.URL) -> sa.Engine:
+        """Make an engine whose connections are set up for durable, concurrent use."""
+        ...
+
+    def writer(self, engine: sa.Engine) -> sa.Engine:
+        """Give the engine's form whose transactions write."""
+        ...
+
+    def reader(self, engine: sa.Engine) -> sa.Engine:
+        """Give the engine's form whose transactions read one snapshot."""
+        ...
+
+    def now(self) -> sa.ColumnElement[int] | None:
+        """Give the SQL expression of the database's clock in ns, or None where the database has only its host's."""
+        ...
+
+    def is_transient(self, error: exc.DBAPIError) -> bool:
+        """Say whether the same transaction may succeed when it is tried again: busy, deadlock, serialisation."""
+        ...
+
+    def lock_migrations(self, connection: sa.Connection) -> None:
+        """Let one process at a time migrate the catalogue; the lock ends with the transaction or connection."""
+        ...

@@ -1,0 +1,51 @@
+"""Bringing a database's catalogue to the version of this library, step by step with Alembic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from waterclock.database.dialect import Dialect
+from waterclock.errors import SchemaError
+
+HEAD = "0001"
+"""The catalogue version that this library needs."""
+
+_VERSION_TABLE = "waterclock_migrations"
+_FOLDER = Path(__file__).parent / "migrations"
+
+
+def catalogue_version(connection: sa.Connection) -> str | None:
+    """Read the catalogue's version; None in a database that has no catalogue yet."""
+    if not sa.inspect(connection).has_table(_VERSION_TABLE):
+        return None
+    versions = sa.table(_VERSION_TABLE, sa.column("version_num", sa.String))
+    return connection.execute(sa.select(versions.c.version_num)).scalar()
+
+
+def migrate(connection: sa.Connection, dialect: Dialect) -> None:
+    """Bring the catalogue to `HEAD`; one process at a time, nothing to do where it is there already.
+
+    Raises
+    ------
+    SchemaError
+        Where a newer library wrote the catalogue.
+    """
+    if catalogue_version(connection) == HEAD:
+        return
+    dialect.lock_migrations(connection)
+    version = catalogue_version(connection)  # another process may have migrated while we waited
+    if version == HEAD:
+        return
+    if version is not None and version > HEAD:
+        raise SchemaError(f"the catalogue has version {version}, this library knows {HEAD}; update waterclock")
+    # Alembic takes a quarter of a second to import, and nearly every start has nothing to migrate.
+    from alembic import command  # noqa: PLC0415
+    from alembic.config import Config  # noqa: PLC0415
+
+    config = Config()
+    config.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    config.attributes["version_table"] = _VERSION_TABLE
+    command.upgrade(config, HEAD)

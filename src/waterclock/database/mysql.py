@@ -1,0 +1,53 @@
+"""MySQL and MariaDB: writes at READ COMMITTED (REPEATABLE READ blocks enqueues by gap locks), reads in one snapshot."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+_TRANSIENT = {
+    1020,  # record has changed since last read
+    1040,  # too many connections
+    1053,  # server shutdown in progress
+    1205,  # lock wait timeout
+    1213,  # deadlock
+}
+_MIGRATION_LOCK_SECONDS = 60
+
+
+class MysqlDialect:
+    """MySQL's and MariaDB's answers."""
+
+    name = "mysql"
+
+    def create_engine(self, url: sa.URL) -> sa.Engine:
+        """Make an engine whose sessions are strict and in UTC."""
+        if url.drivername in ("mysql", "mariadb"):
+            url = url.set(drivername=f"{url.drivername}+pymysql")
+        return sa.create_engine(
+            url.update_query_dict({"charset": "utf8mb4"}),
+            pool_pre_ping=True,
+            connect_args={"init_command": "SET sql_mode='TRADITIONAL', time_zone='+00:00'"},
+        )
+
+    def writer(self, engine: sa.Engine) -> sa.Engine:
+        """READ COMMITTED: locks only the rows it touches."""
+        return engine.execution_options(isolation_level="READ COMMITTED")
+
+    def reader(self, engine: sa.Engine) -> sa.Engine:
+        """REPEATABLE READ: the first read fixes the snapshot."""
+        return engine.execution_options(isolation_level="REPEATABLE READ")
+
+    def now(self) -> sa.ColumnElement[int]:
+        """NOW(6) is the start of the statement, in microseconds."""
+        micros = sa.func.unix_timestamp(sa.func.now(sa.literal_column("6")), type_=sa.Numeric) * 1_000_000
+        return sa.cast(micros, sa.BigInteger) * 1000
+
+    def is_transient(self, error: exc.DBAPIError) -> bool:
+        """Deadlock, a lock not had in time, or a connection that broke."""
+        code = error.orig.args[0] if error.orig is not None and error.orig.args else None
+        return error.connection_invalidated or code in _TRANSIENT
+
+    def lock_migrations(self, connection: sa.Connection) -> None:
+        """Take a named lock: DDL commits on its own here, so no transaction can hold one."""
+        connection.execute(sa.select(sa.func.get_lock("waterclock_migrations", _MIGRATION_LOCK_SECONDS)))

@@ -1,0 +1,49 @@
+"""PostgreSQL: writes at READ COMMITTED, reads in one REPEATABLE READ snapshot."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+_MIGRATION_LOCK = 0x57A7E2C10C4  # any number, the same for every Waterclock
+_TRANSIENT = {
+    "40001",  # serialization_failure
+    "40P01",  # deadlock_detected
+    "55P03",  # lock_not_available
+    "57P01",  # admin_shutdown
+    "57P02",  # crash_shutdown
+    "57P03",  # cannot_connect_now
+}
+
+
+class PostgresqlDialect:
+    """PostgreSQL's answers."""
+
+    name = "postgresql"
+
+    def create_engine(self, url: sa.URL) -> sa.Engine:
+        """Make an engine that checks a pooled connection before lending it, so that a server restart is no error."""
+        if url.drivername == "postgresql":
+            url = url.set(drivername="postgresql+psycopg")
+        return sa.create_engine(url, pool_pre_ping=True)
+
+    def writer(self, engine: sa.Engine) -> sa.Engine:
+        """READ COMMITTED: a claim that waited for a row sees what the other one committed instead of failing."""
+        return engine.execution_options(isolation_level="READ COMMITTED")
+
+    def reader(self, engine: sa.Engine) -> sa.Engine:
+        """REPEATABLE READ is one snapshot in PostgreSQL."""
+        return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+    def now(self) -> sa.ColumnElement[int]:
+        """Start of the statement: now() is the transaction's, and clock_timestamp() is volatile and ruins plans."""
+        seconds = sa.extract("epoch", sa.func.statement_timestamp())
+        return sa.cast(seconds * 1_000_000_000, sa.BigInteger)
+
+    def is_transient(self, error: exc.DBAPIError) -> bool:
+        """Deadlock, serialisation, a lock not had, or a connection that broke."""
+        return error.connection_invalidated or getattr(error.orig, "sqlstate", None) in _TRANSIENT
+
+    def lock_migrations(self, connection: sa.Connection) -> None:
+        """Take an advisory lock that ends with the transaction."""
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
