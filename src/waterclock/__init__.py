@@ -1,1 +1,38 @@
 """Waterclock: keeps messages found by time, batches them by when they happened, hands them out as work done once."""
+
+from waterclock.batching.batch import Batch, Rejection
+from waterclock.batching.by_source import BySource
+from waterclock.batching.event_time import EventTimeBatcher
+from waterclock.connection import Database, connect
+from waterclock.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    LeaseLostError,
+    NotFoundError,
+    OrderError,
+    ProducerFencedError,
+    SchemaError,
+    UnavailableError,
+    WaterclockError,
+)
+from waterclock.message import Message, Position
+
+__all__ = [
+    "AlreadyExistsError",
+    "Batch",
+    "BySource",
+    "Database",
+    "EventTimeBatcher",
+    "InvalidArgumentError",
+    "LeaseLostError",
+    "Message",
+    "NotFoundError",
+    "OrderError",
+    "Position",
+    "ProducerFencedError",
+    "Rejection",
+    "SchemaError",
+    "UnavailableError",
+    "WaterclockError",
+    "connect",
+]

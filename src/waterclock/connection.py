@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.message_table import MessageTable, message_table_names
+from waterclock.tables.options import AckOrder, Groups, IdType, OnExhausted, Payload, Ungrouped
 from waterclock.time import Clock, Duration
 from waterclock.topics.topic import Topic, topic_names
 
@@ -75,15 +77,112 @@ class Database:
         """Name every topic, in alphabetical order."""
         return topic_names(self.backend)
 
-    def create_table(self, name: str, **options: Any) -> MessageTable:
-        """Make a message table; `MessageTable.create` lists the options.
+    def create_table(
+        self,
+        name: str,
+        *,
+        ack_wait: Duration = "30s",
+        purge_after: Duration | None = "1d",
+        batch_size: int = 10,
+        cache_size: int = 10_000,
+        poll_interval: Duration = "30s",
+        min_backoff: Duration | None = None,
+        max_backoff: Duration | None = None,
+        jitter: float = 0.33,
+        max_attempts: int | None = None,
+        dead_letter: str | None = None,
+        rate_limit: float | None = None,
+        groups: Groups | None = None,
+        group_header: str = "waterclock.group",
+        ungrouped: Ungrouped = "default",
+        ack_order: AckOrder = "strict",
+        on_exhausted: OnExhausted = "block",
+        columns: Mapping[str, object] | None = None,
+        id_type: IdType = "bigint",
+        payload: Payload = "bytes",
+        exist_ok: bool = False,
+    ) -> MessageTable:
+        """Make a message table, a queue in an ordinary SQL table.
+
+        Parameters
+        ----------
+        name
+            Up to 48 letters, digits and underscores; the SQL table bears it too.
+        ack_wait
+            How long a message that was sent waits for its first ack until it is sent again; the wait doubles each time.
+        purge_after
+            How long acked messages are kept; None: for ever.
+        batch_size
+            How many messages a consumer takes at a time, where it does not say.
+        cache_size
+            How many messages a subscription holds at the most that are neither acked nor given back.
+        poll_interval
+            How often consumers look for messages that they were not told of.
+        min_backoff
+            Shortest pause after a failed attempt; None: messages are sent again as soon as their wait is over.
+        max_backoff
+            Longest wait; None: a year.
+        jitter
+            Fraction by which waits vary from the second attempt on.
+        max_attempts
+            How often a message is sent at the most; None: for ever.
+        dead_letter
+            The message table that takes messages whose attempts are used up.
+        rate_limit
+            How many messages a second are handed out at the most; None: no limit.
+        groups
+            ``"sequenced"``: only the first messages of a group are out, to one consumer, until all are acked.
+            ``"exclusive"``: a group stays with one consumer. None: messages have no order.
+        group_header
+            The header that names a message's group.
+        ungrouped
+            Messages without a group form one group (``"default"``), have no order (``"free"``) or are refused.
+        ack_order
+            An ack that passes over an earlier message of its group is refused (``"strict"``), kept until its turn
+            comes (``"hold"``) or taken (``"lenient"``).
+        on_exhausted
+            A group whose head has used up its attempts waits (``"block"``) or goes on without it (``"dead_letter"``).
+        columns
+            Further columns: names, each with ``"bigint"``, ``"double"``, ``"boolean"``, ``"text"``, ``"bytes"``,
+            ``"json"`` or a SQLAlchemy type.
+        id_type
+            ``"bigint"`` (the database generates them where none is given), ``"text"`` or ``"uuid"`` (version 7).
+        payload
+            ``"bytes"``, ``"text"`` or ``"json"``.
+        exist_ok
+            Return the message table that is there already, as it is, instead of raising.
 
         Raises
         ------
         AlreadyExistsError
-            Where the table exists and ``exist_ok`` is False.
+            Where the table exists and ``exist_ok`` is False, or where another SQL table has the name.
+        InvalidArgumentError
+            For an option that cannot be meant, or that this version does not have.
         """
-        return MessageTable.create(self.backend, name, **options)
+        return MessageTable.create(
+            self.backend,
+            name,
+            ack_wait=ack_wait,
+            purge_after=purge_after,
+            batch_size=batch_size,
+            cache_size=cache_size,
+            poll_interval=poll_interval,
+            min_backoff=min_backoff,
+            max_backoff=max_backoff,
+            jitter=jitter,
+            max_attempts=max_attempts,
+            dead_letter=dead_letter,
+            rate_limit=rate_limit,
+            groups=groups,
+            group_header=group_header,
+            ungrouped=ungrouped,
+            ack_order=ack_order,
+            on_exhausted=on_exhausted,
+            columns=columns,
+            id_type=id_type,
+            payload=payload,
+            exist_ok=exist_ok,
+        )
 
     def table(self, name: str) -> MessageTable:
         """Open a message table; NotFoundError where there is none of this name."""

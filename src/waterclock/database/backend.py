@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock.database.dialect import Dialect
-from waterclock.database.migrating import migrate
+from waterclock.database.migrating import HEAD, catalogue_version, migrate
 from waterclock.database.mysql import MysqlDialect
 from waterclock.database.postgresql import PostgresqlDialect
 from waterclock.database.sqlite import SqliteDialect
@@ -68,7 +68,10 @@ class Backend:
         self._reader = self.dialect.reader(self.engine)
         self._clock = clock or (system_clock if self.dialect.now() is None else None)
         try:
-            self.transact(lambda connection: migrate(connection, self.dialect))
+            with self.snapshot() as connection:
+                version = catalogue_version(connection)
+            if version != HEAD:
+                self.transact(lambda connection: migrate(connection, self.dialect))
         except exc.OperationalError as error:
             self.engine.dispose()
             raise UnavailableError(f"cannot open {self.url.render_as_string()}: {error.orig}") from error

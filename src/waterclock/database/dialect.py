@@ -35,5 +35,9 @@ class Dialect(Protocol):
         ...
 
     def lock_migrations(self, connection: sa.Connection) -> None:
-        """Let one process at a time migrate the catalogue; the lock ends with the transaction or connection."""
+        """Let one process at a time migrate the catalogue, until the transaction ends or `unlock_migrations`."""
+        ...
+
+    def unlock_migrations(self, connection: sa.Connection) -> None:
+        """Let the next process migrate, where the lock would outlive the transaction."""
         ...

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from waterclock.database.dialect import Dialect
 from waterclock.errors import SchemaError
 
-HEAD = "0001"
+HEAD = "0002"
 """The catalogue version that this library needs."""
 
 _VERSION_TABLE = "waterclock_migrations"
@@ -32,14 +32,18 @@ def migrate(connection: sa.Connection, dialect: Dialect) -> None:
     SchemaError
         Where a newer library wrote the catalogue.
     """
-    if catalogue_version(connection) == HEAD:
-        return
     dialect.lock_migrations(connection)
-    version = catalogue_version(connection)  # another process may have migrated while we waited
-    if version == HEAD:
-        return
-    if version is not None and version > HEAD:
-        raise SchemaError(f"the catalogue has version {version}, this library knows {HEAD}; update waterclock")
+    try:
+        version = catalogue_version(connection)  # another process may have migrated while we waited
+        if version is not None and version > HEAD:
+            raise SchemaError(f"the catalogue has version {version}, this library knows {HEAD}; update waterclock")
+        if version != HEAD:
+            _upgrade(connection)
+    finally:
+        dialect.unlock_migrations(connection)
+
+
+def _upgrade(connection: sa.Connection) -> None:
     # Alembic takes a quarter of a second to import, and nearly every start has nothing to migrate.
     from alembic import command  # noqa: PLC0415
     from alembic.config import Config  # noqa: PLC0415

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from waterclock.errors import UnavailableError
+
 _TRANSIENT = {
     1020,  # record has changed since last read
     1040,  # too many connections
@@ -12,6 +14,7 @@ _TRANSIENT = {
     1205,  # lock wait timeout
     1213,  # deadlock
 }
+_MIGRATION_LOCK = "waterclock_migrations"
 _MIGRATION_LOCK_SECONDS = 60
 
 
@@ -50,4 +53,13 @@ class MysqlDialect:
 
     def lock_migrations(self, connection: sa.Connection) -> None:
         """Take a named lock: DDL commits on its own here, so no transaction can hold one."""
-        connection.execute(sa.select(sa.func.get_lock("waterclock_migrations", _MIGRATION_LOCK_SECONDS)))
+        got = connection.execute(sa.select(sa.func.get_lock(_MIGRATION_LOCK, _MIGRATION_LOCK_SECONDS))).scalar()
+        if got != 1:
+            raise UnavailableError(
+                f"another process has been migrating the catalogue for more than {_MIGRATION_LOCK_SECONDS} s;"
+                " look whether it hangs, then try again"
+            )
+
+    def unlock_migrations(self, connection: sa.Connection) -> None:
+        """Give the named lock back: it belongs to the session, and the pool keeps that."""
+        connection.execute(sa.select(sa.func.release_lock(_MIGRATION_LOCK)))

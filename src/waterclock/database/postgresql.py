@@ -47,3 +47,6 @@ class PostgresqlDialect:
     def lock_migrations(self, connection: sa.Connection) -> None:
         """Take an advisory lock that ends with the transaction."""
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+
+    def unlock_migrations(self, connection: sa.Connection) -> None:
+        """Nothing to do: the lock ends with the transaction."""

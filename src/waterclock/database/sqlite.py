@@ -14,6 +14,7 @@ PAGE_SIZE = 16_384
 """Bytes a page: entries are large, and 16 KiB pages write them 1.5 to 2 times as fast as the default 4 KiB."""
 
 _BEGIN = "waterclock_begin"
+_READER_PATIENCE = 30.0  # seconds; a reader waits only while another process opens, closes or repairs the database
 _TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _PRIMARY_CODE = 0xFF  # the low byte of an extended result code, for example of SQLITE_BUSY_SNAPSHOT
 
@@ -24,14 +25,13 @@ class SqliteDialect:
     name = "sqlite"
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
-        """Make an engine whose connections are durable (WAL, synchronous=FULL) and never wait inside SQLite."""
+        """Make an engine whose connections are durable: write-ahead log, synchronous=FULL."""
         if url.database in (None, "", ":memory:") or "mode=memory" in str(url):
             raise InvalidArgumentError(
                 f"url: {url.render_as_string()!r} is a database in memory, which no other process or restart can see;"
                 " name a file: sqlite:///factory.db"
             )
-        # timeout=0: SQLite's own busy handler starves writers, so waiting is the backend's, with jitter.
-        engine = sa.create_engine(url, connect_args={"timeout": 0, "check_same_thread": False})
+        engine = sa.create_engine(url, connect_args={"timeout": _READER_PATIENCE, "check_same_thread": False})
         event.listen(engine, "connect", _set_up)
         event.listen(engine, "begin", _begin)
         return engine
@@ -56,6 +56,9 @@ class SqliteDialect:
     def lock_migrations(self, connection: sa.Connection) -> None:
         """Nothing to do: BEGIN IMMEDIATE holds the only write lock there is."""
 
+    def unlock_migrations(self, connection: sa.Connection) -> None:
+        """Nothing to do: the lock ends with the transaction."""
+
 
 def _set_up(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # the driver must not begin transactions of its own
@@ -68,4 +71,8 @@ def _set_up(connection: Any, _record: Any) -> None:
 
 
 def _begin(connection: sa.Connection) -> None:
-    connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
+    begin = connection.get_execution_options().get(_BEGIN, "BEGIN")
+    # SQLite's own waiting starves writers, so theirs is the backend's, with jitter.
+    patience = 0 if begin == "BEGIN IMMEDIATE" else int(_READER_PATIENCE * 1000)
+    connection.exec_driver_sql(f"PRAGMA busy_timeout={patience:d}")
+    connection.exec_driver_sql(begin)

@@ -1,0 +1,50 @@
+# Everything sets itself up first. `make` alone lists the targets.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+BIN := .venv/bin
+DEMO_FOLDER ?= demo
+
+.PHONY: help setup demo test test-quick soak lint format docs bench lock clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-11s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup:
+	@scripts/setup
+
+demo: setup ## Run the whole flow on a recording of real messages and draw demo/timeline.svg
+	@$(BIN)/waterclock demo --folder $(DEMO_FOLDER)
+
+test: lint ## Run lint, types, import contracts and every test
+	@$(BIN)/pytest -m "not slow"
+
+test-quick: setup ## Run the tests that need no server and no Spark
+	@$(BIN)/pytest -m "not slow" --databases sqlite --ignore tests/spark --ignore tests/demo --ignore tests/test_services.py
+
+soak: setup ## Run the long soaks
+	@HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m slow --timeout 3600
+
+lint: setup ## Check style, types and import contracts
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports
+
+format: setup ## Rewrite the files in the house style
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+docs: setup ## Build the documentation into site/
+	@$(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+bench: setup ## Measure, and write benchmarks/results/*.json
+	@$(BIN)/python -m benchmarks
+
+lock: setup ## Pin every dependency anew in requirements.lock
+	@$$(command -v uv || find .tools -path '*/bin/uv') pip compile pyproject.toml --all-extras --group dev --universal \
+	    --generate-hashes --no-emit-index-url --python-version 3.11 --upgrade --quiet -o requirements.lock
+
+clean: ## Remove everything that the other targets made
+	@rm -rf .venv .tools $(DEMO_FOLDER) site dist benchmarks/work .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

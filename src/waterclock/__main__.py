@@ -1,0 +1,5 @@
+"""``python -m waterclock`` is the command ``waterclock``."""
+
+from waterclock.cli import main
+
+main()

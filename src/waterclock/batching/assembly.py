@@ -1,0 +1,254 @@
+"""The window in progress of batching by rate: what is in it, what waits for later ones, and who has to reach its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+
+from waterclock.batching.batch import Batch, CloseReason
+from waterclock.batching.rate_rule import ABSENT, RateRule, RateWindow, placed
+from waterclock.batching.track import Track
+from waterclock.message import Message
+
+_in_order = attrgetter("event_time", "stream")
+_MOST_RIDING = 4096  # names remembered of streams that may not gate
+
+
+class Assembly:
+    """Places the messages of one source, closes its windows and opens the next. When to close, its owner decides.
+
+    Attributes
+    ----------
+    source
+        Whose messages these are.
+    rule, pending
+        The options of the window in progress, and those of the next where they change.
+    window, high_water
+        The window in progress, and the high-water mark, ns.
+    active
+        What closes with the window.
+    strays
+        How many of the active are of another epoch.
+    piled
+        How many messages wait for later windows.
+    tracks, riding
+        The streams that may gate by name, and what serves all others.
+    track_of
+        Where each stream's messages go, by name.
+    gating, contributing
+        How many streams gate, and how many of them sent something for the window.
+    waiting
+        How many gating streams have not reached their last slot; below zero where none gates.
+    furthest, setbacks
+        The latest start of a window so far, ns, and how often a window was placed before it.
+    """
+
+    __slots__ = (
+        "_may_gate",
+        "active",
+        "contributing",
+        "furthest",
+        "gating",
+        "high_water",
+        "pending",
+        "piled",
+        "riding",
+        "rule",
+        "setbacks",
+        "source",
+        "strays",
+        "track_of",
+        "tracks",
+        "waiting",
+        "window",
+    )
+
+    def __init__(self, source: str, rule: RateRule, start: int, may_gate: Callable[[str], bool]) -> None:
+        self.source = source
+        self.rule = rule
+        self.pending: RateRule | None = None
+        self.window = RateWindow.at(start, rule)
+        self.high_water = start
+        self.active: list[Message] = []
+        self.strays = 0
+        self.piled = 0
+        self.tracks: dict[str, Track] = {}
+        self.riding = Track(may_gate=False)
+        self.track_of: dict[str, Track] = {}
+        self.gating = 0
+        self.contributing = 0
+        self.waiting = -1
+        self.furthest = start
+        self.setbacks = 0
+        self._may_gate = may_gate
+
+    def learn(self, messages: Iterable[Message]) -> None:
+        """Start: learn the streams' rates from messages that are in no window, and open the first one."""
+        for message in messages:
+            if self.window.epoch_from <= message.event_time <= self.window.start:
+                self._track(message.stream).observe(message.event_time)
+        for track in self.tracks.values():
+            track.regrid(self.window.start, self.rule)
+        self.open(self.window.start)
+
+    def place(self, message: Message) -> bool:
+        """Place a message by all the rules; False where it is of another epoch."""
+        window = self.window
+        event_time = message.event_time
+        if not window.epoch_from <= event_time <= window.epoch_until:
+            self.active.append(message)
+            self.strays += 1
+            return False
+        track = self._track(message.stream)
+        track.observe(event_time, window.start - window.near_from)
+        if event_time >= track.over_from:
+            if track.grid is not None:
+                self._wait(track, message)
+                if event_time < track.far_from and not track.satisfied:
+                    track.satisfied = True
+                    self.waiting -= 1
+                return True
+            if event_time <= window.held_until or not self.gating:
+                self._wait(track, message)
+                return True
+        self.active.append(message)
+        if event_time >= track.notice_from:
+            self.notice(track, event_time)
+        return True
+
+    def notice(self, track: Track, event_time: int) -> None:
+        """Count a stream's first message in the window, and its first in the last slot."""
+        present, satisfied = track.present, track.satisfied
+        track.notice(event_time)
+        if track.grid is not None:
+            self.contributing += track.present - present
+            self.waiting -= track.satisfied - satisfied
+
+    def gap(self) -> int:
+        """How many windows to move on because this one got nothing and others wait; 0 for none."""
+        if not self.piled:
+            return 0
+        if self.gating:
+            return 0 if self.contributing else self.windows_ahead(gating_only=True)
+        return 0 if len(self.active) > self.strays else self.windows_ahead()
+
+    def windows_ahead(self, *, gating_only: bool = False) -> int:
+        """How many windows after this one the first waiting message belongs to; 0 where none waits."""
+        return min(
+            (
+                track.windows_to(track.pile.oldest, self.window)
+                for track in self._all_tracks()
+                if track.pile and (track.grid is not None or not gating_only)
+            ),
+            default=0,
+        )
+
+    def waiting_messages(self) -> list[Message]:
+        """List what waits for later windows."""
+        return [message for track in self._all_tracks() for message in track.pile.messages()]
+
+    def close(self, reason: CloseReason, steps: int = 1) -> Batch:
+        """Close the window, and open the one that many windows on."""
+        batch = self._give_out(reason)
+        self.skip(steps)
+        return batch
+
+    def skip(self, steps: int) -> None:
+        """Move on by that many windows without a batch; what is in the window stays."""
+        self.open(self.window.start + steps * self.rule.batch_length, steps)
+
+    def place_anew(self, anchor: int) -> Batch:
+        """Stall: close the window, and open one at ``anchor`` (ns), which may be earlier.
+
+        What waits implausibly far ahead of the new window was part of the misplacement, and is given out.
+        """
+        start = placed(anchor, self.rule.batch_length)
+        if start <= self.furthest:
+            # Times that were batched before may come again; the batches' identities must not.
+            self.setbacks += 1
+            start += self.setbacks
+        implausible_from = RateWindow.at(start, self.rule).held_until + 1
+        for track in self._all_tracks():
+            self.active += track.pile.take_from(implausible_from)
+        batch = self._give_out("stall")
+        self.high_water = start
+        self.open(start)
+        return batch
+
+    def open(self, start: int, steps: int = 0) -> None:
+        """Open the window at ``start`` (ns), ``steps`` windows after the last or anywhere (0), and let in what waits."""
+        if self.pending is not None:
+            self.rule, self.pending, steps = self.pending, None, 0
+            for track in self.tracks.values():
+                track.regrid(start, self.rule)
+        self.window = window = RateWindow.at(start, self.rule)
+        self.furthest = max(self.furthest, start)
+        for track in self._all_tracks():
+            track.place(window, self.rule, steps)
+            if track.pile:
+                self._let_in(track)
+        self.count()
+        if self.piled and not self.gating:
+            # There is none to wait for: what waits has been seen, so its time counts.
+            newest = max(track.pile.newest for track in self._all_tracks() if track.pile)
+            self.high_water = max(self.high_water, min(newest, window.cap))
+
+    def count(self) -> None:
+        """Count what stands in the tracks."""
+        gating = [track for track in self.tracks.values() if track.grid is not None]
+        self.gating = len(gating)
+        self.contributing = sum(track.present for track in gating)
+        self.waiting = sum(not track.satisfied for track in gating) if gating else -1
+        self.piled = sum(len(track.pile) for track in self._all_tracks())
+
+    def _all_tracks(self) -> list[Track]:
+        return [*self.tracks.values(), self.riding]
+
+    def _track(self, stream: str) -> Track:
+        track = self.track_of.get(stream)
+        if track is None:
+            track = self.riding
+            if self._may_gate(stream):
+                track = self.tracks[stream] = Track(may_gate=True)
+                track.place(self.window, self.rule, 0)
+            self.track_of[stream] = track
+        return track
+
+    def _wait(self, track: Track, message: Message) -> None:
+        track.pile.push(message)
+        self.piled += 1
+
+    def _let_in(self, track: Track) -> None:
+        if messages := track.pile.take_before(track.over_from):
+            self.active += messages
+            self.high_water = max(self.high_water, messages[-1].event_time)
+            track.notice(messages[0].event_time)
+            track.notice(messages[-1].event_time)
+        if track.pile and track.pile.oldest < track.far_from and track.grid is not None:
+            track.satisfied = True
+
+    def _give_out(self, reason: CloseReason) -> Batch:
+        batch = self.batch(self.active, self.window.start, self.window.end, reason)
+        self.active, self.strays = [], 0
+        self._review()
+        return batch
+
+    def batch(self, messages: list[Message], start: int, end: int, reason: CloseReason) -> Batch:
+        """Make a batch, closed at the high-water mark."""
+        return Batch(self.source, start, end, self.high_water, reason, tuple(sorted(messages, key=_in_order)))
+
+    def _review(self) -> None:
+        """Stream lifecycle: build the grids of those present anew, and forget those absent from five batches."""
+        for stream, track in list(self.tracks.items()):
+            if track.present:
+                track.absent = 0
+                track.regrid(self.window.start, self.rule)
+                continue
+            track.absent += 1
+            if track.absent < ABSENT:
+                continue
+            track.dissolve()
+            if not track.pile:  # else it stays until its last message is given out
+                del self.tracks[stream], self.track_of[stream]
+        if len(self.track_of) > len(self.tracks) + _MOST_RIDING:
+            self.track_of = dict(self.tracks)

@@ -1,0 +1,66 @@
+"""The messages of a stream that wait for later windows, in order of event time."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort_right
+from operator import attrgetter
+
+from waterclock.message import Message
+
+_event_time = attrgetter("event_time")
+
+
+class Pile:
+    """Waiting messages by event time, equal ones in order of arrival.
+
+    What a window takes from the front costs as much as it takes, whatever waits behind it: that keeps catching up
+    linear.
+    """
+
+    __slots__ = ("_first", "_messages")
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._first = 0  # those before it are taken; cutting them off each time would move all others
+
+    def __len__(self) -> int:
+        return len(self._messages) - self._first
+
+    @property
+    def oldest(self) -> int:
+        """Least event time that waits, ns."""
+        return self._messages[self._first].event_time
+
+    @property
+    def newest(self) -> int:
+        """Greatest event time that waits, ns."""
+        return self._messages[-1].event_time
+
+    def push(self, message: Message) -> None:
+        """Let a message wait."""
+        messages = self._messages
+        if not messages or message.event_time >= messages[-1].event_time:
+            messages.append(message)
+        else:
+            insort_right(messages, message, lo=self._first, key=_event_time)
+
+    def take_before(self, event_time: int) -> list[Message]:
+        """Remove and return what is older than ``event_time`` (ns)."""
+        until = bisect_left(self._messages, event_time, lo=self._first, key=_event_time)
+        taken = self._messages[self._first : until]
+        self._first = until
+        if 2 * until > len(self._messages):
+            del self._messages[:until]
+            self._first = 0
+        return taken
+
+    def take_from(self, event_time: int) -> list[Message]:
+        """Remove and return what is not older than ``event_time`` (ns)."""
+        after = bisect_left(self._messages, event_time, lo=self._first, key=_event_time)
+        taken = self._messages[after:]
+        del self._messages[after:]
+        return taken
+
+    def messages(self) -> list[Message]:
+        """List what waits."""
+        return self._messages[self._first :]

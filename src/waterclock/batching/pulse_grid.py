@@ -1,0 +1,51 @@
+"""When the pulses of a stream are due: what turns an event time into the number of a pulse and a pulse into a window."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+DRIFT_TOLERANCE = 1_000_000
+"""A window that begins at most this long after a pulse (ns) begins on it: what rounding can amount to."""
+
+_SECOND = 1_000_000_000
+
+
+class PulseGrid(NamedTuple):
+    """The pulses of one stream, equally far apart for ever.
+
+    A message belongs to the pulse nearest to it, so that it may be half a period early or late. A pulse belongs to the
+    window in which it is due. Every pulse thus belongs to exactly one of the windows that follow each other.
+
+    Attributes
+    ----------
+    origin
+        When one of the pulses is due, ns.
+    rate
+        Pulses a second, whole. The period 1/rate is never rounded, so that the grid does not drift.
+
+    Notes
+    -----
+    Source: *RateAwareMessageBatcher*, "PulseGrid" and "Jitter tolerance". Where a batch length is no whole number of
+    periods, its windows hold one pulse more or less by turns; the document's ``slots_per_batch`` is then their mean.
+    """
+
+    origin: int
+    rate: int
+
+    def pulse(self, event_time: int) -> int:
+        """Number of the pulse nearest to ``event_time`` (ns), the origin's being 0; of two equally near the later."""
+        return (2 * (event_time - self.origin) * self.rate + _SECOND) // (2 * _SECOND)
+
+    def first_pulse(self, start: int) -> int:
+        """Number of the first pulse of a window that begins at ``start`` (ns)."""
+        number, past = divmod((start - self.origin) * self.rate, _SECOND)
+        on_a_pulse = past <= min(DRIFT_TOLERANCE * self.rate, _SECOND // 2)
+        return number if on_a_pulse else number + 1
+
+    def slots(self, start: int, length: int) -> int:
+        """How many pulses a window from ``start`` of ``length`` (ns) holds."""
+        return self.first_pulse(start + length) - self.first_pulse(start)
+
+    def earliest(self, pulse: int) -> int:
+        """The least event time (ns) that is nearest to the pulse of this number or a later one."""
+        return self.origin - (1 - 2 * pulse) * _SECOND // (2 * self.rate)

@@ -1,0 +1,338 @@
+"""Batching by the streams' own rates: a batch closes when every regular stream has reached its last pulse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+
+from waterclock.batching.assembly import Assembly
+from waterclock.batching.batch import Batch
+from waterclock.batching.rate_rule import Gated, RateRule, gate_chooser, placed, plausible_range
+from waterclock.batching.rate_state import from_bytes, to_bytes
+from waterclock.batching.stall import StallWatch
+from waterclock.batching.track import BEFORE_ALL
+from waterclock.errors import InvalidArgumentError
+from waterclock.message import Message
+from waterclock.time import Duration, monotonic_clock
+
+_event_time = attrgetter("event_time")
+
+
+class RateAwareBatcher:
+    """Batches the messages of one source in windows that close as soon as its streams have sent what is due.
+
+    The rules, by their names in the document *RateAwareMessageBatcher*; lengths are batch lengths:
+
+    Period estimator
+        Of each stream that may gate, `StreamPeriodEstimator` learns the rate.
+    Pulse grid
+        A stream whose rate is known and at least one pulse a batch has a `PulseGrid`, and gates.
+    Slot gate
+        A window closes (``slots``) when every gating stream has reached its last slot: a message in it, or overflow at
+        most three further windows ahead. Counts do not matter, so neither missing pulses nor splits do.
+    High-water mark and timeout
+        The greatest event time seen, capped at three lengths after the window's start and never going back. At
+        ``timeout`` after the start the window closes (``timeout``).
+    Overflow
+        A gating stream's message for a later window waits for it.
+    Ride along, held for the next window
+        A message without a grid joins the window if it is not after its end. Up to three lengths after the end it is
+        held; beyond, it is let through to the window in progress. Where no stream gates there is nothing to keep it
+        apart from: it is held however far ahead it is.
+    Gap
+        Where messages wait for later windows and no gating stream has sent anything for this one (where none gates:
+        no stream), the window moves by whole lengths to the first that waits. What rode along in it closes
+        (``gap``); an empty window goes without a batch.
+    Stream lifecycle
+        A stream absent from five batches is forgotten, and may join again.
+    Batch length
+        A new length holds from the next window on; grids keep their origin.
+
+    And beyond the document:
+
+    Start
+        The messages of the first call form the first batch (``start``). The first window begins at its newest plausible
+        event time; see `plausible_range`.
+    Other epoch
+        A message more than 1000 lengths from the window is delivered with it, and does nothing else.
+    Stall
+        Where messages are buffered and nothing has closed for 10 lengths by ``clock``, the window closes with all it
+        holds (``stall``). Where the bulk of that lies within it, the next window follows, as in a replay; else the
+        next window begins at the newest plausible event time. The same happens, without a clock, where for 10 lengths
+        of event time every call brought only messages from other epochs or more than three lengths behind: a replay
+        recovers too. Only here may a window, and the high-water mark, go back; it then begins some nanoseconds late,
+        so that no batch has the identity of an earlier one.
+    Messages that arrive together
+        All messages of a call are placed before closing is considered; then as many windows close as are complete.
+
+    Of the batches, ``closed_at`` is the high-water mark at closing. A message behind the window joins it. The document's
+    empty batches exist here too: a window may close by slots or timeout with nothing in it.
+
+    Parameters
+    ----------
+    batch_length
+        Length of the windows, above zero, at most 30 days.
+    timeout
+        At most three batch lengths, or ``math.inf`` for none; default 1.2. Stays in proportion to the length.
+    gated
+        Which streams may gate: True for all, a collection of their names, or a function of the name.
+    clock
+        Seconds that pass, for the stall rule only. A clock that jumps back restarts its count.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For an option that cannot be meant.
+
+    Notes
+    -----
+    Source: *RateAwareMessageBatcher* of ESS livedata.
+    """
+
+    __slots__ = ("_assembly", "_gated", "_may_gate", "_rule", "_sources", "_stall")
+
+    def __init__(
+        self,
+        batch_length: Duration = "1s",
+        timeout: Duration | float | None = None,
+        gated: Gated = True,
+        clock: Callable[[], float] = monotonic_clock,
+    ) -> None:
+        self._rule = RateRule.checked(batch_length, timeout)
+        self._gated = gated
+        self._may_gate = gate_chooser(gated)
+        self._stall = StallWatch(clock)
+        self._sources: set[str] = set()  # one, once there was a message
+        self._assembly: Assembly | None = None
+
+    def add(self, messages: Iterable[Message]) -> list[Batch]:
+        """Take in messages that arrived together, in order of arrival, and give out the batches that close.
+
+        Parameters
+        ----------
+        messages
+            Messages of this batcher's source, which is that of the first message. None at all is a look at the clock.
+
+        Returns
+        -------
+        list of Batch
+            In order of closing; often empty.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For a message of another source and for what is no list of messages. The batcher is then as it was before.
+        """
+        try:
+            messages = messages if isinstance(messages, list) else list(messages)
+            sources = {message.source for message in messages}
+        except (AttributeError, TypeError):
+            raise InvalidArgumentError(
+                f"messages: {messages!r} is no list of messages; give those that arrived together, as [message, …]"
+            ) from None
+        if sources != self._sources:
+            self._admit(sources)
+        assembly = self._assembly
+        if assembly is None:
+            return self._begin(messages) if messages else []
+        if not assembly.active and not assembly.piled:
+            self._stall.rearm()
+        window = assembly.window
+        newest = BEFORE_ALL
+        track_of = assembly.track_of.get
+        join = assembly.active.append
+        for message in messages:
+            event_time = message.event_time
+            track = track_of(message.stream)
+            if track is not None and track.newest < event_time < track.over_from:
+                # In order and of this window, as nearly all are: what `place` does, without its calls.
+                track.differences.append(event_time - track.newest)
+                track.newest = event_time
+                join(message)
+                if event_time >= track.notice_from:
+                    assembly.notice(track, event_time)
+            elif not assembly.place(message):
+                continue
+            if event_time > newest:
+                newest = event_time
+        if newest > assembly.high_water:
+            assembly.high_water = max(assembly.high_water, min(newest, window.cap))
+        if newest >= window.near_from:
+            self._stall.astray = None
+            astray = False
+        else:
+            astray = self._is_astray(messages, newest)
+        batches: list[Batch] = []
+        if not assembly.waiting or assembly.piled or assembly.high_water >= window.timeout_at:
+            _settle(assembly, batches)
+        if batches:
+            self._stall.rearm()
+        elif astray or self._stall.is_overdue(assembly.rule.batch_length):
+            self._recover(assembly, batches)
+        return batches
+
+    def flush(self) -> list[Batch]:
+        """Give out everything, as at the end of the data: window by window, without a batch for those with no message."""
+        batches: list[Batch] = []
+        assembly = self._assembly
+        while assembly is not None and (assembly.active or assembly.piled):
+            if assembly.active:
+                batches.append(assembly.close("flush"))
+            else:
+                assembly.skip(max(1, assembly.windows_ahead()))
+        self._stall.rearm()
+        return batches
+
+    def set_batch_length(self, batch_length: Duration) -> None:
+        """Change the length from the next window on; the timeout stays in proportion.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For a length that is not above zero or beyond 30 days.
+        """
+        if self._assembly is None:
+            self._rule = self._rule.with_length(batch_length)
+        else:
+            self._assembly.pending = self._assembly.rule.with_length(batch_length)
+
+    @property
+    def batch_length(self) -> int:
+        """Length of the window in progress, ns."""
+        return self._in_force.batch_length
+
+    @property
+    def timeout(self) -> int | float:
+        """How far the high-water mark may be past the window's start before it closes, ns, or infinity."""
+        return self._in_force.timeout
+
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """Start and end of the window in progress, ns; None before the first message."""
+        return None if self._assembly is None else (self._assembly.window.start, self._assembly.window.end)
+
+    @property
+    def high_water_mark(self) -> int | None:
+        """The greatest event time seen, as far as it is plausible, ns; None before the first message."""
+        return None if self._assembly is None else self._assembly.high_water
+
+    @property
+    def buffered(self) -> int:
+        """How many messages are in the window in progress or wait for later ones."""
+        return 0 if self._assembly is None else len(self._assembly.active) + self._assembly.piled
+
+    @property
+    def tracked_streams(self) -> set[str]:
+        """Streams that gate, or may come to gate once their rate is known."""
+        return set() if self._assembly is None else set(self._assembly.tracks)
+
+    @property
+    def gating_streams(self) -> set[str]:
+        """Streams that the window waits for."""
+        tracks = {} if self._assembly is None else self._assembly.tracks
+        return {stream for stream, track in tracks.items() if track.grid is not None}
+
+    def state(self) -> bytes:
+        """Write down everything that the batcher knows, options included, for `restore`."""
+        gated = None if callable(self._gated) else self._gated
+        return to_bytes(self._rule, gated, self._stall, self._assembly)
+
+    @classmethod
+    def restore(
+        cls, state: bytes, *, gated: Callable[[str], bool] | None = None, clock: Callable[[], float] = monotonic_clock
+    ) -> RateAwareBatcher:
+        """Make a batcher that continues where the one that wrote ``state`` stood.
+
+        Parameters
+        ----------
+        state
+            What `state` wrote.
+        gated
+            The function that chose the gating streams, where it was one: functions are not written down.
+        clock
+            As for a new batcher; between the two no time has passed.
+
+        Raises
+        ------
+        SchemaError
+            Where ``state`` is something else or of another version.
+        InvalidArgumentError
+            Where ``gated`` is missing, or given although the state names the streams.
+        """
+        known = from_bytes(state)
+        if (known.gated is None) != callable(gated):
+            raise InvalidArgumentError(
+                f"gated: {gated!r} does not go with the state, {'whose' if known.gated is None else 'not a'}"
+                " batcher chose its gating streams by a function; give that function, or none where it had none"
+            )
+        batcher = cls(gated=known.gated if known.gated is not None else gated or False, clock=clock)
+        batcher._rule = known.rule
+        batcher._stall.since -= known.waited
+        batcher._stall.astray = known.astray
+        batcher._assembly = known.assembly(batcher._may_gate)
+        if batcher._assembly is not None:
+            batcher._sources = {batcher._assembly.source}
+        return batcher
+
+    @property
+    def _in_force(self) -> RateRule:
+        return self._rule if self._assembly is None else self._assembly.rule
+
+    def _admit(self, sources: set[str]) -> None:
+        known = self._sources or set(sorted(sources)[:1])
+        if others := sources - known:
+            raise InvalidArgumentError(
+                f"source: {min(others)!r} came to the batcher of {min(known)!r}; use BySource for many sources"
+            )
+        self._sources = known
+
+    def _begin(self, messages: list[Message]) -> list[Batch]:
+        """Start: the first call's messages are the first batch, and the first window begins at the newest plausible one."""
+        length = self._rule.batch_length
+        oldest, newest = plausible_range(map(_event_time, messages), length)
+        start = placed(newest, length)
+        self._assembly = Assembly(messages[0].source, self._rule, start, self._may_gate)
+        self._assembly.learn(messages)
+        self._stall.rearm()
+        # Even where all have one time, the batch begins before the first window: its start is its identity.
+        return [self._assembly.batch(messages, min(oldest, start - 1), start, "start")]
+
+    def _is_astray(self, messages: list[Message], newest: int) -> bool:
+        if not messages:
+            return False
+        if newest == BEFORE_ALL:
+            newest = max(map(_event_time, messages))
+        return self._stall.is_astray(newest, self._in_force.batch_length)
+
+    def _recover(self, assembly: Assembly, batches: list[Batch]) -> None:
+        """Stall: close a window that nothing closes."""
+        window = assembly.window
+        if assembly.active:
+            if self._stall.astray is not None:
+                anchor = self._stall.astray[1]
+            else:
+                _, anchor = plausible_range(map(_event_time, assembly.active), assembly.rule.batch_length)
+            if window.start <= anchor <= window.end:
+                batches.append(assembly.close("stall"))
+            else:
+                batches.append(assembly.place_anew(anchor))
+        elif assembly.piled:
+            assembly.skip(max(1, assembly.windows_ahead()))
+        _settle(assembly, batches)
+        self._stall.rearm()
+
+
+def _settle(assembly: Assembly, batches: list[Batch]) -> None:
+    """Close as many windows as are complete."""
+    while True:
+        if steps := assembly.gap():
+            if assembly.active:
+                batches.append(assembly.close("gap", steps))
+            else:
+                assembly.skip(steps)
+        elif assembly.waiting == 0:
+            batches.append(assembly.close("slots"))
+        elif assembly.high_water >= assembly.window.timeout_at:
+            batches.append(assembly.close("timeout"))
+        else:
+            return

@@ -1,0 +1,190 @@
+"""What batching by rate is told, the numbers of its rules, and how it tells wild event times from plausible ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable
+from fractions import Fraction
+from typing import NamedTuple
+
+from waterclock.errors import InvalidArgumentError
+from waterclock.time import MAX_NS, MIN_NS, Duration, format_duration, to_duration
+
+HORIZON = 3
+"""Batch lengths that a plausible event time may be ahead: of the window's start for the high-water mark, of its end
+for a message to be held, of the next window for an overflow to satisfy its stream's gate; and the widest gap within
+plausible traffic."""
+
+EPOCH = 1000
+"""A message more batch lengths than this from the window is in another epoch."""
+
+STALLED = 10
+"""After so many batch lengths in which nothing closed, the window is placed anew."""
+
+ABSENT = 5
+"""A stream that sent nothing in so many batches one after the other is forgotten."""
+
+MAX_BATCH_LENGTH = 30 * 86_400 * 10**9
+"""So that an epoch's distance fits 64-bit nanoseconds, ns."""
+
+_DEFAULT_TIMEOUT = Fraction(6, 5)
+
+Gated = bool | Collection[str] | Callable[[str], bool]
+"""Which streams may gate: all or none, those named, or those of which a function says so."""
+
+
+class RateRule(NamedTuple):
+    """The checked options of batching by rate.
+
+    Attributes
+    ----------
+    batch_length
+        Length of a window, ns.
+    factor
+        The timeout in batch lengths, which it stays when the length changes; None for no timeout.
+    """
+
+    batch_length: int
+    factor: Fraction | None
+
+    @classmethod
+    def checked(cls, batch_length: Duration, timeout: Duration | float | None) -> RateRule:
+        """Read the options as users write them.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For a length that is not above zero or beyond 30 days; for a timeout that is not above zero, or above three
+            lengths and not infinite: the high-water mark stops there, so that it would never come.
+        """
+        length = _length(batch_length)
+        if timeout is None:
+            return cls(length, _DEFAULT_TIMEOUT)
+        if isinstance(timeout, float):
+            if timeout == math.inf:
+                return cls(length, None)
+            raise InvalidArgumentError(
+                f"timeout: {timeout!r} is a float; give a text such as '1.5s', an int (ns), or math.inf for none"
+            )
+        ns = to_duration(timeout, "timeout", minimum=1)
+        if ns > HORIZON * length:
+            raise InvalidArgumentError(
+                f"timeout: {timeout!r} is above {HORIZON} batch lengths ({format_duration(HORIZON * length)}), where"
+                " the high-water mark ends, so it would never come; give a shorter one, or math.inf for none"
+            )
+        return cls(length, Fraction(ns, length))
+
+    @property
+    def timeout(self) -> int | float:
+        """How far the high-water mark may be past the window's start before the window closes, ns, or infinity."""
+        return math.inf if self.factor is None else int(self.factor * self.batch_length)
+
+    def with_length(self, batch_length: Duration) -> RateRule:
+        """Change the length; the timeout stays in proportion."""
+        return self._replace(batch_length=_length(batch_length))
+
+
+class RateWindow(NamedTuple):
+    """The window in progress and the distances that the rules measure from it, all ns.
+
+    Attributes
+    ----------
+    start, end
+        The window; both ends belong to it for a stream without a grid.
+    cap
+        The high-water mark goes no further than this.
+    timeout_at
+        Where the high-water mark closes the window; infinity for never.
+    near_from
+        A message before this is as implausible as one after ``held_until``.
+    held_until
+        Latest event time that is held for a later window where some stream gates.
+    epoch_from, epoch_until
+        What lies outside is in another epoch.
+    """
+
+    start: int
+    end: int
+    cap: int
+    timeout_at: int | float
+    near_from: int
+    held_until: int
+    epoch_from: int
+    epoch_until: int
+
+    @classmethod
+    def at(cls, start: int, rule: RateRule) -> RateWindow:
+        """Open a window of the rule's length at ``start`` (ns)."""
+        length = rule.batch_length
+        end = start + length
+        return cls(
+            start=start,
+            end=end,
+            cap=start + HORIZON * length,
+            timeout_at=start + rule.timeout,
+            near_from=start - HORIZON * length,
+            held_until=end + HORIZON * length,
+            epoch_from=start - EPOCH * length,
+            epoch_until=end + EPOCH * length,
+        )
+
+
+def placed(anchor: int, batch_length: int) -> int:
+    """Start a window at ``anchor`` (ns), but so far from the ends of 64-bit time that its epoch fits."""
+    margin = 2 * EPOCH * batch_length
+    return min(max(anchor, MIN_NS + margin), MAX_NS - margin)
+
+
+def plausible_range(times: Iterable[int], batch_length: int) -> tuple[int, int]:
+    """Find the bulk of the traffic: the oldest and the newest plausible event time, ns.
+
+    The times are split at gaps wider than three batch lengths; the largest group counts, of equals the later one. So one
+    wild time places nothing.
+
+    Parameters
+    ----------
+    times
+        At least one event time, ns.
+    batch_length
+        ns.
+    """
+    ordered = sorted(times)
+    widest = HORIZON * batch_length
+    best = (0, ordered[0], ordered[0])
+    first = 0
+    for index in range(1, len(ordered) + 1):
+        if index == len(ordered) or ordered[index] - ordered[index - 1] > widest:
+            if index - first >= best[0]:
+                best = (index - first, ordered[first], ordered[index - 1])
+            first = index
+    return best[1], best[2]
+
+
+def gate_chooser(gated: Gated) -> Callable[[str], bool]:
+    """Turn what a user wrote for ``gated`` into a function of the stream's name.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For anything that is none of a bool, a collection of texts and a function; also for one bare text.
+    """
+    if isinstance(gated, bool):
+        return lambda _: gated
+    if isinstance(gated, str):
+        raise InvalidArgumentError(
+            f"gated: {gated!r} is one text; give a collection of streams, for example {{{gated!r}}}"
+        )
+    if isinstance(gated, Collection):
+        return frozenset(gated).__contains__
+    if callable(gated):
+        return gated
+    raise InvalidArgumentError(
+        f"gated: {gated!r} is a {type(gated).__name__}; give True, False, a collection of streams or a function"
+    )
+
+
+def _length(batch_length: Duration) -> int:
+    length = to_duration(batch_length, "batch_length", minimum=1)
+    if length > MAX_BATCH_LENGTH:
+        raise InvalidArgumentError(f"batch_length: {batch_length!r} is too long; the most is 30d")
+    return length

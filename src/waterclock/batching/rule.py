@@ -1,0 +1,57 @@
+"""What batching by event time is told: the lengths of its rule and what to do about a conflict."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+from waterclock.errors import InvalidArgumentError
+from waterclock.time import Duration, to_duration
+
+OnConflict = Literal["split", "replace", "isolate"]
+"""What happens to a window in which a stream occurs with a second event time."""
+
+
+class EventTimeRule(NamedTuple):
+    """The checked options of batching by event time, lengths in int nanoseconds.
+
+    Attributes
+    ----------
+    window
+        Longest event-time distance between the first and the last message of a batch; 0 keeps equal times only.
+    max_delay
+        How much later than its event time a message may be received.
+    max_lead
+        How far ahead of its receive time an event time may be.
+    on_conflict
+        What a second event time of a stream does to the window:
+        ``"split"`` cuts it there and opens the next one (message batching, UC3);
+        ``"replace"`` leaves it uncut and keeps of each stream the newest event time;
+        ``"isolate"`` cuts it there and makes all messages of that event time a batch of their own.
+    """
+
+    window: int
+    max_delay: int
+    max_lead: int
+    on_conflict: OnConflict
+
+    @classmethod
+    def checked(
+        cls, window: Duration, max_delay: Duration, max_lead: Duration, on_conflict: OnConflict
+    ) -> EventTimeRule:
+        """Read the options as users write them.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Naming the option and its value, for a length that is negative, no whole number of nanoseconds or beyond
+            int64, and for an unknown ``on_conflict``.
+        """
+        known = get_args(OnConflict)
+        if on_conflict not in known:
+            raise InvalidArgumentError(f"on_conflict: {on_conflict!r} is not known; give one of {', '.join(known)}")
+        return cls(
+            to_duration(window, "window"),
+            to_duration(max_delay, "max_delay"),
+            to_duration(max_lead, "max_lead"),
+            on_conflict,
+        )

@@ -1,0 +1,109 @@
+"""``waterclock batch``: see how a file or a topic falls into batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from waterclock.batching.batch import Batch, Rejection
+from waterclock.batching.by_source import BySource
+from waterclock.batching.event_time import EventTimeBatcher
+from waterclock.cli.common import Common
+from waterclock.errors import InvalidArgumentError
+from waterclock.figures.timeline import timeline
+from waterclock.ingest.files import read_messages
+from waterclock.message import Message
+from waterclock.time import MAX_NS, format_time
+
+_COLUMNS = ("id", "start", "end", "closed_at", "reason", "messages", "streams")
+
+
+def batch(
+    messages: str,
+    /,
+    *,
+    window: str,
+    max_delay: str,
+    max_lead: str = "0s",
+    on_conflict: Literal["split", "replace", "isolate"] = "split",
+    svg: Path | None = None,
+    limit: Annotated[int | None, Parameter(name="--limit")] = None,
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> None:
+    """Cut messages into batches by event time and print one line a batch.
+
+    Parameters
+    ----------
+    messages
+        A file (.parquet, or JSON lines; - is standard input), or else the name of a topic.
+    window
+        Longest span of event time in a batch, for example 500ms.
+    max_delay
+        How late a message may be received, for example 400ms.
+    max_lead
+        How far ahead of the receive clock an event time may be.
+    on_conflict
+        What a second message of a stream does to the open batch: split it, replace the older message, or stand alone.
+    svg
+        Draw the batches into this file.
+    limit
+        Read at most this many messages.
+    """
+    output = common.output
+    batcher = BySource(
+        lambda: EventTimeBatcher(window=window, max_delay=max_delay, max_lead=max_lead, on_conflict=on_conflict)
+    )
+    batches: list[Batch] = []
+    for message in _messages(messages, limit, common):
+        batches += batcher.add(message)
+    # The recording has ended, so every batch gets the time it needs to close by its own rule.
+    batches += batcher.advance(MAX_NS)
+    batches.sort(key=lambda b: (b.closed_at, b.source))
+    rejected = batcher.take_rejected()
+    output.rows(map(_row, batches), _COLUMNS)
+    output.talk(_summary(batches, rejected))
+    if svg is not None:
+        svg.write_text(timeline(batches, rejected), encoding="utf-8")
+        output.talk(f"drew {svg}")
+
+
+def _messages(place: str, limit: int | None, common: Common) -> Iterator[Message]:
+    if place == "-" or Path(place).exists():
+        messages = chain.from_iterable(read_messages(place))
+    elif common.url is not None:
+        messages = _read_topic(place, common)
+    else:
+        raise InvalidArgumentError(f"there is no file {place!r}; for the topic of this name add --url")
+    for message in islice(messages, limit):
+        if message.receive_time is None:
+            raise InvalidArgumentError(f"{message} has no receive_time, so nobody can say whether it is late")
+        yield message
+
+
+def _read_topic(name: str, common: Common) -> Iterator[Message]:
+    with common.connect() as database:
+        yield from database.topic(name).read()
+
+
+def _row(closed: Batch) -> dict[str, object]:
+    return {
+        "id": closed.id,
+        "start": format_time(closed.start),
+        "end": format_time(closed.end),
+        "closed_at": format_time(closed.closed_at),
+        "reason": closed.reason,
+        "messages": len(closed.messages),
+        "streams": len({message.stream for message in closed.messages}),
+    }
+
+
+def _summary(batches: list[Batch], rejected: list[Rejection]) -> str:
+    messages = sum(len(closed.messages) for closed in batches)
+    reasons = Counter(rejection.reason for rejection in rejected)
+    refused = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items())) or "none"
+    return f"{messages} messages in {len(batches)} batches; rejected: {refused}"

@@ -1,0 +1,71 @@
+"""The options that every command takes, and what they open."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import sqlalchemy as sa
+import structlog
+from cyclopts import Parameter
+
+from waterclock.cli.output import Output
+from waterclock.connection import Database, connect
+from waterclock.errors import InvalidArgumentError, NotFoundError
+
+_GROUP = "Everywhere"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Common:
+    """Options of every command."""
+
+    url: Annotated[str | None, Parameter(env_var="WATERCLOCK_URL", group=_GROUP)] = None
+    """Database: sqlite:///FILE, postgresql://…, mysql://…"""
+    ledgers: Annotated[str | None, Parameter(env_var="WATERCLOCK_LEDGERS", group=_GROUP)] = None
+    """Folder or URL of the sealed ledgers; for SQLite FILE-ledgers unless given."""
+    json: Annotated[bool, Parameter(negative="", group=_GROUP)] = False
+    """Write JSON: one object a line."""
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="", group=_GROUP)] = False
+    """Say nothing on stderr but errors."""
+    verbose: Annotated[bool, Parameter(name=("--verbose", "-v"), negative="", group=_GROUP)] = False
+    """Log what is done to stderr."""
+
+    @property
+    def output(self) -> Output:
+        """Where results and talk go."""
+        if self.verbose:
+            _log_to_stderr()
+        return Output(as_json=self.json, quiet=self.quiet)
+
+    def connect(self, *, create: bool = False) -> Database:
+        """Open the database; one in a file must exist already unless the command is one that makes things."""
+        if self.url is None:
+            raise InvalidArgumentError(
+                "no database given; use --url sqlite:///factory.db, or set WATERCLOCK_URL once for all commands"
+            )
+        if not create:
+            _refuse_missing_file(self.url)
+        return connect(self.url, self.ledgers)
+
+
+def _refuse_missing_file(url: str) -> None:
+    # A typing error must not leave an empty database behind.
+    if url.startswith("sqlite"):
+        file = sa.make_url(url).database
+        if file and not Path(file).exists():
+            raise NotFoundError(f"url: there is no file {file!r}; `waterclock topic add` or `table add` makes one")
+
+
+def _log_to_stderr() -> None:
+    formatter = structlog.stdlib.ProcessorFormatter(
+        processor=structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+        foreign_pre_chain=[structlog.stdlib.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True)],
+    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)

@@ -1,0 +1,70 @@
+"""``waterclock demo``: the main job, with progress on the terminal and the books on stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from waterclock.cli.common import Common
+from waterclock.demo.main_job import ProgressReport, run_main_job
+from waterclock.demo.reconciliation import Reconciliation
+
+
+def demo(*, folder: Path = Path("demo"), common: Common = Common()) -> int:  # noqa: B008  # immutable
+    """Run the whole flow on a recording of real messages, and draw it.
+
+    Appends the recording to a topic, seals it to Parquet, finds a moment a third in, batches from there on Spark into
+    a message table, lets two workers take the batches (one is killed midway), and reconciles. Exit code 1 where the
+    books do not balance to the message.
+
+    Parameters
+    ----------
+    folder
+        Where the database, the ledgers and timeline.svg go; made anew each time.
+    """
+    books = run_main_job(folder, _TerminalReport(quiet=common.quiet))
+    _print(books, common)
+    return 0 if books.balances else 1
+
+
+def _print(books: Reconciliation, common: Common) -> None:
+    if common.json:
+        common.output.facts(books.facts())
+    else:
+        common.output.text("\n".join(books.lines()))
+
+
+class _TerminalReport:
+    """Progress on stderr: moving on a terminal, a line a step elsewhere."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._console = Console(stderr=True, highlight=False, quiet=quiet)
+
+    @contextmanager
+    def step(self, text: str, total: int | None = None) -> Generator[ProgressReport]:
+        """Show a step's progress until it is done."""
+        if self._quiet or not sys.stderr.isatty():
+            self._console.print(f"… {text}", markup=False)
+            yield lambda _done: None
+            return
+        columns = (
+            SpinnerColumn(finished_text="[green]✔"),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("[dim]{task.completed:,}[/]" if total else ""),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self._console) as progress:
+            task = progress.add_task(text, total=total)
+            yield lambda done: progress.update(task, completed=done)
+            progress.update(task, total=total or 1, completed=total or 1)
+
+    def say(self, text: str) -> None:
+        """Tell a result."""
+        self._console.print(f"  {text}", markup=False)

@@ -1,0 +1,83 @@
+"""``waterclock doctor``: what is here, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import platform
+import sqlite3
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+from waterclock.cli.common import Common
+from waterclock.errors import WaterclockError
+from waterclock.spark.java import find_java
+
+OLDEST_SQLITE = (3, 35)
+"""The first SQLite whose UPDATE returns rows, which a claim needs."""
+
+_NEEDED = ("waterclock", "sqlalchemy", "pyarrow", "numpy", "numba")
+_DRIVERS = {"PostgreSQL": ("psycopg", "postgresql"), "MySQL and MariaDB": ("pymysql", "mysql")}
+
+
+class Finding(NamedTuple):
+    """One thing looked at: ``status`` is ``"ok"``, ``"absent"`` (an option not installed) or ``"broken"``."""
+
+    what: str
+    status: str
+    found: str
+    remedy: str
+
+
+def doctor(*, common: Common = Common()) -> int:  # noqa: B008  # immutable
+    """Say what is installed, which databases and Java are found, and what to do about what is missing.
+
+    Give --url to have that database tried as well. Exit code 1 where something needed is broken.
+    """
+    findings = list(_examine(common))
+    common.output.rows((finding._asdict() for finding in findings), Finding._fields)
+    return int(any(finding.status == "broken" for finding in findings))
+
+
+def _examine(common: Common) -> Iterator[Finding]:
+    yield Finding("Python", "ok", platform.python_version(), "")
+    for package in _NEEDED:
+        yield _package(package, package, "pip install waterclock", needed=True)
+    yield _sqlite()
+    for database, (driver, extra) in _DRIVERS.items():
+        yield _package(database, driver, f"pip install 'waterclock[{extra}]'", needed=False)
+    yield _package("Spark", "pyspark", "pip install 'waterclock[spark]'", needed=False)
+    yield _java()
+    if common.url is not None:
+        yield _database(common)
+
+
+def _package(what: str, package: str, remedy: str, *, needed: bool) -> Finding:
+    try:
+        found = version(package)
+    except PackageNotFoundError:
+        return Finding(what, "broken" if needed else "absent", f"no {package}", remedy)
+    return Finding(what, "ok", found if what == package else f"{package} {found}", "")
+
+
+def _sqlite() -> Finding:
+    if sqlite3.sqlite_version_info >= OLDEST_SQLITE:
+        return Finding("SQLite", "ok", sqlite3.sqlite_version, "")
+    oldest = ".".join(map(str, OLDEST_SQLITE))
+    return Finding("SQLite", "broken", sqlite3.sqlite_version, f"use a Python built with SQLite {oldest} or newer")
+
+
+def _java() -> Finding:
+    try:
+        java = find_java()
+    except WaterclockError as error:
+        return Finding("Java", "absent", "none", str(error))
+    return Finding("Java", "ok", str(java), "")
+
+
+def _database(common: Common) -> Finding:
+    try:
+        with common.connect() as database:
+            counts = f"{len(database.topics())} topics, {len(database.tables())} message tables"
+            return Finding("Database", "ok", f"{database.backend.url.render_as_string()}: {counts}", "")
+    except WaterclockError as error:
+        return Finding("Database", "broken", str(common.url), str(error))

@@ -1,0 +1,100 @@
+"""What commands print: tables for people, tab-separated text for pipes, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from waterclock.ingest.files import message_to_json
+from waterclock.message import Message
+from waterclock.time import format_time
+
+
+class Output:
+    """Data on stdout, talk on stderr.
+
+    Parameters
+    ----------
+    as_json
+        Write one JSON object a line instead of text.
+    quiet
+        Say nothing on stderr.
+    """
+
+    def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
+        self.as_json = as_json
+        self.quiet = quiet
+
+    def talk(self, text: str) -> None:
+        """Say something to the person at the terminal."""
+        if not self.quiet:
+            print(text, file=sys.stderr)
+
+    def text(self, text: str) -> None:
+        """Print text for people."""
+        print(text)
+
+    def rows(self, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
+        """Print rows with the same columns."""
+        if self.as_json:
+            for row in rows:
+                print(json.dumps({name: _plain(row[name]) for name in columns}))
+        elif sys.stdout.isatty():
+            table = Table(box=None, header_style="bold", pad_edge=False)
+            for name in columns:
+                table.add_column(name.replace("_", " "))
+            for row in rows:
+                table.add_row(*[_text(row[name]) for name in columns])
+            Console().print(table)
+        else:
+            print("\t".join(columns))
+            for row in rows:
+                print("\t".join(_text(row[name]) for name in columns))
+
+    def facts(self, facts: Mapping[str, Any]) -> None:
+        """Print one thing's properties."""
+        if self.as_json:
+            print(json.dumps({name: _plain(value) for name, value in facts.items()}))
+            return
+        width = max(map(len, facts))
+        for name, value in facts.items():
+            print(f"{name.replace('_', ' '):<{width}}  {_text(value)}")
+
+    def message(self, message: Message) -> None:
+        """Print one message on a line."""
+        if self.as_json:
+            print(json.dumps(message_to_json(message)))
+            return
+        print(
+            message.position,
+            format_time(message.event_time),
+            message.source,
+            message.stream,
+            _text(message.payload),
+            sep="\t",
+        )
+
+
+def _plain(value: object) -> object:
+    """Give what JSON can hold; what it cannot is written as text."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return [_plain(item) for item in value]
+    return _text(value)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bytes):
+        text = value.decode(errors="backslashreplace")
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return str(value)

@@ -1,0 +1,263 @@
+"""``waterclock table``: make message tables, put, receive and ack messages, and see why one is not out."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from waterclock.cli.common import Common
+from waterclock.errors import InvalidArgumentError
+from waterclock.tables.delivery import Delivery
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.putting import MessageId
+from waterclock.time import format_duration, format_time, to_time
+
+app = App(name="table", help="Message tables: queues in ordinary SQL tables.")
+
+_DELIVERY_COLUMNS = ("id", "group", "epoch", "lease_until", "headers", "payload")
+_STATES = ("ready", "scheduled", "in_flight", "delayed", "acked")
+
+
+@app.command
+def add(
+    name: str,
+    /,
+    *,
+    id_type: Literal["bigint", "text", "uuid"] = "bigint",
+    payload: Literal["bytes", "text", "json"] = "bytes",
+    groups: Literal["sequenced"] | None = None,
+    ack_wait: str = "30s",
+    purge_after: str = "1d",
+    exist_ok: bool = False,
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> None:
+    """Make a message table.
+
+    Parameters
+    ----------
+    name
+        Its name, also in SQL.
+    id_type
+        bigint and uuid ids are generated where none is given.
+    payload
+        What a message is.
+    groups
+        sequenced: the messages of a group are handed out in order.
+    ack_wait
+        How long a consumer has before a message is sent again; doubles each time.
+    purge_after
+        How long acked messages are kept.
+    exist_ok
+        Do nothing where the table exists already.
+    """
+    with common.connect(create=True) as database:
+        database.create_table(
+            name,
+            id_type=id_type,
+            payload=payload,
+            groups=groups,
+            ack_wait=ack_wait,
+            purge_after=purge_after,
+            exist_ok=exist_ok,
+        )
+        common.output.talk(f"message table {name} is there")
+
+
+@app.command
+def ls(*, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """List the message tables and what becomes of their messages."""
+    with common.connect() as database:
+        rows = [{"name": name, **asdict(database.table(name).stats())} for name in database.tables()]
+        common.output.rows(rows, ("name", *_STATES))
+
+
+@app.command
+def info(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Show a table's messages by state, and its options."""
+    with common.connect() as database:
+        table = database.table(name)
+        stats = asdict(table.stats())
+        age = stats.pop("oldest_age")
+        options = {"id_type": table.options.id_type, "payload": table.options.payload, "groups": table.options.groups}
+        facts: dict[str, Any] = {
+            "name": name,
+            **stats,
+            "oldest_age": None if age is None else format_duration(age),
+            **options,
+            "ack_wait": format_duration(table.options.ack_wait),
+        }
+        common.output.facts(facts)
+
+
+@app.command
+def put(
+    name: str,
+    payload: str,
+    /,
+    *,
+    id: str | None = None,  # noqa: A002  # the option's name
+    at: str | None = None,
+    group: str | None = None,
+    priority: int = 0,
+    header: Annotated[list[str] | None, Parameter(name="--header", negative="")] = None,
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> None:
+    """Put a message, and print its id.
+
+    Parameters
+    ----------
+    name
+        The table.
+    payload
+        The message; @FILE takes a file's content, @- standard input.
+    id
+        Its id. Putting the same id again changes nothing.
+    at
+        When it is to be sent: a time with offset.
+    group
+        Its group.
+    priority
+        Higher ones are sent first.
+    header
+        name=text; may be given several times.
+    """
+    with common.connect() as database:
+        table = database.table(name)
+        content: bytes | str = _content(payload)
+        if table.options.payload != "bytes":
+            content = content.decode()
+        given = table.put(
+            content,
+            id=None if id is None else _id(table, id),
+            at=at,
+            group=group,
+            priority=priority,
+            headers=_headers(header or []),
+        )
+        common.output.rows([{"id": str(given)}], ("id",))
+
+
+@app.command
+def receive(
+    name: str,
+    /,
+    *,
+    limit: int | None = None,
+    wait: str | None = None,
+    ack: bool = False,
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> int:
+    """Take messages that are due, and print them. Exit code 1 where there was none.
+
+    Parameters
+    ----------
+    name
+        The table.
+    limit
+        At most this many; the table's batch size unless given.
+    wait
+        How long to wait for the first one, for example 30s.
+    ack
+        Ack them once they are printed; without this they are sent again when the lease ends.
+    """
+    with common.connect() as database:
+        deliveries = database.table(name).receive(limit=limit, wait=wait)
+        common.output.rows(map(_delivery, deliveries), _DELIVERY_COLUMNS)
+        sys.stdout.flush()
+        if ack:
+            for delivery in deliveries:
+                delivery.ack()
+        return 0 if deliveries else 1
+
+
+@app.command
+def ack(name: str, ids: list[str], /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Ack messages by id: they are never sent again."""
+    with common.connect() as database:
+        table = database.table(name)
+        common.output.talk(f"acked {table.ack([_id(table, text) for text in ids])} of {len(ids)}")
+
+
+@app.command
+def retry(
+    name: str,
+    ids: list[str],
+    /,
+    *,
+    at: str | None = None,
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> None:
+    """Send messages again now, or at a time, with the back-off started anew.
+
+    Parameters
+    ----------
+    name
+        The table.
+    ids
+        Which messages.
+    at
+        A time with offset; now unless given.
+    """
+    with common.connect() as database:
+        table = database.table(name)
+        when = database.backend.now() if at is None else to_time(at, "at")
+        count = table.reschedule([_id(table, text) for text in ids], when, epoch=0)
+        common.output.talk(f"{count} of {len(ids)} are sent again from {format_time(when)} on")
+
+
+@app.command
+def purge(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Delete messages that were acked longer ago than the table's purge_after."""
+    with common.connect() as database:
+        common.output.talk(f"purged {database.table(name).purge()} messages")
+
+
+@app.command
+def explain(name: str, id: str, /, *, common: Common = Common()) -> None:  # noqa: A002, B008  # the option's name; immutable
+    """Say why a message is not out."""
+    with common.connect() as database:
+        table = database.table(name)
+        explanation = table.explain(_id(table, id))
+        if common.json:
+            common.output.facts(asdict(explanation))
+        else:
+            common.output.text(str(explanation))
+
+
+def _id(table: MessageTable, text: str) -> MessageId:
+    if table.options.id_type != "bigint":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidArgumentError(f"id: {text!r} is no number, and the ids of {table.name!r} are") from None
+
+
+def _content(payload: str) -> bytes:
+    if not payload.startswith("@"):
+        return payload.encode()
+    if payload == "@-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(payload[1:]).read_bytes()
+    except OSError as error:
+        raise InvalidArgumentError(f"payload: {payload!r} cannot be read: {error.strerror}") from None
+
+
+def _headers(given: list[str]) -> dict[str, str] | None:
+    headers: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidArgumentError(f"header: {text!r} is not name=text")
+        headers[name] = value
+    return headers or None
+
+
+def _delivery(delivery: Delivery) -> dict[str, Any]:
+    row = {name: getattr(delivery, name) for name in _DELIVERY_COLUMNS}
+    return row | {"lease_until": format_time(delivery.lease_until), "headers": dict(delivery.headers) or None}

@@ -1,0 +1,152 @@
+"""The catalogue of topics: their counters, ledgers, entries, files, producers and subscriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import sqlalchemy as sa
+
+from waterclock.database.catalogue import metadata
+from waterclock.database.types import BigInt, Blob, Key, LongText, Name
+
+TIMES = ("event_time", "publish_time", "receive_time")
+"""The times of a message whose bounds the catalogue keeps."""
+
+BOUNDED = (*TIMES, "effective_time")
+"""Those, and the time by which messages expire: the smaller of publish_time and receive_time."""
+
+
+def _begins() -> Iterable[sa.Column[int]]:
+    return [sa.Column(f"begin_{time}", BigInt) for time in TIMES]
+
+
+def _ends(times: Iterable[str] = BOUNDED) -> Iterable[sa.Column[int]]:
+    return [sa.Column(f"end_{time}", BigInt) for time in times]
+
+
+def _peaks() -> Iterable[sa.Column[int]]:
+    return [sa.Column(f"peak_{time}", BigInt) for time in BOUNDED]
+
+
+topics = sa.Table(
+    "waterclock_topics",
+    metadata,
+    sa.Column("id", Key, primary_key=True),
+    sa.Column("name", Name, nullable=False, unique=True),
+    sa.Column("roll_after", BigInt),
+    sa.Column("roll_size", BigInt, nullable=False),
+    sa.Column("retention", BigInt),
+    sa.Column("created_at", BigInt, nullable=False),
+    sa.Column("ledger", BigInt, nullable=False),
+    sa.Column("entries", BigInt, nullable=False),
+    sa.Column("messages", BigInt, nullable=False),
+    sa.Column("bytes", BigInt, nullable=False),
+    sa.Column("ordinal", BigInt, nullable=False),
+    sa.Column("opened_at", BigInt),
+    *_begins(),
+    *_ends(),
+    *_peaks(),
+    sa.Column("expiring_owner", Name),
+    sa.Column("expiring_until", BigInt),
+    sqlite_autoincrement=True,  # the id of a topic that was removed must never name another one
+)
+"""One row a topic, and at once the counter that every append locks: position order is commit order.
+
+``ledger`` is the open one; ``entries``, ``messages``, ``bytes``, ``opened_at``, ``begin_*`` and ``end_*`` are what it
+holds so far. ``ordinal`` numbers the next message of the topic, and ``peak_*`` is the running maximum of each time
+over all ledgers that are closed.
+"""
+
+ledgers = sa.Table(
+    "waterclock_ledgers",
+    metadata,
+    sa.Column("topic_id", BigInt, primary_key=True, autoincrement=False),
+    sa.Column("ledger", BigInt, primary_key=True, autoincrement=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("entries", BigInt, nullable=False),
+    sa.Column("messages", BigInt, nullable=False),
+    sa.Column("bytes", BigInt, nullable=False),
+    sa.Column("first_ordinal", BigInt, nullable=False),
+    sa.Column("opened_at", BigInt),
+    sa.Column("closed_at", BigInt, nullable=False),
+    sa.Column("sealed_at", BigInt),
+    *_begins(),
+    *_ends(),
+    *_peaks(),
+    sa.Column("path", Name),
+    sa.Column("file_bytes", BigInt),
+    sa.Column("row_groups", LongText),
+    sa.Column("footer", Blob),
+    sa.Index("waterclock_ledgers_state_idx", "topic_id", "state", "ledger"),
+    sa.Index("waterclock_ledgers_first_ordinal_idx", "topic_id", "first_ordinal"),
+    *(sa.Index(f"waterclock_ledgers_{time}_idx", "topic_id", f"peak_{time}", "ledger") for time in BOUNDED),
+)
+"""One row a ledger that is ``closed`` (its entries are rows) or ``sealed`` (its messages are a file).
+
+``peak_*`` is the running maximum over this ledger and all before it: it never falls from one ledger to the next, so
+the first ledger with ``peak >= t`` is one step down an index however disordered the times are. ``footer`` is the
+file's own, kept here so that reading a part of the file needs no other read.
+"""
+
+entries = sa.Table(
+    "waterclock_entries",
+    metadata,
+    sa.Column("topic_id", BigInt, primary_key=True, autoincrement=False),
+    sa.Column("ledger", BigInt, primary_key=True, autoincrement=False),
+    sa.Column("entry", BigInt, primary_key=True, autoincrement=False),
+    sa.Column("first_ordinal", BigInt, nullable=False),
+    sa.Column("messages", BigInt, nullable=False),
+    sa.Column("bytes", BigInt, nullable=False),
+    sa.Column("token", BigInt, nullable=False),
+    *_begins(),
+    *_ends(TIMES),
+    *_peaks(),
+    sa.Column("data", Blob, nullable=False),
+    *(sa.Index(f"waterclock_entries_{time}_idx", "topic_id", "ledger", f"peak_{time}", "entry") for time in BOUNDED),
+)
+"""One row an append to a ledger that is not sealed. ``data`` is Arrow IPC; ``peak_*`` runs over the ledger alone.
+
+``token`` is drawn for each append, so that one whose commit was cut off can look whether it arrived.
+"""
+
+files = sa.Table(
+    "waterclock_files",
+    metadata,
+    sa.Column("path", Name, primary_key=True),
+    sa.Column("topic_id", BigInt, nullable=False),
+    sa.Column("ledger", BigInt, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("owner", Name, nullable=False),
+    sa.Column("until", BigInt, nullable=False),
+    sa.Index("waterclock_files_ledger_idx", "topic_id", "ledger"),
+    sa.Index("waterclock_files_until_idx", "topic_id", "until"),
+)
+"""Files that belong to no sealed ledger: ``pending`` (being written, until the lease ends) or ``deleted`` (waiting)."""
+
+producers = sa.Table(
+    "waterclock_producers",
+    metadata,
+    sa.Column("topic_id", BigInt, primary_key=True, autoincrement=False),
+    sa.Column("name", Name, primary_key=True),
+    sa.Column("epoch", BigInt, nullable=False),
+    sa.Column("last_sequence", BigInt),
+    sa.Column("recent", LongText, nullable=False),
+)
+"""Producers that number their messages. ``recent`` holds the last appends: [first, last, ledger, entry] each."""
+
+subscriptions = sa.Table(
+    "waterclock_subscriptions",
+    metadata,
+    sa.Column("topic_id", BigInt, primary_key=True, autoincrement=False),
+    sa.Column("name", Name, primary_key=True),
+    sa.Column("created_at", BigInt, nullable=False),
+    sa.Column("ledger", BigInt, nullable=False),
+    sa.Column("entry", BigInt, nullable=False),
+    sa.Column("index", sa.Integer, nullable=False),
+    sa.Column("ordinal", BigInt, nullable=False),
+    sa.Column("epoch", BigInt, nullable=False),
+    sa.Column("not_before", BigInt),
+    sa.Column("holder", Name),
+    sa.Column("held_until", BigInt),
+)
+"""Durable reading positions: the next message to be read, and its number in the topic."""

@@ -1,0 +1,163 @@
+"""The main job, step by step: topic, find, Spark, message table, workers, reconciliation, picture."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+import sqlalchemy as sa
+
+from waterclock.batching.batch import Batch, Rejection
+from waterclock.connection import Database, connect
+from waterclock.demo.crew import CrewReport, run_crew
+from waterclock.demo.reconciliation import REASON_HEADER, Reconciliation, count_astray
+from waterclock.errors import AlreadyExistsError
+from waterclock.figures.timeline import timeline
+from waterclock.ingest.recording import read_recording
+from waterclock.message import Message, Position
+from waterclock.spark.session import session
+from waterclock.tables.message_table import MessageTable
+from waterclock.time import format_time
+from waterclock.topics.topic import Topic
+
+WINDOW = "500ms"
+MAX_DELAY = "1s"
+MAX_LEAD = "5ms"
+"""collectd rounds its times up to some milliseconds; without this lead those messages would be from the future."""
+
+ENTRY = 2_500
+"""Messages an append."""
+
+LEDGER = 25_000
+"""Messages a ledger: small, so that the recording makes several."""
+
+ACK_WAIT = "2s"
+"""How long a killed worker's batches are waited for: short, because the demo should be."""
+
+_MARK = ".waterclock-demo"
+
+
+ProgressReport = Callable[[int], None]
+"""Told how many parts of a step are done."""
+
+
+class Report(Protocol):
+    """Who is told how the job gets on."""
+
+    def step(self, text: str, total: int | None = None) -> AbstractContextManager[ProgressReport]:
+        """Begin a step of ``total`` parts, or of an unknown number."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Tell a result."""
+        ...
+
+
+def run_main_job(folder: Path, report: Report) -> Reconciliation:
+    """Run the whole flow on the recording, in ``folder``, which is made anew.
+
+    Raises
+    ------
+    AlreadyExistsError
+        Where ``folder`` holds something else than an earlier demo.
+    UnavailableError
+        Where there is no Java for Spark.
+    """
+    _make_fresh(folder)
+    with connect(f"sqlite:///{folder / 'factory.db'}") as database:
+        telemetry = database.create_topic("telemetry", roll_after=None)
+        database.create_topic("telemetry-rejected")
+        batches = database.create_table(
+            "batches", id_type="text", groups="sequenced", ack_wait=ACK_WAIT, max_backoff=ACK_WAIT
+        )
+        appended = _append_recording(telemetry, report)
+        start = _find_start(telemetry, report)
+        count = _batch_on_spark(database, start, report)
+        with report.step("two workers take the batches; one is killed midway", count) as progress:
+            crew = run_crew(str(database.backend.url), batches.name, count, progress)
+        landed = list(_acked_batches(database, batches))
+        rejected = list(database.topic("telemetry-rejected").read())
+        with report.step("reconcile"):
+            books = _reconcile(telemetry, start, appended, landed, rejected, batches, crew)
+        picture = folder / "timeline.svg"
+        picture.write_text(draw(landed, rejected), encoding="utf-8")
+        report.say(f"drew {picture}")
+    return books
+
+
+def draw(batches: list[Batch], rejected: list[Message]) -> str:
+    """Draw the stretch of the recording in which the broker stood still for two seconds."""
+    rejections = [Rejection(message, message.headers[REASON_HEADER]) for message in rejected if message.headers]
+    return timeline(batches, rejections)
+
+
+def _make_fresh(folder: Path) -> None:
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / _MARK).exists():
+            raise AlreadyExistsError(f"{folder} holds something else than a demo; name another place: --folder")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _MARK).touch()
+
+
+def _append_recording(topic: Topic, report: Report) -> int:
+    recording = read_recording()
+    with report.step(f"append {recording.num_rows:,} messages to topic {topic.name}", recording.num_rows) as progress:
+        for first in range(0, recording.num_rows, ENTRY):
+            topic.append(recording.slice(first, ENTRY))
+            if (first + ENTRY) % LEDGER == 0:
+                topic.roll()
+            progress(min(first + ENTRY, recording.num_rows))
+        topic.roll()
+    with report.step("seal its ledgers to Parquet"):
+        sealed = topic.seal()
+    report.say(f"{sealed} ledgers sealed")
+    return recording.num_rows
+
+
+def _find_start(topic: Topic, report: Report) -> Position:
+    bounds = [ledger.bounds for ledger in topic.ledgers() if ledger.bounds]
+    first, last = bounds[0].begin["receive_time"], bounds[-1].end["receive_time"]
+    moment = first + (last - first) // 3
+    with report.step(f"find {format_time(moment)}, a third of the way in"):
+        found = topic.find(moment, by="receive_time")
+    report.say(f"it is at position {found.position}")
+    return found.position
+
+
+def _batch_on_spark(database: Database, start: Position, report: Report) -> int:
+    place = {"url": str(database.backend.url), "ledgers": database.ledgers}
+    with report.step("start Spark"):
+        spark = session("waterclock demo")
+        register(spark)
+    with report.step("batch by event time, per host, and write the batches and the rejected messages"):
+        messages = (
+            spark.read.format("waterclock")
+            .options(**place, topic="telemetry", startingPosition=str(start), columns=",".join(METADATA_COLUMNS))
+            .load()
+        )
+        outcomes = event_time_outcomes(messages, window=WINDOW, max_delay=MAX_DELAY, max_lead=MAX_LEAD).persist()
+        batches = batches_of(outcomes)
+        sink = {**place, "payloads": "telemetry"}
+        batches.write.format("waterclock").options(**sink, table="batches").mode("append").save()
+        rejected_of(outcomes).write.format("waterclock").options(**sink, topic="telemetry-rejected").mode(
+            "append"
+        ).save()
+        count = batches.count()
+        spark.stop()
+    report.say(f"{count:,} batches in message table batches")
+    return count
+
+
+def _acked_batches(database: Database, name: str) -> list[Batch]:
+    # Plain SQL, as any client would look.
+    table = sa.table(name, sa.column("message", sa.LargeBinary), sa.column("time_acked"), sa.column("id"))
+    with database.backend.snapshot() as connection:
+        payloads = connection.scalars(
+            sa.select(table.c.message).where(table.c.time_acked.is_not(None)).order_by(table.c.id)
+        )
+        return [Batch.from_bytes(payload) for payload in payloads]

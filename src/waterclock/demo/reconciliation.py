@@ -1,0 +1,91 @@
+"""Does the main job balance to the message? Reckoned from what landed, not from what the steps said they did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from waterclock.batching.batch import Batch
+from waterclock.message import Message, Position
+
+REASON_HEADER = "waterclock.rejected"
+"""Header of a rejected message: why it is in no batch."""
+
+POSITION_HEADER = "waterclock.position"
+"""Header of a rejected message: where it stood in the topic that it was read from."""
+
+
+@dataclass(frozen=True)
+class Reconciliation:
+    """The main job's books, in messages, and in batches where it says so.
+
+    Attributes
+    ----------
+    appended
+        In the topic.
+    before_start
+        In the topic before the position at which the pipeline started.
+    batched
+        In batches that were acked.
+    rejected
+        In the topic of rejected messages, by reason.
+    astray
+        Positions that should be in exactly one batch or rejection and are in none or in several.
+    batches, acked
+        Batches in the message table, and those of them that are acked.
+    held_when_killed, delivered_again
+        Batches that the killed worker held, and deliveries that were not the first of their batch.
+    """
+
+    appended: int
+    before_start: int
+    batched: int
+    rejected: Counter[str]
+    astray: int
+    batches: int
+    acked: int
+    held_when_killed: int
+    delivered_again: int
+
+    @property
+    def balances(self) -> bool:
+        """Whether every message is accounted for once, and every batch was done, and the kill was made good."""
+        accounted = self.before_start + self.batched + self.rejected.total()
+        return (
+            self.appended == accounted
+            and self.astray == 0
+            and self.batches == self.acked
+            and self.delivered_again >= self.held_when_killed > 0
+        )
+
+    def facts(self) -> dict[str, object]:
+        """Give the books for programs."""
+        return {**asdict(self), "rejected": dict(self.rejected), "balances": self.balances}
+
+    def lines(self) -> list[str]:
+        """Write the books for people."""
+        entries = [
+            ("appended to topic telemetry", self.appended),
+            ("before the start", self.before_start),
+            ("in batches", self.batched),
+            *((f"rejected, {reason}", self.rejected[reason]) for reason in ("late", "future", "duplicate")),
+        ]
+        width = max(len(name) for name, _ in entries)
+        text = [f"{name:<{width}}  {count:>9,}" for name, count in entries]
+        text.insert(1, "-" * (width + 11))
+        text += [
+            "",
+            f"{self.batches:,} batches, {self.acked:,} acked; the killed worker held {self.held_when_killed},"
+            f" {self.delivered_again} were delivered again",
+            "It balances to the message." if self.balances else f"IT DOES NOT BALANCE: {self.astray} messages astray",
+        ]
+        return text
+
+
+def count_astray(expected: Iterable[Position], batches: Iterable[Batch], rejected: Iterable[Message]) -> int:
+    """Count the positions that are not in exactly one batch or rejection."""
+    seen: Counter[Position | None] = Counter(message.position for batch in batches for message in batch.messages)
+    seen.update(Position.parse((message.headers or {})[POSITION_HEADER]) for message in rejected)
+    wanted: Counter[Position | None] = Counter(expected)
+    return (seen - wanted).total() + (wanted - seen).total()

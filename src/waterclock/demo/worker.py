@@ -1,0 +1,65 @@
+"""One worker of the main job, a process of its own: receives batches, checks each against its window, and acks.
+
+It says on stdout what it takes and acks, a JSON object a line, and waits on stdin for a word before it begins with what
+it took: so its parent can kill it while it certainly holds messages, and it ends by itself when the parent is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from waterclock.batching.batch import Batch
+from waterclock.connection import connect
+from waterclock.errors import LeaseLostError, SchemaError
+from waterclock.tables.message_table import MessageTable
+
+LIMIT = 10
+"""Deliveries that a worker takes at a time."""
+
+
+def check_batch(batch: Batch, group: str | None) -> None:
+    """Check that a batch is what its window says.
+
+    Raises
+    ------
+    SchemaError
+        Where a message is of another source or outside the window.
+    """
+    if batch.source != group or not batch.messages:
+        raise SchemaError(f"batch {batch.id} came in group {group!r} with {len(batch.messages)} messages")
+    # A cut window ends just before the message that conflicted.
+    last = batch.end - 1 if batch.reason == "conflict" else batch.end
+    for message in batch.messages:
+        if message.source != batch.source or not batch.start <= message.event_time <= last:
+            raise SchemaError(f"batch {batch.id} holds {message}, which is outside {batch.start} to {last}")
+
+
+def work(table: MessageTable, consumer: str) -> None:
+    """Take, check and ack until every batch is acked, by this worker or another."""
+    while True:
+        deliveries = table.receive(limit=LIMIT, wait="100ms", consumer=consumer)
+        if deliveries:
+            _say(taken=len(deliveries), again=sum(delivery.epoch > 1 for delivery in deliveries))
+            if not sys.stdin.readline():
+                return
+        for delivery in deliveries:
+            check_batch(Batch.from_bytes(delivery.payload), delivery.group)
+            try:
+                delivery.ack()
+            except LeaseLostError:
+                continue  # a machine slower than the lease: whoever has the message now acks it
+            _say(acked=1)
+        if not deliveries and table.stats().unacked == 0:
+            return
+
+
+def _say(**facts: object) -> None:
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _url, _name, _consumer = sys.argv[1:]
+    with connect(_url) as _database:
+        work(_database.table(_name), _consumer)

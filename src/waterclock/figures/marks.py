@@ -1,0 +1,72 @@
+"""What a message, a window and a cut look like, as pieces of SVG path data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from waterclock.figures.svg import number
+
+Point = tuple[float, float]
+
+
+def dots(points: Iterable[Point]) -> Iterator[str]:
+    """Draw a dot at every point: strokes of no length, which round line caps make visible.
+
+    Points close together cost least when they follow one another, so they are sorted.
+    """
+    at_x = at_y = 0
+    for x, y in sorted((round(10 * x), round(10 * y)) for x, y in points):
+        yield f"m{_pair((x - at_x) / 10, (y - at_y) / 10)}h0"
+        at_x, at_y = x, y
+
+
+def bars(columns: Iterable[tuple[float, float, float]]) -> Iterator[str]:
+    """Draw upright strokes, each from ``(x, bottom)`` up by a height."""
+    for x, bottom, height in columns:
+        yield f"M{_pair(x, bottom)}v{number(-height)}"
+
+
+def box(left: float, right: float, top: float, height: float) -> str:
+    """Outline a window, at least a third of a pixel wide."""
+    width = number(max(right - left, 0.3))
+    return f"M{_pair(left, top)}h{width}v{number(height)}h-{width}z"
+
+
+def cut_edge(x: float, top: float, height: float) -> str:
+    """Draw the torn right edge of a window that was cut."""
+    teeth = max(2, round(height / 6))
+    depth = number(height / teeth / 2)
+    return f"M{_pair(x, top)}" + f"l-2.5 {depth}l2.5 {depth}" * teeth
+
+
+def _pair(x: float, y: float) -> str:
+    second = number(y)
+    return f"{number(x)}{second}" if second.startswith("-") else f"{number(x)} {second}"
+
+
+def _cross(x: float, y: float, r: float) -> str:
+    d, back = number(2 * r), number(-2 * r)
+    return f"M{_pair(x - r, y - r)}l{d} {d}m0{back}l{back} {d}"
+
+
+def _triangle(x: float, y: float, r: float) -> str:
+    return f"M{_pair(x - r, y - r)}v{number(2 * r)}l{number(2 * r)}{number(-r)}z"
+
+
+def _circle(x: float, y: float, r: float) -> str:
+    arc = f"a{number(r)} {number(r)} 0 1 0"
+    return f"M{_pair(x - r, y)}{arc} {number(2 * r)} 0{arc} {number(-2 * r)} 0z"
+
+
+def _diamond(x: float, y: float, r: float) -> str:
+    d, back = number(r), number(-r)
+    return f"M{_pair(x, y - r)}l{d} {d}l{back} {d}l{back}{back}z"
+
+
+GLYPHS: dict[str, Callable[[float, float, float], str]] = {
+    "late": _cross,
+    "future": _triangle,
+    "duplicate": _circle,
+    "replaced": _diamond,
+}
+"""The shape of each kind of rejected message, given its centre and its radius (px)."""

@@ -1,0 +1,90 @@
+"""Builds SVG text: elements whose attributes and texts are always escaped, and numbers written short and alike."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+# XML 1.0 cannot hold these at all, not even escaped; a source's name may.
+_FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+Value = str | int | float
+
+
+def picture(width: float, height: float, title: str, description: str, style: str) -> Element:
+    """Begin an SVG picture of ``width`` by ``height`` pixels with a style sheet and its texts for screen readers."""
+    root = Element("svg")
+    _set(
+        root,
+        {
+            "xmlns": "http://www.w3.org/2000/svg",
+            "viewBox": f"0 0 {number(width)} {number(height)}",
+            "width": width,
+            "height": height,
+            "class": "wc",
+            "role": "img",
+        },
+    )
+    add(root, "title", content=title)
+    add(root, "desc", content=description)
+    add(root, "style", content=style)
+    return root
+
+
+def add(parent: Element, name: str, *, content: str | None = None, **attributes: Value) -> Element:
+    """Add an element below ``parent``.
+
+    Underscores in attribute names become hyphens, and ``class_`` becomes ``class``.
+    """
+    element = SubElement(parent, name)
+    _set(element, {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()})
+    if content is not None:
+        element.text = _printable(content)
+    return element
+
+
+def path(parent: Element, class_: str, pieces: Iterable[str], **attributes: Value) -> None:
+    """Add one path made of ``pieces`` of path data; none at all where there are no pieces."""
+    data = "".join(pieces)
+    if data:
+        add(parent, "path", class_=class_, d=data, **attributes)
+
+
+def to_text(root: Element) -> str:
+    """Write the picture as text, an element a line."""
+    indent(root, space=" ")
+    return tostring(root, encoding="unicode") + "\n"
+
+
+def number(value: float) -> str:
+    """Write a number with at most one decimal, a tenth of a pixel: ``12``, ``12.5``, ``.5``, ``-3``."""
+    text = f"{value:.1f}".removesuffix(".0")
+    if text == "-0":
+        return "0"
+    return text.replace("0.", ".", 1) if text.lstrip("-").startswith("0.") else text
+
+
+def text_width(text: str, size: float) -> float:
+    """Estimate how wide ``text`` becomes in a sans-serif font of ``size`` pixels."""
+    return 0.56 * size * len(text)
+
+
+def shorten(text: str, size: float, width: float) -> str:
+    """Cut ``text`` with an ellipsis where it is estimated to be wider than ``width`` pixels."""
+    room = max(1, int(width / (0.56 * size)))
+    return text if len(text) <= room else text[: room - 1] + "…"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """Write how many there are: ``1 batch``, ``1,024 batches``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def _set(element: Element, attributes: dict[str, Value]) -> None:
+    for key, value in attributes.items():
+        element.set(key, _printable(value) if isinstance(value, str) else number(value))
+
+
+def _printable(text: str) -> str:
+    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -1,0 +1,56 @@
+"""The colours and the style sheet of every picture, for light and for dark surroundings.
+
+The colours of rejected messages come from Okabe and Ito's palette, which colour-blind people can tell apart; each kind
+has a shape of its own as well.
+"""
+
+from __future__ import annotations
+
+REJECTED = {
+    "late": ("#d55e00", "#ff8b3d"),
+    "future": ("#9a4f86", "#e2a3d0"),
+    "duplicate": ("#00805f", "#3fd0a5"),
+    "replaced": ("#8a6a00", "#e6c34f"),
+}
+"""Kinds of rejected messages in the order of legends: colour on light, colour on dark."""
+
+_COLOURS = {
+    # class: (property, on light, on dark)
+    "panel": ("fill", "#ffffff", "#0d1117"),
+    "frame": ("stroke", "#d1d9e0", "#30363d"),
+    "lane": ("fill", "#f3f5f7", "#161c24"),
+    "grid": ("stroke", "#dde3e8", "#29313a"),
+    "odd": ("fill", "#c9e3f6", "#123b5e"),
+    "even": ("fill", "#9fcdec", "#1d5a8a"),
+    "cut": ("stroke", "#0c4a7c", "#a9d6fb"),
+    "message": ("stroke", "#0c4a7c", "#b5dcff"),
+    "ink": ("fill", "#1f2328", "#e9eef4"),
+    "muted": ("fill", "#57606a", "#9aa4af"),
+    "link": ("stroke", "#7d8894", "#7d8894"),
+}
+
+_SHAPES = """
+.wc text{font:11px system-ui,-apple-system,"Segoe UI","Helvetica Neue",Arial,sans-serif;
+font-variant-numeric:tabular-nums}
+.wc text.title{font-size:17px;font-weight:600}
+.wc text.name{font-size:13px;font-weight:600}
+.wc text.small{font-size:9px}
+.wc text.middle{text-anchor:middle}
+.wc text.end{text-anchor:end}
+.wc path{fill:none;stroke-width:1}
+.wc .dots{stroke-linecap:round}
+.wc .glyph,.wc .cut{stroke-width:1.4;stroke-linejoin:round}
+"""
+
+
+def style_sheet() -> str:
+    """Write the style sheet. Every rule begins with the picture's own class, so that a page may hold it inline."""
+    return f"{_SHAPES}{_rules(0)}@media (prefers-color-scheme:dark){{\n{_rules(1)}}}\n"
+
+
+def _rules(surrounding: int) -> str:
+    rules = [f".wc .{name}{{{key}:{colours[surrounding]}}}" for name, (key, *colours) in _COLOURS.items()]
+    for name, colours in REJECTED.items():
+        rules += [f".wc .{name}{{stroke:{colours[surrounding]}}}"]
+        rules += [f".wc text.{name}{{stroke:none;fill:{colours[surrounding]}}}"]
+    return "\n".join(rules) + "\n"

@@ -1,0 +1,1 @@
+"""What arrives from outside: other systems' messages, read into ours."""

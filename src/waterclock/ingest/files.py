@@ -1,0 +1,134 @@
+"""Messages in files: JSON lines and Parquet."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from waterclock.arrow import as_message_columns, from_arrow
+from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError
+from waterclock.message import Message
+from waterclock.time import format_time
+
+CHUNK = 1_000
+"""Messages that are read from a file at a time: few enough to keep in memory, enough to make one good entry."""
+
+_FIELDS = {"source", "stream", "event_time", "publish_time", "receive_time", "headers", "payload", "payload_base64"}
+_OF_A_TOPIC = {"position"}
+
+
+def message_to_json(message: Message) -> dict[str, Any]:
+    """Lay a message out as JSON can hold it.
+
+    Times become ISO 8601; a payload that is UTF-8 becomes ``payload``, any other ``payload_base64``.
+    """
+    fields: dict[str, Any] = {
+        "source": message.source,
+        "stream": message.stream,
+        "event_time": format_time(message.event_time),
+    }
+    if message.publish_time is not None:
+        fields["publish_time"] = format_time(message.publish_time)
+    if message.receive_time is not None:
+        fields["receive_time"] = format_time(message.receive_time)
+    if message.headers is not None:
+        fields["headers"] = dict(message.headers)
+    if message.position is not None:
+        fields["position"] = str(message.position)
+    try:
+        fields["payload"] = message.payload.decode()
+    except UnicodeDecodeError:
+        fields["payload_base64"] = base64.b64encode(message.payload).decode()
+    return fields
+
+
+def message_from_json(fields: object) -> Message:
+    """Make a message of what `message_to_json` wrote, or of what a user wrote by hand.
+
+    A ``position`` is passed over, because a message gets one from the topic it is in.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For a field that is missing, unknown, or has a wrong value.
+    """
+    if not isinstance(fields, Mapping):
+        raise InvalidArgumentError(f"{fields!r} is no message; write an object with source, stream and event_time")
+    given: dict[str, Any] = {str(name): value for name, value in fields.items() if name not in _OF_A_TOPIC}
+    unknown = given.keys() - _FIELDS
+    if unknown:
+        raise InvalidArgumentError(f"a message has no field {min(unknown)!r}; it has {', '.join(sorted(_FIELDS))}")
+    missing = {"source", "stream", "event_time"} - given.keys()
+    if missing:
+        raise InvalidArgumentError(f"the message has no {min(missing)!r}: {json.dumps(fields)[:200]}")
+    payload = given.pop("payload", "")
+    if isinstance(payload, str):
+        payload = payload.encode()
+    encoded = given.pop("payload_base64", None)
+    if encoded is not None:
+        payload = _decode_base64(encoded)
+    return Message(**given, payload=payload)
+
+
+def read_messages(path: str | Path) -> Iterator[list[Message]]:
+    """Read a file of messages in chunks of at most `CHUNK`.
+
+    Parameters
+    ----------
+    path
+        ``.parquet`` (columns as in a topic's ledgers), or any other name: JSON lines; ``-`` is standard input.
+
+    Raises
+    ------
+    NotFoundError
+        Where there is no such file.
+    InvalidArgumentError, SchemaError
+        Naming the line or column that is no message.
+    """
+    if str(path) == "-":
+        path = "/dev/stdin"
+    path = Path(path)
+    if not path.exists():
+        raise NotFoundError(f"there is no file {str(path)!r}")
+    if path.suffix == ".parquet":
+        yield from _read_parquet(path)
+        return
+    with path.open(encoding="utf-8") as lines:
+        numbered = enumerate(lines, start=1)
+        while chunk := [_parse_line(path, number, line) for number, line in islice(_not_blank(numbered), CHUNK)]:
+            yield chunk
+
+
+def _not_blank(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    return ((number, line) for number, line in lines if line.strip())
+
+
+def _parse_line(path: Path, number: int, line: str) -> Message:
+    try:
+        return message_from_json(json.loads(line))
+    except (json.JSONDecodeError, InvalidArgumentError) as error:
+        raise InvalidArgumentError(f"{path}, line {number}: {error}") from None
+
+
+def _read_parquet(path: Path) -> Iterator[list[Message]]:
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(CHUNK):
+                yield from_arrow(as_message_columns(batch))
+    except pa.ArrowInvalid as error:
+        raise SchemaError(f"{path} is not Parquet: {error}") from None
+
+
+def _decode_base64(encoded: object) -> bytes:
+    try:
+        return base64.b64decode(str(encoded), validate=True)
+    except binascii.Error as error:
+        raise InvalidArgumentError(f"payload_base64: {str(encoded)[:80]!r} is not base64: {error}") from None

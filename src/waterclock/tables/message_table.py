@@ -1,0 +1,379 @@
+"""The message table: a queue in an ordinary SQL table."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+import sqlalchemy as sa
+
+from waterclock.database.backend import Backend
+from waterclock.database.table_catalogue import message_tables
+from waterclock.errors import AlreadyExistsError, InvalidArgumentError, LeaseLostError, NotFoundError
+from waterclock.tables import acking
+from waterclock.tables.callers import CallerConnections
+from waterclock.tables.context import TableContext, table_dialect
+from waterclock.tables.delivery import Delivery
+from waterclock.tables.explaining import Explanation, explain_message
+from waterclock.tables.options import AckOrder, Groups, IdType, OnExhausted, Payload, TableOptions, Ungrouped
+from waterclock.tables.purging import CHUNK, purge_chunk
+from waterclock.tables.putting import MessageId, PutIds, check_id, put_rows
+from waterclock.tables.receiving import pause, receive
+from waterclock.tables.schema import check_table_name, message_rows, reflect_rows, user_columns
+from waterclock.tables.stats import TableStats, table_stats
+from waterclock.tables.subscribing import Subscription
+from waterclock.time import Duration, Time, to_duration, to_time
+
+_SECOND = 1_000_000_000
+
+
+class MessageTable:
+    """A queue in a SQL table (message tables). Safe to share between threads.
+
+    Plain SQL works beside it: ``INSERT INTO name(id, message) VALUES …`` enqueues, SELECT looks.
+    """
+
+    def __init__(self, context: TableContext) -> None:
+        self._context = context
+        self._callers = CallerConnections(context.backend)
+
+    @property
+    def name(self) -> str:
+        """The table's name, also in SQL."""
+        return self._context.name
+
+    @property
+    def options(self) -> TableOptions:
+        """The table's options, durations in ns."""
+        return self._context.options
+
+    @classmethod
+    def create(
+        cls,
+        backend: Backend,
+        name: str,
+        *,
+        ack_wait: Duration = "30s",
+        purge_after: Duration | None = "1d",
+        batch_size: int = 10,
+        cache_size: int = 10_000,
+        poll_interval: Duration = "30s",
+        min_backoff: Duration | None = None,
+        max_backoff: Duration | None = None,
+        jitter: float = 0.33,
+        max_attempts: int | None = None,
+        dead_letter: str | None = None,
+        rate_limit: float | None = None,
+        groups: Groups | None = None,
+        group_header: str = "waterclock.group",
+        ungrouped: Ungrouped = "default",
+        ack_order: AckOrder = "strict",
+        on_exhausted: OnExhausted = "block",
+        columns: Mapping[str, object] | None = None,
+        id_type: IdType = "bigint",
+        payload: Payload = "bytes",
+        exist_ok: bool = False,
+    ) -> Self:
+        """Make a message table; `Database.create_table` explains the options.
+
+        Raises
+        ------
+        AlreadyExistsError
+            Where the table exists and ``exist_ok`` is False, or where another SQL table has the name.
+        InvalidArgumentError
+            For an option that cannot be meant, or that this version does not have.
+        """
+        check_table_name(name)
+        options = TableOptions.check(
+            ack_wait=ack_wait,
+            purge_after=purge_after,
+            batch_size=batch_size,
+            cache_size=cache_size,
+            poll_interval=poll_interval,
+            min_backoff=min_backoff,
+            max_backoff=max_backoff,
+            jitter=jitter,
+            max_attempts=max_attempts,
+            dead_letter=dead_letter,
+            rate_limit=rate_limit,
+            groups=groups,
+            group_header=group_header,
+            ungrouped=ungrouped,
+            ack_order=ack_order,
+            on_exhausted=on_exhausted,
+            id_type=id_type,
+            payload=payload,
+        )
+        dialect = table_dialect(backend)
+        rows = message_rows(name, options.id_type, options.payload, user_columns(columns))
+
+        def work(connection: sa.Connection) -> None:
+            if _is_known(connection, name):
+                if exist_ok:
+                    return
+                raise AlreadyExistsError(f"message table {name!r} exists; open it, or pass exist_ok=True")
+            if sa.inspect(connection).has_table(name):
+                raise AlreadyExistsError(
+                    f"a SQL table named {name!r} exists that is no message table; choose another name"
+                )
+            dialect.create(connection, rows, options.id_type, grouped=options.groups is not None)
+            connection.execute(
+                sa.insert(message_tables).values(
+                    name=name, options=options.to_json(), revision=1, time_created=backend.now_sql()
+                )
+            )
+
+        backend.transact(work)
+        return cls.open(backend, name)
+
+    @classmethod
+    def open(cls, backend: Backend, name: str) -> Self:
+        """Open a message table.
+
+        Raises
+        ------
+        NotFoundError
+            Where there is none of this name.
+        SchemaError
+            Where its SQL table is gone or lacks a column, or its options are incomplete.
+        """
+        dialect = table_dialect(backend)
+        with backend.snapshot() as connection:
+            entry = connection.execute(sa.select(message_tables).where(message_tables.c.name == name)).first()
+            if entry is None:
+                raise NotFoundError(
+                    f"there is no message table {name!r} in {backend.url.render_as_string()}; create it"
+                )
+            options = TableOptions.from_json(name, entry.options)
+            rows = reflect_rows(connection, name, options.id_type, options.payload)
+        return cls(TableContext(backend, entry.table_id, name, options, rows, dialect))
+
+    def put(
+        self,
+        payload: Any,
+        *,
+        id: MessageId | str | None = None,  # noqa: A002  # the column's name, which the interface has too
+        at: Time | None = None,
+        group: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        connection: Any = None,
+        **columns: Any,
+    ) -> MessageId:
+        """Put a message. An id that is there already stays as it is: putting twice is putting once.
+
+        Parameters
+        ----------
+        payload
+            Bytes, text or a JSON value, as the table's ``payload`` says.
+        id
+            Identifies the message; None: the database generates a bigint, Waterclock a UUID (version 7).
+        at
+            When it is to be sent; None: now.
+        group
+            Its group; None: the one that the header named by ``group_header`` names.
+        headers
+            Text by text.
+        priority
+            Higher ones are sent earlier, whatever their age. In a table with groups the head's priority orders groups.
+        connection
+            A SQLAlchemy Connection or Session, or a DB-API connection of the database's driver, in whose transaction
+            to put: commit delivers, rollback leaves nothing.
+        columns
+            Values for the table's further columns.
+
+        Returns
+        -------
+        int | str | UUID
+            The id.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Naming the argument and the value.
+        """
+        message = {
+            "payload": payload,
+            "id": id,
+            "at": at,
+            "group": group,
+            "headers": headers,
+            "priority": priority,
+            **columns,
+        }
+        return self.put_many([message], connection=connection)[0]
+
+    def put_many(self, rows: Iterable[Mapping[str, Any]], *, connection: Any = None) -> PutIds:
+        """Put many messages in one transaction, each a dict of the arguments of `put`; return the ids in their order.
+
+        Its ``existing`` names the ids that were there already.
+        """
+        messages = list(rows)
+        if connection is None:
+            return self._context.backend.transact(lambda own: put_rows(self._context, own, messages))
+        with self._callers.use(connection) as theirs:
+            return put_rows(self._context, theirs, messages)
+
+    def receive(
+        self, limit: int | None = None, wait: Duration | None = None, consumer: str | None = None
+    ) -> list[Delivery]:
+        """Take messages that are due, highest priority first, then the oldest due first.
+
+        Parameters
+        ----------
+        limit
+            How many at the most; None: the table's ``batch_size``.
+        wait
+            For how long to wait where none is due; None: not at all.
+        consumer
+            Who takes them, for those who look; None: the host and the process.
+        """
+        count = self.options.batch_size if limit is None else _limit(limit)
+        name = consumer or _this_process()
+        found = receive(self._context, self._callers, count, name)
+        if found or wait is None:
+            return found
+        until = time.monotonic() + to_duration(wait, "wait") / _SECOND
+        changes = self._context.sql.changes(self._context.backend)
+        try:
+            while not (found := receive(self._context, self._callers, count, name)):
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+                pause(self._context, changes, threading.Event(), left)
+        finally:
+            changes.close()
+        return found
+
+    def subscribe(self, consumer: str | None = None, limit: int | None = None) -> Subscription:
+        """Take messages one after another as they become due, until the subscription is stopped or closed.
+
+        Parameters
+        ----------
+        consumer
+            Who takes them; None: the host and the process.
+        limit
+            How many to claim at a time; None: the table's ``batch_size``.
+        """
+        return Subscription(
+            self._context,
+            self._callers,
+            self._context.sql.changes(self._context.backend),
+            consumer or _this_process(),
+            self.options.batch_size if limit is None else _limit(limit),
+        )
+
+    def ack(self, ids: MessageId | Delivery | Iterable[MessageId | Delivery], *, connection: Any = None) -> int:
+        """Ack messages (message tables, "Acknowledging messages"): they are never sent again.
+
+        Parameters
+        ----------
+        ids
+            Ids, which are acked whoever has them, or deliveries, which are acked where their lease is not lost.
+        connection
+            As in `put`: the acks count when the caller commits.
+
+        Returns
+        -------
+        int
+            How many were not acked before.
+
+        Raises
+        ------
+        LeaseLostError
+            Where a delivery's lease was lost. The other messages are acked.
+        OrderError
+            Where an earlier message of a group is not acked. No message is acked.
+        """
+        given = list(ids) if isinstance(ids, Iterable) and not isinstance(ids, str) else [ids]
+        deliveries = [one for one in given if isinstance(one, Delivery)]
+        plain = [self._id(one) for one in given if not isinstance(one, Delivery)]
+
+        def work(own: sa.Connection) -> tuple[int, set[int]]:
+            lost = acking.ack_held(self._context, own, [one.held for one in deliveries])
+            count = len({one.held.seq for one in deliveries} - lost)
+            return count + (acking.ack_ids(self._context, own, plain) if plain else 0), lost
+
+        if connection is None:
+            count, lost = self._context.backend.transact(work)
+        else:
+            with self._callers.use(connection) as theirs:
+                count, lost = work(theirs)
+        for delivery in deliveries:
+            delivery.end()
+        if lost:
+            names = ", ".join(repr(one.id) for one in deliveries if one.held.seq in lost)
+            raise LeaseLostError(
+                f"ack: {names} of {self.name!r} are not ours any more: their lease ended and they were sent to somebody"
+                f" else, acked or rescheduled; the other {count} are acked"
+            )
+        return count
+
+    def reschedule(self, ids: MessageId | Iterable[MessageId], at: Time, epoch: int | None = None) -> int:
+        """Set when messages are sent next (message tables, "Advanced usage"); return how many were not acked.
+
+        Parameters
+        ----------
+        at
+            When.
+        epoch
+            How often they count as sent, which sets the back-off that follows; None: as it is.
+        """
+        given = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
+        when = to_time(at, "at")
+        plain = [self._id(one) for one in given]
+        return self._context.backend.transact(lambda own: acking.reschedule(self._context, own, plain, when, epoch))
+
+    def purge(self) -> int:
+        """Delete messages that were acked longer ago than ``purge_after``, some at a time; return how many."""
+        total = 0
+        while True:
+            purged = self._context.backend.transact(lambda own: purge_chunk(self._context, own))
+            total += purged
+            if purged < CHUNK:
+                return total
+
+    def stats(self) -> TableStats:
+        """Count the messages."""
+        with self._context.backend.snapshot() as connection:
+            return table_stats(self._context, connection)
+
+    def explain(self, id: MessageId) -> Explanation:  # noqa: A002  # the column's name, which the interface has too
+        """Say why a message is not out; NotFoundError where there is none with this id."""
+        wanted = check_id(self._context, id)
+        with self._context.backend.snapshot() as connection:
+            return explain_message(self._context, connection, wanted)
+
+    def _id(self, value: Any) -> Any:
+        checked = check_id(self._context, value)
+        return str(checked) if self.options.id_type == "uuid" else checked
+
+    def __repr__(self) -> str:
+        return f"<MessageTable {self.name!r}>"
+
+
+def message_table_names(backend: Backend) -> list[str]:
+    """Name every message table, in alphabetical order."""
+    with backend.snapshot() as connection:
+        return list(connection.scalars(sa.select(message_tables.c.name).order_by(message_tables.c.name)))
+
+
+def _is_known(connection: sa.Connection, name: str) -> bool:
+    return (
+        connection.execute(sa.select(message_tables.c.table_id).where(message_tables.c.name == name)).first()
+        is not None
+    )
+
+
+def _limit(value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # users need not check types
+        raise InvalidArgumentError(f"limit: {value!r} is no count; give a whole number from 1")
+    return value
+
+
+def _this_process() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"

@@ -1,0 +1,144 @@
+"""The options of a message table: what users may write, checked, and how the catalogue keeps them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.tables.backoff import Backoff
+from waterclock.time import Duration, to_duration
+
+Groups = Literal["exclusive", "sequenced"]
+"""How the messages of a group are handed out (message groups, policies 1 and 2)."""
+
+Ungrouped = Literal["default", "free", "reject"]
+"""What a message is that names no group."""
+
+AckOrder = Literal["strict", "hold", "lenient"]
+"""What an ack means that passes over an earlier message of its group."""
+
+OnExhausted = Literal["block", "dead_letter"]
+"""What a group does when its head has used up its attempts."""
+
+IdType = Literal["bigint", "text", "uuid"]
+"""The type of a message's id."""
+
+Payload = Literal["bytes", "text", "json"]
+"""The type of a message's payload."""
+
+# What the interface names and this version does not do yet is refused, so that nobody relies on it.
+_LATER: dict[str, object] = {
+    "max_attempts": None,
+    "dead_letter": None,
+    "rate_limit": None,
+    "ungrouped": "default",
+    "ack_order": "strict",
+    "on_exhausted": "block",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """The options of one message table, checked. Durations are int ns; `MessageTable.create` explains them."""
+
+    ack_wait: int
+    purge_after: int | None
+    batch_size: int
+    cache_size: int
+    poll_interval: int
+    min_backoff: int | None
+    max_backoff: int | None
+    jitter: float
+    groups: Groups | None
+    group_header: str
+    id_type: IdType
+    payload: Payload
+
+    @property
+    def backoff(self) -> Backoff:
+        """The back-off that these options describe."""
+        return Backoff(self.ack_wait, self.min_backoff, self.max_backoff, self.jitter)
+
+    def to_json(self) -> str:
+        """Write the options as the catalogue keeps them."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, name: str, text: str) -> TableOptions:
+        """Read what `to_json` wrote for the table ``name``; SchemaError names an option that is missing."""
+        known: dict[str, Any] = json.loads(text)
+        for field in fields(cls):
+            if field.name not in known:
+                raise SchemaError(f"message table {name!r}: its entry in the catalogue lacks the option {field.name!r}")
+        return cls(**{field.name: known[field.name] for field in fields(cls)})
+
+    @classmethod
+    def check(
+        cls,
+        *,
+        ack_wait: Duration,
+        purge_after: Duration | None,
+        batch_size: int,
+        cache_size: int,
+        poll_interval: Duration,
+        min_backoff: Duration | None,
+        max_backoff: Duration | None,
+        jitter: float,
+        groups: Groups | None,
+        group_header: str,
+        id_type: IdType,
+        payload: Payload,
+        **later: object,
+    ) -> TableOptions:
+        """Check what a user wrote; InvalidArgumentError names the option, the value and the remedy."""
+        for option, value in later.items():
+            if value != _LATER[option]:
+                raise InvalidArgumentError(
+                    f"{option}: {value!r} is not available in this version; leave it {_LATER[option]!r}"
+                )
+        if groups == "exclusive":
+            raise InvalidArgumentError("groups: 'exclusive' is not available in this version; use 'sequenced'")
+        options = cls(
+            ack_wait=to_duration(ack_wait, "ack_wait", minimum=1),
+            purge_after=None if purge_after is None else to_duration(purge_after, "purge_after"),
+            batch_size=_count(batch_size, "batch_size"),
+            cache_size=_count(cache_size, "cache_size"),
+            poll_interval=to_duration(poll_interval, "poll_interval", minimum=1),
+            min_backoff=None if min_backoff is None else to_duration(min_backoff, "min_backoff", minimum=1),
+            max_backoff=None if max_backoff is None else to_duration(max_backoff, "max_backoff", minimum=1),
+            jitter=_fraction(jitter, "jitter"),
+            groups=None if groups is None else _choice(groups, "groups", Groups),
+            group_header=_text(group_header, "group_header"),
+            id_type=_choice(id_type, "id_type", IdType),
+            payload=_choice(payload, "payload", Payload),
+        )
+        if options.max_backoff is not None and options.max_backoff < options.backoff.base:
+            shortest = "ack_wait" if options.min_backoff is None else "min_backoff"
+            raise InvalidArgumentError(f"max_backoff: {max_backoff!r} is shorter than {shortest}; give at least that")
+        return options
+
+
+def _count(value: object, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgumentError(f"{name}: {value!r} is no count; give a whole number from 1")
+    return value
+
+
+def _fraction(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise InvalidArgumentError(f"{name}: {value!r} is no fraction; give a number from 0 to less than 1")
+    return float(value)
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidArgumentError(f"{name}: {value!r} is not a text of at least one character")
+    return value
+
+
+def _choice(value: Any, name: str, choices: Any) -> Any:
+    if value not in get_args(choices):
+        raise InvalidArgumentError(f"{name}: {value!r} is none of {', '.join(map(repr, get_args(choices)))}")
+    return value

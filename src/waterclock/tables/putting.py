@@ -1,0 +1,190 @@
+"""Putting messages into a message table."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.errors import InvalidArgumentError
+from waterclock.tables.context import TableContext
+from waterclock.tables.schema import OWN_COLUMNS
+from waterclock.time import to_time
+
+MessageId = int | str | uuid.UUID
+"""What identifies a message; which of these it is, is the table's ``id_type``."""
+
+_FIELDS = frozenset({"payload", "id", "at", "group", "headers", "priority"})
+_LONGEST_NAME = 255
+_PRIORITIES = range(-(2**31), 2**31)
+_BIGINTS = range(-(2**63), 2**63)
+
+
+class PutIds(list[MessageId]):
+    """The ids of messages that were put, in their order.
+
+    Attributes
+    ----------
+    existing
+        Those that were there before, or came twice; putting them changed nothing.
+    """
+
+    existing: list[MessageId]
+
+    def __init__(self, ids: Iterable[MessageId] = (), existing: Iterable[MessageId] = ()) -> None:
+        super().__init__(ids)
+        self.existing = list(existing)
+
+
+def put_rows(context: TableContext, connection: sa.Connection, messages: Iterable[Mapping[str, Any]]) -> PutIds:
+    """Insert the messages whose ids are new, and return the ids of all.
+
+    Parameters
+    ----------
+    messages
+        Each with the arguments of `MessageTable.put`.
+    """
+    prepared = [_row(context, message) for message in messages]
+    if not prepared:
+        return PutIds()
+    _fill_ids(context, connection, prepared)
+    # With RETURNING, rows go many to a statement; one by one, SQLite's triggers would cost five times as much.
+    inserted = set(connection.scalars(_insert(context).returning(context.rows.c.id), prepared))
+    ids = [row["id"] for row in prepared]
+    existing: list[MessageId] = []
+    for message_id in ids:
+        if message_id in inserted:
+            inserted.remove(message_id)
+        else:
+            existing.append(message_id)
+    return PutIds(ids, existing)
+
+
+def _fill_ids(context: TableContext, connection: sa.Connection, prepared: list[dict[str, Any]]) -> None:
+    nameless = [row for row in prepared if row["id"] is None]
+    if not nameless:
+        return
+    kind = context.options.id_type
+    if kind == "text":
+        raise InvalidArgumentError(f"id: message table {context.name!r} has text ids, which only you can give")
+    if kind == "uuid":
+        for row in nameless:
+            row["id"] = _uuid7()
+        return
+    above = max((row["id"] for row in prepared if row["id"] is not None), default=0)
+    new_ids = context.sql.reserve_ids(connection, context.rows, len(nameless), above)
+    for row, new_id in zip(nameless, new_ids, strict=True):
+        row["id"] = new_id
+
+
+def _insert(context: TableContext) -> sa.Insert:
+    now = context.backend.now_sql()
+    at = sa.func.coalesce(sa.bindparam("at", type_=sa.BigInteger), now)
+    # The other columns are those that the rows name.
+    return context.sql.insert(context.rows, {"time_created": now, "time_scheduled": at, "time_next": at})
+
+
+@lru_cache(maxsize=256)
+def user_column_names(rows: sa.Table) -> tuple[str, ...]:
+    """Name the columns that are the user's."""
+    return tuple(column.name for column in rows.columns if column.name not in OWN_COLUMNS)
+
+
+def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
+    if "payload" not in message:
+        raise InvalidArgumentError(f"payload: {message!r} has none; every message has a payload")
+    own = user_column_names(context.rows)
+    for name in message:
+        if name not in _FIELDS and name not in own:
+            raise InvalidArgumentError(
+                f"{name}: message table {context.name!r} has no such column;"
+                f" it has {', '.join((*sorted(_FIELDS), *own))}"
+            )
+    headers = message.get("headers")
+    at, given_id = message.get("at"), message.get("id")
+    row = {
+        "id": None if given_id is None else check_id(context, given_id),
+        "at": None if at is None else to_time(at, "at"),
+        "message": _payload(context, message["payload"]),
+        "group_id": _group(context, message.get("group"), headers),
+        "headers": None if headers is None else _headers(headers),
+        "priority": _priority(message.get("priority", 0)),
+    }
+    for name in own:
+        row[name] = message.get(name)
+    return row
+
+
+def check_id(context: TableContext, value: Any) -> MessageId:
+    """Return an id in the table's type; InvalidArgumentError where it is of another type."""
+    kind = context.options.id_type
+    if kind == "bigint" and type(value) is int and value in _BIGINTS:
+        return value
+    if kind == "text" and isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME:
+        return value
+    if kind == "uuid":
+        if isinstance(value, uuid.UUID):
+            return value
+        try:
+            return uuid.UUID(value)  # pyright: ignore[reportArgumentType]  # what is no text is refused below
+        except (ValueError, AttributeError, TypeError):
+            pass
+    wanted = {
+        "bigint": "a 64-bit int",
+        "text": f"a text of 1 to {_LONGEST_NAME} characters",
+        "uuid": "a UUID, as object or text",
+    }
+    raise InvalidArgumentError(f"id: {value!r} does not fit message table {context.name!r}; give {wanted[kind]}")
+
+
+def _uuid7() -> uuid.UUID:
+    # RFC 9562, section 5.7: milliseconds first, so that ids made later sort later and stay together in an index.
+    milliseconds = time.time_ns() // 1_000_000
+    random = secrets.randbits(74)
+    return uuid.UUID(int=milliseconds << 80 | 0x7 << 76 | (random >> 62) << 64 | 0b10 << 62 | random & (1 << 62) - 1)
+
+
+def _payload(context: TableContext, value: Any) -> Any:
+    kind = context.options.payload
+    if kind == "json":
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(f"payload: {value!r} cannot be written as JSON: {error}") from None
+        return sa.JSON.NULL if value is None else value
+    if kind == "text" and isinstance(value, str):
+        return value
+    if kind == "bytes" and isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise InvalidArgumentError(
+        f"payload: {value!r} is a {type(value).__name__}; message table {context.name!r} takes {kind}"
+    )
+
+
+def _group(context: TableContext, group: Any, headers: Any) -> str | None:
+    if group is None and isinstance(headers, Mapping):
+        group = headers.get(context.options.group_header)
+    if group is None:
+        return None
+    if not isinstance(group, str) or len(group) > _LONGEST_NAME:
+        raise InvalidArgumentError(f"group: {group!r} is not a text of up to {_LONGEST_NAME} characters")
+    return group or None  # an empty one counts as none
+
+
+def _headers(headers: Any) -> str:
+    texts = isinstance(headers, Mapping) and all(isinstance(text, str) for pair in headers.items() for text in pair)
+    if not texts:
+        raise InvalidArgumentError(f"headers: {headers!r} is not a dict of texts by texts")
+    return json.dumps(dict(headers), ensure_ascii=False)
+
+
+def _priority(value: Any) -> int:
+    if type(value) is not int or value not in _PRIORITIES:
+        raise InvalidArgumentError(f"priority: {value!r} is not a 32-bit int; a higher one is sent earlier")
+    return value

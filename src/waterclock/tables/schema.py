@@ -1,0 +1,145 @@
+"""The SQL table behind a message table: the document's columns, ours beside them, and any the user adds."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql, postgresql
+from sqlalchemy.types import TypeEngine
+
+from waterclock.database.types import BigInt, Key, LongText, Name
+from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.tables.options import IdType, Payload
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
+_RESERVED = ("waterclock_", "sqlite_", "pg_")
+
+
+class Bytes(sa.LargeBinary):
+    """Bytes, also where a plain-SQL client wrote a text into the column, as SQLite allows."""
+
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
+        """Encode texts; copy buffers."""
+        del dialect, coltype  # the same for all
+        return lambda value: value.encode() if isinstance(value, str) else None if value is None else bytes(value)
+
+
+class UuidText(sa.TypeDecorator[uuid.UUID]):
+    """A UUID as its 36 characters, so that plain-SQL clients can read and write it; PostgreSQL has a type for it."""
+
+    impl = sa.CHAR(36)
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: sa.Dialect) -> TypeEngine[Any]:
+        """Use PostgreSQL's own type there."""
+        return dialect.type_descriptor(postgresql.UUID() if dialect.name == "postgresql" else sa.CHAR(36))
+
+    def process_bind_param(self, value: uuid.UUID | None, dialect: sa.Dialect) -> Any:
+        """Write it in lower case with hyphens."""
+        return value if value is None or dialect.name == "postgresql" else str(value)
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> uuid.UUID | None:
+        """Read any spelling of it."""
+        del dialect  # the same for all
+        return value if value is None or isinstance(value, uuid.UUID) else uuid.UUID(value)
+
+
+_ID_TYPES: dict[IdType, Any] = {"bigint": BigInt, "text": Name, "uuid": UuidText()}
+_PAYLOADS: dict[Payload, Any] = {
+    "bytes": Bytes().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"),
+    "text": LongText,
+    "json": sa.JSON().with_variant(postgresql.JSONB(), "postgresql"),
+}
+_COLUMN_TYPES: dict[str, Any] = {
+    "bigint": BigInt,
+    "double": sa.Double(),
+    "boolean": sa.Boolean(),
+    "text": LongText,
+    "bytes": Bytes().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"),
+    "json": sa.JSON().with_variant(postgresql.JSONB(), "postgresql"),
+}
+
+
+def check_table_name(name: object) -> str:
+    """Return the name if a message table may bear it; InvalidArgumentError otherwise."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower().startswith(_RESERVED):
+        raise InvalidArgumentError(
+            f"name: {name!r} cannot name a message table; use up to 48 letters, digits and underscores,"
+            f" not starting with a digit or with {', '.join(_RESERVED)}"
+        )
+    return name
+
+
+def user_columns(columns: Mapping[str, object] | None) -> list[sa.Column[Any]]:
+    """Make columns of what a user wrote: names, each with one of our type names or a SQLAlchemy type."""
+    made: list[sa.Column[Any]] = []
+    for name, kind in (columns or {}).items():
+        if not _NAME.fullmatch(name) or name in OWN_COLUMNS or name in _ARGUMENTS:
+            raise InvalidArgumentError(f"columns: {name!r} is taken, or is no column name; choose another")
+        column_type = _COLUMN_TYPES.get(kind) if isinstance(kind, str) else kind
+        if not isinstance(column_type, TypeEngine) and not (
+            isinstance(column_type, type) and issubclass(column_type, TypeEngine)
+        ):
+            raise InvalidArgumentError(
+                f"columns: {name!r} has the type {kind!r}; give one of {', '.join(_COLUMN_TYPES)} or a SQLAlchemy type"
+            )
+        made.append(sa.Column(name, column_type))
+    return made
+
+
+def message_rows(name: str, id_type: IdType, payload: Payload, columns: list[sa.Column[Any]]) -> sa.Table:
+    """Describe the SQL table of a message table.
+
+    The first seven columns are the document's ("Creating a message table"), with its meaning; times in ns.
+    """
+    return sa.Table(
+        name,
+        sa.MetaData(),
+        sa.Column("time_scheduled", BigInt),
+        sa.Column("id", _ID_TYPES[id_type], unique=True),
+        sa.Column("time_next", BigInt),  # when it is sent next, so also the end of the lease; NULL once acked
+        sa.Column("epoch", BigInt, nullable=False, server_default="0"),
+        sa.Column("time_created", BigInt),
+        sa.Column("time_acked", BigInt),
+        sa.Column("message", _PAYLOADS[payload]),
+        sa.Column("priority", sa.Integer, nullable=False, server_default="0"),  # higher first
+        sa.Column("group_id", Name),
+        sa.Column("headers", LongText),  # a JSON object of texts
+        sa.Column("last_error", LongText),
+        sa.Column("seq", Key, primary_key=True),  # in the order of insertion
+        sa.Column("lease", BigInt),  # fences acks; NULL when nobody has the message
+        sa.Column("consumer", Name),  # who has the message, or had it last
+        sa.Column("position", BigInt),  # place in its group
+        sa.Column("routed", sa.SmallInteger, nullable=False, server_default="0"),  # 0: its group has not seen it yet
+        *columns,
+        sqlite_autoincrement=True,
+    )
+
+
+OWN_COLUMNS = tuple(column.name for column in message_rows("t", "bigint", "bytes", []).columns)
+"""The names that every message table's columns begin with."""
+
+_ARGUMENTS = ("payload", "at", "group", "connection")
+
+
+def reflect_rows(connection: sa.Connection, name: str, id_type: IdType, payload: Payload) -> sa.Table:
+    """Describe the SQL table as it is in the database now, with the columns that users added.
+
+    Raises
+    ------
+    SchemaError
+        Where the table is gone or lacks one of our columns.
+    """
+    inspector = sa.inspect(connection)
+    if not inspector.has_table(name):
+        raise SchemaError(f"message table {name!r}: its SQL table is gone; it was dropped outside Waterclock")
+    found = {column["name"]: column["type"] for column in inspector.get_columns(name)}
+    for column in OWN_COLUMNS:
+        if column not in found:
+            raise SchemaError(f"message table {name!r}: its SQL table lacks the column {column!r}; add it")
+    extra = [sa.Column(column, kind) for column, kind in found.items() if column not in OWN_COLUMNS]
+    return message_rows(name, id_type, payload, extra)

@@ -1,0 +1,107 @@
+"""Appending: one entry, one transaction, behind the lock of the topic's counter, so that positions have no holes."""
+
+from __future__ import annotations
+
+import secrets
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from waterclock.database.topic_catalogue import entries
+from waterclock.message import Position
+from waterclock.topics.bounds import peak_columns
+from waterclock.topics.counter import Counter
+from waterclock.topics.entries import Entry
+from waterclock.topics.ledgers import close_ledger, write_counter
+from waterclock.topics.producers import ProducerAppend, find_repeat, remember
+from waterclock.topics.storage import Storage
+
+_TOKEN_BITS = 63
+
+
+class Appended(NamedTuple):
+    """What an append did.
+
+    Attributes
+    ----------
+    first
+        Position of the first message; the others follow it in the same entry. None for a repeat that is too old
+        for its position to be remembered.
+    count
+        How many messages there were.
+    duplicate
+        True where the topic held them already and nothing was written.
+    """
+
+    first: Position | None
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # the word of the interface; tuple.count is not used
+    duplicate: bool = False
+
+
+def append_entry(storage: Storage, entry: Entry, producer: ProducerAppend | None = None) -> Appended:
+    """Write one entry at the end of the topic; it is durable and readable when this returns.
+
+    Raises
+    ------
+    ProducerFencedError
+        Where a newer instance of the producer has taken over.
+    InvalidArgumentError
+        Where the messages repeat a part of what the producer appended before.
+    NotFoundError
+        Where the topic was removed.
+    """
+    token = secrets.randbits(_TOKEN_BITS)
+    started_at: list[Position] = []
+
+    def work(connection: sa.Connection) -> Appended:
+        row, now = storage.lock(connection)
+        counter = Counter.of_row(row)
+        if started_at:
+            arrived = _find_token(storage, connection, token, started_at[0])
+            if arrived is not None:
+                return Appended(arrived, entry.messages)
+        started_at[:] = started_at or [counter.position]
+        if producer is not None:
+            repeat = find_repeat(storage, connection, producer)
+            if repeat is not None:
+                return Appended(repeat.first, entry.messages, duplicate=True)
+        if counter.is_due(now):
+            counter = close_ledger(storage, connection, counter, now)
+        _insert(storage, connection, counter, entry, token, now)
+        if producer is not None:
+            remember(storage, connection, producer, counter.position)
+        return Appended(counter.position, entry.messages)
+
+    return storage.backend.transact(work)
+
+
+def _insert(storage: Storage, connection: sa.Connection, counter: Counter, entry: Entry, token: int, now: int) -> None:
+    following = counter.appended(entry.messages, len(entry.data), entry.bounds, now)
+    bounds = entry.bounds.columns()
+    del bounds["end_effective_time"]  # the topic keeps it for its ledgers; within one, its running maximum is enough
+    connection.execute(
+        sa.insert(entries),
+        {
+            "topic_id": storage.topic_id,
+            "ledger": counter.ledger,
+            "entry": counter.entries,
+            "first_ordinal": counter.ordinal,
+            "messages": entry.messages,
+            "bytes": len(entry.data),
+            "token": token,
+            "data": entry.data,
+            **bounds,
+            **peak_columns(following.bounds.end if following.bounds else None),
+        },
+    )
+    write_counter(storage, connection, following)
+
+
+def _find_token(storage: Storage, connection: sa.Connection, token: int, since: Position) -> Position | None:
+    # The transaction is being tried again. Where the connection broke during the commit, nobody told us whether it
+    # took place, and writing the entry once more would double it.
+    statement = sa.select(entries.c.ledger, entries.c.entry).where(
+        entries.c.topic_id == storage.topic_id, entries.c.ledger >= since.ledger, entries.c.token == token
+    )
+    row = connection.execute(statement).one_or_none()
+    return None if row is None else Position(row.ledger, row.entry, 0)

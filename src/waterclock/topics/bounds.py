@@ -1,0 +1,87 @@
+"""Bounds of times: smallest and largest of a piece of a topic, and the running maximum that makes them searchable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import sqlalchemy as sa
+
+from waterclock.database.topic_catalogue import BOUNDED, TIMES
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The time bounds of some messages.
+
+    Attributes
+    ----------
+    begin
+        Smallest event_time, publish_time and receive_time, ns.
+    end
+        Largest of those, and of effective_time, the smaller of publish_time and receive_time, ns.
+    """
+
+    begin: Mapping[str, int]
+    end: Mapping[str, int]
+
+    @classmethod
+    def of_messages(cls, batch: pa.RecordBatch | pa.Table) -> Self:
+        """Measure at least one message; publish_time and receive_time must be filled in."""
+        extremes = {time: pc.call_function("min_max", [batch.column(time)]) for time in TIMES}
+        end = {time: extremes[time]["max"].as_py() for time in TIMES}
+        end["effective_time"] = pc.call_function("max", [effective_time(batch)]).as_py()
+        return cls({time: extremes[time]["min"].as_py() for time in TIMES}, end)
+
+    @classmethod
+    def of_row(cls, row: sa.RowMapping) -> Self | None:
+        """Read bounds from a catalogue row; None where it has none, or lacks one of them."""
+        begin = {time: row[f"begin_{time}"] for time in TIMES}
+        end = {time: row[f"end_{time}"] for time in BOUNDED}
+        if None in begin.values() or None in end.values():
+            return None
+        return cls(begin, end)
+
+    def joined(self, other: Bounds | None) -> Bounds:
+        """Bound the messages of both."""
+        if other is None:
+            return self
+        return Bounds(
+            {time: min(value, other.begin[time]) for time, value in self.begin.items()},
+            {time: max(value, other.end[time]) for time, value in self.end.items()},
+        )
+
+    def columns(self) -> dict[str, int]:
+        """Name the values as the catalogue does."""
+        columns = {f"begin_{time}": value for time, value in self.begin.items()}
+        columns.update((f"end_{time}", value) for time, value in self.end.items())
+        return columns
+
+
+def raised(peak: Mapping[str, int] | None, end: Mapping[str, int]) -> Mapping[str, int]:
+    """Carry a running maximum over one more piece whose largest times are ``end``."""
+    return end if peak is None else {time: max(value, peak[time]) for time, value in end.items()}
+
+
+def peak_of_row(row: sa.RowMapping) -> Mapping[str, int] | None:
+    """Read a running maximum from a catalogue row; None where nothing came before."""
+    peak = {time: row[f"peak_{time}"] for time in BOUNDED}
+    return None if None in peak.values() else peak
+
+
+def peak_columns(peak: Mapping[str, int] | None) -> dict[str, int | None]:
+    """Name a running maximum as the catalogue does."""
+    return {f"peak_{time}": None if peak is None else peak[time] for time in BOUNDED}
+
+
+def effective_time(batch: pa.RecordBatch | pa.Table) -> pa.ChunkedArray | pa.Array:
+    """Give the time by which messages expire: a producer whose clock is ahead must not keep them for ever."""
+    return pc.call_function("min_element_wise", [batch.column("publish_time"), batch.column("receive_time")])
+
+
+def time_column(batch: pa.RecordBatch | pa.Table, time: str) -> pa.ChunkedArray | pa.Array:
+    """Give one of the bounded times of some messages."""
+    return effective_time(batch) if time == "effective_time" else batch.column(time)

@@ -1,0 +1,104 @@
+"""The entry: the messages of one append, as the bytes that a row of the catalogue holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waterclock.arrow import MESSAGE_SCHEMA, as_message_columns, to_arrow, to_ipc
+from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.message import Message
+from waterclock.topics.bounds import Bounds
+
+PLACED_SCHEMA = pa.schema(
+    [*MESSAGE_SCHEMA, pa.field("entry", pa.int64(), nullable=False), pa.field("index", pa.int32(), nullable=False)]
+)
+"""The columns of a message, and its place in its ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One append, encoded: Arrow IPC bytes, how many messages they hold, and the bounds of their times."""
+
+    data: bytes
+    messages: int
+    bounds: Bounds
+
+
+def encode_entry(messages: Iterable[Message] | pa.Table | pa.RecordBatch, now: Callable[[], int]) -> Entry:
+    """Encode and compress the messages of one append.
+
+    Parameters
+    ----------
+    messages
+        Messages, or a table with their columns.
+    now
+        Fills in publish_time and receive_time where they are None. Called at most once.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Where there is no message, or something that is not a message.
+    SchemaError
+        Where a table lacks a column.
+    """
+    batch = _filled(_one_batch(messages), now)
+    return Entry(to_ipc(batch), batch.num_rows, Bounds.of_messages(batch))
+
+
+def decode_entries(rows: Iterable[tuple[int, bytes]], columns: Collection[str]) -> pa.RecordBatch:
+    """Decode some entries, given as (number, bytes), to `PLACED_SCHEMA` without the columns that are not wanted."""
+    wanted = [field for field in MESSAGE_SCHEMA if field.name in columns]
+    parts = [(entry, _decode(data, [field.name for field in wanted])) for entry, data in rows]
+    counts = [part.num_rows for _, part in parts]
+    batch = pa.concat_batches([part for _, part in parts])
+    entry = np.repeat(np.array([entry for entry, _ in parts], dtype=np.int64), counts)
+    index = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
+    schema = pa.schema([*wanted, PLACED_SCHEMA.field("entry"), PLACED_SCHEMA.field("index")])
+    return pa.RecordBatch.from_arrays([*batch.columns, pa.array(entry), pa.array(index)], schema=schema)
+
+
+def _decode(data: bytes, columns: list[str]) -> pa.RecordBatch:
+    # Columns that are left out are not even decompressed. Asking for none would read all of them.
+    indices = [MESSAGE_SCHEMA.get_field_index(name) for name in columns or ["event_time"]]
+    options = pa.ipc.IpcReadOptions(included_fields=indices)
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(data), options=options) as reader:
+            batch = reader.read_next_batch()
+    except (pa.ArrowInvalid, OSError, StopIteration) as error:
+        raise SchemaError(f"an entry of {len(data)} bytes is not an Arrow IPC stream of messages: {error}") from None
+    return batch.select(columns)
+
+
+def _one_batch(messages: Iterable[Message] | pa.Table | pa.RecordBatch) -> pa.RecordBatch:
+    if not isinstance(messages, pa.Table | pa.RecordBatch):
+        listed = list[object](messages)
+        for message in listed:
+            if not isinstance(message, Message):
+                raise InvalidArgumentError(
+                    f"messages: {message!r} is a {type(message).__name__}; give Message objects or a pyarrow.Table"
+                )
+        batch = to_arrow(cast("list[Message]", listed))
+    else:
+        batches = as_message_columns(messages).combine_chunks().to_batches()
+        if len(batches) > 1:
+            raise InvalidArgumentError("messages: the table's texts or payloads exceed 2 GB; append it in pieces")
+        batch = batches[0] if batches else to_arrow([])
+    if batch.num_rows == 0:
+        raise InvalidArgumentError("messages: there is none; append at least one")
+    return batch
+
+
+def _filled(batch: pa.RecordBatch, now: Callable[[], int]) -> pa.RecordBatch:
+    empty = [name for name in ("publish_time", "receive_time") if batch.column(name).null_count]
+    if not empty:
+        return batch
+    time = pa.scalar(now(), pa.int64())
+    columns: dict[str, Any] = dict(zip(batch.schema.names, batch.columns, strict=True))
+    columns.update((name, pc.call_function("coalesce", [columns[name], time])) for name in empty)
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=batch.schema)

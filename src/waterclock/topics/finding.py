@@ -1,0 +1,199 @@
+"""Finding the first message at or after a time, with one catalogue query and at most one ranged read of a file.
+
+A running maximum never falls, however disordered the times are, and the first message with ``time >= t`` is the
+first at which the running maximum reaches t. So each level (ledger, entry or row group, message) is one search.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import sqlalchemy as sa
+
+from waterclock.database.topic_catalogue import entries, ledgers, topics
+from waterclock.errors import InvalidArgumentError
+from waterclock.message import Position
+from waterclock.topics.bounds import time_column
+from waterclock.topics.entries import decode_entries
+from waterclock.topics.ledger_files import LostFileError
+from waterclock.topics.measuring import measure_ledger
+from waterclock.topics.sealed_file import SealedFile, row_groups_from_json
+from waterclock.topics.storage import Storage
+
+By = Literal["publish_time", "event_time", "receive_time"]
+"""The times by which messages can be found."""
+
+FINDABLE = ("publish_time", "event_time", "receive_time")
+
+_log = logging.getLogger(__name__)
+
+
+class Found(NamedTuple):
+    """Where a time is in a topic.
+
+    Attributes
+    ----------
+    position
+        Of the first message at or after the time; where there is none, the position of the next to be written.
+    found
+        Whether there is such a message.
+    """
+
+    position: Position
+    found: bool
+
+
+def check_by(by: str) -> By:
+    """Check the name of a time."""
+    if by not in FINDABLE:
+        raise InvalidArgumentError(f"by: {by!r} is no time of a message; choose from {', '.join(FINDABLE)}")
+    return by
+
+
+def find_first(storage: Storage, by: str, time: int) -> Found:
+    """Find the first message that is left with ``by`` at or after ``time`` (find by timestamp, detailed design 12).
+
+    A ledger whose file is lost is passed over, with a warning in the log: the answer is the first readable message.
+
+    Parameters
+    ----------
+    by
+        publish_time, event_time, receive_time or effective_time.
+    time
+        ns since the epoch.
+
+    Raises
+    ------
+    UnavailableError
+        Where a file cannot be read now, but may be later.
+    """
+    after: int | None = None  # the ledgers up to this one do not hold it
+    lost = -1  # the ledgers up to this one that have no bounds cannot be measured
+    while True:
+        row = _look(storage, by, time, after, lost)
+        unmeasured = _unmeasured(row)
+        if unmeasured is not None:
+            if not _measured(storage, unmeasured):
+                lost = unmeasured
+                after = unmeasured if unmeasured == row["found_ledger"] else after
+        elif row["data"] is not None:
+            return Found(_place_in_entry(row, by, time), found=True)
+        elif row["found_ledger"] is None:
+            return Found(Position(row["open_ledger"], row["open_entries"], 0), found=False)
+        else:
+            place = _place_in_file(storage, row, by, time)
+            if place is not None:
+                return Found(place, found=True)
+            after = row["found_ledger"]
+
+
+def find_statement(
+    topic_id: int, by: str, time: int, after: int | None = None, lost: int = -1
+) -> sa.Select[*tuple[Any, ...]]:
+    """Build the one catalogue query of a find: the ledger, and in an unsealed one the entry, that hold the answer."""
+    found = ledgers.alias("found")
+    entry = entries.alias("entry")
+    here = sa.func.coalesce(found.c.ledger, topics.c.ledger)
+    first_entry = (
+        sa.select(entries.c.entry)
+        .where(entries.c.topic_id == topic_id, entries.c.ledger == here, entries.c[f"peak_{by}"] >= time)
+        .order_by(entries.c[f"peak_{by}"], entries.c.entry)
+        .limit(1)
+        .correlate(topics, found)
+        .scalar_subquery()
+    )
+    unsealed = sa.or_(found.c.state.is_(None), found.c.state != "sealed")
+    return (
+        sa.select(
+            topics.c.ledger.label("open_ledger"),
+            topics.c.entries.label("open_entries"),
+            _first_unmeasured(topic_id, by, lost).label("unmeasured"),
+            found.c.ledger.label("found_ledger"),
+            found.c.state,
+            found.c.messages,
+            found.c.path,
+            found.c.footer,
+            found.c.row_groups,
+            found.c[f"end_{by}"].label("end"),
+            entry.c.ledger.label("entry_ledger"),
+            entry.c.entry,
+            entry.c.data,
+        )
+        .select_from(topics)
+        .outerjoin(
+            found, sa.and_(found.c.topic_id == topic_id, found.c.ledger == _first_ledger(topic_id, by, time, after))
+        )
+        .outerjoin(
+            entry,
+            sa.and_(entry.c.topic_id == topic_id, entry.c.ledger == here, entry.c.entry == first_entry, unsealed),
+        )
+        .where(topics.c.id == topic_id)
+    )
+
+
+def _first_ledger(topic_id: int, by: str, time: int, after: int | None) -> sa.ScalarSelect[Any]:
+    peak, end = ledgers.c[f"peak_{by}"], ledgers.c[f"end_{by}"]
+    statement = sa.select(ledgers.c.ledger).where(ledgers.c.topic_id == topic_id).limit(1)
+    if after is None:
+        return statement.where(peak >= time).order_by(peak, ledgers.c.ledger).scalar_subquery()
+    return statement.where(end >= time, ledgers.c.ledger > after).order_by(ledgers.c.ledger).scalar_subquery()
+
+
+def _first_unmeasured(topic_id: int, by: str, lost: int) -> sa.ScalarSelect[Any]:
+    statement = sa.select(sa.func.min(ledgers.c.ledger)).where(
+        ledgers.c.topic_id == topic_id,
+        ledgers.c[f"peak_{by}"].is_(None),
+        ledgers.c.ledger > lost,
+        ledgers.c.messages > 0,
+    )
+    return statement.scalar_subquery()
+
+
+def _look(storage: Storage, by: str, time: int, after: int | None, lost: int) -> sa.RowMapping:
+    with storage.backend.snapshot() as connection:
+        row = connection.execute(find_statement(storage.topic_id, by, time, after, lost)).mappings().one_or_none()
+        return storage.present(row)
+
+
+def _unmeasured(row: sa.RowMapping) -> int | None:
+    """Name a ledger without bounds that could hold the answer: the one found, or one before it."""
+    found, unmeasured = row["found_ledger"], row["unmeasured"]
+    if unmeasured is not None and (found is None or unmeasured < found):
+        return unmeasured
+    return found if row["end"] is None and row["messages"] else None
+
+
+def _measured(storage: Storage, ledger: int) -> bool:
+    try:
+        measure_ledger(storage, ledger)
+    except LostFileError as error:
+        _log.warning("find passes over ledger %d of topic %r: %s", ledger, storage.name, error)
+        return False
+    return True
+
+
+def _place_in_entry(row: sa.RowMapping, by: str, time: int) -> Position:
+    batch = decode_entries([(row["entry"], row["data"])], _columns(by))
+    first = int(np.argmax(time_column(batch, by).to_numpy() >= time))
+    return Position(row["entry_ledger"], row["entry"], first)
+
+
+def _place_in_file(storage: Storage, row: sa.RowMapping, by: str, time: int) -> Position | None:
+    if row["end"] is None or row["end"] < time or row["state"] != "sealed":
+        return None  # it is empty, or its running maximum came from a ledger that was deleted
+    groups = row_groups_from_json(row["row_groups"])
+    group = next(number for number, group in enumerate(groups) if group.peak[by] >= time)
+    try:
+        file = SealedFile(storage.files, row["path"], row["footer"])
+        table = file.read(group, [*_columns(by), "entry", "index"])
+    except LostFileError as error:
+        _log.warning("find passes over ledger %d of topic %r: %s", row["found_ledger"], storage.name, error)
+        return None
+    first = int(np.argmax(time_column(table, by).to_numpy() >= time))
+    return Position(row["found_ledger"], table["entry"][first].as_py(), table["index"][first].as_py())
+
+
+def _columns(by: str) -> tuple[str, ...]:
+    return ("publish_time", "receive_time") if by == "effective_time" else (by,)

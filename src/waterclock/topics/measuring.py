@@ -1,0 +1,82 @@
+"""Measuring the bounds of a ledger that has none in the catalogue: an old one, or one that came from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.topic_catalogue import BOUNDED, TIMES, entries, ledgers, topics
+from waterclock.topics.bounds import Bounds, peak_columns, peak_of_row, raised
+from waterclock.topics.entries import decode_entries
+from waterclock.topics.sealed_file import SealedFile, read_footer, row_groups_to_json
+from waterclock.topics.storage import Storage
+
+
+def measure_ledger(storage: Storage, ledger: int) -> None:
+    """Scan one ledger and write its bounds, and what follows from them for later ledgers, into the catalogue.
+
+    Raises
+    ------
+    LostFileError
+        Where its file is gone or damaged.
+    """
+    key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
+    with storage.backend.snapshot() as connection:
+        row = connection.execute(sa.select(ledgers).where(*key)).mappings().one_or_none()
+        if row is None:
+            return  # deleted since
+        measured = {} if row["state"] == "sealed" else _measure_rows(storage, connection, ledger)
+    if row["state"] == "sealed":
+        measured = _measure_file(storage, row)
+    bounds: Bounds = measured.pop("bounds")
+
+    def work(connection: sa.Connection) -> None:
+        topic, _ = storage.lock(connection)
+        peak = raised(_peak_before(storage, connection, ledger), bounds.end)
+        values = {**measured, **bounds.columns(), **peak_columns(peak)}
+        connection.execute(sa.update(ledgers).where(*key).values(values))
+        _raise_later(storage, connection, ledger, peak)
+        total = raised(peak_of_row(topic), peak)
+        connection.execute(sa.update(topics).where(topics.c.id == storage.topic_id).values(peak_columns(total)))
+
+    storage.backend.transact(work)
+
+
+def _measure_rows(storage: Storage, connection: sa.Connection, ledger: int) -> dict[str, Any]:
+    statement = sa.select(entries.c.entry, entries.c.data).where(
+        entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger
+    )
+    bounds: Bounds | None = None
+    for row in connection.execute(statement.execution_options(yield_per=1)):
+        bounds = Bounds.of_messages(decode_entries([(row.entry, row.data)], TIMES)).joined(bounds)
+    return {"bounds": bounds}
+
+
+def _measure_file(storage: Storage, row: sa.RowMapping) -> dict[str, Any]:
+    footer = row["footer"] or read_footer(storage.files, row["path"])
+    groups = SealedFile(storage.files, row["path"], footer).measure()
+    bounds = groups[0].bounds
+    for group in groups[1:]:
+        bounds = group.bounds.joined(bounds)
+    return {"bounds": bounds, "footer": footer, "row_groups": row_groups_to_json(groups)}
+
+
+def _peak_before(storage: Storage, connection: sa.Connection, ledger: int) -> Mapping[str, int] | None:
+    known = [ledgers.c[f"peak_{time}"].is_not(None) for time in BOUNDED]
+    statement = (
+        sa.select(ledgers)
+        .where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger < ledger, *known)
+        .order_by(ledgers.c.ledger.desc())
+        .limit(1)
+    )
+    row = connection.execute(statement).mappings().one_or_none()
+    return None if row is None else peak_of_row(row)
+
+
+def _raise_later(storage: Storage, connection: sa.Connection, ledger: int, peak: Mapping[str, int]) -> None:
+    for time, value in peak.items():
+        column = ledgers.c[f"peak_{time}"]
+        later = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger > ledger, column < value)
+        connection.execute(sa.update(ledgers).where(*later).values({column: value}))

@@ -1,0 +1,59 @@
+"""Where a topic lies: its row in the catalogue, and the folder of its sealed ledgers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from waterclock.database.backend import Backend
+from waterclock.database.topic_catalogue import topics
+from waterclock.errors import NotFoundError
+from waterclock.topics.ledger_files import LedgerFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """One topic's place. Every part of the package works on it.
+
+    Attributes
+    ----------
+    topic_id
+        Key of the topic in the catalogue.
+    name
+        Its name.
+    backend
+        The database.
+    files
+        The sealed ledgers' folder.
+    """
+
+    topic_id: int
+    name: str
+    backend: Backend
+    files: LedgerFiles
+
+    def lock(self, connection: sa.Connection) -> tuple[sa.RowMapping, int]:
+        """Take the topic's row for this transaction, so that writers take turns; give it, and the time, ns.
+
+        Raises
+        ------
+        NotFoundError
+            Where the topic was removed meanwhile.
+        """
+        statement = sa.select(topics, self.backend.now_sql().label("now")).where(topics.c.id == self.topic_id)
+        # key_share: PostgreSQL then lets readers of the row's key pass, and nobody changes the key.
+        row = connection.execute(statement.with_for_update(key_share=True)).mappings().one_or_none()
+        present = self.present(row)
+        return present, present["now"]
+
+    def row(self, connection: sa.Connection) -> sa.RowMapping:
+        """Read the topic's row; NotFoundError where the topic was removed meanwhile."""
+        row = connection.execute(sa.select(topics).where(topics.c.id == self.topic_id)).mappings().one_or_none()
+        return self.present(row)
+
+    def present(self, row: sa.RowMapping | None) -> sa.RowMapping:
+        """Insist that the topic's row is there; NotFoundError where it is not."""
+        if row is None:
+            raise NotFoundError(f"topic {self.name!r} was removed")
+        return row

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from waterclock.cli.app import DONE, FAILED, WRONG_USAGE, run
+
+MESSAGE = {
+    "source": "press-01",
+    "stream": "load",
+    "event_time": "2026-07-01T12:00:00Z",
+    "publish_time": "2026-07-01T12:00:00Z",
+    "receive_time": "2026-07-01T12:00:00.100Z",
+    "payload": "17",
+}
+
+
+class Shell:
+    """Runs commands in this process, as a person would type them."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+        self._capsys = capsys
+        self.folder = folder
+        self.said = ""
+
+    def __call__(self, *words: str, expect: int = DONE) -> str:
+        code = run(list(words))
+        captured = self._capsys.readouterr()
+        self.said = captured.err
+        assert code == expect, captured.err + captured.out
+        return captured.out
+
+    def json(self, *words: str, expect: int = DONE) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self(*words, "--json", expect=expect).splitlines()]
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WATERCLOCK_URL", "sqlite:///factory.db")
+    return Shell(capsys, tmp_path)
+
+
+def write_messages(folder: Path, *changes: dict[str, Any]) -> str:
+    file = folder / "messages.jsonl"
+    file.write_text("".join(json.dumps({**MESSAGE, **change}) + "\n" for change in changes))
+    return str(file)
+
+
+def test_a_topic_is_made_filled_read_and_searched(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    assert "telemetry is there" in shell.said
+    file = write_messages(shell.folder, {}, {"publish_time": "2026-07-01T12:00:01Z", "payload": "18"})
+    shell("topic", "append", "telemetry", file)
+    assert "appended 2" in shell.said
+    assert [row["payload"] for row in shell.json("topic", "read", "telemetry")] == ["17", "18"]
+    assert "press-01\tload\t17" in shell("topic", "read", "telemetry", "--limit", "1")
+    (found,) = shell.json("topic", "find", "telemetry", "2026-07-01T12:00:00.500Z")
+    assert found == {"position": "0:0:1", "found": True}
+    (info,) = shell.json("topic", "info", "telemetry")
+    assert info["messages"] == 2
+    assert info["publish_time"] == "2026-07-01T12:00:00Z to 2026-07-01T12:00:01Z"
+    (row,) = shell.json("topic", "ls")
+    assert (row["name"], row["messages"]) == ("telemetry", 2)
+
+
+def test_finding_a_moment_that_has_not_come_exits_with_one(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    (found,) = shell.json("topic", "find", "telemetry", "2026-07-01T12:00:00Z", expect=FAILED)
+    assert found == {"position": "0:0:0", "found": False}
+
+
+def test_a_topic_is_rolled_and_sealed(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    shell("topic", "append", "telemetry", write_messages(shell.folder, {}))
+    shell("topic", "roll", "telemetry")
+    shell("topic", "seal", "telemetry")
+    assert "sealed 1" in shell.said
+    first, second = shell.json("topic", "ledgers", "telemetry")
+    assert (first["state"], first["messages"], first["begin_event_time"]) == ("sealed", 1, "2026-07-01T12:00:00Z")
+    assert second["state"] == "open"
+    assert [row["payload"] for row in shell.json("topic", "read", "telemetry")] == ["17"]
+
+
+def test_what_reading_prints_can_be_appended_again(shell: Shell) -> None:
+    for topic in ("first", "second"):
+        shell("topic", "add", topic)
+    shell("topic", "append", "first", write_messages(shell.folder, {"headers": {"a": "b"}}, {"payload_base64": "/w=="}))
+    printed = shell("topic", "read", "first", "--json")
+    (shell.folder / "copy.jsonl").write_text(printed)
+    shell("topic", "append", "second", "copy.jsonl")
+    assert shell("topic", "read", "second", "--json") == printed
+
+
+def test_a_message_is_put_received_and_acked(shell: Shell) -> None:
+    shell("table", "add", "orders", "--payload", "text")
+    (put,) = shell.json("table", "put", "orders", "hello", "--header", "colour=red")
+    (received,) = shell.json("table", "receive", "orders")
+    assert received["payload"] == "hello"
+    assert received["headers"] == {"colour": "red"}
+    assert "is with" in shell("table", "explain", "orders", put["id"])
+    shell("table", "ack", "orders", put["id"])
+    assert "acked 1 of 1" in shell.said
+    (row,) = shell.json("table", "ls")
+    assert (row["name"], row["acked"], row["ready"]) == ("orders", 1, 0)
+    shell("table", "purge", "orders")
+    assert "purged 0" in shell.said
+
+
+def test_receiving_where_nothing_is_due_exits_with_one(shell: Shell) -> None:
+    shell("table", "add", "orders")
+    assert shell.json("table", "receive", "orders", expect=FAILED) == []
+
+
+def test_a_message_that_was_received_can_be_retried_at_once(shell: Shell) -> None:
+    shell("table", "add", "orders", "--id-type", "text")
+    shell("table", "put", "orders", "x", "--id", "a", "--at", "2020-01-01T00:00:00Z")
+    assert len(shell.json("table", "receive", "orders")) == 1
+    assert shell.json("table", "receive", "orders", expect=FAILED) == []
+    shell("table", "retry", "orders", "a")
+    (again,) = shell.json("table", "receive", "orders", "--ack")
+    assert again["id"] == "a"
+    (info,) = shell.json("table", "info", "orders")
+    assert (info["acked"], info["id_type"]) == (1, "text")
+
+
+def test_a_file_of_messages_is_cut_into_batches_and_drawn(shell: Shell) -> None:
+    file = write_messages(
+        shell.folder,
+        {},
+        {"stream": "heat", "event_time": "2026-07-01T12:00:00.050Z"},
+        {"event_time": "2026-07-01T12:00:00.070Z"},
+        {"event_time": "2026-07-01T11:59:00Z"},
+    )
+    rows = shell.json("batch", file, "--window", "500ms", "--max-delay", "400ms", "--svg", "out.svg")
+    assert [(row["messages"], row["reason"]) for row in rows] == [(2, "conflict"), (1, "timeout")]
+    assert "3 messages in 2 batches; rejected: 1 late" in shell.said
+    assert "<svg" in (shell.folder / "out.svg").read_text()
+
+
+def test_a_topic_is_cut_into_batches(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    shell("topic", "append", "telemetry", write_messages(shell.folder, {}))
+    (row,) = shell.json("batch", "telemetry", "--window", "500ms", "--max-delay", "400ms")
+    assert row["start"] == "2026-07-01T12:00:00Z"
+
+
+def test_the_doctor_names_what_is_found(shell: Shell) -> None:
+    shell("table", "add", "orders")
+    found = {row["what"]: row for row in shell.json("doctor")}
+    assert {row["status"] for row in found.values()} == {"ok"}
+    assert found["Database"]["found"] == "sqlite:///factory.db: 0 topics, 1 message tables"
+    assert "17" in found["Java"]["found"] or "2" in found["Java"]["found"]
+
+
+def test_the_doctor_fails_where_the_database_cannot_be_opened(shell: Shell) -> None:
+    (shell.folder / "factory.db").write_text(
+        "this is no database, but long enough to have a header of SQLite's size" * 9
+    )
+    found = {row["what"]: row for row in shell.json("doctor", expect=FAILED)}
+    assert found["Database"]["status"] == "broken"
+    assert "not a database" in found["Database"]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["topic", "lss"], WRONG_USAGE, "lss"),
+        (["topic", "ls", "--jsn"], WRONG_USAGE, "--jsn"),
+        (["topic", "ls"], FAILED, "no file 'factory.db'"),
+        (["topic", "ls", "--url", "oracle://x"], WRONG_USAGE, "oracle"),
+        (["batch", "nowhere.jsonl", "--window", "5", "--max-delay", "1s"], WRONG_USAGE, "'5' is not a duration"),
+        (["table", "add", "no-hyphens"], WRONG_USAGE, "no-hyphens"),
+    ],
+)
+def test_wrong_usage_exits_with_two_and_failure_with_one(shell: Shell, words: list[str], code: int, says: str) -> None:
+    assert shell(*words, expect=code) == ""
+    assert says in shell.said
+
+
+def test_a_topic_or_table_that_is_not_there_is_named(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    shell("topic", "read", "other", expect=FAILED)
+    assert "'other'" in shell.said
+    shell("table", "receive", "other", expect=FAILED)
+    assert "'other'" in shell.said
+
+
+def test_without_a_url_the_remedy_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WATERCLOCK_URL")
+    shell("topic", "ls", expect=WRONG_USAGE)
+    assert "--url" in shell.said
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    shell("topic", "append", "telemetry", write_messages(shell.folder, *[{"payload": "x" * 1000}] * 1000))
+    piped = subprocess.run(  # noqa: S602  # the shell's pipe is what is tested
+        f"{sys.executable} -m waterclock topic read telemetry | head -n 1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert piped.stderr == ""
+    assert "press-01" in piped.stdout

@@ -1,0 +1,95 @@
+"""What tests of several parts share: the servers, and a fresh database on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.services import Service, running_service
+
+if TYPE_CHECKING:
+    from waterclock.connection import Database
+    from waterclock.time import Clock
+
+DATABASES = ("sqlite", "postgresql", "mariadb")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--databases",
+        default=",".join(DATABASES),
+        metavar="NAMES",
+        help="run the tests that take a database on these only, comma between them (default: %(default)s)",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = str(config.getoption("--databases")).split(",")
+    if unknown := [name for name in chosen if name not in DATABASES]:
+        raise pytest.UsageError(f"--databases: {unknown[0]!r} is none; choose from {','.join(DATABASES)}")
+    deselected = [item for item in items if not _databases_of(item).issubset(chosen)]
+    config.hook.pytest_deselected(items=deselected)
+    items[:] = [item for item in items if item not in deselected]
+
+
+def _databases_of(item: pytest.Item) -> set[str]:
+    needed = {name for name in DATABASES if f"{name}_server" in getattr(item, "fixturenames", ())}
+    if isinstance(item, pytest.Function) and hasattr(item, "callspec") and "database_url" in item.callspec.params:
+        needed.add(str(item.callspec.params["database_url"]))
+    return needed
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Generator[Service]:
+    with running_service("postgresql") as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Generator[Service]:
+    with running_service("mariadb") as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def mosquitto_server() -> Generator[Service]:
+    with running_service("mosquitto") as service:
+        yield service
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'waterclock.db'}"
+
+
+@pytest.fixture(params=DATABASES)
+def database_url(request: pytest.FixtureRequest) -> Generator[str]:
+    """Give the URL of an empty database, on each kind of database in turn."""
+    if request.param == "sqlite":
+        yield request.getfixturevalue("sqlite_url")
+        return
+    server: Service = request.getfixturevalue(f"{request.param}_server")
+    with server.new_database() as url:
+        yield url
+
+
+@pytest.fixture
+def connect(database_url: str, tmp_path: Path) -> Generator[Callable[..., Database]]:
+    """Give a `waterclock.connect` to the test's own database and ledgers; what it opens is closed in the end."""
+    # Imported here, so that a mistake below `connect` fails the tests that need it and not the collection of all.
+    from waterclock.connection import connect as connect_to  # noqa: PLC0415
+
+    with ExitStack() as opened:
+
+        def open_database(url: str = database_url, *, clock: Clock | None = None) -> Database:
+            return opened.enter_context(connect_to(url, tmp_path / "ledgers", clock=clock))
+
+        yield open_database
+
+
+@pytest.fixture
+def database(connect: Callable[..., Database]) -> Database:
+    return connect()

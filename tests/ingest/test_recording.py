@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from importlib.resources import files
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from waterclock.arrow import MESSAGE_SCHEMA
+from waterclock.ingest.collectd import parse_message
+from waterclock.ingest.recording import read_recording
+
+RECORDING = files("waterclock.ingest") / "recordings" / "collectd.parquet"
+
+
+@pytest.fixture(scope="module")
+def recording():
+    return read_recording()
+
+
+def test_the_recording_holds_every_message_of_four_hosts_in_the_order_received(recording) -> None:
+    assert recording.num_rows == 200_000
+    assert recording.schema == MESSAGE_SCHEMA
+    hosts = {count["values"]: count["counts"] for count in pc.value_counts(recording["source"]).to_pylist()}
+    assert hosts == {"robot-04": 111_118, "press-01": 55_595, "press-02": 27_723, "oven-03": 5_564}
+    received = recording["receive_time"].to_numpy()
+    assert (received[1:] >= received[:-1]).all()
+
+
+def test_the_payloads_of_the_recording_are_the_raw_bytes(recording) -> None:
+    assert all(payload.endswith(b"\0") for payload in recording["payload"].to_pylist())
+
+
+def test_the_recording_reads_the_same_one_message_at_a_time(recording) -> None:
+    with RECORDING.open("rb") as file:
+        raw = pq.read_table(file)
+    for row in range(0, raw.num_rows, 997):
+        topic, payload, received = (raw[name][row].as_py() for name in ("topic", "payload", "receive_time"))
+        message = parse_message(topic, payload, receive_time=received)
+        parsed = recording.slice(row, 1).to_pylist()[0]
+        assert (message.source, message.stream, message.event_time) == (
+            parsed["source"],
+            parsed["stream"],
+            parsed["event_time"],
+        )
+        assert (message.receive_time, message.payload) == (parsed["receive_time"], parsed["payload"])
+
+
+def test_late_bursts_are_in_the_recording(recording) -> None:
+    delay = recording["receive_time"].to_numpy() - recording["event_time"].to_numpy()
+    assert (delay > 1_000_000_000).sum() == 29_390
+    assert -1_000_000 < delay.min() < 0
+
+
+def test_the_recording_is_small_enough_to_ship() -> None:
+    with RECORDING.open("rb") as file:
+        assert len(file.read()) <= 2 << 20

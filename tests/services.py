@@ -1,0 +1,104 @@
+"""The servers that tests run against: started by scripts/services when first needed, and ended with the session."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "services"
+
+_SESSIONS = sa.text("SELECT id FROM information_schema.processlist WHERE db = :name")
+
+
+@dataclass(frozen=True)
+class Service:
+    """A server that runs.
+
+    Attributes
+    ----------
+    name
+        ``"postgresql"``, ``"mariadb"`` or ``"mosquitto"``.
+    url
+        SQLAlchemy URL of a database that belongs to nobody's test; of a broker ``mqtt://user:password@host:port``.
+    folder
+        What `scripts/services` knows it by; None for a server that somebody else started.
+    """
+
+    name: str
+    url: str
+    folder: Path | None
+
+    def restart(self, *, immediate: bool = False) -> None:
+        """Stop it and start it again on the same port with the same data; ``immediate`` kills it, as a crash would."""
+        if self.folder is None:
+            pytest.fail(
+                f"this test restarts {self.name}, and only a server of scripts/services can be restarted:"
+                f" unset {_variable(self.name)}, or use scripts/services run",
+                pytrace=False,
+            )
+        how = ["--immediate"] if immediate else []
+        _services("restart", str(self.folder), self.name, *how)
+
+    @contextmanager
+    def new_database(self) -> Generator[str]:
+        """Make an empty database, give its URL, and drop it in the end, whoever is still connected to it."""
+        name = f"test_{secrets.token_hex(8)}"
+        engine = sa.create_engine(self.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        with engine.connect() as connection:
+            connection.execute(_statement(engine, "CREATE DATABASE %(name)s", name))
+        try:
+            yield engine.url.set(database=name).render_as_string(hide_password=False)
+        finally:
+            with engine.connect() as connection:
+                self._drop(connection, name)
+
+    def _drop(self, connection: sa.Connection, name: str) -> None:
+        if self.name == "postgresql":
+            connection.execute(_statement(connection.engine, "DROP DATABASE %(name)s WITH (FORCE)", name))
+            return
+        for session in connection.scalars(_SESSIONS, {"name": name}).all():
+            # It may have ended by itself meanwhile.
+            with suppress(exc.OperationalError):
+                connection.execute(sa.text("KILL :id"), {"id": session})
+        connection.execute(_statement(connection.engine, "DROP DATABASE %(name)s", name))
+
+
+@contextmanager
+def running_service(name: str) -> Generator[Service]:
+    """Give the server that the environment names, or start one that ends with this process."""
+    url = os.environ.get(_variable(name))
+    if url is not None:
+        folder = os.environ.get("WATERCLOCK_TEST_SERVICES")
+        yield Service(name, url, Path(folder) if folder else None)
+        return
+    # In memory, a test's tables cost milliseconds; what a killed server had committed is still there afterwards.
+    facts = json.loads(_services("start", name, "--in-memory", "--end-with", str(os.getpid())))
+    yield Service(name, facts["servers"][name]["url"], Path(facts["folder"]))
+    _services("stop", facts["folder"])
+
+
+def _variable(name: str) -> str:
+    return f"WATERCLOCK_TEST_{name.upper()}_URL"
+
+
+def _services(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        # Never a skip: a test that did not run has shown nothing.
+        pytest.fail(f"scripts/services {' '.join(arguments)}\n{done.stderr}", pytrace=False)
+    return done.stdout
+
+
+def _statement(engine: sa.Engine, text: str, name: str) -> sa.DDL:
+    return sa.DDL(text, context={"name": engine.dialect.identifier_preparer.quote(name)})

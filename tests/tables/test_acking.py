@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from waterclock.errors import LeaseLostError
+from waterclock.tables.message_table import MessageTable
+
+from .conftest import MovableClock
+from .test_putting import payloads
+
+
+def test_an_acked_message_is_never_sent_again(orders: MessageTable, clock: MovableClock) -> None:
+    orders.put("tea")
+    [delivery] = orders.receive()
+    delivery.ack()
+    delivery.ack()
+    clock.move("365d")
+    assert orders.receive() == []
+
+
+def test_acking_ids_counts_those_that_were_not_acked_before(orders: MessageTable) -> None:
+    orders.put_many([{"payload": str(number)} for number in range(4)])
+    assert orders.ack(4) == 1
+    assert orders.ack([1, 4]) == 1
+    assert orders.ack([1, 4, 99]) == 0
+    assert orders.ack([]) == 0
+    assert payloads(orders) == ["1", "2"]
+
+
+def test_deliveries_are_acked_together(orders: MessageTable) -> None:
+    orders.put_many([{"payload": str(number)} for number in range(4)])
+    assert orders.ack(orders.receive()) == 4
+    assert orders.stats().acked == 4
+
+
+def test_an_ack_after_the_lease_counts_as_long_as_nobody_else_has_the_message(
+    orders: MessageTable, clock: MovableClock
+) -> None:
+    orders.put("tea")
+    [delivery] = orders.receive()
+    clock.move("1h")
+    delivery.ack()
+    assert orders.stats().acked == 1
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "extend"])
+def test_a_delivery_whose_message_somebody_else_has_is_refused(
+    orders: MessageTable, clock: MovableClock, verb: str
+) -> None:
+    orders.put("tea")
+    [stale] = orders.receive()
+    clock.move("1h")
+    [fresh] = orders.receive()
+    with pytest.raises(LeaseLostError, match=f"^{verb}: message 1"):
+        stale.extend("1m") if verb == "extend" else getattr(stale, verb)()
+    fresh.ack()
+    assert orders.stats().acked == 1
+
+
+def test_acking_deliveries_together_reports_those_that_were_lost_and_acks_the_others(
+    orders: MessageTable, clock: MovableClock
+) -> None:
+    orders.put_many([{"payload": "a"}, {"payload": "b"}])
+    deliveries = orders.receive()
+    orders.reschedule(1, clock.now)
+    with pytest.raises(LeaseLostError, match="^ack: 1 of"):
+        orders.ack(deliveries)
+    assert orders.stats().acked == 1
+    assert payloads(orders) == ["a"]
+
+
+def test_nack_backs_off_and_a_delay_can_be_given(orders: MessageTable, clock: MovableClock) -> None:
+    orders.put("tea")
+    for wait in ("30s", "60s", "120s"):
+        orders.receive()[0].nack()
+        clock.move(wait)
+        clock.move(0)
+    orders.receive()[0].nack("1s")
+    clock.move("1s")
+    [delivery] = orders.receive()
+    assert delivery.epoch == 5
+
+
+def test_with_acks_in_the_end_and_backs_off_on_an_exception(orders: MessageTable, clock: MovableClock) -> None:
+    orders.put_many([{"payload": "good"}, {"payload": "bad"}])
+    for delivery in orders.receive():
+        try:
+            with delivery:
+                assert delivery.payload == "good"
+        except AssertionError:
+            pass
+    stats = orders.stats()
+    assert (stats.acked, stats.delayed) == (1, 1)
+    clock.move("30s")
+    assert payloads(orders) == ["bad"]
+
+
+def test_with_leaves_alone_what_was_already_acked_or_given_back(orders: MessageTable) -> None:
+    orders.put("tea")
+    with orders.receive()[0] as delivery:
+        delivery.nack("0s")
+    assert payloads(orders) == ["tea"]
+
+
+def test_an_exception_is_not_hidden_by_a_lost_lease(orders: MessageTable, clock: MovableClock) -> None:
+    orders.put("tea")
+    with pytest.raises(ZeroDivisionError) as raised, orders.receive()[0]:
+        clock.move("1h")
+        orders.receive()
+        1 / 0  # noqa: B018
+    assert "is not ours any more" in raised.value.__notes__[0]
+
+
+def test_extend_keeps_the_message_and_never_shortens_the_lease(orders: MessageTable, clock: MovableClock) -> None:
+    orders.put("tea")
+    [delivery] = orders.receive()
+    delivery.extend("10s")
+    assert delivery.lease_until == clock.now + 30_000_000_000
+    clock.move("20s")
+    delivery.extend("5m")
+    assert delivery.lease_until == clock.now + 300_000_000_000
+    clock.move("299s")
+    assert orders.receive() == []
+    delivery.ack()
+
+
+def test_reschedule_moves_messages_and_their_epoch(orders: MessageTable, clock: MovableClock) -> None:
+    orders.put("tea")
+    for _ in range(5):
+        [delivery] = orders.receive()
+        clock.now = delivery.lease_until
+    [delivery] = orders.receive()
+    assert orders.reschedule([1, 99], clock.now, epoch=0) == 1
+    [delivery] = orders.receive()
+    assert (delivery.epoch, delivery.lease_until) == (1, clock.now + 30_000_000_000)
+
+
+def test_acked_messages_are_purged_when_they_are_old_enough(
+    make_table: Callable[..., MessageTable], clock: MovableClock
+) -> None:
+    table = make_table(purge_after="1h")
+    table.put_many([{"payload": str(number)} for number in range(2500)])
+    table.ack(range(1, 2301))
+    clock.move("3599s")
+    assert table.purge() == 0
+    clock.move("1s")
+    assert table.purge() == 2300
+    assert table.stats().ready == 200
+
+
+def test_without_purge_after_nothing_is_purged(make_table: Callable[..., MessageTable], clock: MovableClock) -> None:
+    table = make_table(purge_after=None)
+    table.put("tea")
+    table.ack(1)
+    clock.move("3650d")
+    assert table.purge() == 0
+
+
+def test_stats_count_each_message_once(orders: MessageTable, clock: MovableClock) -> None:
+    orders.put_many([{"payload": str(number)} for number in range(6)])
+    orders.put("later", at=clock.now + 10**12)
+    first, second, *_ = orders.receive(4)
+    first.ack()
+    second.nack()
+    clock.move("5s")
+    stats = orders.stats()
+    assert (stats.ready, stats.scheduled, stats.in_flight, stats.delayed, stats.acked) == (2, 1, 2, 1, 1)
+    assert stats.oldest_age == 5_000_000_000

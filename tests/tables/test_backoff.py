@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import sqlalchemy as sa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from waterclock.tables.backoff import LONGEST, Backoff
+
+SECOND = 1_000_000_000
+swings = st.floats(-1, 1)
+backoffs = st.builds(
+    Backoff,
+    ack_wait=st.integers(1, 10**15),
+    min_backoff=st.none() | st.integers(1, 10**15),
+    max_backoff=st.none() | st.integers(10**15, 10**17),
+    jitter=st.floats(0, 0.99),
+)
+
+
+def test_the_first_wait_is_ack_wait_and_each_further_one_is_twice_the_last() -> None:
+    backoff = Backoff(30 * SECOND, None, None, 0)
+    assert [backoff.wait(epoch, 0) // SECOND for epoch in range(5)] == [30, 60, 120, 240, 480]
+
+
+def test_a_wait_grows_no_longer_than_max_backoff() -> None:
+    backoff = Backoff(30 * SECOND, None, 100 * SECOND, 0)
+    assert [backoff.wait(epoch, 0) // SECOND for epoch in range(4)] == [30, 60, 100, 100]
+
+
+def test_with_min_backoff_every_attempt_has_ack_wait_and_the_pause_after_it_doubles() -> None:
+    backoff = Backoff(30 * SECOND, 2 * SECOND, None, 0)
+    assert [backoff.wait(epoch, 0) // SECOND for epoch in range(4)] == [32, 34, 38, 46]
+    assert [backoff.delay(failures, 0) // SECOND for failures in range(4)] == [2, 4, 8, 16]
+
+
+def test_jitter_moves_a_wait_either_way_but_never_the_first_one() -> None:
+    backoff = Backoff(30 * SECOND, None, None, 0.25)
+    assert backoff.wait(0, 1) == backoff.wait(0, -1) == 30 * SECOND
+    assert backoff.wait(2, 1) == 150 * SECOND
+    assert backoff.wait(2, -1) == 90 * SECOND
+
+
+@given(backoffs, st.integers(-5, 2**63 - 1), swings)
+def test_a_wait_never_overflows_and_stays_within_its_bounds(backoff: Backoff, epoch: int, swing: float) -> None:
+    low, high = backoff.wait_bounds
+    assert low <= backoff.wait(epoch, swing) <= high <= 2 * LONGEST
+
+
+@given(backoffs, st.integers(0, 2**40), swings)
+def test_the_sql_expression_says_what_the_rule_says(backoff: Backoff, epoch: int, swing: float) -> None:
+    expression = backoff.wait_sql(sa.literal(epoch, sa.BigInteger), sa.literal(swing, sa.Float))
+    with engine.connect() as connection:
+        by_sql = connection.execute(sa.select(expression)).scalar_one()
+    low, high = backoff.wait_bounds
+    assert min(max(by_sql, low), high) == backoff.wait(epoch, swing)
+
+
+engine = sa.create_engine("sqlite://")

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from waterclock.connection import Database
+
+WORKER = Path(__file__).parent / "worker.py"
+
+
+def start(url: str, behaviour: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(WORKER), url, "orders", behaviour], stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("groups", [None, "sequenced"])
+def test_what_a_killed_consumer_had_is_delivered_to_another_once_its_lease_is_over(
+    connect: Callable[..., Database], database_url: str, groups: str | None
+) -> None:
+    table = connect().create_table("orders", payload="text", ack_wait="1s", jitter=0, groups=groups)
+    table.put_many([{"payload": str(number), "group": "a"} for number in range(20)])
+
+    holder = start(database_url, "hold")
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "took 1 1\n"
+    holder.kill()
+    holder.wait()
+
+    worker = start(database_url, "ack")
+    assert worker.stdout is not None
+    epochs: dict[int, int] = {}
+    acked: list[int] = []
+    while len(acked) < 20:
+        verb, message_id, *epoch = worker.stdout.readline().split()
+        if verb == "took":
+            epochs[int(message_id)] = int(epoch[0])
+        else:
+            acked.append(int(message_id))
+    worker.kill()
+    worker.wait()
+
+    # The holder was killed with five messages: one in hand and four that it had claimed beside it.
+    assert epochs == {message_id: 2 if message_id <= 5 else 1 for message_id in range(1, 21)}
+    assert sorted(acked) == list(range(1, 21))
+    if groups:
+        assert acked == sorted(acked)
+    assert table.stats().acked == 20

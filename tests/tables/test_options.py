@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from waterclock.connection import Database
+from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, SchemaError
+from waterclock.tables.message_table import MessageTable
+
+SECOND = 1_000_000_000
+
+
+def test_the_options_are_those_that_were_given_and_otherwise_the_documents(database: Database) -> None:
+    database.create_table("orders", ack_wait="1m", batch_size=7)
+    options = database.table("orders").options
+    assert (options.ack_wait, options.batch_size) == (60 * SECOND, 7)
+    assert (options.purge_after, options.cache_size) == (86_400 * SECOND, 10_000)
+    assert options.poll_interval == 30 * SECOND
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("ack_wait", "0s"),
+        ("ack_wait", "-1s"),
+        ("ack_wait", "soon"),
+        ("purge_after", 1.5),
+        ("batch_size", 0),
+        ("batch_size", True),
+        ("cache_size", "many"),
+        ("poll_interval", 0),
+        ("min_backoff", "0s"),
+        ("max_backoff", "1s"),
+        ("jitter", 1),
+        ("jitter", float("nan")),
+        ("groups", "sometimes"),
+        ("group_header", ""),
+        ("id_type", "int"),
+        ("payload", "xml"),
+        ("columns", {"id": "text"}),
+        ("columns", {"payload": "text"}),
+        ("columns", {"colour": "rainbow"}),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_refused_by_name(
+    make_table: Callable[..., MessageTable], option: str, value: Any
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"^{option}: .*{value if isinstance(value, str) else ''}"):
+        make_table(**{option: value})
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a.b", 'a"b', "1st", "waterclock_x", "sqlite_x", "x" * 49, None])
+def test_a_name_that_plain_sql_could_not_use_is_refused(database: Database, name: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="^name: "):
+        database.create_table(name)
+
+
+def test_a_reserved_word_can_name_a_table(make_table: Callable[..., MessageTable]) -> None:
+    table = make_table("order")
+    table.put("tea")
+    assert [delivery.payload for delivery in table.receive()] == ["tea"]
+
+
+def test_a_table_is_created_once(make_table: Callable[..., MessageTable], database: Database) -> None:
+    make_table(ack_wait="1m")
+    with pytest.raises(AlreadyExistsError, match="orders"):
+        make_table()
+    assert make_table(ack_wait="2m", exist_ok=True).options.ack_wait == 60 * SECOND
+    assert database.tables() == ["orders"]
+
+
+def test_an_unknown_table_cannot_be_opened(database: Database) -> None:
+    with pytest.raises(NotFoundError, match="'orders'"):
+        database.table("orders")
+
+
+def test_a_table_that_was_dropped_outside_is_named(orders: MessageTable, database: Database) -> None:
+    with database.backend.engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE orders"))
+    with pytest.raises(SchemaError, match="'orders'.*gone"):
+        database.table("orders")
+
+
+def test_a_missing_column_is_named(orders: MessageTable, database: Database) -> None:
+    with database.backend.engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE orders RENAME COLUMN headers TO notes"))
+    with pytest.raises(SchemaError, match="'headers'"):
+        database.table("orders")
+
+
+def test_a_missing_option_is_named(orders: MessageTable, database: Database) -> None:
+    with database.backend.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE waterclock_message_tables SET options = '{\"ack_wait\": 1}'"))
+    with pytest.raises(SchemaError, match="'purge_after'"):
+        database.table("orders")

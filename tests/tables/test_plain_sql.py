@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from waterclock.connection import Database
+from waterclock.tables.message_table import MessageTable
+
+from .conftest import MovableClock
+from .test_putting import payloads
+
+
+def run(database: Database, statement: str, **parameters: object) -> int:
+    with database.backend.engine.begin() as connection:
+        return connection.execute(sa.text(statement), parameters).rowcount
+
+
+def catch_up(clock: MovableClock) -> None:
+    clock.move("1h")  # the database's own defaults read the real clock, which has moved on
+
+
+def test_an_insert_of_id_and_message_is_delivered(
+    orders: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    run(database, "INSERT INTO orders(id, message) VALUES (7, 'hello world')")
+    catch_up(clock)
+    [delivery] = orders.receive()
+    assert (delivery.id, delivery.payload, delivery.epoch) == (7, "hello world", 1)
+    assert abs(delivery.time_created - clock.now) < 2 * 3600e9
+    assert delivery.time_scheduled == delivery.time_created
+
+
+def test_an_insert_without_an_id_gets_the_next_one(
+    orders: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    orders.put("a", id=9)
+    run(database, "INSERT INTO orders(message) VALUES ('b'), ('c')")
+    catch_up(clock)
+    assert sorted(delivery.id for delivery in orders.receive()) == [9, 10, 11]
+    assert orders.put("d") == 12
+
+
+def test_an_insert_with_time_scheduled_is_delivered_then(
+    orders: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    run(
+        database,
+        "INSERT INTO orders(id, message, time_scheduled) VALUES (1, 'later', :at)",
+        at=clock.now + 5_000_000_000,
+    )
+    assert orders.receive() == []
+    clock.move("5s")
+    assert payloads(orders) == ["later"]
+
+
+def test_a_time_next_of_null_loses_no_message(orders: MessageTable, database: Database, clock: MovableClock) -> None:
+    run(database, "INSERT INTO orders(id, message, time_next, time_scheduled) VALUES (1, 'a', NULL, NULL)")
+    orders.put("b")
+    orders.put("c")
+    orders.ack(3)
+    run(database, "UPDATE orders SET time_next = NULL WHERE id = 2")
+    run(database, "UPDATE orders SET time_acked = NULL WHERE id = 3")
+    catch_up(clock)
+    assert sorted(payloads(orders)) == ["a", "b", "c"]
+
+
+def test_the_documents_update_acks(orders: MessageTable, database: Database, clock: MovableClock) -> None:
+    orders.put_many([{"payload": "a"}, {"payload": "b"}])
+    statement = "UPDATE orders SET time_acked = :now, time_next = NULL WHERE id IN (1, 2) AND time_acked IS NULL"
+    assert run(database, statement, now=clock.now) == 2
+    assert run(database, statement, now=clock.now) == 0
+    assert orders.receive() == []
+    assert orders.stats().acked == 2
+
+
+def test_the_documents_update_reschedules(orders: MessageTable, database: Database, clock: MovableClock) -> None:
+    orders.put("a")
+    orders.receive()
+    statement = "UPDATE orders SET time_next = :at, epoch = :epoch WHERE id IN (1) AND time_acked IS NULL"
+    run(database, statement, at=clock.now, epoch=4)
+    [delivery] = orders.receive()
+    assert delivery.epoch == 5
+
+
+def test_a_select_shows_the_messages(orders: MessageTable, database: Database) -> None:
+    orders.put("a", group="g", headers={"k": "v"}, priority=2)
+    with database.backend.engine.connect() as connection:
+        row = connection.execute(
+            sa.text("SELECT id, message, priority, group_id, headers, epoch, time_acked FROM orders")
+        ).one()
+    assert tuple(row) == (1, "a", 2, "g", '{"k": "v"}', 0, None)
+
+
+def test_a_table_of_bytes_takes_texts_from_plain_sql(database: Database, clock: MovableClock) -> None:
+    table = database.create_table("orders")
+    run(database, "INSERT INTO orders(id, message) VALUES (1, 'hello')")
+    catch_up(clock)
+    assert payloads(table) == [b"hello"]
+
+
+def test_uuid_tables_give_plain_sql_an_id(database: Database, clock: MovableClock) -> None:
+    table = database.create_table("orders", id_type="uuid", payload="text")
+    run(database, "INSERT INTO orders(message) VALUES ('a')")
+    catch_up(clock)
+    [delivery] = table.receive()
+    assert delivery.id.version == 4
+    assert table.ack(delivery.id) == 1
+
+
+def test_inserts_join_their_groups_in_their_order(
+    sequenced: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    for key in (5, 3, 4):
+        run(database, f"INSERT INTO orders(id, message, group_id) VALUES ({key}, '{key}', 'a')")
+    run(database, "INSERT INTO orders(id, message) VALUES (9, '9')")
+    catch_up(clock)
+    assert payloads(sequenced, 2) == ["5", "3"]
+    assert payloads(sequenced, 2) == ["9"]
+
+
+def test_an_ack_by_plain_sql_frees_the_group(sequenced: MessageTable, database: Database, clock: MovableClock) -> None:
+    sequenced.put_many([{"payload": str(number), "group": "a"} for number in range(3)])
+    assert payloads(sequenced, 1) == ["0"]
+    run(database, "UPDATE orders SET time_acked = 1, time_next = NULL WHERE id = 1 AND time_acked IS NULL")
+    assert payloads(sequenced, 1) == ["1"]
+
+
+def test_rescheduling_by_plain_sql_moves_the_group(
+    sequenced: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    sequenced.put("a", group="g", at=clock.now + 10**15)
+    assert sequenced.receive() == []
+    run(database, f"UPDATE orders SET time_next = {clock.now}, epoch = 0 WHERE id = 1 AND time_acked IS NULL")
+    assert payloads(sequenced) == ["a"]
+
+
+def test_a_head_that_plain_sql_deleted_does_not_block_its_group(sequenced: MessageTable, database: Database) -> None:
+    sequenced.put_many([{"payload": str(number), "group": "a"} for number in range(3)])
+    sequenced.put("only", group="b")
+    [first] = sequenced.receive(1)
+    first.nack("0s")
+    run(database, "DELETE FROM orders WHERE id IN (1, 4)")
+    assert payloads(sequenced) == ["1", "2"]
+    assert sequenced.receive() == []
+
+
+def test_a_message_that_plain_sql_moves_to_another_group_goes_to_its_end(
+    sequenced: MessageTable, database: Database
+) -> None:
+    sequenced.put_many([{"payload": name, "group": name[0]} for name in ("a1", "a2", "b1", "b2")])
+    [first] = sequenced.receive(1)
+    first.nack("0s")
+    run(database, "UPDATE orders SET group_id = 'b' WHERE id = 1")
+    assert payloads(sequenced) == ["a2", "b1", "b2", "a1"]

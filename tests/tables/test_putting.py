@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from waterclock.errors import InvalidArgumentError
+from waterclock.tables.message_table import MessageTable
+
+from .conftest import MovableClock
+
+
+def payloads(table: MessageTable, limit: int = 100) -> list[Any]:
+    return [delivery.payload for delivery in table.receive(limit)]
+
+
+def test_what_was_put_is_delivered(orders: MessageTable) -> None:
+    message_id = orders.put("tea", headers={"shop": "Köln"}, priority=3)
+    [delivery] = orders.receive()
+    assert delivery.id == message_id
+    assert (delivery.payload, delivery.headers, delivery.priority) == ("tea", {"shop": "Köln"}, 3)
+    assert (delivery.epoch, delivery.group) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("bytes", [b"", b"\x00\xff", bytearray(b"a")]),
+        ("text", ["", "héllo", "\x01"]),
+        ("json", [None, 1, "a", [1, {"b": None}], {"a": 1.5}]),
+    ],
+)
+def test_every_payload_comes_out_as_it_went_in(
+    make_table: Callable[..., MessageTable], kind: str, values: list[Any]
+) -> None:
+    table = make_table(payload=kind)
+    table.put_many([{"payload": value} for value in values])
+    assert payloads(table) == values
+
+
+def test_generated_ids_are_numbers_and_pass_over_those_that_are_taken(orders: MessageTable) -> None:
+    assert orders.put("a") == 1
+    orders.put("b", id=3)
+    assert orders.put_many([{"payload": "c"}, {"payload": "d", "id": 5}, {"payload": "e"}]) == [6, 5, 7]
+    assert sorted(payloads(orders)) == ["a", "b", "c", "d", "e"]
+
+
+def test_uuid_ids_are_generated_in_order_of_time(make_table: Callable[..., MessageTable]) -> None:
+    table = make_table(id_type="uuid")
+    message_id = table.put("a")
+    assert isinstance(message_id, uuid.UUID)
+    assert message_id.version == 7
+    assert [delivery.id for delivery in table.receive()] == [message_id]
+    assert table.ack(str(message_id)) == 1
+
+
+def test_text_ids_must_be_given(make_table: Callable[..., MessageTable]) -> None:
+    table = make_table(id_type="text")
+    assert table.put("a", id="first") == "first"
+    with pytest.raises(InvalidArgumentError, match="^id: "):
+        table.put("b")
+    assert table.ack("first") == 1
+
+
+def test_putting_an_id_again_changes_nothing_and_is_reported(orders: MessageTable) -> None:
+    orders.put("a", id=7)
+    assert orders.put("b", id=7) == 7
+    ids = orders.put_many([{"payload": "c", "id": 7}, {"payload": "d", "id": 8}, {"payload": "e", "id": 8}])
+    assert ids == [7, 8, 8]
+    assert ids.existing == [7, 8]
+    assert payloads(orders) == ["a", "d"]
+
+
+def test_putting_an_id_that_is_in_flight_or_acked_is_no_new_message(orders: MessageTable) -> None:
+    orders.put("a", id=7)
+    [delivery] = orders.receive()
+    orders.put("a", id=7)
+    assert orders.receive() == []
+    delivery.ack()
+    orders.put("a", id=7)
+    assert orders.receive() == []
+
+
+def test_a_message_for_later_comes_when_its_time_has_come(orders: MessageTable, clock: MovableClock) -> None:
+    orders.put("tea", at=clock.now + 5_000_000_000)
+    assert payloads(orders) == []
+    clock.move("4.999999999s")
+    assert payloads(orders) == []
+    clock.move(1)
+    assert payloads(orders) == ["tea"]
+
+
+def test_further_columns_are_put_and_delivered(make_table: Callable[..., MessageTable]) -> None:
+    table = make_table(columns={"region": "text", "weight": "double", "paid": "boolean", "more": "json"})
+    table.put("tea", region="eu", weight=1.5, paid=True, more=[1])
+    table.put("milk", region="us")
+    first, second = table.receive()
+    assert first.columns == {"region": "eu", "weight": 1.5, "paid": True, "more": [1]}
+    assert second.columns == {"region": "us", "weight": None, "paid": None, "more": None}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"payload": b"bytes in a text table"},
+        {"payload": "a", "id": "seven"},
+        {"payload": "a", "id": 2**63},
+        {"payload": "a", "id": True},
+        {"payload": "a", "at": "tomorrow"},
+        {"payload": "a", "group": 7},
+        {"payload": "a", "group": "x" * 256},
+        {"payload": "a", "headers": {"a": 1}},
+        {"payload": "a", "priority": 2**31},
+        {"payload": "a", "colour": "red"},
+    ],
+)
+def test_a_message_that_cannot_be_meant_is_refused_by_the_arguments_name(
+    orders: MessageTable, message: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{list(message)[-1]}: "):
+        orders.put_many([{"payload": "good"}, message])
+    assert payloads(orders) == []
+
+
+def test_nothing_is_put_for_an_empty_list(orders: MessageTable) -> None:
+    assert orders.put_many([]) == []

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from waterclock.connection import Database
+from waterclock.errors import InvalidArgumentError
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.stats import TableStats
+
+from .test_putting import payloads
+
+Open = Callable[[Database], Any]
+
+
+def by_connection(database: Database) -> Any:
+    return database.backend.engine.connect()
+
+
+def by_session(database: Database) -> Any:
+    return Session(database.backend.engine)
+
+
+def by_driver(database: Database) -> Any:
+    return sqlite3.connect(str(database.backend.url.database))
+
+
+ways = pytest.mark.parametrize("open_transaction", [by_connection, by_session, by_driver])
+
+
+@ways
+def test_a_put_in_the_callers_transaction_is_delivered_after_the_commit(
+    orders: MessageTable, database: Database, open_transaction: Open
+) -> None:
+    caller = open_transaction(database)
+    first = orders.put("a", connection=caller)
+    second = orders.put("b", connection=caller)
+    assert orders.receive() == []
+    caller.commit()
+    caller.close()
+    assert [delivery.id for delivery in orders.receive()] == [first, second]
+
+
+@ways
+def test_a_put_that_is_rolled_back_leaves_nothing(
+    orders: MessageTable, database: Database, open_transaction: Open
+) -> None:
+    caller = open_transaction(database)
+    orders.put_many([{"payload": "a"}, {"payload": "b"}], connection=caller)
+    caller.rollback()
+    caller.close()
+    assert orders.stats() == TableStats(ready=0, scheduled=0, in_flight=0, delayed=0, acked=0, oldest_age=None)
+
+
+@ways
+def test_an_ack_in_the_callers_transaction_counts_after_the_commit(
+    orders: MessageTable, database: Database, open_transaction: Open
+) -> None:
+    orders.put_many([{"payload": "a"}, {"payload": "b"}, {"payload": "c"}])
+    first, second, third = orders.receive()
+    caller = open_transaction(database)
+    first.ack(connection=caller)
+    assert orders.ack([second, 3], connection=caller) == 2
+    caller.commit()
+    caller.close()
+    assert orders.stats().acked == 3
+    assert third.epoch == 1
+
+
+@ways
+def test_an_ack_that_is_rolled_back_is_none(orders: MessageTable, database: Database, open_transaction: Open) -> None:
+    orders.put("a")
+    [delivery] = orders.receive()
+    caller = open_transaction(database)
+    delivery.ack(connection=caller)
+    caller.rollback()
+    caller.close()
+    assert orders.stats().in_flight == 1
+
+
+@ways
+def test_a_group_is_free_when_the_callers_ack_is_committed_and_not_when_it_is_rolled_back(
+    sequenced: MessageTable, database: Database, open_transaction: Open
+) -> None:
+    sequenced.put_many([{"payload": "1", "group": "a"}, {"payload": "2", "group": "a"}])
+    [delivery] = sequenced.receive(1)
+    caller = open_transaction(database)
+    sequenced.ack(delivery.id, connection=caller)
+    caller.rollback()
+    assert sequenced.receive(1) == []
+    sequenced.ack(delivery.id, connection=caller)
+    caller.commit()
+    caller.close()
+    assert payloads(sequenced, 1) == ["2"]
+
+
+def test_the_callers_own_rows_and_the_message_are_committed_together(orders: MessageTable, database: Database) -> None:
+    engine = database.backend.engine
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE sales(id INTEGER PRIMARY KEY, amount INTEGER)"))
+    with pytest.raises(ZeroDivisionError), engine.begin() as connection:
+        connection.execute(sa.text("INSERT INTO sales(amount) VALUES (5)"))
+        orders.put("sale", connection=connection)
+        1 / 0  # noqa: B018
+    with engine.begin() as connection:
+        assert connection.execute(sa.text("SELECT count(*) FROM sales")).scalar_one() == 0
+        connection.execute(sa.text("INSERT INTO sales(amount) VALUES (5)"))
+        orders.put("sale", connection=connection)
+    assert payloads(orders) == ["sale"]
+
+
+@pytest.mark.parametrize("connection", ["sqlite:///x.db", 7])
+def test_what_is_no_connection_is_refused(orders: MessageTable, connection: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="^connection: "):
+        orders.put("a", connection=connection)
+

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from waterclock.errors import InvalidArgumentError, WaterclockError
+from waterclock.time import MAX_NS, MIN_NS, format_duration, format_time, to_duration, to_time
+
+SECOND = 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("written", "ns"),
+    [
+        (0, 0),
+        (-5, -5),
+        (MAX_NS, MAX_NS),
+        ("1970-01-01T00:00:00Z", 0),
+        ("1970-01-01T00:00:01.5Z", 1_500_000_000),
+        ("1970-01-01 00:00:00.123456789+00:00", 123_456_789),
+        ("1970-01-01T01:00+01:00", 0),
+        ("1970-01-01T01:00:00+01", 0),
+        ("1969-12-31T23:59:59,999999999Z", -1),
+        (datetime(1970, 1, 1, 0, 0, 0, 1, tzinfo=UTC), 1000),
+        (datetime(1970, 1, 1, 2, tzinfo=timezone(timedelta(hours=2))), 0),
+    ],
+)
+def test_a_time_in_any_of_its_forms_becomes_exact_nanoseconds(written: int | str | datetime, ns: int) -> None:
+    assert to_time(written) == ns
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        (datetime(2026, 7, 1), "naive"),  # noqa: DTZ001  # the mistake under test
+        ("2026-07-01T12:00:00", "offset"),
+        ("yesterday", "yesterday"),
+        ("2026-13-01T00:00:00Z", "2026-13-01"),
+        ("2026-07-01T12:00:00.1234567891Z", "1234567891"),
+        (1.5, "1.5"),
+        (float("nan"), "nan"),
+        (True, "True"),
+        (None, "None"),
+        (MAX_NS + 1, "64-bit"),
+        (MIN_NS - 1, "64-bit"),
+        ("2263-01-01T00:00:00Z", "2262"),
+        (datetime(1600, 1, 1, tzinfo=UTC), "1677"),
+        ("2h", "2h"),
+    ],
+)
+def test_what_is_no_time_is_refused_with_the_value_in_the_error(written: object, says: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="event_time: ") as refused:
+        to_time(written, "event_time")  # type: ignore[arg-type]  # the mistake under test
+    assert says in str(refused.value)
+
+
+def test_a_duration_means_that_long_ago_where_now_is_given() -> None:
+    assert to_time("2h", now=10_000 * SECOND) == 2_800 * SECOND
+
+
+def test_the_errors_are_one_family_and_an_invalid_argument_is_a_value_error() -> None:
+    assert issubclass(InvalidArgumentError, WaterclockError)
+    assert issubclass(InvalidArgumentError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("written", "ns"),
+    [
+        (0, 0),
+        (7, 7),
+        ("500ms", 500_000_000),
+        ("1.5s", 1_500_000_000),
+        ("1h30m", 5400 * SECOND),
+        ("2 d", 2 * 86400 * SECOND),
+        ("1w", 7 * 86400 * SECOND),
+        ("3us", 3000),
+        ("3µs", 3000),
+        ("90min", 5400 * SECOND),
+        (timedelta(microseconds=1), 1000),
+        (timedelta(days=1), 86400 * SECOND),
+    ],
+)
+def test_a_duration_in_any_of_its_forms_becomes_exact_nanoseconds(written: int | str | timedelta, ns: int) -> None:
+    assert to_duration(written) == ns
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        -1,
+        "-5s",
+        timedelta(seconds=-1),
+        0.5,
+        float("nan"),
+        float("inf"),
+        True,
+        None,
+        "",
+        "5",
+        "5 parsecs",
+        "1.5ns",
+        "9999999d",
+    ],
+)
+def test_what_is_no_duration_is_refused_with_the_value_in_the_error(written: object) -> None:
+    with pytest.raises(InvalidArgumentError, match="window: ") as refused:
+        to_duration(written, "window")  # type: ignore[arg-type]  # the mistake under test
+    assert repr(written) in str(refused.value)
+
+
+def test_a_duration_below_the_least_allowed_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="the least is 1s"):
+        to_duration("999ms", minimum=SECOND)
+
+
+@given(st.integers(MIN_NS, MAX_NS))
+def test_a_time_survives_being_written_and_read(ns: int) -> None:
+    assert to_time(format_time(ns)) == ns
+
+
+@given(st.integers(0, MAX_NS))
+def test_a_duration_survives_being_written_and_read(ns: int) -> None:
+    assert to_duration(format_duration(ns)) == ns
+
+
+def test_times_are_written_with_as_many_decimals_as_they_need() -> None:
+    assert format_time(0) == "1970-01-01T00:00:00Z"
+    assert format_time(500_000_000) == "1970-01-01T00:00:00.500Z"
+    assert format_time(-1) == "1969-12-31T23:59:59.999999999Z"

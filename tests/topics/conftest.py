@@ -1,0 +1,83 @@
+"""Topics on each database in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+from waterclock.database.backend import Backend
+from waterclock.topics.topic import Topic
+
+MakeTopic = Callable[..., Topic]
+
+
+class SettableClock:
+    """A clock that stands still until it is set."""
+
+    def __init__(self, now: int) -> None:
+        self.now = now
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> SettableClock:
+    return SettableClock(1_000_000)
+
+
+@pytest.fixture
+def backend(database_url: str) -> Generator[Backend]:
+    backend = Backend(database_url)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def clocked_backend(database_url: str, clock: SettableClock) -> Generator[Backend]:
+    backend = Backend(database_url, clock=clock)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def sqlite_backend(sqlite_url: str) -> Generator[Backend]:
+    backend = Backend(sqlite_url)
+    yield backend
+    backend.close()
+
+
+def _maker(backend: Backend, tmp_path: Path) -> MakeTopic:
+    def make(name: str = "telemetry", **options: object) -> Topic:
+        defaults = {"roll_after": None, "roll_size": 1 << 30, "retention": None, "exist_ok": False}
+        return Topic.create(backend, str(tmp_path / "ledgers"), name, **{**defaults, **options})
+
+    return make
+
+
+@pytest.fixture
+def make_topic(backend: Backend, tmp_path: Path) -> MakeTopic:
+    return _maker(backend, tmp_path)
+
+
+@pytest.fixture
+def topic(make_topic: MakeTopic) -> Topic:
+    return make_topic()
+
+
+@pytest.fixture
+def clocked_topic(clocked_backend: Backend, tmp_path: Path) -> Topic:
+    return _maker(clocked_backend, tmp_path)()
+
+
+@pytest.fixture
+def make_sqlite_topic(sqlite_backend: Backend, tmp_path: Path) -> MakeTopic:
+    """Where the database makes no difference: SQLite is the fastest to set up."""
+    return _maker(sqlite_backend, tmp_path)
+
+
+@pytest.fixture
+def sqlite_topic(make_sqlite_topic: MakeTopic) -> Topic:
+    return make_sqlite_topic()

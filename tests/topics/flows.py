@@ -1,0 +1,148 @@
+"""What tests of topics have in common: messages made of bare times, files that count how they are read, lost files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from pyarrow import fs
+
+from waterclock.message import Message, Position
+from waterclock.topics.ledger_files import LedgerFiles
+from waterclock.topics.storage import Storage
+from waterclock.topics.topic import Topic
+
+
+def published(times: Iterable[int]) -> list[Message]:
+    """Make a message for each publish time; its payload tells which of its entry it is."""
+    return [
+        Message("press", "load", 7, str(i).encode(), publish_time=time, receive_time=9) for i, time in enumerate(times)
+    ]
+
+
+def append_ledgers(topic: Topic, ledgers: Iterable[Iterable[Iterable[int]]]) -> list[tuple[int, Position]]:
+    """Append ledgers of entries of publish times, rolling in between; give each time with its position."""
+    placed: list[tuple[int, Position]] = []
+    for number, ledger in enumerate(ledgers):
+        if number:
+            topic.roll()
+        for entry in ledger:
+            times = list(entry)
+            first = topic.append(published(times)).first
+            assert first is not None
+            placed += [(time, first._replace(index=i)) for i, time in enumerate(times)]
+    return placed
+
+
+def first_at_or_after(placed: Iterable[tuple[int, Position]], time: int) -> Position | None:
+    """Say by brute force what `find` has to answer."""
+    return next((position for at, position in placed if at >= time), None)
+
+
+def ledger_path(topic: Topic, ledger: int) -> Path:
+    """Give the file of a sealed ledger."""
+    return Path(next(str(info.file) for info in topic.ledgers() if info.ledger == ledger))
+
+
+class CountingFiles(fs.FileSystemHandler):
+    """A filesystem over a local folder that behaves as an object store, and notes every read of an open file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.local = fs.LocalFileSystem()
+        self.reads: list[tuple[int, int]] = []
+        self.opened = 0
+
+    def get_type_name(self) -> str:
+        return "counting"
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
+        return [self.local.get_file_info(str(self.folder / path)) for path in paths]
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
+        raise OSError("an object store is not listed")
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        raise OSError("an object store has no folders")
+
+    def delete_dir(self, path: str) -> None:
+        raise OSError("an object store has no folders")
+
+    def delete_dir_contents(self, path: str, missing_dir_ok: bool) -> None:
+        raise OSError("an object store has no folders")
+
+    def delete_root_dir_contents(self) -> None:
+        raise OSError("an object store has no folders")
+
+    def delete_file(self, path: str) -> None:
+        self.local.delete_file(str(self.folder / path))
+
+    def move(self, src: str, dest: str) -> None:
+        raise OSError("an object store cannot rename")
+
+    def copy_file(self, src: str, dest: str) -> None:
+        raise OSError("an object store is not asked to copy")
+
+    def open_input_stream(self, path: str) -> Any:
+        return self.local.open_input_stream(str(self.folder / path))
+
+    def open_input_file(self, path: str) -> Any:
+        import pyarrow as pa
+
+        self.opened += 1
+        try:
+            return pa.PythonFile(_CountedFile(self, (self.folder / path).open("rb")), mode="r")
+        except FileNotFoundError:
+            raise
+
+    def open_output_stream(self, path: str, metadata: object) -> Any:
+        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        return self.local.open_output_stream(str(self.folder / path))
+
+    def open_append_stream(self, path: str, metadata: object) -> Any:
+        raise OSError("an object store cannot append")
+
+
+class _CountedFile:
+    def __init__(self, files: CountingFiles, file: Any) -> None:
+        self._files = files
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        self._files.reads.append((self._file.tell(), size))
+        return self._file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def on_counting_files(topic: Topic, folder: Path) -> tuple[Topic, CountingFiles]:
+    """Give the same topic with its ledger files on a counting filesystem."""
+    handler = CountingFiles(folder)
+    files = LedgerFiles("store", fs.PyFileSystem(handler))
+    old = topic.storage
+    return Topic(Storage(old.topic_id, old.name, old.backend, files)), handler
+
+
+class CountedStatements:
+    """Notes the SELECTs of an engine, for ``with``."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self.selects: list[str] = []
+
+    def _note(self, _connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.lstrip().upper().startswith(("SELECT", "WITH")):
+            self.selects.append(statement)
+
+    def __enter__(self) -> CountedStatements:
+        sa.event.listen(self._engine, "before_cursor_execute", self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sa.event.remove(self._engine, "before_cursor_execute", self._note)

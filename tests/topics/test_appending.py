@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import exc
+from tests.topics.conftest import MakeTopic, SettableClock
+from tests.topics.flows import published
+
+from waterclock.arrow import to_arrow
+from waterclock.database.backend import Backend
+from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError
+from waterclock.message import Message, Position
+from waterclock.topics.appending import Appended
+from waterclock.topics.topic import Topic
+
+
+def test_what_is_appended_is_read_back_field_by_field(topic: Topic) -> None:
+    messages = [
+        Message(
+            "press", "load", -(2**63), b"\x00\xff", publish_time=3, receive_time=2**63 - 1, headers={"k": "v", "ä": ""}
+        ),
+        Message("größe", "heat", 2**63 - 1, b"", publish_time=-1, receive_time=0, headers={}),
+        Message("press", "load", 0, b"x" * 100_000, publish_time=4, receive_time=5),
+    ]
+    appended = topic.append(messages)
+    assert appended == Appended(Position(0, 0, 0), 3, duplicate=False)
+    expected = [message.replace(position=Position(0, 0, i)) for i, message in enumerate(messages)]
+    assert list(topic.read()) == expected
+    topic.roll()
+    topic.seal()
+    assert list(topic.read()) == expected
+
+
+def test_a_table_is_appended_like_messages_and_may_lack_the_optional_columns(topic: Topic) -> None:
+    topic.append(pa.table({"event_time": [1, 2], "stream": ["a", "b"], "source": ["s", "s"], "other": [0, 0]}))
+    topic.append(to_arrow(published([5])))
+    first, second, third = topic.read()
+    assert (first.source, first.stream, first.event_time, first.payload, first.headers) == ("s", "a", 1, b"", None)
+    assert second.position == Position(0, 0, 1)
+    assert third.publish_time == 5
+
+
+def test_times_that_are_missing_are_filled_in_with_the_databases_clock(
+    clocked_topic: Topic, clock: SettableClock
+) -> None:
+    clock.now = 42
+    clocked_topic.append(
+        [Message("a", "b", 1), Message("a", "b", 1, publish_time=7), Message("a", "b", 1, receive_time=8)]
+    )
+    assert [(message.publish_time, message.receive_time) for message in clocked_topic.read()] == [
+        (42, 42),
+        (7, 42),
+        (42, 8),
+    ]
+
+
+def test_a_servers_clock_fills_in_times_near_its_own(topic: Topic, backend: Backend) -> None:
+    before = backend.now()
+    topic.append([Message("a", "b", 1)])
+    message = next(topic.read())
+    assert message.receive_time is not None
+    assert before <= message.receive_time <= backend.now()
+
+
+@pytest.mark.parametrize("nothing", [[], pa.table({"source": [], "stream": [], "event_time": []}), (m for m in ())])
+def test_an_empty_append_is_refused(sqlite_topic: Topic, nothing: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="at least one"):
+        sqlite_topic.append(nothing)
+
+
+def test_what_is_no_message_is_refused_by_name(sqlite_topic: Topic) -> None:
+    with pytest.raises(InvalidArgumentError, match="'text' is a str"):
+        sqlite_topic.append(["text"])  # type: ignore[list-item]
+    with pytest.raises(SchemaError, match="no column 'stream'"):
+        sqlite_topic.append(pa.table({"source": ["a"], "event_time": [1]}))
+    assert list(sqlite_topic.read()) == []
+
+
+def test_a_ledger_rolls_when_it_has_reached_its_size(make_topic: MakeTopic) -> None:
+    topic = make_topic(roll_size=1)
+    places = [topic.append(published([time])).first for time in range(3)]
+    assert places == [Position(0, 0, 0), Position(1, 0, 0), Position(2, 0, 0)]
+    assert [info.state for info in topic.ledgers()] == ["closed", "closed", "open"]
+
+
+def test_a_ledger_rolls_when_it_is_old_enough(clocked_backend: Backend, clock: SettableClock, tmp_path: Any) -> None:
+    topic = Topic.create(
+        clocked_backend, str(tmp_path), "t", roll_after="1s", roll_size=1 << 30, retention=None, exist_ok=False
+    )
+    places = []
+    for now in (0, 999_999_999, 1_000_000_000, 1_500_000_000, 2_000_000_000):
+        clock.now = now
+        places.append(topic.append(published([1])).first)
+    assert places == [Position(0, 0, 0), Position(0, 1, 0), Position(1, 0, 0), Position(1, 1, 0), Position(2, 0, 0)]
+
+
+def test_rolling_an_empty_ledger_does_nothing(topic: Topic) -> None:
+    topic.roll()
+    assert topic.head == Position(0, 0, 0)
+    topic.append(published([1]))
+    topic.roll()
+    topic.roll()
+    assert topic.head == Position(1, 0, 0)
+
+
+def test_appenders_at_the_same_time_leave_no_hole_and_no_message_out(make_topic: MakeTopic) -> None:
+    topic = make_topic(roll_size=20_000)
+    writers, appends = 4, 15
+    start = threading.Barrier(writers)
+
+    def write(writer: int) -> list[tuple[Position | None, str]]:
+        start.wait()
+        written = []
+        for i in range(appends):
+            source = f"{writer}-{i}"
+            written.append((topic.append([Message(source, "s", j) for j in range(3)]).first, source))
+        return written
+
+    with ThreadPoolExecutor(writers) as pool:
+        written = [pair for pairs in pool.map(write, range(writers)) for pair in pairs]
+    messages = list(topic.read())
+    assert len(messages) == writers * appends * 3
+    assert {(m.position, m.source) for m in messages if m.position and m.position.index == 0} == set(written)
+    for before, after in zip(messages, messages[1:], strict=False):
+        assert before.position is not None
+        ledger, entry, index = before.position
+        assert after.position in {(ledger, entry, index + 1), (ledger, entry + 1, 0), (ledger + 1, 0, 0)}
+    ordinals = [info.first_ordinal for info in topic.ledgers()]
+    sizes = [info.messages for info in topic.ledgers()]
+    assert ordinals == [sum(sizes[:i]) for i in range(len(sizes))]
+
+
+def test_an_append_whose_commit_was_cut_off_is_not_written_twice(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The commit takes place, then the connection breaks before the answer comes: the worst moment there is.
+    backend = topic.storage.backend
+    broken: list[int] = []
+
+    def commit_then_break(connection: sa.Connection) -> None:
+        if not broken:
+            connection.connection.dbapi_connection.commit()
+            broken.append(1)
+            raise exc.DBAPIError("COMMIT", None, ConnectionError("cut off"), connection_invalidated=True)
+
+    monkeypatch.setattr(backend.dialect, "is_transient", lambda error: error.connection_invalidated)
+    sa.event.listen(backend.engine, "commit", commit_then_break)
+    sa.event.listen(backend._writer, "commit", commit_then_break)
+    appended = topic.append(published([1, 2]))
+    assert broken
+    assert appended == Appended(Position(0, 0, 0), 2, duplicate=False)
+    assert len(list(topic.read())) == 2
+
+
+def test_appending_to_a_topic_that_was_removed_says_so(topic: Topic) -> None:
+    from waterclock.database.topic_catalogue import topics
+
+    topic.storage.backend.transact(lambda connection: connection.execute(sa.delete(topics)))
+    with pytest.raises(NotFoundError, match="'telemetry' was removed"):
+        topic.append(published([1]))

@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import logging
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from tests.topics.conftest import MakeTopic, SettableClock
+from tests.topics.flows import (
+    CountedStatements,
+    append_ledgers,
+    first_at_or_after,
+    ledger_path,
+    on_counting_files,
+    published,
+)
+
+from waterclock.database.topic_catalogue import BOUNDED, ledgers
+from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.message import Message, Position
+from waterclock.topics.finding import Found, find_statement
+from waterclock.topics.topic import Topic
+
+TEN_LEDGERS = [[[10 * i, 10 * i + 1], [10 * i + 2]] for i in range(10)]
+
+
+def test_a_time_is_found_at_it_or_after_it(topic: Topic) -> None:
+    first = topic.append(published([100])).first
+    second = topic.append(published([200])).first
+    assert topic.find(99) == Found(first, found=True)
+    assert topic.find(100) == Found(first, found=True)
+    assert topic.find(101) == Found(second, found=True)
+    assert topic.find(200) == Found(second, found=True)
+    assert topic.find(201) == Found(Position(0, 2, 0), found=False)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize(("time", "expected"), [(420, 42), (421, 43), (431, 44), (491, None), (401, 41), (399, 40)])
+def test_timestamps_ten_apart(make_sqlite_topic: MakeTopic, time: int, expected: int | None, *, sealed: bool) -> None:
+    topic = make_sqlite_topic()
+    append_ledgers(topic, [[[10 * i] for i in range(40, 45)], [[10 * i for i in range(45, 50)]]])
+    if sealed:
+        topic.roll()
+        topic.seal()
+    found = topic.find(time)
+    assert found.found is (expected is not None)
+    if expected is not None:
+        assert next(topic.read(start=found.position)).publish_time == 10 * expected
+
+
+@pytest.mark.parametrize("cut", range(8))
+@pytest.mark.parametrize("sealed", [False, True])
+def test_the_largest_of_unordered_times_is_the_first_that_reaches_it(
+    make_sqlite_topic: MakeTopic, cut: int, *, sealed: bool
+) -> None:
+    topic = make_sqlite_topic()
+    times = [0, 1, 2, 3, 4, 6, 5]
+    pieces = [piece for piece in (times[:cut], times[cut:]) if piece]
+    placed = append_ledgers(topic, [[piece] for piece in pieces])
+    if sealed:
+        topic.roll()
+        topic.seal()
+    assert topic.find(5).position == placed[5][1]
+    assert topic.find(6).position == placed[5][1]
+
+
+def test_a_time_that_goes_on_into_the_next_ledger_is_found_where_it_begins(topic: Topic) -> None:
+    placed = append_ledgers(topic, [[[1], [5, 5]], [[5], [5]], [[5, 6]]])
+    assert topic.find(5).position == placed[1][1]
+    assert topic.find(2).position == placed[1][1]
+    topic.seal()
+    assert topic.find(5).position == placed[1][1]
+    assert topic.find(6).position == placed[-1][1]
+
+
+@pytest.mark.parametrize("messages", range(6))
+@pytest.mark.parametrize("entry_size", [1, 2])
+@pytest.mark.parametrize("closed", ["open", "closed", "sealed"])
+def test_every_boundary_of_small_topics(
+    make_sqlite_topic: MakeTopic, messages: int, entry_size: int, closed: str
+) -> None:
+    topic = make_sqlite_topic()
+    times = [10 * (i + 1) for i in range(messages)]
+    entries = [times[i : i + entry_size] for i in range(0, messages, entry_size)]
+    placed = append_ledgers(topic, [[entry] for entry in entries])
+    if closed != "open":
+        topic.roll()
+    if closed == "sealed":
+        topic.seal()
+    reopened = Topic.open(topic.storage.backend, topic.storage.files.root, topic.name)
+    for time in chain.from_iterable((10 * i - 1, 10 * i, 10 * i + 1) for i in range(messages + 2)):
+        expected = first_at_or_after(placed, time)
+        assert reopened.find(time) == Found(expected or topic.head, found=expected is not None)
+
+
+def test_empty_ledgers_are_passed_over(sqlite_topic: Topic) -> None:
+    # This library makes none; an older one, or a repair by hand, may have.
+    topic = sqlite_topic
+    placed = append_ledgers(topic, [[[10]], [[20]], [[30]]])
+    topic.roll()
+    _make_empty(topic, 1)
+    assert topic.find(11).position == placed[2][1]
+    assert topic.find(10).position == placed[0][1]
+    assert topic.seal() == 3
+    assert topic.find(11).position == placed[2][1]
+    assert [message.publish_time for message in topic.read()] == [10, 30]
+
+
+def _make_empty(topic: Topic, ledger: int) -> None:
+    from waterclock.database.topic_catalogue import entries
+
+    bounds = {
+        f"{kind}_{time}": None for kind in ("begin", "end") for time in BOUNDED if (kind, time) != ("begin", BOUNDED[3])
+    }
+
+    def work(connection: sa.Connection) -> None:
+        connection.execute(sa.delete(entries).where(entries.c.ledger == ledger))
+        connection.execute(sa.update(ledgers).where(ledgers.c.ledger == ledger).values(messages=0, entries=0, **bounds))
+
+    topic.storage.backend.transact(work)
+
+
+def test_a_future_time_is_found_once_it_is_published(topic: Topic) -> None:
+    append_ledgers(topic, [[[1], [2]]])
+    not_yet = topic.find(50)
+    assert not_yet == Found(Position(0, 2, 0), found=False)
+    topic.append(published([50]))
+    assert topic.find(50) == Found(not_yet.position, found=True)
+
+
+def test_each_of_the_three_times_is_found_by_its_own_name(topic: Topic) -> None:
+    topic.append(
+        [
+            Message("a", "b", 300, publish_time=10, receive_time=2000),
+            Message("a", "b", 100, publish_time=30, receive_time=1000),
+            Message("a", "b", 200, publish_time=20, receive_time=3000),
+        ]
+    )
+    topic.append([Message("a", "b", 400, publish_time=40, receive_time=4000)])
+    for _ in range(2):
+        assert topic.find(150, by="event_time").position == Position(0, 0, 0)
+        assert topic.find(301, by="event_time").position == Position(0, 1, 0)
+        assert topic.find(20).position == Position(0, 0, 1)
+        assert topic.find(2001, by="receive_time").position == Position(0, 0, 2)
+        assert topic.find(4001, by="receive_time").found is False
+        topic.roll()
+        topic.seal()
+
+
+def test_by_must_name_a_time(sqlite_topic: Topic) -> None:
+    with pytest.raises(InvalidArgumentError, match="'effective_time'"):
+        sqlite_topic.find(1, by="effective_time")
+
+
+def test_how_long_ago_is_counted_back_from_the_databases_clock(clocked_topic: Topic, clock: SettableClock) -> None:
+    append_ledgers(clocked_topic, [[[1_000_000_000, 2_000_000_000, 3_000_000_000]]])
+    clock.now = 4_000_000_000
+    assert clocked_topic.find("2s").position == Position(0, 0, 1)
+
+
+@pytest.mark.parametrize("time", [0, 5, 31, 33, 57, 92, 93])
+def test_finding_costs_one_query_and_at_most_one_ranged_read(topic: Topic, tmp_path: Path, time: int) -> None:
+    topic, files = on_counting_files(topic, tmp_path)
+    placed = append_ledgers(topic, TEN_LEDGERS)
+    topic.seal()
+    for by in ("publish_time", "event_time", "receive_time"):
+        files.reads.clear()
+        with CountedStatements(topic.storage.backend._reader) as counted:
+            found = topic.find(time, by=by)
+        assert len(counted.selects) == 1
+        assert len(files.reads) <= 1
+        assert by != "publish_time" or found.position == (first_at_or_after(placed, time) or topic.head)
+
+
+def test_the_catalogue_query_goes_down_indexes_on_each_database(topic: Topic) -> None:
+    append_ledgers(topic, [[[i]] for i in range(30)])
+    topic.roll()
+    append_ledgers(topic, [[[100 + i] for i in range(30)]])
+    backend = topic.storage.backend
+    statement = find_statement(topic.storage.topic_id, "publish_time", 15)
+    text = str(statement.compile(backend.engine, compile_kwargs={"literal_binds": True}))
+    with backend.engine.connect() as connection:
+        if backend.dialect.name == "sqlite":
+            plan = [row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}")]
+            assert not [step for step in plan if step.startswith("SCAN")], plan
+            assert not [step for step in plan if "TEMP B-TREE" in step], plan
+            assert any("waterclock_ledgers_publish_time_idx" in step for step in plan)
+            assert any("waterclock_entries_publish_time_idx" in step for step in plan)
+        elif backend.dialect.name == "postgresql":
+            connection.exec_driver_sql(
+                "SET enable_seqscan = off"
+            )  # on thirty rows a scan is cheaper; can it do without?
+            plan = [row[0] for row in connection.exec_driver_sql(f"EXPLAIN {text}")]
+            assert not [step for step in plan if "Seq Scan" in step or "Sort" in step], plan
+            assert any("waterclock_ledgers_publish_time_idx" in step for step in plan)
+            assert any("waterclock_entries_publish_time_idx" in step for step in plan)
+        else:
+            rows = connection.exec_driver_sql(f"EXPLAIN {text}").mappings().all()
+            assert {row["type"] for row in rows} <= {"const", "ref", "range", "eq_ref", "system"}, rows
+            keys = {row["key"] for row in rows}
+            assert {"waterclock_ledgers_publish_time_idx", "waterclock_entries_publish_time_idx"} <= keys, rows
+
+
+def test_missing_bounds_are_measured_once_and_filled_in(topic: Topic, tmp_path: Path) -> None:
+    topic, files = on_counting_files(topic, tmp_path)
+    placed = append_ledgers(topic, [[[10 * i, 10 * i + 7], [10 * i + 3]] for i in range(6)])
+    topic.roll()
+    topic.seal()
+    before = topic.ledgers()
+    _forget_bounds(topic, [1, 4])
+    assert topic.ledgers()[1].bounds is None
+    files.reads.clear()
+    assert topic.find(25).position == first_at_or_after(placed, 25)
+    assert topic.ledgers()[1].bounds == before[1].bounds
+    assert topic.ledgers()[4].bounds is None  # behind the answer: nobody has to know
+    assert len(files.reads) == 2  # one row group of the ledger that had none, and the answer
+    for time in range(65):
+        assert topic.find(time).position == (first_at_or_after(placed, time) or topic.head)
+    assert topic.ledgers() == before
+
+
+def test_missing_bounds_of_a_ledger_that_is_not_sealed_are_measured_from_its_rows(sqlite_topic: Topic) -> None:
+    placed = append_ledgers(sqlite_topic, [[[5, 90], [6]], [[7]], [[100]]])
+    _forget_bounds(sqlite_topic, [0])
+    for time in (4, 6, 8, 91, 101):
+        assert sqlite_topic.find(time).position == (first_at_or_after(placed, time) or sqlite_topic.head)
+
+
+def test_bounds_that_were_missing_raise_the_running_maximum_of_later_ledgers(sqlite_topic: Topic) -> None:
+    # As if ledger 0 had come from elsewhere: the later ones were closed without knowing its times.
+    topic = sqlite_topic
+    placed = append_ledgers(topic, [[[5, 90]], [[7]], [[8]]])
+    topic.roll()
+    _forget_bounds(topic, [0])
+    values = {f"peak_{time}": ledgers.c[f"end_{time}"] for time in BOUNDED}
+    topic.storage.backend.transact(
+        lambda connection: connection.execute(sa.update(ledgers).where(ledgers.c.ledger > 0).values(values))
+    )
+    assert topic.find(8).position == placed[1][1]
+    topic.append(published([9]))
+    topic.roll()
+    assert topic.find(9).position == placed[1][1]
+    assert topic.find(91) == Found(topic.head, found=False)
+
+
+def _forget_bounds(topic: Topic, numbers: list[int]) -> None:
+    columns = [column for column in ledgers.c if column.name.startswith(("begin_", "end_", "peak_"))]
+    values = {column.name: None for column in columns} | {"row_groups": None, "footer": None}
+    topic.storage.backend.transact(
+        lambda connection: connection.execute(sa.update(ledgers).where(ledgers.c.ledger.in_(numbers)).values(values))
+    )
+
+
+def test_lost_and_damaged_files_are_passed_over_with_a_warning(topic: Topic, caplog: pytest.LogCaptureFixture) -> None:
+    placed = append_ledgers(topic, TEN_LEDGERS)
+    topic.roll()
+    topic.seal()
+    for ledger in (0, 5):
+        ledger_path(topic, ledger).unlink()
+    ledger_path(topic, 4).write_bytes(b"PAR1" + b"\0" * 200 + b"PAR1")
+    whole = ledger_path(topic, 9).read_bytes()
+    ledger_path(topic, 9).write_bytes(whole[: len(whole) // 4])
+    readable = [(time, position) for time, position in placed if position.ledger not in (0, 4, 5, 9)]
+    with caplog.at_level(logging.WARNING):
+        for time in range(-1, 105):
+            expected = first_at_or_after(readable, time)
+            assert topic.find(time) == Found(expected or topic.head, found=expected is not None)
+    assert str(ledger_path(topic, 0)) in caplog.text
+    topic.append(published([200]))
+    assert topic.find(95).position == Position(10, 0, 0)
+
+
+def test_a_lost_file_without_bounds_is_passed_over_too(sqlite_topic: Topic) -> None:
+    topic = sqlite_topic
+    placed = append_ledgers(topic, TEN_LEDGERS)
+    topic.roll()
+    topic.seal()
+    _forget_bounds(topic, [2])
+    path = ledger_path(topic, 2)
+    path.unlink()
+    readable = [(time, position) for time, position in placed if position.ledger != 2]
+    for time in (-1, 12, 20, 21, 30, 92, 93):
+        assert topic.find(time).position == (first_at_or_after(readable, time) or topic.head)
+
+
+def test_a_store_that_cannot_be_reached_is_an_error_and_not_a_lost_file(
+    sqlite_topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, files = on_counting_files(sqlite_topic, tmp_path)
+    append_ledgers(topic, TEN_LEDGERS)
+    topic.seal()
+
+    def unreachable(path: str) -> None:
+        raise OSError("connection refused")
+
+    monkeypatch.setattr(files, "open_input_file", unreachable)
+    with pytest.raises(UnavailableError, match=r"\.parquet.*connection refused"):
+        topic.find(50)

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.topics.conftest import MakeTopic
+from tests.topics.flows import append_ledgers, ledger_path, on_counting_files, published
+
+from waterclock.arrow import POSITIONED_SCHEMA
+from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.message import Message, Position
+from waterclock.topics import reading, sealed_file
+from waterclock.topics.topic import Topic
+
+FLOW = [[[0, 1], [2]], [[3, 4, 5]], [[6], [7, 8]]]
+
+
+def times(messages: Any) -> list[int | None]:
+    return [message.publish_time for message in messages]
+
+
+@pytest.fixture(params=["open", "mixed", "sealed"])
+def flow(make_topic: MakeTopic, request: pytest.FixtureRequest) -> tuple[Topic, list[tuple[int, Position]]]:
+    topic = make_topic()
+    placed = append_ledgers(topic, FLOW)
+    if request.param == "sealed":
+        topic.roll()
+    if request.param != "open":
+        topic.seal()
+    return topic, placed
+
+
+def test_any_range_of_positions_is_read_exactly(flow: tuple[Topic, list[tuple[int, Position]]]) -> None:
+    topic, placed = flow
+    marks = [*(position for _, position in placed), topic.head, Position(1, 7, 0), Position(0, 1, 9), Position(9, 0, 0)]
+    for start in marks:
+        for stop in marks:
+            expected = [time for time, position in placed if start <= position < stop]
+            assert times(topic.read(start, stop)) == expected, (start, stop)
+
+
+def test_a_time_range_begins_at_since_and_stops_before_until(flow: tuple[Topic, list[tuple[int, Position]]]) -> None:
+    topic, _ = flow
+    assert times(topic.read(since=3, until=7)) == [3, 4, 5, 6]
+    assert times(topic.read(since=-5, until=2)) == [0, 1]
+    assert times(topic.read(since=8)) == [8]
+    assert times(topic.read(since=9)) == []
+    assert times(topic.read(until=100)) == list(range(9))
+
+
+def test_a_limit_ends_reading_at_the_message(flow: tuple[Topic, list[tuple[int, Position]]]) -> None:
+    topic, placed = flow
+    for limit in (1, 2, 4, 9, 20):
+        assert times(topic.read(limit=limit)) == list(range(9))[:limit]
+    assert times(topic.read(placed[4][1], limit=3)) == [4, 5, 6]
+
+
+def test_columns_can_be_chosen_and_come_in_the_order_asked_for(flow: tuple[Topic, list[tuple[int, Position]]]) -> None:
+    topic, placed = flow
+    batches = list(topic.read_arrow(columns=["publish_time", "ledger", "source", "index"]))
+    table = pa.Table.from_batches(batches)
+    assert table.schema.names == ["publish_time", "ledger", "source", "index"]
+    assert table["publish_time"].to_pylist() == list(range(9))
+    assert table["ledger"].to_pylist() == [position.ledger for _, position in placed]
+    assert pa.Table.from_batches(topic.read_arrow()).schema == POSITIONED_SCHEMA
+    assert pa.Table.from_batches(topic.read_arrow(columns=["entry"]))["entry"].to_pylist() == [
+        position.entry for _, position in placed
+    ]
+
+
+@pytest.mark.parametrize("columns", [["nonsense"], []])
+def test_columns_that_do_not_exist_are_refused(sqlite_topic: Topic, columns: list[str]) -> None:
+    with pytest.raises(InvalidArgumentError, match="columns"):
+        list(sqlite_topic.read_arrow(columns=columns))
+
+
+def test_arguments_that_contradict_each_other_are_refused(sqlite_topic: Topic) -> None:
+    with pytest.raises(InvalidArgumentError, match="since"):
+        next(sqlite_topic.read(Position(0, 0, 0), since=1))
+    with pytest.raises(InvalidArgumentError, match="until"):
+        next(sqlite_topic.read(stop=Position(0, 0, 0), until=1))
+    with pytest.raises(InvalidArgumentError, match="limit"):
+        next(sqlite_topic.read(limit=0))
+    with pytest.raises(InvalidArgumentError, match="start: 5"):
+        next(sqlite_topic.read(5))  # type: ignore[arg-type]
+
+
+def test_reading_in_small_pieces_gives_the_same(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "CHUNK_MESSAGES", 2)
+    monkeypatch.setattr(reading, "_CHUNK_ENTRIES", 2)
+    monkeypatch.setattr(sealed_file, "ROW_GROUP_MESSAGES", 4)
+    placed = append_ledgers(topic, [[[i] for i in range(7)], [[7, 8, 9, 10, 11], [12], [13, 14]], [[15], [16]]])
+    for _ in range(2):
+        assert [(message.publish_time, message.position) for message in topic.read()] == placed
+        assert times(topic.read(Position(1, 0, 3), Position(1, 2, 1))) == [10, 11, 12, 13]
+        topic.roll()
+        topic.seal()
+
+
+def test_payloads_that_are_not_asked_for_are_not_read(sqlite_topic: Topic, tmp_path: Path) -> None:
+    topic, files = on_counting_files(sqlite_topic, tmp_path)
+    topic.append([Message("a", "b", i, bytes([i % 256]) * 5000 + str(i).encode()) for i in range(1000)])
+    topic.roll()
+    topic.seal()
+    files.reads.clear()
+    assert sum(batch.num_rows for batch in topic.read_arrow(columns=["source", "event_time", "index"])) == 1000
+    assert sum(length for _, length in files.reads) < 0.2 * topic.ledgers()[0].size
+
+
+def test_a_reader_goes_on_while_its_ledgers_are_being_sealed(topic: Topic) -> None:
+    append_ledgers(topic, FLOW)
+    reader = topic.read()
+    read = list(islice(reader, 1))
+    topic.roll()
+    assert topic.seal() == 3
+    read += reader
+    assert times(read) == list(range(9))
+
+
+def test_reading_ends_where_the_topic_ended_when_it_began(topic: Topic) -> None:
+    append_ledgers(topic, FLOW)
+    reader = topic.read()
+    read = list(islice(reader, 1))
+    topic.append(published([99]))
+    assert times([*read, *reader]) == list(range(9))
+    assert times(topic.read()) == [*range(9), 99]
+
+
+def test_a_lost_file_is_named_by_the_reader(sqlite_topic: Topic) -> None:
+    append_ledgers(sqlite_topic, FLOW)
+    sqlite_topic.roll()
+    sqlite_topic.seal()
+    path = ledger_path(sqlite_topic, 1)
+    path.unlink()
+    reader = sqlite_topic.read()
+    assert times(islice(reader, 3)) == [0, 1, 2]
+    with pytest.raises(UnavailableError, match=path.name):
+        next(reader)

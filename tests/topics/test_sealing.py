@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import sqlalchemy as sa
+from tests.topics.conftest import MakeTopic, SettableClock
+from tests.topics.flows import append_ledgers, ledger_path, on_counting_files, published
+
+from waterclock.database.topic_catalogue import entries, files
+from waterclock.errors import UnavailableError
+from waterclock.message import Message
+from waterclock.topics import sealing
+from waterclock.topics.topic import Topic
+
+FLOW = [[[0, 1], [2]], [[3, 4, 5]], [[6], [7, 8]]]
+STEPS = ("_begin", "_write", "_commit", "delete_rows")
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of ours catches it, so no clean-up runs."""
+
+
+def times(topic: Topic) -> list[int | None]:
+    return [message.publish_time for message in topic.read()]
+
+
+def count(topic: Topic, table: sa.Table) -> int:
+    with topic.storage.backend.snapshot() as connection:
+        return connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+
+
+def all_files(folder: Path) -> set[Path]:
+    return {path for path in (folder / "ledgers").rglob("*") if path.is_file()}
+
+
+def test_sealing_turns_every_closed_ledger_into_one_file(topic: Topic, tmp_path: Path) -> None:
+    placed = append_ledgers(topic, FLOW)
+    assert topic.seal() == 2
+    assert topic.seal() == 0
+    assert [info.state for info in topic.ledgers()] == ["sealed", "sealed", "open"]
+    assert all_files(tmp_path) == {ledger_path(topic, 0), ledger_path(topic, 1)}
+    assert count(topic, entries) == 2  # those of the open ledger
+    assert count(topic, files) == 0
+    assert [(message.publish_time, message.position) for message in topic.read()] == placed
+
+
+def test_a_ledger_file_is_plain_parquet_with_int64_times_and_places(sqlite_topic: Topic) -> None:
+    sqlite_topic.append([Message("a", "b", 2**63 - 1, b"x", publish_time=-(2**63), receive_time=0, headers={"k": "v"})])
+    sqlite_topic.append(published([1, 2]))
+    sqlite_topic.roll()
+    sqlite_topic.seal()
+    path = ledger_path(sqlite_topic, 0)
+    table = pq.read_table(path)
+    for name in ("event_time", "publish_time", "receive_time", "entry"):
+        assert str(table.schema.field(name).type) == "int64"
+    assert table["event_time"].to_pylist() == [2**63 - 1, 7, 7]
+    assert table["publish_time"].to_pylist() == [-(2**63), 1, 2]
+    assert list(zip(table["entry"].to_pylist(), table["index"].to_pylist(), strict=True)) == [(0, 0), (1, 0), (1, 1)]
+    assert b"pandas" not in (pq.read_schema(path).metadata or {})
+    assert pq.read_metadata(path).row_group(0).column(0).compression == "ZSTD"
+
+
+def test_row_groups_hold_65536_messages_and_the_catalogue_has_their_bounds(sqlite_topic: Topic) -> None:
+    for first in range(0, 150_000, 50_000):
+        sqlite_topic.append(published(range(first, first + 50_000)))
+    sqlite_topic.roll()
+    sqlite_topic.seal()
+    groups = sqlite_topic.ledgers()[0].row_groups
+    assert [(group.messages, group.entry, group.index) for group in groups] == [
+        (65_536, 0, 0),
+        (65_536, 1, 15_536),
+        (18_928, 2, 31_072),
+    ]
+    assert [group.bounds.begin["publish_time"] for group in groups] == [0, 65_536, 131_072]
+    assert [group.peak["publish_time"] for group in groups] == [65_535, 131_071, 149_999]
+
+
+def test_large_payloads_end_a_row_group_early(make_sqlite_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    from waterclock.topics import sealed_file
+
+    monkeypatch.setattr(sealed_file, "ROW_GROUP_BYTES", 100_000)
+    topic = make_sqlite_topic()
+    for i in range(5):
+        topic.append([Message("a", "b", i, os.urandom(60_000), publish_time=i)])
+    topic.roll()
+    topic.seal()
+    assert [group.messages for group in topic.ledgers()[0].row_groups] == [2, 2, 1]
+    assert times(topic) == list(range(5))
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_sealer_killed_at_any_step_loses_nothing_and_the_next_one_completes(
+    topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, moment: str
+) -> None:
+    append_ledgers(topic, FLOW)
+    monkeypatch.setattr(sealing, "LEASE", 0)  # the dead owner's lease has ended by the time the next one comes
+    with monkeypatch.context() as patch:
+        patch.setattr(sealing, step, _killing(getattr(sealing, step), moment))
+        with pytest.raises(Killed):
+            topic.seal()
+    assert times(topic) == list(range(9))
+    topic.seal()
+    assert [info.state for info in topic.ledgers()] == ["sealed", "sealed", "open"]
+    topic.seal()  # a lease of nothing ends only when time has passed
+    assert times(topic) == list(range(9))
+    assert all_files(tmp_path) == {ledger_path(topic, 0), ledger_path(topic, 1)}
+    assert count(topic, files) == 0
+    assert count(topic, entries) == 2
+
+
+def _killing(step: Callable[..., Any], moment: str) -> Callable[..., Any]:
+    def killed(*arguments: Any) -> Any:
+        if moment == "after":
+            step(*arguments)
+        raise Killed
+
+    return killed
+
+
+def test_while_one_seals_a_ledger_another_leaves_it_alone(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    append_ledgers(topic, FLOW)
+    write = sealing._write
+    others: list[int] = []
+
+    def write_while_another_tries(*arguments: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(sealing, "_write", write)
+            others.append(topic.seal())
+        return write(*arguments)
+
+    monkeypatch.setattr(sealing, "_write", write_while_another_tries)
+    assert topic.seal() == 1
+    assert others == [1]  # it left ledger 0 and took ledger 1, which the first one then found sealed
+    assert times(topic) == list(range(9))
+
+
+def test_a_sealer_that_was_thought_dead_gives_way(
+    topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append_ledgers(topic, FLOW)
+    monkeypatch.setattr(sealing, "LEASE", 0)
+    write = sealing._write
+
+    def write_slowly(*arguments: Any) -> Any:
+        written = write(*arguments)
+        with monkeypatch.context() as patch:
+            patch.setattr(sealing, "_write", write)
+            assert topic.seal() >= 1
+        return written
+
+    monkeypatch.setattr(sealing, "_write", write_slowly)
+    assert topic.seal() == 0
+    assert times(topic) == list(range(9))
+    assert all_files(tmp_path) == {ledger_path(topic, 0), ledger_path(topic, 1)}
+    assert count(topic, files) == 0
+
+
+def test_a_commit_whose_answer_is_lost_keeps_the_file(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    append_ledgers(topic, FLOW)
+    commit = sealing._commit
+
+    def commit_then_fail(*arguments: Any) -> None:
+        commit(*arguments)
+        raise UnavailableError("the answer got lost")
+
+    monkeypatch.setattr(sealing, "_commit", commit_then_fail)
+    with pytest.raises(UnavailableError, match="the answer"):
+        topic.seal()
+    assert ledger_path(topic, 0).exists()
+    assert times(topic) == list(range(9))
+
+
+def test_a_full_disk_is_named_with_its_file_and_leaves_the_ledger_as_it_was(
+    sqlite_topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append_ledgers(sqlite_topic, FLOW)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sealing, "write_ledger", full)
+        with pytest.raises(UnavailableError, match=r"0000000000-.*\.parquet.*No space left"):
+            sqlite_topic.seal()
+    assert all_files(tmp_path) == set()
+    assert count(sqlite_topic, files) == 0
+    assert times(sqlite_topic) == list(range(9))
+    assert sqlite_topic.seal() == 2
+
+
+def test_a_file_that_reads_back_differently_is_not_taken(
+    sqlite_topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append_ledgers(sqlite_topic, FLOW)
+    fsync = os.fsync
+
+    def damage(handle: int) -> None:
+        fsync(handle)
+        name = Path(f"/proc/self/fd/{handle}").readlink()
+        if name.suffix == ".part":
+            data = bytearray(name.read_bytes())
+            data[60] ^= 0xFF
+            name.write_bytes(data)
+
+    monkeypatch.setattr(os, "fsync", damage)
+    with pytest.raises(UnavailableError, match=r"\.parquet"):
+        sqlite_topic.seal()
+    assert times(sqlite_topic) == list(range(9))
+    assert all_files(tmp_path) == set()
+
+
+def test_an_object_store_is_written_straight_to_the_unique_name(topic: Topic, tmp_path: Path) -> None:
+    topic, store = on_counting_files(topic, tmp_path / "bucket")
+    append_ledgers(topic, FLOW)
+    assert topic.seal() == 2
+    names = sorted(path.name for path in (tmp_path / "bucket").rglob("*.*"))
+    assert [name[:10] for name in names] == ["0000000000", "0000000001"]
+    assert all(name.endswith(".parquet") for name in names)
+    assert times(topic) == list(range(9))
+
+
+def test_a_ledger_that_is_old_enough_is_closed_and_sealed_though_nobody_appends(
+    clocked_topic: Topic, clock: SettableClock, make_topic: MakeTopic
+) -> None:
+    topic = Topic.create(
+        clocked_topic.storage.backend,
+        clocked_topic.storage.files.root,
+        "t",
+        roll_after="1s",
+        roll_size=1 << 30,
+        retention=None,
+        exist_ok=False,
+    )
+    clock.now = 0
+    topic.append(published([1]))
+    clock.now = 999_999_999
+    assert topic.seal() == 0
+    clock.now = 1_000_000_000
+    assert topic.seal() == 1

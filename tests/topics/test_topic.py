@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.topics.conftest import MakeTopic
+
+from waterclock.database.backend import Backend
+from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from waterclock.message import Position
+from waterclock.topics.topic import Topic, topic_names
+
+
+def test_a_topic_that_exists_is_opened_or_refused_as_told(make_topic: MakeTopic) -> None:
+    made = make_topic("telemetry")
+    with pytest.raises(AlreadyExistsError, match="'telemetry'"):
+        make_topic("telemetry")
+    assert make_topic("telemetry", exist_ok=True).storage.topic_id == made.storage.topic_id
+
+
+def test_a_topic_that_does_not_exist_is_not_opened(backend: Backend, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="'telemetry'"):
+        Topic.open(backend, str(tmp_path), "telemetry")
+
+
+def test_topics_are_named_in_alphabetical_order(backend: Backend, make_topic: MakeTopic) -> None:
+    for name in ("b", "a", "ä", "A"):
+        make_topic(name)
+    assert topic_names(backend) == ["A", "a", "b", "ä"]
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "a b", "größe", "../../etc", "%41", "🙂"])
+def test_any_printable_name_names_a_topic(make_topic: MakeTopic, backend: Backend, name: str) -> None:
+    topic = make_topic(name)
+    assert topic.name == name
+    assert topic_names(backend) == [name]
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256, "a\nb", "a\0b", "\ud800", 7])
+def test_a_name_that_cannot_be_printed_is_refused(make_sqlite_topic: MakeTopic, name: object) -> None:
+    with pytest.raises(InvalidArgumentError, match="name"):
+        make_sqlite_topic(name)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("roll_size", 0), ("roll_size", 1.5), ("roll_size", True), ("roll_after", "0s"), ("retention", "-1s")],
+)
+def test_options_that_cannot_be_meant_are_refused(make_sqlite_topic: MakeTopic, option: str, value: object) -> None:
+    with pytest.raises(InvalidArgumentError, match=option):
+        make_sqlite_topic(**{option: value})
+
+
+def test_an_empty_topic_begins_at_zero_and_has_one_open_ledger(topic: Topic) -> None:
+    assert topic.head == Position(0, 0, 0)
+    assert [(info.ledger, info.state, info.messages, info.bounds) for info in topic.ledgers()] == [(0, "open", 0, None)]
+    assert list(topic.read()) == []
+
+
+def test_two_topics_do_not_see_each_other(make_topic: MakeTopic) -> None:
+    from tests.topics.flows import published
+
+    first, second = make_topic("first"), make_topic("second")
+    first.append(published([1, 2]))
+    second.append(published([5]))
+    first.roll()
+    first.seal()
+    assert [message.publish_time for message in second.read()] == [5]
+    assert [message.publish_time for message in first.read()] == [1, 2]
+    assert first.find(3).found is False
