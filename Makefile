@@ -21,8 +21,8 @@ test: lint ## Run lint, types, import contracts and every test
 test-quick: setup ## Run the tests that need no server and no Spark
 	@$(BIN)/pytest -m "not slow" --databases sqlite --ignore tests/spark --ignore tests/demo --ignore tests/test_services.py
 
-soak: setup ## Run the long soaks
-	@HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m slow --timeout 3600
+soak: setup ## Run the long soaks, and every property on thousands of examples
+	@HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m "slow or hypothesis" --timeout 3600
 
 lint: setup ## Check style, types and import contracts
 	@$(BIN)/ruff format --check .

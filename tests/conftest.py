@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 from tests.services import Service, running_service
 
 if TYPE_CHECKING:
     from waterclock.connection import Database
     from waterclock.time import Clock
+
+# Times are not judged here; a machine that is busy, or compiles, must not fail a property.
+settings.register_profile("test", deadline=None, max_examples=300)
+settings.register_profile("soak", deadline=None, max_examples=10_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
 DATABASES = ("sqlite", "postgresql", "mariadb")
 

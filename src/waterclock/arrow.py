@@ -145,5 +145,5 @@ def from_ipc(data: bytes) -> pa.RecordBatch:
     try:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
             return reader.read_next_batch()
-    except (pa.ArrowInvalid, StopIteration) as error:
+    except (pa.ArrowException, OSError, StopIteration) as error:
         raise SchemaError(f"{len(data)} bytes are not an Arrow IPC stream of messages: {error}") from None

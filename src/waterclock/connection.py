@@ -12,7 +12,8 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.tables.message_table import MessageTable, message_table_names
 from waterclock.tables.options import AckOrder, Groups, IdType, OnExhausted, Payload, Ungrouped
 from waterclock.time import Clock, Duration
-from waterclock.topics.topic import Topic, topic_names
+from waterclock.topics.creating import topic_names
+from waterclock.topics.topic import Topic
 
 
 class Database:

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import lzma
+import subprocess
+import sys
 from importlib.resources import files
+from pathlib import Path
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -11,6 +15,13 @@ from waterclock.ingest.collectd import parse_message
 from waterclock.ingest.recording import read_recording
 
 RECORDING = files("waterclock.ingest") / "recordings" / "collectd.parquet"
+SCRIPT = Path(__file__).parents[2] / "scripts/make-recording"
+
+
+def make(original: Path, target: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, SCRIPT, original, target], capture_output=True, text=True, check=False, timeout=60
+    )
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +66,25 @@ def test_late_bursts_are_in_the_recording(recording) -> None:
 def test_the_recording_is_small_enough_to_ship() -> None:
     with RECORDING.open("rb") as file:
         assert len(file.read()) <= 2 << 20
+
+
+def test_the_script_makes_the_recording_from_its_original_form(tmp_path: Path) -> None:
+    original, target = tmp_path / "original.tsv.xz", tmp_path / "made.parquet"
+    with RECORDING.open("rb") as file:
+        some = pq.read_table(file).slice(1_000, 500)
+    lines = [
+        f"{row['receive_time'] // 10**9}.{row['receive_time'] % 10**9:09}\t{row['topic']}\t".encode() + row["payload"]
+        for row in some.to_pylist()
+    ]
+    original.write_bytes(lzma.compress(b"\n".join(lines) + b"\n"))
+    made = make(original, target)
+    assert made.returncode == 0, made.stderr
+    assert pq.read_table(target).equals(some)
+
+
+def test_the_script_refuses_an_original_that_it_cannot_keep_whole(tmp_path: Path) -> None:
+    original = tmp_path / "original.tsv.xz"
+    original.write_bytes(lzma.compress(b"1795250333.15\tcollectd/h/p/t\t1:2\n"))
+    made = make(original, tmp_path / "made.parquet")
+    assert made.returncode == 1
+    assert "does not hold what" in made.stderr

@@ -27,11 +27,6 @@ class MovableClock:
 
 
 @pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    return sqlite_url
-
-
-@pytest.fixture
 def clock() -> MovableClock:
     return MovableClock()
 

@@ -6,6 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -67,6 +68,8 @@ class SequencedGroups(RuleBasedStateMachine):
             assert not more or len(taken) == limit or len(deliveries) == limit
             epoch = max(entry["epoch"] for entry in entries[: len(taken)])
             until = self.now + min(10 * 2**epoch, 40) * SECOND
+            for entry in entries:
+                entry["lease"] = 0
             for delivery, entry in zip(taken, entries, strict=False):
                 entry.update(due=until, lease=delivery.held.lease, epoch=entry["epoch"] + 1)
                 assert (delivery.lease_until, delivery.epoch) == (until, entry["epoch"])
@@ -78,17 +81,16 @@ class SequencedGroups(RuleBasedStateMachine):
         delivery = data.draw(st.sampled_from(self.out))
         entry = self.entry(delivery)
         entries = self.model[delivery.group or ""]
-        try:
-            delivery.ack()
-        except LeaseLostError:
-            assert entry is None
-        except OrderError as refused:
-            assert entry is not None
-            assert refused.blocking_id == entries[0]["id"] != delivery.id
+        if entry is None:
+            with pytest.raises(LeaseLostError):
+                delivery.ack()
+        elif entry is not entries[0]:
+            with pytest.raises(OrderError) as refused:
+                delivery.ack()
+            assert refused.value.blocking_id == entries[0]["id"]
             return
         else:
-            assert entry is not None
-            assert entries[0] is entry
+            delivery.ack()
             entries.remove(entry)
         self.out.remove(delivery)
 
@@ -98,12 +100,11 @@ class SequencedGroups(RuleBasedStateMachine):
         delivery = data.draw(st.sampled_from(self.out))
         entry = self.entry(delivery)
         self.out.remove(delivery)
-        try:
-            delivery.nack(delay * SECOND)
-        except LeaseLostError:
-            assert entry is None
+        if entry is None:
+            with pytest.raises(LeaseLostError):
+                delivery.nack(delay * SECOND)
             return
-        assert entry is not None
+        delivery.nack(delay * SECOND)
         entries = self.model[delivery.group or ""]
         place = entries.index(entry)
         lease = entry["lease"]

@@ -65,10 +65,23 @@ def test_a_group_that_nobody_acks_is_sent_again_in_order(sequenced: MessageTable
         first[0].ack()
 
 
+def test_a_group_that_is_sent_again_in_a_smaller_piece_is_lost_to_its_former_consumer_as_a_whole(
+    sequenced: MessageTable, clock: MovableClock
+) -> None:
+    put(sequenced, "a1", "a2")
+    _, second = sequenced.receive(2)
+    clock.move("30s")
+    [first_again] = sequenced.receive(1)
+    first_again.ack()
+    with pytest.raises(LeaseLostError):
+        second.ack()
+    assert names(sequenced.receive(1)) == ["a2"]
+
+
 def test_an_ack_that_passes_over_an_earlier_message_is_refused_and_names_it(sequenced: MessageTable) -> None:
     put(sequenced, "a1", "a2", "a3")
     deliveries = sequenced.receive(3)
-    with pytest.raises(OrderError, match="message 3 .*before message 1") as refused:
+    with pytest.raises(OrderError, match=r"message 3 .*before message 1") as refused:
         deliveries[2].ack()
     assert refused.value.blocking_id == 1
     with pytest.raises(OrderError):
@@ -190,5 +203,5 @@ def test_a_thousand_groups_flow_beside_a_hot_one(sequenced: MessageTable) -> Non
 def test_an_option_that_this_version_does_not_have_is_refused(
     make_table: Callable[..., MessageTable], option: str, value: object
 ) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"^{option}: .*not available in this version"):
+    with pytest.raises(InvalidArgumentError, match=rf"^{option}: .*not available in this version"):
         make_table(**{"groups": "sequenced", option: value})

@@ -13,9 +13,7 @@ WORKER = Path(__file__).parent / "worker.py"
 
 
 def start(url: str, behaviour: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(WORKER), url, "orders", behaviour], stdout=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen([sys.executable, str(WORKER), url, "orders", behaviour], stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("groups", [None, "sequenced"])

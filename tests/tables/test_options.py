@@ -54,7 +54,7 @@ def test_an_option_that_cannot_be_meant_is_refused_by_name(
 
 @pytest.mark.parametrize("name", ["", "a b", "a.b", 'a"b', "1st", "waterclock_x", "sqlite_x", "x" * 49, None])
 def test_a_name_that_plain_sql_could_not_use_is_refused(database: Database, name: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="^name: "):
+    with pytest.raises(InvalidArgumentError, match=r"^name: "):
         database.create_table(name)
 
 
@@ -80,7 +80,7 @@ def test_an_unknown_table_cannot_be_opened(database: Database) -> None:
 def test_a_table_that_was_dropped_outside_is_named(orders: MessageTable, database: Database) -> None:
     with database.backend.engine.begin() as connection:
         connection.execute(sa.text("DROP TABLE orders"))
-    with pytest.raises(SchemaError, match="'orders'.*gone"):
+    with pytest.raises(SchemaError, match=r"'orders'.*gone"):
         database.table("orders")
 
 

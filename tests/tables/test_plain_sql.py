@@ -110,7 +110,7 @@ def test_inserts_join_their_groups_in_their_order(
     sequenced: MessageTable, database: Database, clock: MovableClock
 ) -> None:
     for key in (5, 3, 4):
-        run(database, f"INSERT INTO orders(id, message, group_id) VALUES ({key}, '{key}', 'a')")
+        run(database, "INSERT INTO orders(id, message, group_id) VALUES (:key, :text, 'a')", key=key, text=str(key))
     run(database, "INSERT INTO orders(id, message) VALUES (9, '9')")
     catch_up(clock)
     assert payloads(sequenced, 2) == ["5", "3"]
@@ -129,7 +129,7 @@ def test_rescheduling_by_plain_sql_moves_the_group(
 ) -> None:
     sequenced.put("a", group="g", at=clock.now + 10**15)
     assert sequenced.receive() == []
-    run(database, f"UPDATE orders SET time_next = {clock.now}, epoch = 0 WHERE id = 1 AND time_acked IS NULL")
+    run(database, "UPDATE orders SET time_next = :at, epoch = 0 WHERE id = 1 AND time_acked IS NULL", at=clock.now)
     assert payloads(sequenced) == ["a"]
 
 

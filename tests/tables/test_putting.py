@@ -59,7 +59,7 @@ def test_uuid_ids_are_generated_in_order_of_time(make_table: Callable[..., Messa
 def test_text_ids_must_be_given(make_table: Callable[..., MessageTable]) -> None:
     table = make_table(id_type="text")
     assert table.put("a", id="first") == "first"
-    with pytest.raises(InvalidArgumentError, match="^id: "):
+    with pytest.raises(InvalidArgumentError, match=r"^id: "):
         table.put("b")
     assert table.ack("first") == 1
 
@@ -119,7 +119,7 @@ def test_further_columns_are_put_and_delivered(make_table: Callable[..., Message
 def test_a_message_that_cannot_be_meant_is_refused_by_the_arguments_name(
     orders: MessageTable, message: dict[str, Any]
 ) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"^{list(message)[-1]}: "):
+    with pytest.raises(InvalidArgumentError, match=rf"^{list(message)[-1]}: "):
         orders.put_many([{"payload": "good"}, message])
     assert payloads(orders) == []
 

@@ -36,7 +36,7 @@ def test_no_more_than_the_limit_or_the_batch_size_are_taken(make_table: Callable
     assert len(table.receive()) == 2
     assert len(table.receive(limit=4)) == 4
     assert len(table.receive()) == 1
-    with pytest.raises(InvalidArgumentError, match="^limit: 0"):
+    with pytest.raises(InvalidArgumentError, match=r"^limit: 0"):
         table.receive(limit=0)
 
 
@@ -86,18 +86,16 @@ def test_receive_returns_at_once_where_nothing_is_due_and_it_may_not_wait(orders
 
 
 def test_a_waiting_receive_gets_what_another_process_puts(connect: Callable[..., Database]) -> None:
-    table = connect().create_table("orders", payload="text")
+    table = connect().create_table("orders", payload="text", poll_interval="1h")
     other = connect().table("orders")
     putter = threading.Timer(0.05, other.put, ["tea"])
     putter.start()
-    began = time.monotonic()
     assert payloads_after_waiting(table) == ["tea"]
-    assert time.monotonic() - began < table.options.poll_interval / 1e9
     putter.join()
 
 
 def test_a_waiting_receive_gets_what_becomes_due(connect: Callable[..., Database]) -> None:
-    table = connect().create_table("orders", payload="text")
+    table = connect().create_table("orders", payload="text", poll_interval="1h")
     table.put("tea", at=time.time_ns() + 50_000_000)
     assert payloads_after_waiting(table) == ["tea"]
 
@@ -108,4 +106,4 @@ def test_a_waiting_receive_gives_up_in_the_end(connect: Callable[..., Database])
 
 
 def payloads_after_waiting(table: MessageTable) -> list[str]:
-    return [delivery.payload for delivery in table.receive(wait="25s")]
+    return [delivery.payload for delivery in table.receive(wait="1h")]

@@ -103,10 +103,10 @@ def test_the_callers_own_rows_and_the_message_are_committed_together(orders: Mes
     engine = database.backend.engine
     with engine.begin() as connection:
         connection.execute(sa.text("CREATE TABLE sales(id INTEGER PRIMARY KEY, amount INTEGER)"))
-    with pytest.raises(ZeroDivisionError), engine.begin() as connection:
+    with engine.connect() as connection:
         connection.execute(sa.text("INSERT INTO sales(amount) VALUES (5)"))
         orders.put("sale", connection=connection)
-        1 / 0  # noqa: B018
+        connection.rollback()
     with engine.begin() as connection:
         assert connection.execute(sa.text("SELECT count(*) FROM sales")).scalar_one() == 0
         connection.execute(sa.text("INSERT INTO sales(amount) VALUES (5)"))
@@ -116,6 +116,5 @@ def test_the_callers_own_rows_and_the_message_are_committed_together(orders: Mes
 
 @pytest.mark.parametrize("connection", ["sqlite:///x.db", 7])
 def test_what_is_no_connection_is_refused(orders: MessageTable, connection: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="^connection: "):
+    with pytest.raises(InvalidArgumentError, match=r"^connection: "):
         orders.put("a", connection=connection)
-

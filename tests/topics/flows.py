@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import sqlalchemy as sa
 from pyarrow import fs
 
@@ -16,9 +17,10 @@ from waterclock.topics.topic import Topic
 
 
 def published(times: Iterable[int]) -> list[Message]:
-    """Make a message for each publish time; its payload tells which of its entry it is."""
+    """Make a message for each time, received when it was published; its payload tells which of its entry it is."""
     return [
-        Message("press", "load", 7, str(i).encode(), publish_time=time, receive_time=9) for i, time in enumerate(times)
+        Message("press", "load", 7, str(i).encode(), publish_time=time, receive_time=time)
+        for i, time in enumerate(times)
     ]
 
 
@@ -53,7 +55,6 @@ class CountingFiles(fs.FileSystemHandler):
         self.folder = folder
         self.local = fs.LocalFileSystem()
         self.reads: list[tuple[int, int]] = []
-        self.opened = 0
 
     def get_type_name(self) -> str:
         return "counting"
@@ -64,48 +65,24 @@ class CountingFiles(fs.FileSystemHandler):
     def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
         return [self.local.get_file_info(str(self.folder / path)) for path in paths]
 
-    def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
-        raise OSError("an object store is not listed")
-
-    def create_dir(self, path: str, recursive: bool) -> None:
-        raise OSError("an object store has no folders")
-
-    def delete_dir(self, path: str) -> None:
-        raise OSError("an object store has no folders")
-
-    def delete_dir_contents(self, path: str, missing_dir_ok: bool) -> None:
-        raise OSError("an object store has no folders")
-
-    def delete_root_dir_contents(self) -> None:
-        raise OSError("an object store has no folders")
-
     def delete_file(self, path: str) -> None:
         self.local.delete_file(str(self.folder / path))
-
-    def move(self, src: str, dest: str) -> None:
-        raise OSError("an object store cannot rename")
-
-    def copy_file(self, src: str, dest: str) -> None:
-        raise OSError("an object store is not asked to copy")
 
     def open_input_stream(self, path: str) -> Any:
         return self.local.open_input_stream(str(self.folder / path))
 
     def open_input_file(self, path: str) -> Any:
-        import pyarrow as pa
+        return pa.PythonFile(_CountedFile(self, (self.folder / path).open("rb")), mode="r")
 
-        self.opened += 1
-        try:
-            return pa.PythonFile(_CountedFile(self, (self.folder / path).open("rb")), mode="r")
-        except FileNotFoundError:
-            raise
-
-    def open_output_stream(self, path: str, metadata: object) -> Any:
+    def open_output_stream(self, path: str, metadata: object) -> Any:  # noqa: ARG002  # the interface hands it over
         (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
         return self.local.open_output_stream(str(self.folder / path))
 
-    def open_append_stream(self, path: str, metadata: object) -> Any:
-        raise OSError("an object store cannot append")
+    def _refuse(self, *_: object) -> Any:
+        raise OSError("an object store cannot do that")
+
+    get_file_info_selector = create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = _refuse
+    move = copy_file = open_append_stream = _refuse
 
 
 class _CountedFile:

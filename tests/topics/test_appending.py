@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from tests.topics.flows import published
 
 from waterclock.arrow import to_arrow
 from waterclock.database.backend import Backend
+from waterclock.database.topic_catalogue import topics
 from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError
 from waterclock.message import Message, Position
 from waterclock.topics.appending import Appended
@@ -126,7 +128,7 @@ def test_appenders_at_the_same_time_leave_no_hole_and_no_message_out(make_topic:
     messages = list(topic.read())
     assert len(messages) == writers * appends * 3
     assert {(m.position, m.source) for m in messages if m.position and m.position.index == 0} == set(written)
-    for before, after in zip(messages, messages[1:], strict=False):
+    for before, after in pairwise(messages):
         assert before.position is not None
         ledger, entry, index = before.position
         assert after.position in {(ledger, entry, index + 1), (ledger, entry + 1, 0), (ledger + 1, 0, 0)}
@@ -156,8 +158,6 @@ def test_an_append_whose_commit_was_cut_off_is_not_written_twice(topic: Topic, m
 
 
 def test_appending_to_a_topic_that_was_removed_says_so(topic: Topic) -> None:
-    from waterclock.database.topic_catalogue import topics
-
     topic.storage.backend.transact(lambda connection: connection.execute(sa.delete(topics)))
     with pytest.raises(NotFoundError, match="'telemetry' was removed"):
         topic.append(published([1]))

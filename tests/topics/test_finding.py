@@ -16,7 +16,7 @@ from tests.topics.flows import (
     published,
 )
 
-from waterclock.database.topic_catalogue import BOUNDED, ledgers
+from waterclock.database.topic_catalogue import BOUNDED, entries, ledgers
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.message import Message, Position
 from waterclock.topics.finding import Found, find_statement
@@ -108,8 +108,6 @@ def test_empty_ledgers_are_passed_over(sqlite_topic: Topic) -> None:
 
 
 def _make_empty(topic: Topic, ledger: int) -> None:
-    from waterclock.database.topic_catalogue import entries
-
     bounds = {
         f"{kind}_{time}": None for kind in ("begin", "end") for time in BOUNDED if (kind, time) != ("begin", BOUNDED[3])
     }
@@ -214,7 +212,7 @@ def test_missing_bounds_are_measured_once_and_filled_in(topic: Topic, tmp_path: 
     assert topic.find(25).position == first_at_or_after(placed, 25)
     assert topic.ledgers()[1].bounds == before[1].bounds
     assert topic.ledgers()[4].bounds is None  # behind the answer: nobody has to know
-    assert len(files.reads) == 2  # one row group of the ledger that had none, and the answer
+    assert len(files.reads) == 3  # footer and row group of the ledger that had no bounds, and the answer
     for time in range(65):
         assert topic.find(time).position == (first_at_or_after(placed, time) or topic.head)
     assert topic.ledgers() == before

@@ -95,6 +95,6 @@ def test_advancing_by_a_number_of_messages_ends_between_entries(flow: tuple[Topi
             number = positions.index(end) if end in positions else place_of(topic.storage, end).ordinal
             taken = number - positions.index(start)
             assert end in boundaries or place_of(topic.storage, end).position in boundaries
-            assert 1 <= taken
+            assert taken >= 1
             following = next((at for at in boundaries if at > start), topic.head)
             assert taken <= messages or place_of(topic.storage, end).position == following

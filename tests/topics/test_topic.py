@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 from tests.topics.conftest import MakeTopic
+from tests.topics.flows import published
 
 from waterclock.database.backend import Backend
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from waterclock.message import Position
-from waterclock.topics.topic import Topic, topic_names
+from waterclock.topics.creating import topic_names
+from waterclock.topics.topic import Topic
 
 
 def test_a_topic_that_exists_is_opened_or_refused_as_told(make_topic: MakeTopic) -> None:
@@ -58,8 +60,6 @@ def test_an_empty_topic_begins_at_zero_and_has_one_open_ledger(topic: Topic) -> 
 
 
 def test_two_topics_do_not_see_each_other(make_topic: MakeTopic) -> None:
-    from tests.topics.flows import published
-
     first, second = make_topic("first"), make_topic("second")
     first.append(published([1, 2]))
     second.append(published([5]))

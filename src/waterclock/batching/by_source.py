@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.batching.event_time import EventTimeBatcher
+from waterclock.batching.rate_aware import RateAwareBatcher
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
 from waterclock.time import Time, to_time
@@ -39,16 +40,19 @@ class BySource:
     Parameters
     ----------
     factory
-        Makes the batcher of a source, for example ``lambda: EventTimeBatcher("500ms", "400ms")``.
+        Makes the batcher of a source, for example ``lambda: EventTimeBatcher("500ms", "400ms")`` or
+        ``lambda: RateAwareBatcher("1s")``. A rate-aware batcher gets those messages of a list that are its source's in
+        one call; it has no deadline, and `advance` has it look whether its window has stalled.
     """
 
-    def __init__(self, factory: Callable[[], EventTimeBatcher]) -> None:
+    def __init__(self, factory: Callable[[], EventTimeBatcher | RateAwareBatcher]) -> None:
         if not callable(factory):
             raise InvalidArgumentError(
                 f"factory: {factory!r} is a {type(factory).__name__}; give a function that makes a batcher"
             )
         self._factory = factory
         self._lanes: dict[str, _Lane] = {}
+        self._by_rate: dict[str, RateAwareBatcher] = {}
         self._deadlines: list[tuple[int, str]] = []  # a heap; an entry counts only while its lane says the same
         self._now: int | None = None
         self._touched: dict[str, _Lane] = {}  # where rejections may wait, so that taking them asks no other source
@@ -71,8 +75,11 @@ class BySource:
             are not, and the next call returns the batches that have closed.
         """
         clock = None if now is None else to_time(now, "now")
+        together: dict[str, list[Message]] = {}
         for message in messages if isinstance(messages, list) else [messages]:
-            self._add(message, clock)
+            self._add(message, clock, together)
+        for source, arrived in together.items():
+            self._closed += self._by_rate[source].add(arrived)
         return self._take_closed()
 
     def advance(self, now: Time) -> list[Batch]:
@@ -85,6 +92,8 @@ class BySource:
             self._closed += lane.batcher.advance(self._now)
             lane.advanced = self._now
             self._settle(source, lane)
+        for batcher in self._by_rate.values():
+            self._closed += batcher.add([])
         return self._take_closed()
 
     def flush(self) -> list[Batch]:
@@ -93,6 +102,8 @@ class BySource:
             if lane.deadline is not None:
                 self._closed += lane.batcher.flush()
                 self._settle(source, lane)
+        for batcher in self._by_rate.values():
+            self._closed += batcher.flush()
         return self._take_closed()
 
     @property
@@ -110,22 +121,34 @@ class BySource:
         touched, self._touched = self._touched, {}
         return [rejection for lane in touched.values() for rejection in lane.batcher.take_rejected()]
 
-    def _add(self, message: Message, now: int | None) -> None:
+    def _add(self, message: Message, now: int | None, together: dict[str, list[Message]]) -> None:
         try:
             source = message.source
         except AttributeError:
             raise InvalidArgumentError(
                 f"messages: {message!r} is a {type(message).__name__}; give a waterclock.Message or a list of them"
             ) from None
-        lane = self._lanes.get(source)
+        lane = self._lanes.get(source) or self._meet(source)
         if lane is None:
-            lane = self._lanes[source] = _Lane(self._factory())
+            together.setdefault(source, []).append(message)
+            return
         if lane.advanced != self._now and self._now is not None:
             # Nothing is due here: `advance` has closed it. Only this source's clock lags behind.
             self._closed += lane.batcher.advance(self._now)
             lane.advanced = self._now
         self._closed += lane.batcher.add(message, now)
         self._settle(source, lane)
+
+    def _meet(self, source: str) -> _Lane | None:
+        """Make the batcher of a new source; None where it batches by rate."""
+        if source in self._by_rate:
+            return None
+        batcher = self._factory()
+        if isinstance(batcher, RateAwareBatcher):
+            self._by_rate[source] = batcher
+            return None
+        lane = self._lanes[source] = _Lane(batcher)
+        return lane
 
     def _settle(self, source: str, lane: _Lane) -> None:
         deadline = lane.batcher.next_deadline

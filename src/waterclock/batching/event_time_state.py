@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -89,36 +88,44 @@ class EventTimeState:
         written = (columns.schema.metadata or {}).get(_METADATA_KEY)
         if written is None or not columns.schema.equals(POSITIONED_SCHEMA):
             raise SchemaError(f"{len(data)} bytes of Arrow are no state of an event-time batcher")
-        facts = json.loads(written)
-        if facts["version"] != _VERSION:
-            raise SchemaError(
-                f"the batcher's state has version {facts['version']!r} and this Waterclock reads {_VERSION};"
-                " replay the source's messages since the last batch into a new batcher"
-            )
-        return _from_facts(facts, columns)
+        try:
+            return _from_facts(json.loads(written), columns)
+        except (LookupError, TypeError, ValueError) as error:
+            raise SchemaError(f"the state of an event-time batcher is damaged: {error!r} in its facts") from error
 
 
 def _from_facts(facts: dict[str, Any], columns: pa.RecordBatch) -> EventTimeState:
+    if facts["version"] != _VERSION:
+        raise SchemaError(
+            f"the batcher's state has version {facts['version']!r} and this Waterclock reads {_VERSION};"
+            " replay the source's messages since the last batch into a new batcher"
+        )
+    messages = from_arrow(columns)
+    stops = list(accumulate((window[-1] for window in facts["windows"]), initial=0))
     rule = EventTimeRule(*facts["rule"])
-    messages = iter(from_arrow(columns))
     return EventTimeState(
         rule=rule,
         newest=facts["newest"],
         source=facts["source"],
         floor=facts["floor"],
         frontier=facts["frontier"],
-        windows=[_window(rule, messages, *window) for window in facts["windows"]],
+        windows=[
+            _window(rule, start, end, conflicted, isolated, messages[first:stop])
+            for (start, end, conflicted, isolated, _), (first, stop) in zip(
+                facts["windows"], pairwise(stops), strict=True
+            )
+        ],
         given_out={(stream, event_time): until for stream, event_time, until in facts["given_out"]},
-        rejected=[Rejection(next(messages), reason) for reason in facts["rejected"]],
+        rejected=[Rejection(*pair) for pair in zip(messages[stops[-1] :], facts["rejected"], strict=True)],
     )
 
 
 def _window(
-    rule: EventTimeRule, messages: Iterator[Message], start: int, end: int, conflicted: bool, isolated: bool, count: int
+    rule: EventTimeRule, start: int, end: int, conflicted: bool, isolated: bool, messages: list[Message]
 ) -> Window:
     window = Window(start, 0 if isolated else rule.window, isolated=isolated)
     if conflicted and not isolated:
         window.cut(end)
-    for message in islice(messages, count):
+    for message in messages:
         window.put(message)
     return window

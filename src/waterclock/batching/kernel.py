@@ -42,16 +42,17 @@ class _Out(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """By stream: the number of its last window and of its last event time, and the row that was kept there."""
+    """By stream: the number of its last window and of its last event time, and the row kept there."""
 
     window: Times
     instant: Times
-    row: Codes
+    kept: Codes
 
 
 # Arrow's memory is read-only, and Numba compiles for that only where the signature says so.
 _times_in = types.Array(types.int64, 1, "C", readonly=True)
 _codes_in = types.Array(types.uint32, 1, "C", readonly=True)
+_codes_out = types.Array(types.uint32, 1, "C")
 _times_out = types.Array(types.int64, 1, "C")
 _bytes_out = types.Array(types.uint8, 1, "C")
 
@@ -105,7 +106,7 @@ def _gather(sources: Codes, event_times: Times, verdicts: Bytes, bounds: Times, 
 
 @njit
 def _is_sorted(times: Times, first: int, stop: int) -> bool:
-    for k in range(first + 1, stop):
+    for k in range(first + 1, stop):  # noqa: SIM110  # Numba compiles no generators
         if times[k - 1] > times[k]:
             return False
     return True
@@ -237,7 +238,7 @@ def _partition(
     starts, ends, conflicts, verdicts = out
     window, max_delay, on_conflict, now = rule
     last_window, last_instant, kept = seen
-    k = first
+    k = unmarked = first
     isolated = False
     while k < stop:
         begin = k
@@ -249,7 +250,8 @@ def _partition(
             after = k + 1
             while after < stop and times[after] == times[k]:
                 after += 1
-            if after > k + 1:
+            if after > k + 1 and k >= unmarked:  # a conflicting event time is met again as the next window's first
+                unmarked = after
                 _mark_duplicates(rows, k, after, streams, receive_times, last_instant, kept, verdicts)
             if on_conflict != REPLACE and not _enter(rows, k, after, streams, begin + 1, last_window):
                 end = times[k]
@@ -273,7 +275,10 @@ def _partition(
 
 @njit(
     types.void(
-        _codes_in, _codes_in, _times_in, _times_in, *[types.int64] * 7, _times_out, _times_out, _bytes_out, _bytes_out
+        *[_codes_in, _codes_in, _times_in, _times_in],
+        *[types.int64] * 7,
+        *[_times_out, _times_out, _bytes_out, _bytes_out],
+        *[_times_out, _codes_out, _times_out, _codes_out, _codes_out],
     ),
     cache=True,
     nogil=True,
@@ -294,29 +299,26 @@ def assign(
     ends: Times,
     conflicts: Bytes,
     verdicts: Bytes,
+    times: Times,
+    rows: Codes,
+    spare_times: Times,
+    spare_rows: Codes,
+    bucket_ends: Codes,
 ) -> None:
     """Judge every row and find its window; see `waterclock.batching.columnar.assign_arrays`.
 
-    Writes ``starts``, ``ends`` and ``conflicts`` of the accepted rows only, ``verdicts`` of all.
+    Writes ``verdicts`` of all rows, and ``starts``, ``ends`` and ``conflicts`` of the accepted ones. The last five are
+    working memory for every row (``bucket_ends`` for two more): NumPy asks for it in huge pages. Numba does not, and to
+    touch so many small pages would take as long as the sorting.
     """
-    count = event_times.size
     rule = _Rule(window, max_delay, on_conflict, now)
     out = _Out(starts, ends, conflicts, verdicts)
+    seen = _Seen(np.zeros(stream_count, np.int64), np.zeros(stream_count, np.int64), np.zeros(stream_count, np.uint32))
     _judge(event_times, receive_times, max_delay, max_lead, now, verdicts)
     bounds = np.zeros(source_count + 1, np.int64)
-    times = np.empty(count, np.int64)
-    rows = np.empty(count, np.uint32)
     _gather(sources, event_times, verdicts, bounds, times, rows)
-    spare_times = np.empty(0, np.int64)
-    spare_rows = np.empty(0, np.uint32)
-    bucket_ends = np.empty(0, np.uint32)
-    seen = _Seen(np.zeros(stream_count, np.int64), np.zeros(stream_count, np.int64), np.zeros(stream_count, np.uint32))
     for source in range(source_count):
         first, stop = bounds[source], bounds[source + 1]
         if not _is_sorted(times, first, stop):
-            if not spare_times.size:
-                spare_times = np.empty(count, np.int64)
-                spare_rows = np.empty(count, np.uint32)
-                bucket_ends = np.empty(count // 2 + 2, np.uint32)
             _sort(times, rows, first, stop, spare_times, spare_rows, bucket_ends)
         _partition(times, rows, first, stop, streams, receive_times, rule, seen, out)

@@ -79,10 +79,8 @@ class StreamPeriodEstimator:
             return None
         # Twice the median, to stay in whole numbers: half a nanosecond matters at 10 kHz.
         double = kept[(count - 1) // 2] + kept[count // 2]
-        if 4 * kept[0] < double or 4 * kept[-1] >= 3 * double:
-            period = _median_per_pulse(kept, double)
-        else:  # every difference is nearest to one period, as where no pulse is missed
-            period = double / 2
+        one_pulse_each = 4 * kept[0] >= double and 4 * kept[-1] < 3 * double
+        period = double / 2 if one_pulse_each else _median_per_pulse(kept, double)
         raw = _SECOND / period
         rate = int(raw + 0.5)
         if rate < 1 or abs(raw - rate) > max(_SNAP_RELATIVE * rate, _SNAP_ABSOLUTE_HZ):

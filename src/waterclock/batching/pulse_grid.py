@@ -1,4 +1,4 @@
-"""When the pulses of a stream are due: what turns an event time into the number of a pulse and a pulse into a window."""
+"""When the pulses of a stream are due: turns an event time into a pulse, and a pulse into a window."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class PulseGrid(NamedTuple):
     rate: int
 
     def pulse(self, event_time: int) -> int:
-        """Number of the pulse nearest to ``event_time`` (ns), the origin's being 0; of two equally near the later."""
+        """Give the number of the pulse nearest to ``event_time`` (ns), from 0 at the origin; of two the later."""
         return (2 * (event_time - self.origin) * self.rate + _SECOND) // (2 * _SECOND)
 
     def first_pulse(self, start: int) -> int:
-        """Number of the first pulse of a window that begins at ``start`` (ns)."""
+        """Give the number of the first pulse of a window that begins at ``start`` (ns)."""
         number, past = divmod((start - self.origin) * self.rate, _SECOND)
         on_a_pulse = past <= min(DRIFT_TOLERANCE * self.rate, _SECOND // 2)
         return number if on_a_pulse else number + 1
@@ -47,5 +47,5 @@ class PulseGrid(NamedTuple):
         return self.first_pulse(start + length) - self.first_pulse(start)
 
     def earliest(self, pulse: int) -> int:
-        """The least event time (ns) that is nearest to the pulse of this number or a later one."""
+        """Find the least event time (ns) that is nearest to the pulse of this number or a later one."""
         return self.origin - (1 - 2 * pulse) * _SECOND // (2 * self.rate)

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from waterclock.batching.assembly import Assembly
 from waterclock.batching.batch import Batch
-from waterclock.batching.rate_rule import Gated, RateRule, gate_chooser, placed, plausible_range
+from waterclock.batching.rate_rule import Gated, RateRule, RateWindow, gate_chooser, placed, plausible_range
 from waterclock.batching.rate_state import from_bytes, to_bytes
 from waterclock.batching.stall import StallWatch
 from waterclock.batching.track import BEFORE_ALL
@@ -40,9 +40,11 @@ class RateAwareBatcher:
         held; beyond, it is let through to the window in progress. Where no stream gates there is nothing to keep it
         apart from: it is held however far ahead it is.
     Gap
-        Where messages wait for later windows and no gating stream has sent anything for this one (where none gates:
-        no stream), the window moves by whole lengths to the first that waits. What rode along in it closes
-        (``gap``); an empty window goes without a batch.
+        Where every gating stream has messages waiting for later windows and none has sent anything for this one, the
+        window moves by whole lengths to the first that waits. Where no stream gates, it is enough that something waits
+        and the window is empty. What rode along in the window closes (``gap``).
+    Contract departures
+        No batch is empty: a window without messages is passed over, whatever ended it.
     Stream lifecycle
         A stream absent from five batches is forgotten, and may join again.
     Batch length
@@ -65,8 +67,7 @@ class RateAwareBatcher:
     Messages that arrive together
         All messages of a call are placed before closing is considered; then as many windows close as are complete.
 
-    Of the batches, ``closed_at`` is the high-water mark at closing. A message behind the window joins it. The document's
-    empty batches exist here too: a window may close by slots or timeout with nothing in it.
+    The ``closed_at`` of a batch is the high-water mark at its closing. A message behind the window joins it.
 
     Parameters
     ----------
@@ -138,48 +139,27 @@ class RateAwareBatcher:
         if not assembly.active and not assembly.piled:
             self._stall.rearm()
         window = assembly.window
-        newest = BEFORE_ALL
-        track_of = assembly.track_of.get
-        join = assembly.active.append
-        for message in messages:
-            event_time = message.event_time
-            track = track_of(message.stream)
-            if track is not None and track.newest < event_time < track.over_from:
-                # In order and of this window, as nearly all are: what `place` does, without its calls.
-                track.differences.append(event_time - track.newest)
-                track.newest = event_time
-                join(message)
-                if event_time >= track.notice_from:
-                    assembly.notice(track, event_time)
-            elif not assembly.place(message):
-                continue
-            if event_time > newest:
-                newest = event_time
-        if newest > assembly.high_water:
-            assembly.high_water = max(assembly.high_water, min(newest, window.cap))
-        if newest >= window.near_from:
-            self._stall.astray = None
-            astray = False
-        else:
-            astray = self._is_astray(messages, newest)
+        newest = assembly.take(messages)
         batches: list[Batch] = []
         if not assembly.waiting or assembly.piled or assembly.high_water >= window.timeout_at:
             _settle(assembly, batches)
+        if newest >= window.near_from:
+            self._stall.astray = None
         if batches:
             self._stall.rearm()
-        elif astray or self._stall.is_overdue(assembly.rule.batch_length):
+        elif self._is_stalled(messages, newest, window):
             self._recover(assembly, batches)
         return batches
 
     def flush(self) -> list[Batch]:
-        """Give out everything, as at the end of the data: window by window, without a batch for those with no message."""
+        """Give out everything, window by window, as at the end of the data; an empty window gives no batch."""
         batches: list[Batch] = []
         assembly = self._assembly
         while assembly is not None and (assembly.active or assembly.piled):
             if assembly.active:
                 batches.append(assembly.close("flush"))
             else:
-                assembly.skip(max(1, assembly.windows_ahead()))
+                assembly.skip(max(1, assembly.windows_to_first()))
         self._stall.rearm()
         return batches
 
@@ -287,7 +267,7 @@ class RateAwareBatcher:
         self._sources = known
 
     def _begin(self, messages: list[Message]) -> list[Batch]:
-        """Start: the first call's messages are the first batch, and the first window begins at the newest plausible one."""
+        """Start: the first call's messages are the first batch; the first window begins at the newest plausible one."""
         length = self._rule.batch_length
         oldest, newest = plausible_range(map(_event_time, messages), length)
         start = placed(newest, length)
@@ -297,12 +277,13 @@ class RateAwareBatcher:
         # Even where all have one time, the batch begins before the first window: its start is its identity.
         return [self._assembly.batch(messages, min(oldest, start - 1), start, "start")]
 
-    def _is_astray(self, messages: list[Message], newest: int) -> bool:
-        if not messages:
-            return False
-        if newest == BEFORE_ALL:
-            newest = max(map(_event_time, messages))
-        return self._stall.is_astray(newest, self._in_force.batch_length)
+    def _is_stalled(self, messages: list[Message], newest: int, window: RateWindow) -> bool:
+        batch_length = window.end - window.start
+        if messages and newest < window.near_from:
+            astray = newest if newest > BEFORE_ALL else max(map(_event_time, messages))
+            if self._stall.is_astray(astray, batch_length):
+                return True
+        return self._stall.is_overdue(batch_length)
 
     def _recover(self, assembly: Assembly, batches: list[Batch]) -> None:
         """Stall: close a window that nothing closes."""
@@ -317,7 +298,7 @@ class RateAwareBatcher:
             else:
                 batches.append(assembly.place_anew(anchor))
         elif assembly.piled:
-            assembly.skip(max(1, assembly.windows_ahead()))
+            assembly.skip(max(1, assembly.windows_to_first()))
         _settle(assembly, batches)
         self._stall.rearm()
 
@@ -326,13 +307,14 @@ def _settle(assembly: Assembly, batches: list[Batch]) -> None:
     """Close as many windows as are complete."""
     while True:
         if steps := assembly.gap():
-            if assembly.active:
-                batches.append(assembly.close("gap", steps))
-            else:
-                assembly.skip(steps)
+            reason = "gap"
         elif assembly.waiting == 0:
-            batches.append(assembly.close("slots"))
+            reason = "slots"
         elif assembly.high_water >= assembly.window.timeout_at:
-            batches.append(assembly.close("timeout"))
+            reason = "timeout"
         else:
             return
+        if assembly.active:
+            batches.append(assembly.close(reason, steps or 1))
+        else:
+            assembly.skip(steps or 1)

@@ -40,12 +40,20 @@ class RateRule(NamedTuple):
     ----------
     batch_length
         Length of a window, ns.
+    timeout
+        How far the high-water mark may be past the window's start before the window closes, ns, or infinity.
     factor
         The timeout in batch lengths, which it stays when the length changes; None for no timeout.
     """
 
     batch_length: int
+    timeout: int | float
     factor: Fraction | None
+
+    @classmethod
+    def of(cls, batch_length: int, factor: Fraction | None) -> RateRule:
+        """Make the rule of a length (ns) and a timeout in lengths."""
+        return cls(batch_length, math.inf if factor is None else int(factor * batch_length), factor)
 
     @classmethod
     def checked(cls, batch_length: Duration, timeout: Duration | float | None) -> RateRule:
@@ -59,10 +67,10 @@ class RateRule(NamedTuple):
         """
         length = _length(batch_length)
         if timeout is None:
-            return cls(length, _DEFAULT_TIMEOUT)
+            return cls.of(length, _DEFAULT_TIMEOUT)
         if isinstance(timeout, float):
             if timeout == math.inf:
-                return cls(length, None)
+                return cls.of(length, None)
             raise InvalidArgumentError(
                 f"timeout: {timeout!r} is a float; give a text such as '1.5s', an int (ns), or math.inf for none"
             )
@@ -72,16 +80,11 @@ class RateRule(NamedTuple):
                 f"timeout: {timeout!r} is above {HORIZON} batch lengths ({format_duration(HORIZON * length)}), where"
                 " the high-water mark ends, so it would never come; give a shorter one, or math.inf for none"
             )
-        return cls(length, Fraction(ns, length))
-
-    @property
-    def timeout(self) -> int | float:
-        """How far the high-water mark may be past the window's start before the window closes, ns, or infinity."""
-        return math.inf if self.factor is None else int(self.factor * self.batch_length)
+        return cls.of(length, Fraction(ns, length))
 
     def with_length(self, batch_length: Duration) -> RateRule:
         """Change the length; the timeout stays in proportion."""
-        return self._replace(batch_length=_length(batch_length))
+        return RateRule.of(_length(batch_length), self.factor)
 
 
 class RateWindow(NamedTuple):
@@ -138,8 +141,8 @@ def placed(anchor: int, batch_length: int) -> int:
 def plausible_range(times: Iterable[int], batch_length: int) -> tuple[int, int]:
     """Find the bulk of the traffic: the oldest and the newest plausible event time, ns.
 
-    The times are split at gaps wider than three batch lengths; the largest group counts, of equals the later one. So one
-    wild time places nothing.
+    The times are split at gaps wider than three batch lengths; the largest group counts, of equals the later one. So
+    one wild time places nothing.
 
     Parameters
     ----------

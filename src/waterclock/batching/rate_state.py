@@ -1,4 +1,4 @@
-"""How a rate-aware batcher is written down: its messages as Arrow IPC, its facts as compressed JSON in the schema metadata."""
+"""How a rate-aware batcher is written down: its messages as Arrow IPC, its facts as JSON in the schema metadata."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _rule_facts(rule: RateRule) -> list[Any]:
 
 
 def _rule(facts: list[Any]) -> RateRule:
-    return RateRule(facts[0], None if facts[1] is None else Fraction(*facts[1]))
+    return RateRule.of(facts[0], None if facts[1] is None else Fraction(*facts[1]))
 
 
 def _track_facts(stream: str, track: Track) -> list[Any]:

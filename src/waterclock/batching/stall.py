@@ -47,7 +47,7 @@ class StallWatch:
         Parameters
         ----------
         event_time
-            Newest (ns) of a call all of whose messages are of other epochs or more than three lengths behind the window.
+            Newest (ns) of a call whose messages are all of other epochs or more than three lengths behind the window.
         batch_length
             ns.
         """

@@ -1,4 +1,4 @@
-"""What batching by rate knows of one stream: its rate, its pulses, and where the window in progress begins and ends for it."""
+"""What batching by rate knows of one stream: its rate, its pulses, and where the window in progress ends for it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ class Track(StreamPeriodEstimator):
         self.grid: PulseGrid | None = None
         self.pile = Pile()
         self.absent = 0
-        self.first = NEVER
         self.over_from = self.last_from = self.far_from = NEVER
         self._settled = False  # whether the next window's times are this one's, one length later
         self._begin()
@@ -145,4 +144,5 @@ class Track(StreamPeriodEstimator):
 
     def _begin(self) -> None:
         self.present = self.satisfied = False
+        self.first = NEVER
         self.notice_from = BEFORE_ALL if self.may_gate else NEVER

@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 from cyclopts import App, CycloptsError
 from rich.console import Console
+from sqlalchemy.exc import DBAPIError
 
 from waterclock.cli import batch, demo, doctor, table, topic
 from waterclock.errors import InvalidArgumentError, WaterclockError
@@ -42,6 +43,9 @@ def run(arguments: list[str]) -> int:
     except WaterclockError as error:
         _complain(error)
         return FAILED
+    except DBAPIError as error:
+        _complain(f"the database refused: {error.orig}")
+        return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -51,7 +55,7 @@ def run(arguments: list[str]) -> int:
     return result if isinstance(result, int) else DONE
 
 
-def _complain(error: Exception) -> None:
+def _complain(error: Exception | str) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print("[red]waterclock:[/]", end=" ")
     console.print(str(error), markup=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Literal
@@ -55,9 +56,9 @@ def batch(
         Read at most this many messages.
     """
     output = common.output
-    batcher = BySource(
-        lambda: EventTimeBatcher(window=window, max_delay=max_delay, max_lead=max_lead, on_conflict=on_conflict)
-    )
+    make_batcher = partial(EventTimeBatcher, window, max_delay, max_lead, on_conflict)
+    make_batcher()  # refuses wrong lengths before anything is read
+    batcher = BySource(make_batcher)
     batches: list[Batch] = []
     for message in _messages(messages, limit, common):
         batches += batcher.add(message)

@@ -72,7 +72,7 @@ class Backend:
                 version = catalogue_version(connection)
             if version != HEAD:
                 self.transact(lambda connection: migrate(connection, self.dialect))
-        except exc.OperationalError as error:
+        except exc.DatabaseError as error:
             self.engine.dispose()
             raise UnavailableError(f"cannot open {self.url.render_as_string()}: {error.orig}") from error
 

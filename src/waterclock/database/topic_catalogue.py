@@ -20,8 +20,8 @@ def _begins() -> Iterable[sa.Column[int]]:
     return [sa.Column(f"begin_{time}", BigInt) for time in TIMES]
 
 
-def _ends(times: Iterable[str] = BOUNDED) -> Iterable[sa.Column[int]]:
-    return [sa.Column(f"end_{time}", BigInt) for time in times]
+def _ends() -> Iterable[sa.Column[int]]:
+    return [sa.Column(f"end_{time}", BigInt) for time in BOUNDED]
 
 
 def _peaks() -> Iterable[sa.Column[int]]:
@@ -99,7 +99,7 @@ entries = sa.Table(
     sa.Column("bytes", BigInt, nullable=False),
     sa.Column("token", BigInt, nullable=False),
     *_begins(),
-    *_ends(TIMES),
+    *_ends(),
     *_peaks(),
     sa.Column("data", Blob, nullable=False),
     *(sa.Index(f"waterclock_entries_{time}_idx", "topic_id", "ledger", f"peak_{time}", "entry") for time in BOUNDED),

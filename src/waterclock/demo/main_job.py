@@ -7,20 +7,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import sqlalchemy as sa
 
-from waterclock.batching.batch import Batch, Rejection
+from waterclock.batching.batch import Batch, Rejection, RejectReason
 from waterclock.connection import Database, connect
 from waterclock.demo.crew import CrewReport, run_crew
-from waterclock.demo.reconciliation import REASON_HEADER, Reconciliation, count_astray
+from waterclock.demo.reconciliation import Reconciliation, count_astray
 from waterclock.errors import AlreadyExistsError
 from waterclock.figures.timeline import timeline
 from waterclock.ingest.recording import read_recording
 from waterclock.message import Message, Position
+from waterclock.spark import batches_of, event_time_outcomes, register, rejected_of
 from waterclock.spark.session import session
-from waterclock.tables.message_table import MessageTable
+from waterclock.spark.sink import REASON_HEADER
+from waterclock.spark.source import METADATA_COLUMNS
 from waterclock.time import format_time
 from waterclock.topics.topic import Topic
 
@@ -37,6 +39,9 @@ LEDGER = 25_000
 
 ACK_WAIT = "2s"
 """How long a killed worker's batches are waited for: short, because the demo should be."""
+
+PICTURED = ("2026-11-21T08:42:07Z", "2026-11-21T08:42:17Z")
+"""The stretch of the recording that is drawn: the broker stands still for 2.4 s in it."""
 
 _MARK = ".waterclock-demo"
 
@@ -79,10 +84,10 @@ def run_main_job(folder: Path, report: Report) -> Reconciliation:
         count = _batch_on_spark(database, start, report)
         with report.step("two workers take the batches; one is killed midway", count) as progress:
             crew = run_crew(str(database.backend.url), batches.name, count, progress)
-        landed = list(_acked_batches(database, batches))
+        landed = _acked_batches(database, batches.name)
         rejected = list(database.topic("telemetry-rejected").read())
         with report.step("reconcile"):
-            books = _reconcile(telemetry, start, appended, landed, rejected, batches, crew)
+            books = _reconcile(telemetry, start, appended, landed, rejected, count, crew)
         picture = folder / "timeline.svg"
         picture.write_text(draw(landed, rejected), encoding="utf-8")
         report.say(f"drew {picture}")
@@ -90,9 +95,12 @@ def run_main_job(folder: Path, report: Report) -> Reconciliation:
 
 
 def draw(batches: list[Batch], rejected: list[Message]) -> str:
-    """Draw the stretch of the recording in which the broker stood still for two seconds."""
-    rejections = [Rejection(message, message.headers[REASON_HEADER]) for message in rejected if message.headers]
-    return timeline(batches, rejections)
+    """Draw ten seconds of the recording in which the broker stood still, so that messages came late."""
+    rejections = [
+        Rejection(message, cast("RejectReason", (message.headers or {})[REASON_HEADER])) for message in rejected
+    ]
+    start, end = PICTURED
+    return timeline(batches, rejections, start=start, end=end, title="Four machines, batched by when things happened")
 
 
 def _make_fresh(folder: Path) -> None:
@@ -161,3 +169,30 @@ def _acked_batches(database: Database, name: str) -> list[Batch]:
             sa.select(table.c.message).where(table.c.time_acked.is_not(None)).order_by(table.c.id)
         )
         return [Batch.from_bytes(payload) for payload in payloads]
+
+
+def _reconcile(
+    telemetry: Topic,
+    start: Position,
+    appended: int,
+    landed: list[Batch],
+    rejected: list[Message],
+    batches: int,
+    crew: CrewReport,
+) -> Reconciliation:
+    return Reconciliation(
+        appended=appended,
+        before_start=sum(part.num_rows for part in telemetry.read_arrow(stop=start, columns=["ledger"])),
+        batched=sum(len(batch.messages) for batch in landed),
+        rejected=Counter((message.headers or {})[REASON_HEADER] for message in rejected),
+        astray=count_astray(_positions(telemetry, start), landed, rejected),
+        batches=batches,
+        acked=len(landed),
+        held_when_killed=crew.held_when_killed,
+        delivered_again=crew.delivered_again,
+    )
+
+
+def _positions(topic: Topic, start: Position) -> Iterator[Position]:
+    for part in topic.read_arrow(start, columns=["ledger", "entry", "index"]):
+        yield from map(Position, *(column.to_pylist() for column in part.columns))

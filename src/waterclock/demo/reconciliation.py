@@ -8,12 +8,7 @@ from dataclasses import asdict, dataclass
 
 from waterclock.batching.batch import Batch
 from waterclock.message import Message, Position
-
-REASON_HEADER = "waterclock.rejected"
-"""Header of a rejected message: why it is in no batch."""
-
-POSITION_HEADER = "waterclock.position"
-"""Header of a rejected message: where it stood in the topic that it was read from."""
+from waterclock.spark.sink import POSITION_HEADER
 
 
 @dataclass(frozen=True)

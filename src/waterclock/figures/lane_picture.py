@@ -8,7 +8,7 @@ from enum import Enum
 from xml.etree.ElementTree import Element
 
 from waterclock.figures.lanes import Lane
-from waterclock.figures.marks import GLYPHS, Point, bars, box, cut_edge, dots
+from waterclock.figures.marks import GLYPHS, Point, bars, box, dots, window
 from waterclock.figures.scale import Scale
 from waterclock.figures.svg import add, counted, path, shorten, text_width
 from waterclock.figures.theme import REJECTED
@@ -17,12 +17,14 @@ from waterclock.message import Message
 LANE_HEIGHT = 66
 _FLAGS = 15  # the strip at the top where rejected messages are counted
 _WORDS = 13  # the strip at the bottom where close reasons stand
-_DOTS = LANE_HEIGHT - _FLAGS - _WORDS
+_WINDOW = LANE_HEIGHT - _FLAGS
+_DOTS = _WINDOW - _WORDS
 _PAD = 4
-_BAR = 3
+_BAR = 5
+_SEAM = 2  # windows nearer to each other than this are merged where there are too many
 _SMALL = 9
 _GLYPH = 11
-_FLAG = 34
+_FLAG = 44  # a glyph, a number of some digits, and air
 
 
 class Detail(Enum):
@@ -33,12 +35,21 @@ class Detail(Enum):
     BAR = "counted in a bar"
 
 
-def draw_lane(parent: Element, lane: Lane, top: float, scale: Scale, detail: Detail) -> None:
-    """Draw ``lane`` with its upper edge at ``top`` (px) between the edges of ``scale``."""
+def draw_lane(
+    parent: Element, lane: Lane, top: float, scale: Scale, detail: Detail, *, merge_windows: bool = False
+) -> None:
+    """Draw ``lane`` with its upper edge at ``top`` (px) between the edges of ``scale``.
+
+    With ``merge_windows`` one shade shows what all windows cover together.
+    """
     wide = scale.right - scale.left
     add(parent, "rect", class_="lane", x=scale.left, y=top, width=wide, height=LANE_HEIGHT, rx=4)
     _draw_name(parent, lane, top, scale.left - 12)
-    _draw_windows(parent, lane, top + _FLAGS, scale)
+    if merge_windows:
+        covered = _cover([(scale.x(batch.start), scale.x(batch.end)) for batch in lane.batches])
+        path(parent, "odd", (box(left, right, top + _FLAGS, _WINDOW) for left, right in covered))
+    else:
+        _draw_windows(parent, lane, top + _FLAGS, scale)
     if detail is Detail.BAR:
         _draw_bars(parent, lane, top + _FLAGS, scale)
     else:
@@ -67,50 +78,42 @@ def _draw_name(parent: Element, lane: Lane, top: float, right: float) -> None:
 
 
 def _draw_windows(parent: Element, lane: Lane, top: float, scale: Scale) -> None:
-    height = _DOTS + _WORDS
-    edges = [(scale.x(batch.start), scale.x(batch.end)) for batch in lane.batches]
-    # More windows than pixels cannot be told apart; what they cover together can still be seen.
-    if len(edges) > (scale.right - scale.left) / 2:
-        path(parent, "odd", (box(left, right, top, height) for left, right in _covered(edges)))
-        return
-    for shade in range(2):
-        shaded = edges[shade::2]
-        path(parent, ("odd", "even")[shade], (box(left, right, top, height) for left, right in shaded))
-    torn = [right for batch, (_, right) in zip(lane.batches, edges, strict=True) if batch.reason == "conflict"]
-    path(parent, "cut", (cut_edge(right, top, height) for right in torn if right < scale.right))
-    for batch, (left, right) in zip(lane.batches, edges, strict=True):
-        if text_width(batch.reason, _SMALL) + 4 <= right - left:
-            middle, base = (left + right) / 2, top + height - 4
-            add(parent, "text", class_="muted small middle", x=middle, y=base, content=batch.reason)
+    outlines = [window(batch, scale, top, _WINDOW) for batch in lane.batches]
+    path(parent, "odd", outlines[::2])
+    path(parent, "even", outlines[1::2])
+    for batch in lane.batches:
+        left, right = scale.x(batch.start), scale.x(batch.end)
+        if text_width(batch.reason, _SMALL) <= right - left:
+            middle, base = (left + right) / 2, top + _WINDOW - 4
+            add(parent, "text", class_="ink small middle", x=middle, y=base, content=batch.reason)
 
 
-def _covered(edges: list[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+def _cover(edges: list[tuple[float, float]]) -> Iterator[tuple[float, float]]:
     left, right = edges[0]
-    for further_left, further_right in edges:
-        if further_left > right + _BAR:
+    for next_left, next_right in edges:
+        if next_left > right + _SEAM:
             yield left, right
-            left = further_left
-        right = max(right, further_right)
+            left = next_left
+        right = max(right, next_right)
     yield left, right
 
 
 def _draw_messages(parent: Element, lane: Lane, top: float, scale: Scale, detail: Detail) -> None:
     ranks = lane.streams()
     pitch = (_DOTS - 2 * _PAD) / max(1, len(ranks) - 1)
-    radius = min(max(pitch * 0.45, 0.8), 3)
+    radius = min(max(pitch * 0.45, 1.1), 3)
 
     def point(message: Message) -> Point:
         rank = ranks[message.stream] if len(ranks) > 1 else 0.5
         return scale.x(message.event_time), top + _PAD + pitch * rank
 
-    stroke = {"stroke_width": 2 * radius}
-    path(parent, "message dots", dots(point(message) for message in lane.accepted), **stroke)
+    path(parent, "message dots", dots(point(message) for message in lane.accepted), stroke_width=2 * radius)
     for kind in REJECTED:
         points = [point(message) for message, reason in lane.rejected if reason == kind]
         if detail is Detail.GLYPH:
             path(parent, f"{kind} glyph", (GLYPHS[kind](x, y, max(radius, 2)) for x, y in points))
         else:
-            path(parent, f"{kind} dots", dots(points), **stroke)
+            path(parent, f"{kind} dots", dots(points), stroke_width=2 * radius)
 
 
 def _draw_bars(parent: Element, lane: Lane, top: float, scale: Scale) -> None:
@@ -130,17 +133,21 @@ def _draw_bars(parent: Element, lane: Lane, top: float, scale: Scale) -> None:
 
 
 def _draw_flags(parent: Element, lane: Lane, top: float, scale: Scale) -> None:
+    group = add(parent, "g", class_="flags")
     y = top + _FLAGS / 2
+    glyphs: dict[str, list[str]] = {kind: [] for kind in REJECTED}
     for first, last, counts in _flags(lane, scale):
         parts = [(kind, f"{counts[kind]:,}" if counts[kind] > 1 else "") for kind in REJECTED if kind in counts]
         widths = [_GLYPH + text_width(words, _SMALL) for _, words in parts]
         whole = sum(widths)
         x = min(max((first + last - whole) / 2, scale.left), scale.right - whole)
         for (kind, words), wide in zip(parts, widths, strict=True):
-            path(parent, f"{kind} glyph", [GLYPHS[kind](x + _GLYPH / 2, y, 3)])
+            glyphs[kind].append(GLYPHS[kind](x + _GLYPH / 2, y, 3))
             if words:
-                add(parent, "text", class_=f"{kind} small", x=x + _GLYPH, y=y + 3, content=words)
+                add(group, "text", class_=f"{kind} small", x=x + _GLYPH, y=y + 3, content=words)
             x += wide
+    for kind, pieces in glyphs.items():
+        path(group, f"{kind} glyph", pieces)
 
 
 def _flags(lane: Lane, scale: Scale) -> Iterator[tuple[float, float, Counter[str]]]:

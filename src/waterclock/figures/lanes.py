@@ -1,15 +1,17 @@
-"""Sorts batches and rejected messages into lanes, one a source, and counts what each shows."""
+"""Sorts batches and rejected messages into lanes, one a source."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.theme import REJECTED
 from waterclock.message import Message
+
+_SECOND = 1_000_000_000
 
 
 @dataclass(slots=True)
@@ -44,12 +46,20 @@ class Lane:
         return {name: rank for rank, name in enumerate(sorted(names))}
 
 
-def time_bounds(batches: Iterable[Batch], rejected: Iterable[Rejection]) -> tuple[int, int] | None:
-    """Find the earliest and the latest time (ns) of all windows and messages; None where there are none."""
-    times = [time for batch in batches for time in (batch.start, batch.end)]
-    times += [message.event_time for batch in batches for message in batch.messages]
-    times += [message.event_time for message, _ in rejected]
-    return (min(times), max(times)) if times else None
+def time_bounds(batches: Sequence[Batch], rejected: Sequence[Rejection]) -> tuple[int, int] | None:
+    """Find the stretch of event time (ns) that shows all windows and the messages about them; None where all is empty.
+
+    A message further away than ten times the windows' own stretch is left out: one wild clock would squeeze all the
+    rest into a pixel.
+    """
+    messages = chain((m for batch in batches for m in batch.messages), (message for message, _ in rejected))
+    times = [message.event_time for message in messages]
+    if not batches:
+        return (min(times), max(times)) if times else None
+    first, last = min(batch.start for batch in batches), max(batch.end for batch in batches)
+    reach = 10 * max(last - first, _SECOND)
+    near = [time for time in times if first - reach <= time <= last + reach]
+    return min(first, *near), max(last, *near)
 
 
 def sort_into_lanes(
@@ -76,27 +86,28 @@ def sort_into_lanes(
     lanes = {source: Lane(source) for source in order}
     for batch in batches:
         lane = lanes.get(batch.source)
-        if lane is None or batch.end < start or batch.start > end:
-            continue
-        lane.batches.append(batch)
-        lane.accepted += [message for message in batch.messages if start <= message.event_time <= end]
+        if lane is not None:
+            lane.accepted += [message for message in batch.messages if start <= message.event_time <= end]
+            if batch.start <= end and batch.end >= start:
+                lane.batches.append(batch)
     for rejection in rejected:
-        if rejection.reason not in REJECTED:
-            raise InvalidArgumentError(f"rejected: {rejection.reason!r} is none of the reasons {', '.join(REJECTED)}")
+        check_reason(rejection)
         lane = lanes.get(rejection.message.source)
         if lane is not None and start <= rejection.message.event_time <= end:
             lane.rejected.append(rejection)
     for lane in lanes.values():
-        lane.batches.sort(key=lambda batch: batch.start)
+        lane.batches.sort(key=lambda batch: (batch.start, batch.end))
         lane.rejected.sort(key=lambda rejection: (rejection.message.event_time, rejection.reason))
     return list(lanes.values())
 
 
-def count_reasons(lanes: Iterable[Lane]) -> tuple[Counter[str], Counter[str]]:
-    """Count why the batches of all lanes closed, and why messages were rejected."""
-    closed: Counter[str] = Counter()
-    rejected: Counter[str] = Counter()
-    for lane in lanes:
-        closed.update(batch.reason for batch in lane.batches)
-        rejected.update(rejection.reason for rejection in lane.rejected)
-    return closed, rejected
+def check_reason(rejection: Rejection) -> None:
+    """Refuse a rejection that no picture has a mark for.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Naming its reason.
+    """
+    if rejection.reason not in REJECTED:
+        raise InvalidArgumentError(f"rejected: {rejection.reason!r} is none of the reasons {', '.join(REJECTED)}")

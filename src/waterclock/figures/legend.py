@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from waterclock.figures.marks import GLYPHS, bars, box, cut_edge, dots
+from waterclock.batching.batch import Batch, Rejection
+from waterclock.figures.marks import CUT, GLYPHS, bars, box, dots, torn_box
 from waterclock.figures.svg import add, path, text_width
+from waterclock.figures.theme import REJECTED
+
+Symbol = Callable[[Element, float, float], None]
+"""Draws a symbol below an element, with its left edge and its middle height (px)."""
 
 ROW = 20
 _SYMBOL = 24
@@ -22,12 +28,12 @@ class Entry:
     Attributes
     ----------
     draw
-        Draws the symbol below an element, with its left edge and its middle height (px).
+        Draws the symbol.
     words
         What it means.
     """
 
-    draw: Callable[[Element, float, float], None]
+    draw: Symbol
     words: str
 
 
@@ -46,29 +52,32 @@ def bar_entry(words: str) -> Entry:
     return Entry(draw, words)
 
 
-def window_entry(words: str) -> Entry:
-    """Explain the two shades of windows."""
-
-    def draw(parent: Element, x: float, y: float) -> None:
-        path(parent, "odd", [box(x, x + 9, y - 6, 12)])
-        path(parent, "even", [box(x + 9, x + 18, y - 6, 12)])
-
-    return Entry(draw, words)
-
-
-def cut_entry(words: str) -> Entry:
-    """Explain the torn edge of a window that was cut."""
-
-    def draw(parent: Element, x: float, y: float) -> None:
-        path(parent, "even", [box(x, x + 15, y - 6, 12)])
-        path(parent, "cut", [cut_edge(x + 15, y - 6, 12)])
-
-    return Entry(draw, words)
+def reason_entries(batches: Iterable[Batch], rejected: Iterable[Rejection]) -> list[Entry]:
+    """Explain windows, cut windows and the marks of rejected messages; name and count each reason that occurs."""
+    closed = Counter[str](batch.reason for batch in batches)
+    refused = Counter[str](rejection.reason for rejection in rejected)
+    entries: list[Entry] = []
+    cuts = closed.pop(CUT, 0)
+    if closed:
+        reasons = ", ".join(f"{reason} ({count:,})" for reason, count in sorted(closed.items()))
+        entries.append(Entry(_draw_windows, f"window closed by {reasons}"))
+    if cuts:
+        entries.append(Entry(_draw_cut_window, f"window cut by {CUT} ({cuts:,})"))
+    kinds = [kind for kind in REJECTED if refused[kind]]
+    return entries + [Entry(_rejected_symbol(kind), f"rejected: {kind} ({refused[kind]:,})") for kind in kinds]
 
 
-def rejected_entry(kind: str, words: str) -> Entry:
-    """Explain the mark of one kind of rejected message."""
-    return Entry(lambda parent, x, y: path(parent, f"{kind} glyph", [GLYPHS[kind](x + 10, y, 4)]), words)
+def _draw_windows(parent: Element, x: float, y: float) -> None:
+    path(parent, "odd", [box(x, x + 9, y - 6, 12)])
+    path(parent, "even", [box(x + 9, x + 18, y - 6, 12)])
+
+
+def _draw_cut_window(parent: Element, x: float, y: float) -> None:
+    path(parent, "even", [torn_box(x, x + 18, y - 6, 12)])
+
+
+def _rejected_symbol(kind: str) -> Symbol:
+    return lambda parent, x, y: path(parent, f"{kind} glyph", [GLYPHS[kind](x + 10, y, 4)])
 
 
 def draw_legend(parent: Element, entries: Iterable[Entry], left: float, right: float, top: float) -> float:
@@ -79,12 +88,13 @@ def draw_legend(parent: Element, entries: Iterable[Entry], left: float, right: f
     float
         The lower edge of the last row, px.
     """
+    legend = add(parent, "g", class_="legend")
     x = left
     for entry in entries:
         wide = _SYMBOL + text_width(entry.words, _SIZE)
         if x > left and x + wide > right:
             x, top = left, top + ROW
-        entry.draw(parent, x, top + ROW / 2)
-        add(parent, "text", class_="ink", x=x + _SYMBOL, y=top + ROW / 2 + 4, content=entry.words)
+        entry.draw(legend, x, top + ROW / 2)
+        add(legend, "text", class_="ink", x=x + _SYMBOL, y=top + ROW / 2 + 4, content=entry.words)
         x += wide + _SPACE
     return top + ROW

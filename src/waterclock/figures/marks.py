@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from waterclock.batching.batch import Batch
+from waterclock.figures.scale import Scale
 from waterclock.figures.svg import number
 
 Point = tuple[float, float]
+
+CUT = "conflict"
+"""The close reason of a batch whose window was cut short."""
 
 
 def dots(points: Iterable[Point]) -> Iterator[str]:
@@ -32,11 +37,20 @@ def box(left: float, right: float, top: float, height: float) -> str:
     return f"M{_pair(left, top)}h{width}v{number(height)}h-{width}z"
 
 
-def cut_edge(x: float, top: float, height: float) -> str:
-    """Draw the torn right edge of a window that was cut."""
-    teeth = max(2, round(height / 6))
-    depth = number(height / teeth / 2)
-    return f"M{_pair(x, top)}" + f"l-2.5 {depth}l2.5 {depth}" * teeth
+def window(batch: Batch, scale: Scale, top: float, height: float) -> str:
+    """Outline the window of ``batch``, torn where it was cut within the edges of ``scale``."""
+    outline = torn_box if batch.reason == CUT and scale.holds(batch.end) else box
+    return outline(scale.x(batch.start), scale.x(batch.end), top, height)
+
+
+def torn_box(left: float, right: float, top: float, height: float) -> str:
+    """Outline a window that was cut: its right edge is torn, as deep as there is room."""
+    teeth = max(2, round(height / 8))
+    half = number(height / teeth / 2)
+    depth = min(4, (right - left) / 2)
+    inward, outward = number(-depth), number(depth)
+    edge = f"l{inward} {half}l{outward} {half}" * teeth
+    return f"M{_pair(left, top)}H{number(right)}{edge}H{number(left)}z"
 
 
 def _pair(x: float, y: float) -> str:

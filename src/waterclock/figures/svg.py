@@ -9,6 +9,9 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 # XML 1.0 cannot hold these at all, not even escaped; a source's name may.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
+_LETTER = 0.6
+"""Estimated width of a letter in a sans-serif font, relative to the font's size; bold ones are a tenth wider."""
+
 Value = str | int | float
 
 
@@ -44,11 +47,13 @@ def add(parent: Element, name: str, *, content: str | None = None, **attributes:
     return element
 
 
-def path(parent: Element, class_: str, pieces: Iterable[str], **attributes: Value) -> None:
+def path(parent: Element, class_: str, pieces: Iterable[str], *, stroke_width: float | None = None) -> None:
     """Add one path made of ``pieces`` of path data; none at all where there are no pieces."""
     data = "".join(pieces)
     if data:
-        add(parent, "path", class_=class_, d=data, **attributes)
+        element = add(parent, "path", class_=class_, d=data)
+        if stroke_width is not None:
+            element.set("stroke-width", number(stroke_width))
 
 
 def to_text(root: Element) -> str:
@@ -67,12 +72,12 @@ def number(value: float) -> str:
 
 def text_width(text: str, size: float) -> float:
     """Estimate how wide ``text`` becomes in a sans-serif font of ``size`` pixels."""
-    return 0.56 * size * len(text)
+    return _LETTER * size * len(text)
 
 
 def shorten(text: str, size: float, width: float) -> str:
     """Cut ``text`` with an ellipsis where it is estimated to be wider than ``width`` pixels."""
-    room = max(1, int(width / (0.56 * size)))
+    room = max(1, int(width / (_LETTER * size)))
     return text if len(text) <= room else text[: room - 1] + "…"
 
 

@@ -22,11 +22,10 @@ _COLOURS = {
     "grid": ("stroke", "#dde3e8", "#29313a"),
     "odd": ("fill", "#c9e3f6", "#123b5e"),
     "even": ("fill", "#9fcdec", "#1d5a8a"),
-    "cut": ("stroke", "#0c4a7c", "#a9d6fb"),
     "message": ("stroke", "#0c4a7c", "#b5dcff"),
     "ink": ("fill", "#1f2328", "#e9eef4"),
     "muted": ("fill", "#57606a", "#9aa4af"),
-    "link": ("stroke", "#7d8894", "#7d8894"),
+    "link": ("stroke", "#8a95a1", "#6d7884"),
 }
 
 _SHAPES = """
@@ -37,9 +36,10 @@ font-variant-numeric:tabular-nums}
 .wc text.small{font-size:9px}
 .wc text.middle{text-anchor:middle}
 .wc text.end{text-anchor:end}
-.wc path{fill:none;stroke-width:1}
+.wc path{fill:none}
 .wc .dots{stroke-linecap:round}
-.wc .glyph,.wc .cut{stroke-width:1.4;stroke-linejoin:round}
+.wc .closing{stroke-dasharray:3 3}
+.wc .glyph{stroke-width:1.4;stroke-linejoin:round}
 """
 
 

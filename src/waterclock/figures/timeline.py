@@ -1,39 +1,31 @@
-"""Draws batches over event time: a lane a source, dots for messages, shades for windows, marks for rejected messages."""
+"""Draws batches over event time: a lane a source, messages as dots, windows as shades, rejected messages marked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from xml.etree.ElementTree import Element
 
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.lane_picture import LANE_HEIGHT, Detail, draw_lane
-from waterclock.figures.lanes import Lane, count_reasons, sort_into_lanes, time_bounds
-from waterclock.figures.legend import (
-    Entry,
-    bar_entry,
-    cut_entry,
-    dot_entry,
-    draw_legend,
-    rejected_entry,
-    window_entry,
-)
+from waterclock.figures.lanes import Lane, sort_into_lanes, time_bounds
+from waterclock.figures.legend import Entry, bar_entry, dot_entry, draw_legend, reason_entries
+from waterclock.figures.panel import HEADER, MARGIN, check_width, empty_panel, panel
 from waterclock.figures.scale import Scale, tick_label, tick_step
-from waterclock.figures.svg import add, counted, number, picture, shorten, to_text
-from waterclock.figures.theme import REJECTED, style_sheet
+from waterclock.figures.svg import add, counted, number
 from waterclock.time import MAX_NS, MIN_NS, Time, format_time, to_time
 
-_NARROWEST = 400
-_MARGIN = 18
 _GUTTER = 132
-_HEADER = 68
 _GAP = 9
 _AXIS = 34
 _TICK_EVERY = 80
 _SHORTEST = 1_000
+_ROUND = 60
 _MOST_LANES = 12
 _MOST_GLYPHS = 1_500
-_MOST_DOTS = 12_000
+_MOST_DOTS = 9_000
+_MOST_WINDOWS = 640
 
 
 def timeline(
@@ -48,10 +40,10 @@ def timeline(
 ) -> str:
     """Draw batches and rejected messages over event time, as SVG text of at most about 200 kB.
 
-    Every message is a dot at its event time, its height given by its stream; above 12,000 messages, bars count them
-    instead. A window is a shade, a window that was cut has a torn right edge, and each kind of rejected message has a
-    colour and a shape of its own. The legend names and counts every reason that the picture shows. The same input gives
-    the same bytes.
+    Every message is a dot at its event time, its height given by its stream; above 9,000 messages, bars count them
+    instead. A window is a shade, and a window that was cut has a torn right edge; above 640 windows, one shade shows
+    what they cover together. Each kind of rejected message has a colour and a shape of its own. The legend names and
+    counts every reason that the picture shows. The same input gives the same bytes.
 
     Parameters
     ----------
@@ -77,24 +69,27 @@ def timeline(
     InvalidArgumentError
         For an end that is not after start, a width below 400, or a rejection whose reason has no mark.
     """
-    if width < _NARROWEST:
-        raise InvalidArgumentError(f"width: {width!r} px is too narrow to read; give at least {_NARROWEST}")
+    check_width(width)
     closed, refused = list(batches), list(rejected)
     scale = _scale(closed, refused, start, end, width)
     drawn = [] if scale is None else sort_into_lanes(closed, refused, lanes, scale.start, scale.end)
-    if scale is None or not any(lane.batches or lane.rejected for lane in drawn):
-        return _empty(width, title, _nothing(start, end))
-    if lanes is None:
-        drawn, left_out = drawn[:_MOST_LANES], drawn[_MOST_LANES:]
-    else:
-        left_out = []
-    return _draw(drawn, left_out, scale, width, title)
+    if scale is None or not any(lane.batches or lane.size for lane in drawn):
+        return empty_panel(width, title, _nothing(start, end))
+    shown = len(drawn) if lanes is not None else _MOST_LANES
+    notes = [_summary(drawn[:shown])]
+    if drawn[shown:]:
+        size = sum(lane.size for lane in drawn[shown:])
+        notes.append(f"{counted(size, 'message')} from {len(drawn) - shown:,} more not drawn")
+    outside = sum(len(batch.messages) for batch in closed) + len(refused) - sum(lane.size for lane in drawn)
+    if outside and lanes is None and start is None and end is None:
+        notes.append(f"{counted(outside, 'message')} far outside not drawn")
+    return _draw(drawn[:shown], scale, width, title, "; ".join(notes))
 
 
 def _scale(
     batches: Sequence[Batch], rejected: Sequence[Rejection], start: Time | None, end: Time | None, width: int
 ) -> Scale | None:
-    left, right = _MARGIN + _GUTTER, width - _MARGIN
+    left, right = MARGIN + _GUTTER, width - MARGIN
     first = None if start is None else to_time(start, "start")
     last = None if end is None else to_time(end, "end")
     if first is not None and last is not None and last <= first:
@@ -103,32 +98,23 @@ def _scale(
         bounds = time_bounds(batches, rejected)
         if bounds is None:
             return None
-        # A stretch that nobody chose begins and ends on a tick, so that zero on the axis is a round time.
-        step = tick_step(max(bounds[1] - bounds[0], _SHORTEST), _most_ticks(left, right))
+        # A stretch that nobody chose begins and ends at a round time.
+        step = tick_step(max(bounds[1] - bounds[0], _SHORTEST), _ROUND)
         first = max(bounds[0] // step * step, MIN_NS) if first is None else first
         last = min((bounds[1] // step + 1) * step, MAX_NS) if last is None else last
     return Scale(first, last, left, right) if first < last else None
 
 
-def _draw(lanes: Sequence[Lane], left_out: Sequence[Lane], scale: Scale, width: int, title: str) -> str:
+def _draw(lanes: Sequence[Lane], scale: Scale, width: int, title: str, summary: str) -> str:
     detail = _detail(sum(lane.size for lane in lanes))
-    bottom = _HEADER + len(lanes) * (LANE_HEIGHT + _GAP) - _GAP
+    bottom = HEADER + len(lanes) * (LANE_HEIGHT + _GAP) - _GAP
     content = Element("g")
-    _draw_axis(content, scale, _HEADER, bottom)
+    _draw_axis(content, scale, HEADER, bottom)
     for row, lane in enumerate(lanes):
-        draw_lane(content, lane, _HEADER + row * (LANE_HEIGHT + _GAP), scale, detail)
-    end = draw_legend(content, _entries(lanes, detail), _MARGIN, width - _MARGIN, bottom + _AXIS + 8)
-    summary = _summary(lanes)
-    if left_out:
-        end += 16
-        size = sum(lane.size for lane in left_out)
-        words = f"{len(left_out):,} more sources with {size:,} messages are not drawn; choose sources with lanes"
-        add(content, "text", class_="ink", x=_MARGIN, y=end, content=words)
-        summary = f"{summary}; {words}"
-    root = _panel(width, end + 14, title, summary)
-    add(root, "text", class_="muted", x=_MARGIN, y=51, content=summary)
-    root.append(content)
-    return to_text(root)
+        merge = len(lane.batches) > _MOST_WINDOWS // len(lanes)
+        draw_lane(content, lane, HEADER + row * (LANE_HEIGHT + _GAP), scale, detail, merge_windows=merge)
+    end = draw_legend(content, _entries(lanes, detail), MARGIN, width - MARGIN, bottom + _AXIS + 8)
+    return panel(width, end + 14, title, summary, [content])
 
 
 def _detail(messages: int) -> Detail:
@@ -152,18 +138,12 @@ def _draw_axis(parent: Element, scale: Scale, top: float, bottom: float) -> None
 
 
 def _entries(lanes: Sequence[Lane], detail: Detail) -> list[Entry]:
-    closed, rejected = count_reasons(lanes)
-    cuts = closed.pop("conflict", 0)
-    entries = [bar_entry("messages, counted; bars of each lane to its own scale")]
-    if detail is not Detail.BAR:
-        entries = [dot_entry("message, its height by stream")]
-    if closed:
-        reasons = ", ".join(f"{reason} ({count:,})" for reason, count in sorted(closed.items()))
-        entries.append(window_entry(f"window closed by {reasons}"))
-    if cuts:
-        entries.append(cut_entry(f"window cut by conflict ({cuts:,})"))
-    entries += [rejected_entry(kind, f"rejected: {kind} ({rejected[kind]:,})") for kind in REJECTED if rejected[kind]]
-    return entries
+    messages = dot_entry("message, its height by stream")
+    if detail is Detail.BAR:
+        messages = bar_entry("messages, counted; each lane to its own scale")
+    batches = chain.from_iterable(lane.batches for lane in lanes)
+    rejected = chain.from_iterable(lane.rejected for lane in lanes)
+    return [messages, *reason_entries(batches, rejected)]
 
 
 def _summary(lanes: Sequence[Lane]) -> str:
@@ -180,16 +160,3 @@ def _nothing(start: Time | None, end: Time | None) -> str:
     since = "" if start is None else f" from {format_time(to_time(start))}"
     until = "" if end is None else f" until {format_time(to_time(end))}"
     return f"Nothing to draw: no batch and no rejected message{since}{until}."
-
-
-def _panel(width: float, height: float, title: str, description: str) -> Element:
-    root = picture(width, height, title, description, style_sheet())
-    add(root, "rect", class_="panel frame", x=0.5, y=0.5, width=width - 1, height=height - 1, rx=8)
-    add(root, "text", class_="ink title", x=_MARGIN, y=31, content=shorten(title, 17, width - 2 * _MARGIN))
-    return root
-
-
-def _empty(width: int, title: str, words: str) -> str:
-    root = _panel(width, 110, title, words)
-    add(root, "text", class_="muted", x=_MARGIN, y=62, content=words)
-    return to_text(root)

@@ -174,7 +174,7 @@ def _ack(context: TableContext, connection: sa.Connection, messages: Sequence[tu
     if not seqs:
         return set()
     if context.options.groups:
-        pass
+        check_order(context, connection, seqs)
     rows = context.rows
     connection.execute(
         sa.update(rows)

@@ -6,10 +6,9 @@ import threading
 import time
 from typing import Protocol
 
-import sqlalchemy as sa
-
 from waterclock.database.backend import Backend
 
+_LOOK_AFTER = 0.02  # s
 _GLANCE_EVERY = 0.002  # s; a glance costs some microseconds
 
 
@@ -25,11 +24,25 @@ class Changes(Protocol):
         ...
 
 
+class Polling:
+    """Looks again after a while that grows, for databases that tell nothing."""
+
+    def wait(self, seconds: float, stop: threading.Event) -> None:
+        """Wait."""
+        stop.wait(min(seconds, _LOOK_AFTER))
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
 class SqliteChanges:
     """Looks at SQLite's data version, which moves with every commit of another connection."""
 
     def __init__(self, backend: Backend) -> None:
-        self._connection = backend.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        # The driver's own connection, because one of SQLAlchemy's would begin a transaction, which sees no changes;
+        # and none of the pool's, because a subscription keeps it for as long as it lives.
+        self._connection = backend.engine.raw_connection()
+        self._connection.detach()
         self._seen = self._version()
 
     def wait(self, seconds: float, stop: threading.Event) -> None:
@@ -46,4 +59,10 @@ class SqliteChanges:
         self._connection.close()
 
     def _version(self) -> int:
-        return self._connection.execute(sa.text("PRAGMA data_version")).scalar_one()
+        cursor = self._connection.cursor()
+        try:
+            cursor.execute("PRAGMA data_version")
+            (version,) = cursor.fetchall()[0]
+            return version
+        finally:
+            cursor.close()

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.context import TableContext
-from waterclock.tables.grouping import has_unrouted, leave_out, route, settle
+from waterclock.tables.grouping import has_unrouted, leave_out, revoke, route, settle
 
 _ABOVE_EVERY_PRIORITY = 2**31
 _Row = sa.Row[*tuple[Any, ...]]
@@ -88,13 +88,8 @@ def _claim_rows(
     wait = context.sql.clamp(
         backoff.wait_bounds[0], backoff.wait_sql(epoch, context.sql.swing()), backoff.wait_bounds[1]
     )
-    take = (
-        sa.update(rows)
-        .where(context.sql.any_of(rows.c.seq, "seqs"))
-        .values(time_next=now + wait, epoch=epoch + 1, lease=lease, consumer=consumer)
-        .returning(rows.c.seq, rows.c.time_next)
-    )
-    until = {row.seq: row.time_next for row in connection.execute(take, {"seqs": [row.seq for row in due]})}
+    values = {"time_next": now + wait, "epoch": epoch + 1, "lease": lease, "consumer": consumer}
+    until = context.sql.take(connection, rows, values, [row.seq for row in due])
     return [Claimed(row, until[row.seq]) for row in due]
 
 
@@ -133,6 +128,8 @@ def _take_groups(
             break
         chosen.append(group.group_id)
         expected += group.tail - group.head + 1
+        if group.token is not None:
+            revoke(context, connection, group.group_id, group.token)
     heads = connection.execute(
         _head_rows(context), {"table_id": context.table_id, "groups": chosen, "count": limit}
     ).all()
@@ -146,7 +143,7 @@ def _take_groups(
         leave_out(context, connection, group_id, first, until, consumer, lease)
         claimed += [Claimed(row, until) for row in first]
     # A group whose head was not found as it was noted, for example deleted by plain SQL, is noted anew.
-    settle(context, connection, [group for group in chosen if group not in {c.row.group_id for c in claimed}])
+    settle(context, connection, set(chosen) - {one.row.group_id for one in claimed})
     return claimed
 
 
@@ -188,7 +185,7 @@ def _next_priority(rows: sa.Table) -> sa.Select[Any]:
 
 
 @lru_cache(maxsize=256)
-def _due_rows(rows: sa.Table) -> sa.Select[Any]:
+def _due_rows(rows: sa.Table) -> sa.Select[*tuple[Any, ...]]:
     return (
         sa.select(rows)
         .where(
@@ -198,6 +195,7 @@ def _due_rows(rows: sa.Table) -> sa.Select[Any]:
         )
         .order_by(rows.c.time_next, rows.c.seq)
         .limit(sa.bindparam("count"))
+        .with_for_update(skip_locked=True)
     )
 
 
@@ -225,9 +223,9 @@ def _next_group_priority() -> sa.Select[Any]:
 
 
 @lru_cache(maxsize=1)
-def _free_groups() -> sa.Select[Any, Any, Any]:
+def _free_groups() -> sa.Select[Any, Any, Any, Any]:
     return (
-        sa.select(groups.c.group_id, groups.c.head, groups.c.tail)
+        sa.select(groups.c.group_id, groups.c.head, groups.c.tail, groups.c.token)
         .where(
             groups.c.table_id == sa.bindparam("table_id"),
             groups.c.priority == sa.bindparam("of"),
@@ -235,6 +233,7 @@ def _free_groups() -> sa.Select[Any, Any, Any]:
         )
         .order_by(groups.c.ready_at, groups.c.group_id)
         .limit(sa.bindparam("count"))
+        .with_for_update(skip_locked=True)
     )
 
 
@@ -248,7 +247,7 @@ def _earliest_group() -> sa.Select[Any]:
     )
 
 
-def _head_rows(context: TableContext) -> sa.Select[Any]:
+def _head_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     # Positions of a group have no gaps but for acked messages, so the first ones are found without sorting a group.
     rows = context.rows
     return (

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
-from waterclock.errors import InvalidArgumentError
 from waterclock.tables.dialect import TableDialect
 from waterclock.tables.options import TableOptions
+from waterclock.tables.mysql import MysqlTables
+from waterclock.tables.postgresql import PostgresqlTables
 from waterclock.tables.sqlite import SqliteTables
 
-_DIALECTS: dict[str, type[TableDialect]] = {"sqlite": SqliteTables}
+_DIALECTS: dict[str, type[TableDialect]] = {
+    "sqlite": SqliteTables,
+    "postgresql": PostgresqlTables,
+    "mysql": MysqlTables,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,11 +47,5 @@ class TableContext:
 
 
 def table_dialect(backend: Backend) -> TableDialect:
-    """Choose the statements for a database; InvalidArgumentError where message tables do not work on it yet."""
-    dialect = _DIALECTS.get(backend.dialect.name)
-    if dialect is None:
-        raise InvalidArgumentError(
-            f"url: message tables are not available on {backend.dialect.name} in this version;"
-            f" use {', '.join(_DIALECTS)}"
-        )
-    return dialect()
+    """Choose the statements for a database."""
+    return _DIALECTS[backend.dialect.name]()

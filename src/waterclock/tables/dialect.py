@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import sqlalchemy as sa
+from sqlalchemy.schema import SchemaItem
 
 from waterclock.database.backend import Backend
 from waterclock.tables.changes import Changes
+from waterclock.tables.options import IdType
 
 
 class TableDialect(Protocol):
@@ -17,7 +19,11 @@ class TableDialect(Protocol):
     one_writer: bool
     """Whether a transaction that writes keeps all others from writing."""
 
-    def create(self, connection: sa.Connection, rows: sa.Table, id_type: str, *, grouped: bool) -> None:
+    def id_items(self, name: str, id_type: IdType) -> Sequence[SchemaItem]:
+        """Give what the id's column needs so that the database generates ids; ``name`` is the table's."""
+        ...
+
+    def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool) -> None:
         """Make the SQL table with its defaults and indexes, so that plain SQL works with nothing of ours installed."""
         ...
 
@@ -25,8 +31,10 @@ class TableDialect(Protocol):
         """Give ``count`` ids greater than ``above`` that nobody else gets."""
         ...
 
-    def insert(self, rows: sa.Table, values: dict[str, Any]) -> sa.Insert:
-        """Insert where the id is new, else change nothing."""
+    def insert_new(
+        self, connection: sa.Connection, rows: sa.Table, values: dict[str, Any], messages: list[dict[str, Any]]
+    ) -> set[Any]:
+        """Insert messages whose ids are new, and return those ids; ``values`` are expressions for all."""
         ...
 
     def add_groups(self) -> sa.Insert:
@@ -35,6 +43,12 @@ class TableDialect(Protocol):
 
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Say that ``column`` is one of the values in the list bound as ``name``."""
+        ...
+
+    def take(
+        self, connection: sa.Connection, rows: sa.Table, values: dict[str, Any], seqs: list[int]
+    ) -> dict[int, int]:
+        """Change the rows of these seqs, and return the time_next that each of them has now."""
         ...
 
     def swing(self) -> sa.ColumnElement[float]:

@@ -79,6 +79,16 @@ def settle(context: TableContext, connection: sa.Connection, group_ids: Iterable
             connection.execute(statement, {"groups": names[start : start + _SETTLED_AT_ONCE]})
 
 
+def revoke(context: TableContext, connection: sa.Connection, group_id: str, token: int) -> None:
+    """End what is left of a group's last lease, before the group goes to somebody else in a smaller piece."""
+    rows = context.rows
+    connection.execute(
+        sa.update(rows)
+        .where(rows.c.group_id == group_id, rows.c.lease == token, rows.c.time_acked.is_(None))
+        .values(lease=None)
+    )
+
+
 def leave_out(
     context: TableContext,
     connection: sa.Connection,

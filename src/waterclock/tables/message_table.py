@@ -109,7 +109,8 @@ class MessageTable:
             payload=payload,
         )
         dialect = table_dialect(backend)
-        rows = message_rows(name, options.id_type, options.payload, user_columns(columns))
+        id_items = dialect.id_items(name, options.id_type)
+        rows = message_rows(name, options.id_type, options.payload, user_columns(columns), id_items)
 
         def work(connection: sa.Connection) -> None:
             if _is_known(connection, name):
@@ -291,7 +292,7 @@ class MessageTable:
         """
         given = list(ids) if isinstance(ids, Iterable) and not isinstance(ids, str) else [ids]
         deliveries = [one for one in given if isinstance(one, Delivery)]
-        plain = [self._id(one) for one in given if not isinstance(one, Delivery)]
+        plain = [check_id(self._context, one) for one in given if not isinstance(one, Delivery)]
 
         def work(own: sa.Connection) -> tuple[int, set[int]]:
             lost = acking.ack_held(self._context, own, [one.held for one in deliveries])
@@ -325,7 +326,7 @@ class MessageTable:
         """
         given = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
         when = to_time(at, "at")
-        plain = [self._id(one) for one in given]
+        plain = [check_id(self._context, one) for one in given]
         return self._context.backend.transact(lambda own: acking.reschedule(self._context, own, plain, when, epoch))
 
     def purge(self) -> int:
@@ -347,10 +348,6 @@ class MessageTable:
         wanted = check_id(self._context, id)
         with self._context.backend.snapshot() as connection:
             return explain_message(self._context, connection, wanted)
-
-    def _id(self, value: Any) -> Any:
-        checked = check_id(self._context, value)
-        return str(checked) if self.options.id_type == "uuid" else checked
 
     def __repr__(self) -> str:
         return f"<MessageTable {self.name!r}>"

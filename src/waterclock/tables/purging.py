@@ -23,4 +23,6 @@ def purge_chunk(context: TableContext, connection: sa.Connection) -> int:
         .order_by(rows.c.time_acked)
         .limit(CHUNK)
     )
-    return connection.execute(sa.delete(rows).where(rows.c.seq.in_(oldest))).rowcount
+    seqs = list(connection.scalars(oldest.with_for_update(skip_locked=True)))
+    connection.execute(sa.delete(rows).where(context.sql.any_of(rows.c.seq, "seqs")), {"seqs": seqs})
+    return len(seqs)

@@ -54,8 +54,7 @@ def put_rows(context: TableContext, connection: sa.Connection, messages: Iterabl
     if not prepared:
         return PutIds()
     _fill_ids(context, connection, prepared)
-    # With RETURNING, rows go many to a statement; one by one, SQLite's triggers would cost five times as much.
-    inserted = set(connection.scalars(_insert(context).returning(context.rows.c.id), prepared))
+    inserted = _insert(context, connection, prepared)
     ids = [row["id"] for row in prepared]
     existing: list[MessageId] = []
     for message_id in ids:
@@ -83,11 +82,12 @@ def _fill_ids(context: TableContext, connection: sa.Connection, prepared: list[d
         row["id"] = new_id
 
 
-def _insert(context: TableContext) -> sa.Insert:
+def _insert(context: TableContext, connection: sa.Connection, prepared: list[dict[str, Any]]) -> set[MessageId]:
     now = context.backend.now_sql()
     at = sa.func.coalesce(sa.bindparam("at", type_=sa.BigInteger), now)
     # The other columns are those that the rows name.
-    return context.sql.insert(context.rows, {"time_created": now, "time_scheduled": at, "time_next": at})
+    values = {"time_created": now, "time_scheduled": at, "time_next": at}
+    return context.sql.insert_new(connection, context.rows, values, prepared)
 
 
 @lru_cache(maxsize=256)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql
+from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
 from waterclock.database.types import BigInt, Key, LongText, Name
@@ -91,7 +92,13 @@ def user_columns(columns: Mapping[str, object] | None) -> list[sa.Column[Any]]:
     return made
 
 
-def message_rows(name: str, id_type: IdType, payload: Payload, columns: list[sa.Column[Any]]) -> sa.Table:
+def message_rows(
+    name: str,
+    id_type: IdType,
+    payload: Payload,
+    columns: Sequence[sa.Column[Any]],
+    id_items: Sequence[SchemaItem] = (),
+) -> sa.Table:
     """Describe the SQL table of a message table.
 
     The first seven columns are the document's ("Creating a message table"), with its meaning; times in ns.
@@ -100,7 +107,7 @@ def message_rows(name: str, id_type: IdType, payload: Payload, columns: list[sa.
         name,
         sa.MetaData(),
         sa.Column("time_scheduled", BigInt),
-        sa.Column("id", _ID_TYPES[id_type], unique=True),
+        sa.Column("id", _ID_TYPES[id_type], *id_items, unique=True),
         sa.Column("time_next", BigInt),  # when it is sent next, so also the end of the lease; NULL once acked
         sa.Column("epoch", BigInt, nullable=False, server_default="0"),
         sa.Column("time_created", BigInt),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.schema import DDL, CreateTable
+from sqlalchemy.schema import DDL, CreateTable, SchemaItem
 
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.changes import SqliteChanges
+from waterclock.tables.options import IdType
 
 _NOW = "((CAST(strftime('%s','now') AS INTEGER) * 1000 + CAST(substr(strftime('%f','now'), 4) AS INTEGER)) * 1000000)"
 # An insert of ours names every column, so that the first trigger runs for plain SQL only. The second keeps a message
@@ -54,12 +56,28 @@ _NEW_ID = {
 }
 
 
+class _JsonList(sa.TypeDecorator[Any]):
+    """A list as JSON text, UUIDs in it as texts."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str:
+        del dialect  # there is one
+        return json.dumps(list(value), default=str)
+
+
 class SqliteTables:
     """SQLite's statements for message tables."""
 
     one_writer = True
 
-    def create(self, connection: sa.Connection, rows: sa.Table, id_type: str, *, grouped: bool) -> None:
+    def id_items(self, name: str, id_type: IdType) -> Sequence[SchemaItem]:
+        """Leave ids to the trigger, which sees the row's number."""
+        del name, id_type
+        return []
+
+    def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool) -> None:
         """Make the SQL table, its indexes and its triggers."""
         for column in ("time_scheduled", "time_created"):
             rows.c[column].server_default = sa.DefaultClause(sa.text(_NOW))
@@ -101,9 +119,15 @@ class SqliteTables:
         ).scalar_one()
         return range(first + 1, first + 1 + count)
 
-    def insert(self, rows: sa.Table, values: dict[str, Any]) -> sa.Insert:
-        """Insert where the id is new, else change nothing."""
-        return sqlite.insert(rows).values(values).on_conflict_do_nothing(index_elements=[rows.c.id])
+    def insert_new(
+        self, connection: sa.Connection, rows: sa.Table, values: dict[str, Any], messages: list[dict[str, Any]]
+    ) -> set[Any]:
+        """Insert messages whose ids are new, and return those ids.
+
+        With RETURNING, rows go many to a statement; one by one, the triggers would cost five times as much.
+        """
+        statement = sqlite.insert(rows).values(values).on_conflict_do_nothing(index_elements=[rows.c.id])
+        return set(connection.scalars(statement.returning(rows.c.id), messages))
 
     def add_groups(self) -> sa.Insert:
         """Insert rows of groups that are not there yet."""
@@ -111,8 +135,16 @@ class SqliteTables:
 
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Say that ``column`` is in the JSON array bound as ``name``: one parameter, whatever the length."""
-        listed = sa.func.json_each(sa.bindparam(name, type_=sa.JSON)).table_valued("value")
+        listed = sa.func.json_each(sa.bindparam(name, type_=_JsonList())).table_valued("value")
         return column.in_(sa.select(listed.c.value))
+
+    def take(
+        self, connection: sa.Connection, rows: sa.Table, values: dict[str, Any], seqs: list[int]
+    ) -> dict[int, int]:
+        """Change rows, and return the time_next that each of them has now."""
+        statement = sa.update(rows).where(self.any_of(rows.c.seq, "seqs")).values(values)
+        changed = connection.execute(statement.returning(rows.c.seq, rows.c.time_next), {"seqs": seqs})
+        return {row.seq: row.time_next for row in changed}
 
     def swing(self) -> sa.ColumnElement[float]:
         """Give a random number from -1 to 1, another one for each row."""

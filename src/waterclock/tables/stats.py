@@ -46,10 +46,10 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
     later = ~due & rows.c.lease.is_(None)
     waiting = connection.execute(
         sa.select(
-            sa.func.count().filter(due),
-            sa.func.count().filter(later, rows.c.epoch == 0),
-            sa.func.count().filter(out),
-            sa.func.count().filter(later, rows.c.epoch > 0),
+            _count(due),
+            _count(later & (rows.c.epoch == 0)),
+            _count(out),
+            _count(later & (rows.c.epoch > 0)),
             sa.func.min(rows.c.time_scheduled),
         ).where(rows.c.time_acked.is_(None))
     ).one()
@@ -59,3 +59,7 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
     ready, scheduled, in_flight, delayed, earliest = waiting
     oldest_age = now - earliest if earliest is not None and earliest <= now else None
     return TableStats(ready, scheduled, in_flight, delayed, acked, oldest_age)
+
+
+def _count(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+    return sa.func.count(sa.case((condition, 1)))

@@ -77,8 +77,6 @@ def append_entry(storage: Storage, entry: Entry, producer: ProducerAppend | None
 
 def _insert(storage: Storage, connection: sa.Connection, counter: Counter, entry: Entry, token: int, now: int) -> None:
     following = counter.appended(entry.messages, len(entry.data), entry.bounds, now)
-    bounds = entry.bounds.columns()
-    del bounds["end_effective_time"]  # the topic keeps it for its ledgers; within one, its running maximum is enough
     connection.execute(
         sa.insert(entries),
         {
@@ -90,7 +88,7 @@ def _insert(storage: Storage, connection: sa.Connection, counter: Counter, entry
             "bytes": len(entry.data),
             "token": token,
             "data": entry.data,
-            **bounds,
+            **entry.bounds.columns(),
             **peak_columns(following.bounds.end if following.bounds else None),
         },
     )

@@ -15,10 +15,13 @@ import sqlalchemy as sa
 from waterclock.database.topic_catalogue import entries, ledgers, topics
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Position
+from waterclock.time import Time
 from waterclock.topics.bounds import time_column
 from waterclock.topics.entries import decode_entries
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.measuring import measure_ledger
+from waterclock.topics.positions import Place, place_of
+from waterclock.topics.reading import read_chunks
 from waterclock.topics.sealed_file import SealedFile, row_groups_from_json
 from waterclock.topics.storage import Storage
 
@@ -52,7 +55,7 @@ def check_by(by: str) -> By:
     return by
 
 
-def find_first(storage: Storage, by: str, time: int) -> Found:
+def find_first(storage: Storage, by: str, time: int, after: int | None = None) -> Found:
     """Find the first message that is left with ``by`` at or after ``time`` (find by timestamp, detailed design 12).
 
     A ledger whose file is lost is passed over, with a warning in the log: the answer is the first readable message.
@@ -63,14 +66,15 @@ def find_first(storage: Storage, by: str, time: int) -> Found:
         publish_time, event_time, receive_time or effective_time.
     time
         ns since the epoch.
+    after
+        Number of a ledger that is not open: only those that follow it are searched.
 
     Raises
     ------
     UnavailableError
         Where a file cannot be read now, but may be later.
     """
-    after: int | None = None  # the ledgers up to this one do not hold it
-    lost = -1  # the ledgers up to this one that have no bounds cannot be measured
+    lost = -1 if after is None else after  # up to this one, ledgers without bounds are out of the question
     while True:
         row = _look(storage, by, time, after, lost)
         unmeasured = _unmeasured(row)
@@ -87,6 +91,46 @@ def find_first(storage: Storage, by: str, time: int) -> Found:
             if place is not None:
                 return Found(place, found=True)
             after = row["found_ledger"]
+
+
+def find_from(storage: Storage, start: Position, by: str, time: int) -> Found:
+    """Find the first message at or after ``start`` with ``by`` at or after ``time``.
+
+    Raises
+    ------
+    UnavailableError
+        Where a file cannot be read now, but may be later.
+    """
+    first = find_first(storage, by, time)
+    if first.position >= start or not first.found:
+        return first
+    # Something before the start reaches the time already, so the running maximum says nothing about what follows.
+    end = Position(start.ledger + 1, 0, 0)
+    try:
+        for chunk in read_chunks(storage, start, end, _columns(by)):
+            reached = time_column(chunk.table, by).to_numpy() >= time
+            if reached.any():
+                row = int(np.argmax(reached))
+                places = (chunk.table[name][row].as_py() for name in ("entry", "index"))
+                return Found(Position(chunk.ledger, *places), found=True)
+    except LostFileError as error:
+        _log.warning("find passes over the rest of ledger %d of topic %r: %s", start.ledger, storage.name, error)
+    head = storage.head()
+    return Found(head, found=False) if head.ledger <= start.ledger else find_first(storage, by, time, start.ledger)
+
+
+def place_at(storage: Storage, start: Position | Time) -> Place:
+    """Find where to start reading: at ``"earliest"``, ``"latest"``, a position, or the first message of a time.
+
+    A time is meant as publish_time, and may be written as how long ago: ``"2h"``.
+    """
+    if isinstance(start, Position):
+        return place_of(storage, start)
+    if start == "earliest":
+        return place_of(storage, Position(0, 0, 0))
+    if start == "latest":
+        return place_of(storage, storage.head())
+    return place_of(storage, find_first(storage, "publish_time", storage.time(start, "start")).position)
 
 
 def find_statement(
@@ -114,6 +158,7 @@ def find_statement(
             found.c.state,
             found.c.messages,
             found.c.path,
+            found.c.file_bytes,
             found.c.footer,
             found.c.row_groups,
             found.c[f"end_{by}"].label("end"),
@@ -186,7 +231,7 @@ def _place_in_file(storage: Storage, row: sa.RowMapping, by: str, time: int) -> 
     groups = row_groups_from_json(row["row_groups"])
     group = next(number for number, group in enumerate(groups) if group.peak[by] >= time)
     try:
-        file = SealedFile(storage.files, row["path"], row["footer"])
+        file = SealedFile(storage.files, row["path"], row["file_bytes"], row["footer"])
         table = file.read(group, [*_columns(by), "entry", "index"])
     except LostFileError as error:
         _log.warning("find passes over ledger %d of topic %r: %s", row["found_ledger"], storage.name, error)

@@ -92,26 +92,24 @@ class LedgerFiles:
         except OSError as error:
             raise UnavailableError(f"cannot read {self.name(path)}: {error}") from error
 
-    def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
-        """Read some bytes of a file in one request.
+    def read_range(self, path: str, size: int, offset: int, length: int) -> pa.Buffer:
+        """Read some bytes of a file of ``size`` bytes in one request.
 
         Raises
         ------
         LostFileError
-            Where the file is gone or shorter than that.
+            Where the file is gone or has another size.
         UnavailableError
             Where it cannot be reached now.
         """
         with self.open(path) as file:
             try:
-                data = file.read_at(length, offset)
+                found = file.size()
+                data = file.read_at(length, offset) if found == size else b""
             except OSError as error:
                 raise UnavailableError(f"cannot read {self.name(path)}: {error}") from error
         if len(data) < length:
-            raise LostFileError(
-                f"the ledger file {self.name(path)} ends after {offset + len(data)} bytes;"
-                f" at least {offset + length} were written"
-            )
+            raise LostFileError(f"the ledger file {self.name(path)} has {found} bytes; {size} were written")
         return pa.py_buffer(data)
 
     def size(self, path: str) -> int:

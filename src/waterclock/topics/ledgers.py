@@ -127,7 +127,7 @@ def _info(storage: Storage, row: sa.RowMapping) -> LedgerInfo:
         closed_at=row["closed_at"],
         sealed_at=row["sealed_at"],
         file=storage.files.name(row["path"]) if sealed else None,
-        row_groups=tuple(row_groups_from_json(row["row_groups"])) if sealed else (),
+        row_groups=tuple(row_groups_from_json(row["row_groups"])) if row["row_groups"] else (),
     )
 
 

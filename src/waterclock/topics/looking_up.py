@@ -84,7 +84,7 @@ def _of_file(
     storage: Storage, row: sa.RowMapping, places: _Places, columns: Sequence[str]
 ) -> Iterator[tuple[pa.Table, _Places]]:
     groups = row_groups_from_json(row["row_groups"])
-    file = SealedFile(storage.files, row["path"], row["footer"])
+    file = SealedFile(storage.files, row["path"], row["file_bytes"], row["footer"])
     firsts = _keys(np.array([(group.entry, group.index) for group in groups], dtype=np.int64))
     numbers = np.maximum(np.searchsorted(firsts, _keys(places), side="right") - 1, 0)
     for number in np.unique(numbers):

@@ -56,7 +56,7 @@ def _measure_rows(storage: Storage, connection: sa.Connection, ledger: int) -> d
 
 def _measure_file(storage: Storage, row: sa.RowMapping) -> dict[str, Any]:
     footer = row["footer"] or read_footer(storage.files, row["path"])
-    groups = SealedFile(storage.files, row["path"], footer).measure()
+    groups = SealedFile(storage.files, row["path"], row["file_bytes"], footer).measure()
     bounds = groups[0].bounds
     for group in groups[1:]:
         bounds = group.bounds.joined(bounds)

@@ -146,4 +146,4 @@ def _position_in_file(storage: Storage, row: sa.RowMapping, ordinal: int) -> Pos
 
 
 def _places(storage: Storage, row: sa.RowMapping, group: int) -> pa.Table:
-    return SealedFile(storage.files, row["path"], row["footer"]).read(group, ["entry", "index"])
+    return SealedFile(storage.files, row["path"], row["file_bytes"], row["footer"]).read(group, ["entry", "index"])

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from waterclock.database.topic_catalogue import producers
 from waterclock.errors import InvalidArgumentError, ProducerFencedError
 from waterclock.message import Position
+from waterclock.topics.names import check_name
 from waterclock.topics.storage import Storage
 
 REMEMBERED = 5
@@ -39,6 +40,15 @@ class Repeat(NamedTuple):
     """An append that the topic holds already; ``first`` is None where its position is forgotten."""
 
     first: Position | None
+
+
+def numbered(producer: str | None, sequence: int | None, epoch: int | None, messages: int) -> ProducerAppend | None:
+    """Check what a caller says about who appends; None where nobody is named."""
+    if (producer is None) != (sequence is None):
+        raise InvalidArgumentError(f"producer: {producer!r} and sequence: {sequence!r} only mean something together")
+    if producer is None or sequence is None:
+        return None
+    return ProducerAppend(check_name(producer), sequence, sequence + messages - 1, epoch)
 
 
 def find_repeat(storage: Storage, connection: sa.Connection, append: ProducerAppend) -> Repeat | None:

@@ -93,6 +93,22 @@ def check_columns(columns: Sequence[str] | None) -> list[str]:
     return list(columns)
 
 
+def check_limit(limit: int | None) -> int | None:
+    """Check a number of messages; None means no limit."""
+    if limit is None:
+        return None
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # not everybody checks types
+        raise InvalidArgumentError(f"limit: {limit!r} is no number of messages; give an int of at least 1")
+    return limit
+
+
+def check_position(position: Position, name: str) -> Position:
+    """Check that something is a position."""
+    if not isinstance(position, Position):  # pyright: ignore[reportUnnecessaryIsInstance]  # not everybody checks types
+        raise InvalidArgumentError(f"{name}: {position!r} is no Position; write Position(ledger, entry, index)")
+    return position
+
+
 @dataclass(frozen=True, slots=True)
 class _Rows:
     """Entries of a ledger that is not sealed, and where to look next."""
@@ -145,7 +161,7 @@ def _read_sealed(
     ledger = row["ledger"]
     ordinal = row["first_ordinal"]
     groups = row_groups_from_json(row["row_groups"])
-    file = SealedFile(storage.files, row["path"], row["footer"])
+    file = SealedFile(storage.files, row["path"], row["file_bytes"], row["footer"])
     for number, group in enumerate(groups):
         following = groups[number + 1] if number + 1 < len(groups) else None
         if _place(ledger, group) >= stop:

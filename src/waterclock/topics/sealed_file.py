@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from waterclock.database.topic_catalogue import BOUNDED, TIMES
+from waterclock.errors import SchemaError
 from waterclock.topics.bounds import Bounds, raised
 from waterclock.topics.entries import PLACED_SCHEMA
 from waterclock.topics.ledger_files import LedgerFiles, LostFileError
@@ -133,11 +134,14 @@ def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         rest = batch
         while rest.num_rows:
             part = rest.slice(0, ROW_GROUP_MESSAGES - messages)
+            too_large = size + part.nbytes > ROW_GROUP_BYTES
+            if too_large:
+                part = part.slice(0, max(part.num_rows * (ROW_GROUP_BYTES - size) // part.nbytes, 1))
             rest = rest.slice(part.num_rows)
             held.append(part)
             messages += part.num_rows
             size += part.nbytes
-            if messages >= ROW_GROUP_MESSAGES or size >= ROW_GROUP_BYTES:
+            if messages >= ROW_GROUP_MESSAGES or too_large:
                 yield pa.Table.from_batches(held)
                 held, messages, size = [], 0, 0
     if held:
@@ -153,17 +157,20 @@ class SealedFile:
         Where it lies.
     path
         Its name there.
+    size
+        Its length in bytes, as the catalogue has it: a file of another length is not the one that was sealed.
     footer
         Its footer, as `write_ledger` gave it.
     """
 
-    def __init__(self, files: LedgerFiles, path: str, footer: bytes) -> None:
+    def __init__(self, files: LedgerFiles, path: str, size: int, footer: bytes) -> None:
         self._files = files
         self._path = path
+        self._size = size
         try:
             self._metadata = pq.read_metadata(pa.BufferReader(footer))
         except (pa.ArrowInvalid, OSError) as error:
-            raise LostFileError(f"the catalogue's footer of {files.name(path)} is damaged: {error}") from error
+            raise SchemaError(f"the catalogue's footer of {files.name(path)} is damaged: {error}") from error
 
     def read(self, group: int, columns: Collection[str], *, check: bool = False) -> pa.Table:
         """Read some columns of one row group, in the order of the file.
@@ -186,7 +193,7 @@ class SealedFile:
         """
         wanted = [i for i, name in enumerate(FILE_SCHEMA.names) if name in columns]
         start, stop = self._range(group, wanted)
-        window = _Window(self._files.read_range(self._path, start, stop - start), start)
+        window = _Window(self._files.read_range(self._path, self._size, start, stop - start), start)
         try:
             file = pq.ParquetFile(
                 pa.PythonFile(window, mode="r"),

@@ -22,8 +22,9 @@ import sqlalchemy as sa
 
 from waterclock.arrow import MESSAGE_SCHEMA
 from waterclock.database.topic_catalogue import files, ledgers
-from waterclock.errors import LeaseLostError, UnavailableError
+from waterclock.errors import LeaseLostError, NotFoundError, UnavailableError
 from waterclock.message import Position
+from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.ledgers import roll
 from waterclock.topics.reading import read_chunks
 from waterclock.topics.sealed_file import RowGroup, SealedFile, row_groups_to_json, write_ledger
@@ -40,6 +41,12 @@ class _Pending(NamedTuple):
     ledger: int
     path: str
     owner: str
+
+
+class _Written(NamedTuple):
+    groups: list[RowGroup]
+    size: int
+    footer: bytes
 
 
 def seal_ledgers(storage: Storage) -> int:
@@ -79,10 +86,11 @@ def _closed_ledgers(storage: Storage) -> list[int]:
 
 def _seal(storage: Storage, pending: _Pending) -> None:
     try:
-        groups, footer = _write(storage, pending)
-        _commit(storage, pending, groups, footer)
-    except Exception:
-        _abandon(storage, pending)
+        _commit(storage, pending, _write(storage, pending))
+    except Exception as error:
+        still_ours = _abandon(storage, pending)
+        if isinstance(error, LostFileError) and not still_ours:
+            raise _taken(storage, pending) from error  # a sweep took it for an abandoned one
         raise
     delete_rows(storage, pending.ledger)
 
@@ -126,15 +134,16 @@ def _folder(storage: Storage) -> str:
     return f"{readable or 'topic'}-{storage.topic_id}"
 
 
-def _write(storage: Storage, pending: _Pending) -> tuple[list[RowGroup], bytes]:
+def _write(storage: Storage, pending: _Pending) -> _Written:
     with storage.files.create(pending.path) as sink:
         groups, footer = write_ledger(sink, _entries(storage, pending))
-    if SealedFile(storage.files, pending.path, footer).measure(check=True) != groups:
+    size = storage.files.size(pending.path)
+    if SealedFile(storage.files, pending.path, size, footer).measure(check=True) != groups:
         raise UnavailableError(
             f"{storage.files.name(pending.path)} reads back differently from what was written;"
             " its disk or store is not to be trusted"
         )
-    return groups, footer
+    return _Written(groups, size, footer)
 
 
 def _entries(storage: Storage, pending: _Pending) -> Iterator[pa.RecordBatch]:
@@ -158,15 +167,15 @@ def _renew(storage: Storage, pending: _Pending) -> None:
         raise _taken(storage, pending)
 
 
-def _commit(storage: Storage, pending: _Pending, groups: list[RowGroup], footer: bytes) -> None:
+def _commit(storage: Storage, pending: _Pending, file: _Written) -> None:
     values = {
         "state": "sealed",
         "path": pending.path,
-        "file_bytes": storage.files.size(pending.path),
-        "row_groups": row_groups_to_json(groups),
-        "footer": footer,
+        "file_bytes": file.size,
+        "row_groups": row_groups_to_json(file.groups),
+        "footer": file.footer,
     }
-    written = sum(group.messages for group in groups)
+    written = sum(group.messages for group in file.groups)
     key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == pending.ledger)
 
     def work(connection: sa.Connection) -> None:
@@ -190,17 +199,22 @@ def _commit(storage: Storage, pending: _Pending, groups: list[RowGroup], footer:
     storage.backend.transact(work)
 
 
-def _abandon(storage: Storage, pending: _Pending) -> None:
-    """Remove our file, unless it was committed after all and only the answer got lost."""
+def _abandon(storage: Storage, pending: _Pending) -> bool:
+    """Remove our file, unless it was committed after all and only the answer got lost; say whether it was ours."""
     committed = sa.select(ledgers.c.path).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.path == pending.path)
 
     def work(connection: sa.Connection) -> bool:
         storage.lock(connection)
-        return connection.execute(committed).one_or_none() is None
+        return connection.execute(committed).one_or_none() is not None
 
-    if storage.backend.transact(work):
-        storage.files.delete(pending.path)
-        storage.backend.transact(lambda connection: connection.execute(sa.delete(files).where(*_mine(pending))))
+    try:
+        if storage.backend.transact(work):
+            return True
+    except NotFoundError:
+        pass  # the whole topic was removed
+    storage.files.delete(pending.path)
+    ours = sa.delete(files).where(*_mine(pending))
+    return storage.backend.transact(lambda connection: connection.execute(ours).rowcount > 0)
 
 
 def _taken(storage: Storage, pending: _Pending) -> LeaseLostError:

@@ -97,7 +97,7 @@ def _chunks(part: Slice, columns: Sequence[str]) -> Iterator[Chunk]:
         storage = Storage(part.topic_id, part.topic, _backend(part.url), files)
         yield from read_chunks(storage, part.start, part.stop, columns)
         return
-    file = SealedFile(files, part.path, read_footer(files, part.path))
+    file = SealedFile(files, part.path, files.size(part.path), read_footer(files, part.path))
     for group in range(*part.groups):
         table = file.read(group, {*columns, "entry", "index"})
         yield from cut(Chunk(part.start.ledger, 0, table), part.start, part.stop)

@@ -9,6 +9,9 @@ import sqlalchemy as sa
 from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import topics
 from waterclock.errors import NotFoundError
+from waterclock.message import Position
+from waterclock.time import Time, to_time
+from waterclock.topics.counter import Counter
 from waterclock.topics.ledger_files import LedgerFiles
 
 
@@ -51,6 +54,17 @@ class Storage:
         """Read the topic's row; NotFoundError where the topic was removed meanwhile."""
         row = connection.execute(sa.select(topics).where(topics.c.id == self.topic_id)).mappings().one_or_none()
         return self.present(row)
+
+    def head(self) -> Position:
+        """Read the position of the next message to be written."""
+        with self.backend.snapshot() as connection:
+            return Counter.of_row(self.row(connection)).position
+
+    def time(self, time: Time, name: str) -> int:
+        """Understand a point in time, ns, also where it is written as how long ago."""
+        # Only a text can be counted back from now, and only then is the clock asked.
+        now = self.backend.now() if isinstance(time, str) else None
+        return to_time(time, name, now=now)
 
     def present(self, row: sa.RowMapping | None) -> sa.RowMapping:
         """Insist that the topic's row is there; NotFoundError where it is not."""

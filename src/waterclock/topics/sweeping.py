@@ -17,9 +17,13 @@ _CHUNK = 256  # entries deleted in one transaction, so that appends get their tu
 _log = logging.getLogger(__name__)
 
 
-def sweep(storage: Storage) -> int:
-    """Remove files whose owner's lease or whose grace time has ended, and rows left over; give how many files."""
-    removed = sum(_remove(storage, path) for path in _dead_files(storage))
+def sweep(storage: Storage, *, strict: bool = False) -> int:
+    """Remove files whose owner's lease or whose grace time has ended, and rows left over; give how many files.
+
+    A file that cannot be deleted now is left to the next sweep with a warning in the log; with ``strict`` it is an
+    UnavailableError.
+    """
+    removed = sum(_remove(storage, path, strict=strict) for path in _dead_files(storage))
     for ledger in _ledgers_with_rows(storage):
         delete_rows(storage, ledger)
     return removed
@@ -47,7 +51,7 @@ def _dead_files(storage: Storage) -> list[str]:
         return list(connection.execute(statement).scalars())
 
 
-def _remove(storage: Storage, path: str) -> bool:
+def _remove(storage: Storage, path: str, *, strict: bool) -> bool:
     owner = secrets.token_hex(8)
 
     def claim(connection: sa.Connection) -> int:
@@ -62,6 +66,8 @@ def _remove(storage: Storage, path: str) -> bool:
     try:
         storage.files.delete(path)
     except UnavailableError as error:
+        if strict:
+            raise
         _log.warning("sweep of topic %r will try again: %s", storage.name, error)
         return False
     mine = (files.c.path == path, files.c.owner == owner)

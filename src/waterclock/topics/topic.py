@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 import pyarrow as pa
-import sqlalchemy as sa
-from sqlalchemy import exc
 
 from waterclock.arrow import from_arrow
 from waterclock.database.backend import Backend
-from waterclock.database.topic_catalogue import topics
-from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message, Position
-from waterclock.time import Duration, Time, to_duration, to_time
+from waterclock.time import Duration, Time, to_duration
+from waterclock.topics import subscription_rows
 from waterclock.topics.appending import Appended, append_entry
-from waterclock.topics.counter import Counter
+from waterclock.topics.creating import create_topic, open_topic
 from waterclock.topics.entries import encode_entry
-from waterclock.topics.finding import Found, check_by, find_first
-from waterclock.topics.ledger_files import LedgerFiles
+from waterclock.topics.expiring import Expired, expire_topic
+from waterclock.topics.finding import Found, check_by, find_first, place_at
 from waterclock.topics.ledgers import LedgerInfo, list_ledgers, roll
 from waterclock.topics.looking_up import look_up
+from waterclock.topics.names import check_name, check_size
 from waterclock.topics.positions import entry_boundary
-from waterclock.topics.producers import ProducerAppend
-from waterclock.topics.reading import check_columns, positioned, read_chunks
+from waterclock.topics.producers import numbered
+from waterclock.topics.producing import Producer
+from waterclock.topics.reading import check_columns, check_limit, check_position, positioned, read_chunks
+from waterclock.topics.removing import remove_topic
+from waterclock.topics.retention import delete_before, enforce_retention
 from waterclock.topics.sealing import seal_ledgers
 from waterclock.topics.slicing import Slice, plan_slices
 from waterclock.topics.storage import Storage
+from waterclock.topics.subscription import Subscription
+from waterclock.topics.subscription_rows import SubscriptionInfo
+from waterclock.topics.sweeping import sweep
 
-_LONGEST_NAME = 255
 _MESSAGES_AT_ONCE = 4096
 
 
@@ -59,39 +62,13 @@ class Topic:
         exist_ok: bool,
     ) -> Self:
         """Make a topic; `Database.create_topic` says what the options mean."""
-        values = {
-            "name": check_name(name),
-            "roll_after": None if roll_after is None else to_duration(roll_after, "roll_after", minimum=1),
-            "roll_size": _check_size(roll_size),
-            "retention": None if retention is None else to_duration(retention, "retention", minimum=1),
-            "ledger": 0,
-            "entries": 0,
-            "messages": 0,
-            "bytes": 0,
-            "ordinal": 0,
-        }
-
-        def work(connection: sa.Connection) -> None:
-            connection.execute(sa.insert(topics), {**values, "created_at": backend.now(connection)})
-
-        try:
-            backend.transact(work)
-        except exc.IntegrityError:
-            if not exist_ok:
-                raise AlreadyExistsError(
-                    f"topic {name!r} exists already; open it, or create it with exist_ok=True"
-                ) from None
+        create_topic(backend, name, roll_after=roll_after, roll_size=roll_size, retention=retention, exist_ok=exist_ok)
         return cls.open(backend, ledgers, name)
 
     @classmethod
     def open(cls, backend: Backend, ledgers: str, name: str) -> Self:
         """Open a topic; NotFoundError where there is none of this name."""
-        statement = sa.select(topics.c.id).where(topics.c.name == check_name(name))
-        with backend.snapshot() as connection:
-            topic_id = connection.execute(statement).scalar()
-        if topic_id is None:
-            raise NotFoundError(f"there is no topic {name!r} in {backend.url.render_as_string()}; create it first")
-        return cls(Storage(topic_id, name, backend, LedgerFiles(ledgers)))
+        return cls(open_topic(backend, ledgers, name))
 
     @property
     def name(self) -> str:
@@ -101,8 +78,7 @@ class Topic:
     @property
     def head(self) -> Position:
         """The position of the next message to be written."""
-        with self.storage.backend.snapshot() as connection:
-            return Counter.of_row(self.storage.row(connection)).position
+        return self.storage.head()
 
     def append(
         self,
@@ -142,7 +118,7 @@ class Topic:
             Where the database stays busy or away.
         """
         entry = encode_entry(messages, self.storage.backend.now)
-        return append_entry(self.storage, entry, _producer_append(producer, sequence, epoch, entry.messages))
+        return append_entry(self.storage, entry, numbered(producer, sequence, epoch, entry.messages))
 
     def read(
         self,
@@ -195,7 +171,7 @@ class Topic:
             The columns wanted, in this order; None: all. What is not asked for is not read.
         """
         wanted = check_columns(columns)
-        left = _check_limit(limit)
+        left = check_limit(limit)
         first, last = self._range(start, stop, since, until)
         for chunk in read_chunks(self.storage, first, last, wanted):
             for batch in positioned(chunk, wanted):
@@ -222,7 +198,7 @@ class Topic:
         UnavailableError
             Where a file cannot be read now. A file that is lost is passed over, with a warning in the log.
         """
-        return find_first(self.storage, check_by(by), self._time(time, "time"))
+        return find_first(self.storage, check_by(by), self.storage.time(time, "time"))
 
     def ledgers(self) -> list[LedgerInfo]:
         """Give what the catalogue says about each ledger that is left; the open one is the last."""
@@ -244,6 +220,98 @@ class Topic:
         """
         return seal_ledgers(self.storage)
 
+    def subscribe(self, name: str, start: Position | Time = "earliest", *, lease: Duration = "30s") -> Subscription:
+        """Open a subscription, a named, durable reading position; make it where there is none of this name.
+
+        Parameters
+        ----------
+        name
+            1 to 255 characters.
+        start
+            Where a new one begins: ``"earliest"``, ``"latest"``, a position, or the first message published at or
+            after a time. Without meaning for one that exists.
+        lease
+            How long the subscription stays with a reader that gives no sign.
+        """
+        if not subscription_rows.exists(self.storage, check_name(name)):
+            subscription_rows.create(self.storage, name, place_at(self.storage, start))
+        return Subscription(self.storage, name, to_duration(lease, "lease"))
+
+    def subscriptions(self) -> list[SubscriptionInfo]:
+        """Give what the catalogue says about each subscription, in alphabetical order."""
+        return subscription_rows.list_infos(self.storage)
+
+    def unsubscribe(self, name: str) -> None:
+        """Remove a subscription; NotFoundError where there is none of this name."""
+        subscription_rows.remove(self.storage, check_name(name))
+
+    def producer(self, name: str, *, linger: Duration = "5ms", max_bytes: int = 1 << 20) -> Producer:
+        """Open a producer that takes one message at a time and appends many at once, in the background.
+
+        An earlier producer of the same name is fenced: its next append fails with `ProducerFencedError`.
+
+        Parameters
+        ----------
+        name
+            1 to 255 characters.
+        linger
+            How long a message waits for others.
+        max_bytes
+            Size of the waiting messages at which they are appended at once.
+        """
+        return Producer(
+            self.storage, check_name(name), to_duration(linger, "linger"), check_size(max_bytes, "max_bytes")
+        )
+
+    def expire(self, ttl: Duration) -> Expired:
+        """Pass over messages that are older than ``ttl``, and delete the ledgers of which nothing is left.
+
+        A message is as old as the smaller of its publish_time and its receive_time says, so that a producer whose
+        clock is ahead does not keep messages for ever. Older than ``ttl`` on the database's clock is expired, exactly
+        as old is not. Every subscription moves to the first message that is not expired, never backwards.
+
+        Raises
+        ------
+        UnavailableError
+            Where an expiry of the topic is running already; the text says whose.
+        """
+        return expire_topic(self.storage, to_duration(ttl, "ttl"))
+
+    def truncate(self, before: Position | Time, *, force: bool = False) -> int:
+        """Delete the ledgers that lie wholly before a position, or before the first message published at a time.
+
+        Where that is all there is, the open ledger is closed and deleted too.
+
+        Parameters
+        ----------
+        before
+            A position, a time, or how long ago: ``"30d"``.
+        force
+            Also what a subscription has not read yet: it goes on with the first message that is left.
+
+        Returns
+        -------
+        int
+            How many ledgers were deleted. Their files stay for an hour, for those who are reading them.
+        """
+        position = before if isinstance(before, Position) else self.find(before).position
+        return delete_before(self.storage, position, force=force)
+
+    def enforce_retention(self, *, force: bool = False) -> int:
+        """Delete the ledgers of which all messages are older than the topic's ``retention``; give how many.
+
+        As with `truncate`, ``force`` deletes also what a subscription has not read yet.
+        """
+        return enforce_retention(self.storage, force=force)
+
+    def sweep(self) -> int:
+        """Remove files of deleted ledgers and of killed sealers whose time has come, as `seal` does; give how many."""
+        return sweep(self.storage)
+
+    def remove(self) -> None:
+        """Remove the topic with its ledgers, files, subscriptions and producers. If killed midway, call it again."""
+        remove_topic(self.storage)
+
     def plan(
         self, start: Position | None = None, stop: Position | None = None, *, max_messages: int = 1_000_000
     ) -> list[Slice]:
@@ -258,7 +326,7 @@ class Topic:
         max_messages
             Size of a slice: it holds more only where a single row group or entry does.
         """
-        first = Position(0, 0, 0) if start is None else _check_position(start, "start")
+        first = Position(0, 0, 0) if start is None else check_position(start, "start")
         return plan_slices(self.storage, first, stop, max_messages)
 
     def advance(self, position: Position, messages: int) -> Position:
@@ -266,7 +334,7 @@ class Topic:
 
         An entry is not cut, because a batcher takes what arrived together together.
         """
-        return entry_boundary(self.storage, _check_position(position, "position"), messages)
+        return entry_boundary(self.storage, check_position(position, "position"), messages)
 
     def messages_at(
         self, positions: Sequence[Position] | pa.Table | pa.RecordBatch, columns: Sequence[str] | None = None
@@ -302,62 +370,10 @@ class Topic:
         if until is not None:
             end = min(end, self.find(until).position)
         elif stop is not None:
-            end = min(end, _check_position(stop, "stop"))
+            end = min(end, check_position(stop, "stop"))
         if since is not None:
             return self.find(since).position, end
-        return Position(0, 0, 0) if start is None else _check_position(start, "start"), end
-
-    def _time(self, time: Time, name: str) -> int:
-        # Only a duration is counted back from now, and only then is the clock asked.
-        now = self.storage.backend.now() if isinstance(time, str) else None
-        return to_time(time, name, now=now)
+        return Position(0, 0, 0) if start is None else check_position(start, "start"), end
 
     def __repr__(self) -> str:
         return f"<Topic {self.name!r} in {self.storage.backend.url.render_as_string()}>"
-
-
-def topic_names(backend: Backend) -> list[str]:
-    """Name every topic, in alphabetical order."""
-    with backend.snapshot() as connection:
-        return sorted(connection.execute(sa.select(topics.c.name)).scalars())
-
-
-def check_name(name: str) -> str:
-    """Check the name of a topic, producer or subscription: 1 to 255 characters, none of them a control character."""
-    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # users need not check types
-        raise InvalidArgumentError(f"name: {name!r} is a {type(name).__name__}; give a text")
-    if not 1 <= len(name) <= _LONGEST_NAME:
-        raise InvalidArgumentError(f"name: {name!r} has {len(name)} characters; give 1 to {_LONGEST_NAME}")
-    if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
-        raise InvalidArgumentError(f"name: {name!r} holds a control character; use letters, digits, '-' and '.'")
-    return name
-
-
-def _check_size(size: int) -> int:
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidArgumentError(f"roll_size: {size!r} is no number of bytes; give an int of at least 1")
-    return size
-
-
-def _check_limit(limit: int | None) -> int | None:
-    if limit is None:
-        return None
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidArgumentError(f"limit: {limit!r} is no number of messages; give an int of at least 1")
-    return limit
-
-
-def _check_position(position: Position, name: str) -> Position:
-    if not isinstance(position, Position):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidArgumentError(f"{name}: {position!r} is no Position; write Position(ledger, entry, index)")
-    return position
-
-
-def _producer_append(
-    producer: str | None, sequence: int | None, epoch: int | None, messages: int
-) -> ProducerAppend | None:
-    if (producer is None) != (sequence is None):
-        raise InvalidArgumentError(f"producer: {producer!r} and sequence: {sequence!r} only mean something together")
-    if producer is None or sequence is None:
-        return None
-    return ProducerAppend(check_name(producer), sequence, sequence + messages - 1, epoch)

@@ -14,9 +14,9 @@ _TIMES = ("event_time", "publish_time", "receive_time")
 _BOUNDED = (*_TIMES, "effective_time")
 
 
-def _bounds(ends: tuple[str, ...] = _BOUNDED) -> list[sa.Column[int]]:
+def _bounds() -> list[sa.Column[int]]:
     names = [f"begin_{time}" for time in _TIMES]
-    names += [f"end_{time}" for time in ends]
+    names += [f"end_{time}" for time in _BOUNDED]
     names += [f"peak_{time}" for time in _BOUNDED]
     return [sa.Column(name, BigInt) for name in names]
 
@@ -90,7 +90,7 @@ def _create_entries() -> None:
         sa.Column("messages", BigInt, nullable=False),
         sa.Column("bytes", BigInt, nullable=False),
         sa.Column("token", BigInt, nullable=False),
-        *_bounds(_TIMES),
+        *_bounds(),
         sa.Column("data", Blob, nullable=False),
         sa.PrimaryKeyConstraint("topic_id", "ledger", "entry", name="waterclock_entries_pkey"),
     )

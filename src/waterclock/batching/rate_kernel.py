@@ -1,0 +1,336 @@
+"""The rules of batching by rate over arrays, compiled with Numba; by the names of `waterclock.batching.assembly`."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+
+from waterclock.batching import track_kernel, window_kernel
+from waterclock.batching.period import KEPT_DIFFERENCES
+from waterclock.batching.rate_rule import ABSENT, EPOCH, HORIZON, STALLED
+from waterclock.batching.track_kernel import (
+    FACTS as FACTS,
+    TRACK_COLUMNS as TRACK_COLUMNS,
+    ACTIVE_FROM,
+    ALL_PILED,
+    ASTRAY_FIRST,
+    ASTRAY_NEWEST,
+    BATCHES,
+    BEFORE_ALL,
+    BEGUN,
+    COMPILED_FROM,
+    FAR_FROM,
+    FURTHEST,
+    GATING,
+    HIGH_WATER,
+    IS_ASTRAY,
+    JOINED,
+    KEPT,
+    MAY_GATE,
+    NEVER,
+    NEWEST,
+    NEXT_KEPT,
+    NONE,
+    NOTICE_FROM,
+    OVER_FROM,
+    PILE_NEWEST,
+    PILED,
+    RATE,
+    ROOT,
+    SATISFIED,
+    SETBACKS,
+    STRAYS,
+    TRACKED,
+    WAITING,
+    WINDOW_START,
+    Codes,
+    Ints,
+    Known,
+    Rows,
+    Rule,
+    Table,
+    Waiting,
+    apart,
+    begin_track,
+    merge,
+    observe,
+    placed,
+    plausible_range,
+    regrid,
+    take_oldest,
+    wait,
+)
+from waterclock.batching.window_kernel import (
+    Out,
+    gap,
+    give_out,
+    join,
+    notice_and_count,
+    open_window,
+    windows_to_first,
+    write_batch,
+)
+
+SLOTS, GAP, TIMEOUT, STALL, FLUSH, START = range(6)
+"""Why a batch closed, as the kernel writes it."""
+
+REASONS = ("slots", "gap", "timeout", "stall", "flush", "start")
+
+
+@njit(error_model="numpy")
+def _settle(known: Known, messages: Waiting, rule: Rule, out: Out) -> bool:
+    facts = known.facts
+    before = facts[BATCHES]
+    while True:
+        steps = gap(known, messages, rule)
+        if steps:
+            reason = GAP
+        elif not facts[WAITING]:
+            reason = SLOTS
+        elif rule.timeout != NEVER and facts[HIGH_WATER] >= facts[WINDOW_START] + rule.timeout:
+            reason = TIMEOUT
+        else:
+            return facts[BATCHES] > before
+        if facts[JOINED] > facts[ACTIVE_FROM]:
+            give_out(reason, known, rule, out)
+        steps = max(steps, 1)
+        open_window(facts[WINDOW_START] + steps * rule.length, steps, known, messages, rule, out)
+
+
+@njit(error_model="numpy")
+def _place(row: int, message: int, known: Known, messages: Waiting, rule: Rule, out: Out) -> bool:
+    facts = known.facts
+    event_time = messages.times[message]
+    start = facts[WINDOW_START]
+    end = start + rule.length
+    if event_time < start - EPOCH * rule.length or event_time > end + EPOCH * rule.length:
+        join(message, facts, out)
+        facts[STRAYS] += 1
+        return False
+    track = known.tracks[row]
+    if not track[TRACKED]:
+        begin_track(row, known, rule)
+    observe(row, event_time, HORIZON * rule.length, known)
+    if event_time >= track[OVER_FROM]:
+        if track[RATE]:
+            wait(row, message, known, messages)
+            if event_time < track[FAR_FROM] and not track[SATISFIED]:
+                track[SATISFIED] = 1
+                facts[WAITING] -= 1
+            return True
+        if event_time <= end + HORIZON * rule.length or not facts[GATING]:
+            wait(row, message, known, messages)
+            return True
+    join(message, facts, out)
+    if event_time >= track[NOTICE_FROM]:
+        notice_and_count(track, event_time, facts)
+    return True
+
+
+@njit(error_model="numpy", inline="always")  # and no views in it: either costs more than all else for a lone message
+def _take(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, rule: Rule, out: Out) -> int:
+    facts, tracks, rings = known.facts, known.tracks, known.rings
+    newest = BEFORE_ALL
+    for message in range(first, stop):
+        row = rows[message]
+        event_time = messages.times[message]
+        if tracks[row, TRACKED] and tracks[row, NEWEST] < event_time < tracks[row, OVER_FROM]:
+            if tracks[row, MAY_GATE]:
+                rings[row, tracks[row, NEXT_KEPT]] = event_time - tracks[row, NEWEST]
+                tracks[row, NEXT_KEPT] = (tracks[row, NEXT_KEPT] + 1) % KEPT_DIFFERENCES
+                tracks[row, KEPT] = min(tracks[row, KEPT] + 1, KEPT_DIFFERENCES)
+            tracks[row, NEWEST] = event_time
+            out.joined[facts[JOINED]] = message
+            facts[JOINED] += 1
+            if event_time >= tracks[row, NOTICE_FROM]:
+                notice_and_count(tracks[row], event_time, facts)
+        elif not _place(row, message, known, messages, rule, out):
+            continue
+        newest = max(newest, event_time)
+    cap = facts[WINDOW_START] + HORIZON * rule.length
+    facts[HIGH_WATER] = max(facts[HIGH_WATER], min(newest, cap))
+    return newest
+
+
+@njit(error_model="numpy")
+def _begin(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, rule: Rule, out: Out) -> None:
+    facts = known.facts
+    oldest, newest = plausible_range(messages.times[first:stop], rule.length)
+    start = placed(newest, rule.length)
+    facts[BEGUN] = 1
+    facts[WINDOW_START] = facts[HIGH_WATER] = facts[FURTHEST] = start
+    begin_track(len(known.tracks) - 1, known, rule)
+    for message in range(first, stop):
+        join(message, facts, out)
+        event_time = messages.times[message]
+        if start - EPOCH * rule.length <= event_time <= start:
+            if not known.tracks[rows[message], TRACKED]:
+                begin_track(rows[message], known, rule)
+            observe(rows[message], event_time, NEVER, known)
+    for row in range(len(known.tracks) - 1):
+        if known.tracks[row, TRACKED]:
+            regrid(row, start, rule, known)
+    write_batch(min(oldest, start - 1), start, START, facts, out)
+    open_window(start, 0, known, messages, rule, out)
+
+
+@njit(error_model="numpy")
+def _is_astray(event_time: int, facts: Ints, length: int) -> bool:
+    if facts[IS_ASTRAY]:
+        low, high = min(event_time, facts[ASTRAY_NEWEST]), max(event_time, facts[ASTRAY_NEWEST])
+    if not facts[IS_ASTRAY] or apart(low, high) > np.uint64(HORIZON * length):
+        facts[IS_ASTRAY] = 1
+        facts[ASTRAY_FIRST] = facts[ASTRAY_NEWEST] = event_time
+    facts[ASTRAY_NEWEST] = max(facts[ASTRAY_NEWEST], event_time)
+    return apart(facts[ASTRAY_FIRST], facts[ASTRAY_NEWEST]) >= np.uint64(STALLED * length)
+
+
+@njit(error_model="numpy")
+def _place_anew(known: Known, messages: Waiting, rule: Rule, out: Out) -> None:
+    facts = known.facts
+    start = placed(facts[ASTRAY_NEWEST], rule.length)
+    if start <= facts[FURTHEST]:
+        facts[SETBACKS] += 1
+        start += facts[SETBACKS]
+    last_plausible = start + rule.length + HORIZON * rule.length
+    for row in range(len(known.tracks)):
+        track = known.tracks[row]
+        if not track[PILED] or track[PILE_NEWEST] <= last_plausible:
+            continue
+        kept = NONE
+        count = 0
+        newest = BEFORE_ALL
+        while track[PILED]:
+            message = take_oldest(track, messages)
+            if messages.times[message] > last_plausible:
+                join(message, facts, out)
+                continue
+            messages.left[message] = messages.right[message] = NONE
+            messages.waits_for[message] = row
+            kept = merge(kept, message, messages)
+            count += 1
+            newest = messages.times[message]
+        track[ROOT], track[PILED], track[PILE_NEWEST] = kept, count, newest
+    give_out(STALL, known, rule, out)
+    facts[HIGH_WATER] = start
+    open_window(start, 0, known, messages, rule, out)
+
+
+@njit(error_model="numpy", inline="always")
+def _add(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, rule: Rule, out: Out) -> None:
+    facts = known.facts
+    if first == stop:
+        return
+    if not facts[BEGUN]:
+        _begin(rows, first, stop, known, messages, rule, out)
+        return
+    if facts[JOINED] == facts[ACTIVE_FROM] and not facts[ALL_PILED]:
+        facts[IS_ASTRAY] = 0
+    start = facts[WINDOW_START]
+    newest = _take(rows, first, stop, known, messages, rule, out)
+    near = newest >= start - HORIZON * rule.length
+    if near:
+        facts[IS_ASTRAY] = 0
+    closed = False
+    timed_out = rule.timeout != NEVER and facts[HIGH_WATER] >= start + rule.timeout
+    if not facts[WAITING] or facts[ALL_PILED] or timed_out:
+        closed = _settle(known, messages, rule, out)
+    if closed:
+        facts[IS_ASTRAY] = 0
+    elif not near:
+        event_time = newest if newest > BEFORE_ALL else messages.times[first:stop].max()
+        if _is_astray(event_time, facts, rule.length):
+            _place_anew(known, messages, rule, out)
+            _settle(known, messages, rule, out)
+            facts[IS_ASTRAY] = 0
+
+
+@njit(error_model="numpy")
+def _flush(known: Known, messages: Waiting, rule: Rule, out: Out) -> None:
+    facts = known.facts
+    while facts[JOINED] > facts[ACTIVE_FROM] or facts[ALL_PILED]:
+        steps = 1
+        if facts[JOINED] > facts[ACTIVE_FROM]:
+            give_out(FLUSH, known, rule, out)
+        else:
+            steps = max(1, windows_to_first(False, known, messages, rule))
+        open_window(facts[WINDOW_START] + steps * rule.length, steps, known, messages, rule, out)
+    facts[IS_ASTRAY] = 0
+
+
+# Arrow's memory is read-only, and Numba compiles for that only where the signature says so.
+_times_in = types.Array(types.int64, 1, "C", readonly=True)
+_codes_in = types.Array(types.uint32, 1, "C", readonly=True)
+_ints = types.Array(types.int64, 1, "C")
+_tables = types.Array(types.int64, 2, "C")
+_rows = types.Array(types.int32, 1, "C")
+
+
+_SIGNATURE = types.void(
+    _codes_in, _times_in, _times_in, types.int64, types.int64, types.boolean, _ints, _tables, _tables,
+    _rows, _rows, _rows, _ints, _ints, _ints, _ints, _ints, _ints,
+)  # fmt: skip
+
+
+def _compiled(fingerprint: int) -> Callable[..., None]:
+    # Numba's cache looks for changes in this file alone. What a compiled function closes over is part of its key there,
+    # so that a change of the functions and numbers that this file takes from elsewhere is noticed too.
+    @njit(_SIGNATURE, cache=True, nogil=True, error_model="numpy")
+    def run(
+        rows: Codes,
+        times: Ints,
+        calls: Ints,
+        length: int,
+        timeout: int,
+        flush: bool,
+        facts: Ints,
+        tracks: Table,
+        rings: Table,
+        left: Rows,
+        right: Rows,
+        waits_for: Rows,
+        joined: Ints,
+        starts: Ints,
+        ends: Ints,
+        closed: Ints,
+        reasons: Ints,
+        until: Ints,
+    ) -> None:
+        """Run the calls; see `waterclock.batching.rate_columnar.RateAwareColumns`.
+
+        Message k is of track ``rows[k]``; call c brings the messages ``calls[c]`` to ``calls[c + 1]``. Those before
+        ``calls[0]`` are from earlier: in the window where ``waits_for`` is NONE, else waiting for that
+        track. Afterwards it tells so of all messages that are in no batch.
+        """
+        known = Known(facts, tracks, rings)
+        messages = Waiting(times, left, right, waits_for)
+        out = Out(joined, starts, ends, closed, reasons, until)
+        rule = Rule(length, timeout)
+        for message in range(calls[0]):
+            if waits_for[message] == NONE:
+                join(message, facts, out)
+            else:
+                wait(waits_for[message], message, known, messages)
+        for call in range(len(calls) - 1):
+            _add(rows, calls[call], calls[call + 1], known, messages, rule, out)
+        if flush:
+            _flush(known, messages, rule, out)
+        facts[COMPILED_FROM] = fingerprint  # what is closed over must be used
+
+    return run
+
+
+def _fingerprint() -> int:
+    values = [*vars(track_kernel).values(), *vars(window_kernel).values()]
+    compiled = [value.py_func.__code__ for value in values if hasattr(value, "py_func")]
+    numbers = [value for value in values if isinstance(value, int | float)]
+    parts: list[Any] = [(code.co_code, code.co_consts, code.co_names) for code in compiled]
+    return zlib.crc32(repr((parts, numbers, ABSENT, EPOCH, HORIZON, STALLED, KEPT_DIFFERENCES)).encode())
+
+
+run = _compiled(_fingerprint())
+"""Run the calls of one source; see the inner function."""

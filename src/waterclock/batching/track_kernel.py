@@ -1,0 +1,300 @@
+"""What batching by rate knows of each stream, over arrays, compiled with Numba as part of `rate_kernel`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from waterclock.batching.period import KEPT_DIFFERENCES, MIN_DIFFERENCES
+from waterclock.batching.pulse_grid import DRIFT_TOLERANCE
+from waterclock.batching.rate_rule import EPOCH, HORIZON
+from waterclock.time import MAX_NS, MIN_NS
+
+Ints = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.int32]
+Table = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the test for negative indices
+
+# The columns of a track.
+(
+    MAY_GATE,
+    TRACKED,
+    NEWEST,
+    KEPT,
+    NEXT_KEPT,
+    ORIGIN,
+    RATE,
+    ABSENT_BATCHES,
+    FIRST,
+    PRESENT,
+    SATISFIED,
+    OVER_FROM,
+    LAST_FROM,
+    FAR_FROM,
+    NOTICE_FROM,
+    SETTLED,
+    ROOT,
+    PILED,
+    PILE_NEWEST,
+    TRACK_COLUMNS,
+) = range(20)
+
+# What is known beside the tracks.
+(
+    BEGUN,
+    WINDOW_START,
+    HIGH_WATER,
+    STRAYS,
+    FURTHEST,
+    SETBACKS,
+    IS_ASTRAY,
+    ASTRAY_FIRST,
+    ASTRAY_NEWEST,
+    GATING,
+    CONTRIBUTING,
+    WAITING,
+    ALL_PILED,
+    JOINED,
+    ACTIVE_FROM,
+    BATCHES,
+    COMPILED_FROM,
+    FACTS,
+) = range(18)
+
+NONE = -1
+NEVER = MAX_NS
+BEFORE_ALL = MIN_NS
+
+_SECOND = 1_000_000_000
+
+
+class Rule(NamedTuple):
+    """Lengths, ns; a timeout of NEVER for none."""
+
+    length: int
+    timeout: int
+
+
+class Known(NamedTuple):
+    """All but messages; ``tracks`` and ``rings`` have a row for each stream, and a last one for those that ride."""
+
+    facts: Ints
+    tracks: Table
+    rings: Table
+
+
+class Waiting(NamedTuple):
+    """By message: its event time, its children in the pile it waits in, and the track it waits for, or NONE."""
+
+    times: Ints
+    left: Rows
+    right: Rows
+    waits_for: Rows
+
+
+@njit(error_model="numpy")
+def earliest(origin: int, rate: int, start: int, back: int) -> int:
+    """`PulseGrid.earliest` of the pulse ``back`` before the first of the window at ``start``; by seconds, to fit."""
+    second = (start - origin) // _SECOND
+    product = (start - origin - second * _SECOND) * rate
+    number = product // _SECOND
+    if product - number * _SECOND > min(DRIFT_TOLERANCE * rate, _SECOND // 2):
+        number += 1
+    return origin + second * _SECOND - (1 - 2 * (number - back)) * _SECOND // (2 * rate)
+
+
+@njit(error_model="numpy")
+def estimate(ring: Ints, kept: int) -> int:
+    """`StreamPeriodEstimator.rate`, 0 for None."""
+    if kept < MIN_DIFFERENCES:
+        return 0
+    ordered = np.empty(KEPT_DIFFERENCES, np.int64)
+    for k in range(kept):
+        place = k
+        while place > 0 and ordered[place - 1] > ring[k]:
+            ordered[place] = ordered[place - 1]
+            place -= 1
+        ordered[place] = ring[k]
+    double = ordered[(kept - 1) // 2] + ordered[kept // 2]
+    if 4 * ordered[0] >= double and 4 * ordered[kept - 1] < 3 * double:
+        period = double / 2
+    else:
+        per_pulse = np.empty(kept, np.float64)
+        count = 0
+        for k in range(kept):
+            periods = (4 * ordered[k] + double) // (2 * double)
+            if periods >= 1:
+                per_pulse[count] = ordered[k] / periods
+                count += 1
+        per_pulse = np.sort(per_pulse[:count])
+        period = (per_pulse[(count - 1) // 2] + per_pulse[count // 2]) / 2
+    raw = _SECOND / period
+    rate = np.int64(raw + 0.5)
+    if rate < 1 or abs(raw - rate) > max(0.1 * rate, 0.1):
+        return 0
+    return rate
+
+
+@njit(error_model="numpy")
+def merge(one: int, other: int, messages: Waiting) -> int:
+    """Merge two skew heaps (Sleator and Tarjan 1986) of waiting messages."""
+    if one == NONE:
+        return other
+    if other == NONE:
+        return one
+    times, left, right = messages.times, messages.left, messages.right
+    if times[other] < times[one]:
+        one, other = other, one
+    root = one
+    while True:
+        lower = right[one]
+        right[one] = left[one]
+        if lower == NONE:
+            left[one] = other
+            return root
+        if times[other] < times[lower]:
+            lower, other = other, lower
+        left[one] = lower
+        one = lower
+
+
+@njit(error_model="numpy")
+def wait(row: int, message: int, known: Known, messages: Waiting) -> None:
+    """As `Assembly` lets a message wait."""
+    track = known.tracks[row]
+    messages.left[message] = messages.right[message] = NONE
+    messages.waits_for[message] = row
+    track[ROOT] = merge(track[ROOT], message, messages)
+    track[PILE_NEWEST] = max(track[PILE_NEWEST], messages.times[message]) if track[PILED] else messages.times[message]
+    track[PILED] += 1
+    known.facts[ALL_PILED] += 1
+
+
+@njit(error_model="numpy")
+def take_oldest(track: Ints, messages: Waiting) -> int:
+    """Take the oldest message off a pile."""
+    message = track[ROOT]
+    track[ROOT] = merge(messages.left[message], messages.right[message], messages)
+    track[PILED] -= 1
+    messages.waits_for[message] = NONE
+    return message
+
+
+@njit(error_model="numpy")
+def observe(row: int, event_time: int, set_back: int, known: Known) -> None:
+    """As `StreamPeriodEstimator.observe`."""
+    track = known.tracks[row]
+    if track[NEWEST] == NEVER or event_time < track[NEWEST] - set_back:
+        track[NEWEST] = event_time
+    elif event_time > track[NEWEST]:
+        if track[MAY_GATE]:
+            known.rings[row, track[NEXT_KEPT]] = event_time - track[NEWEST]
+            track[NEXT_KEPT] = (track[NEXT_KEPT] + 1) % KEPT_DIFFERENCES
+            track[KEPT] = min(track[KEPT] + 1, KEPT_DIFFERENCES)
+        track[NEWEST] = event_time
+
+
+@njit(error_model="numpy")
+def notice(track: Ints, event_time: int) -> None:
+    """As `Track.notice`."""
+    if not track[PRESENT]:
+        track[PRESENT] = 1
+        track[FIRST] = event_time
+    if event_time >= track[LAST_FROM]:
+        track[SATISFIED] = 1
+    track[NOTICE_FROM] = NEVER if not track[RATE] or track[SATISFIED] else track[LAST_FROM]
+
+
+@njit(error_model="numpy")
+def place_track(track: Ints, start: int, rule: Rule, steps: int) -> None:
+    """As `Track.place`."""
+    if steps and track[SETTLED]:
+        moved = steps * rule.length
+        track[OVER_FROM] += moved
+        if track[RATE]:
+            track[LAST_FROM] += moved
+            track[FAR_FROM] += moved
+    elif not track[RATE]:
+        track[OVER_FROM] = start + rule.length + 1
+        track[LAST_FROM] = track[FAR_FROM] = NEVER
+        track[SETTLED] = 1
+    else:
+        end = start + rule.length
+        track[OVER_FROM] = earliest(track[ORIGIN], track[RATE], end, 0)
+        track[LAST_FROM] = earliest(track[ORIGIN], track[RATE], end, 1)
+        track[FAR_FROM] = earliest(track[ORIGIN], track[RATE], end + HORIZON * rule.length, 0)
+        track[SETTLED] = rule.length % _SECOND * track[RATE] % _SECOND == 0
+    if track[NEWEST] < start - EPOCH * rule.length:
+        track[NEWEST] = NEVER
+    track[PRESENT] = track[SATISFIED] = 0
+    track[FIRST] = NEVER
+    track[NOTICE_FROM] = BEFORE_ALL if track[MAY_GATE] else NEVER
+
+
+@njit(error_model="numpy")
+def regrid(row: int, start: int, rule: Rule, known: Known) -> None:
+    """As `Track.regrid`."""
+    track = known.tracks[row]
+    rate = estimate(known.rings[row], track[KEPT])
+    origin = track[ORIGIN]
+    if rate and (_SECOND + rate - 1) // rate > rule.length:
+        rate = 0
+    if rate and (not track[RATE] or abs(origin - start) > EPOCH * rule.length):
+        origin = track[FIRST] if track[PRESENT] else track[NEWEST]
+        if origin == NEVER or abs(origin - start) > EPOCH * rule.length:
+            rate = 0
+    if rate != track[RATE] or (rate and origin != track[ORIGIN]):
+        track[RATE] = rate
+        track[ORIGIN] = origin
+        track[SETTLED] = 0
+
+
+@njit(error_model="numpy")
+def windows_to(track: Ints, event_time: int, start: int, length: int) -> int:
+    """As `Track.windows_to`."""
+    steps = (event_time - start) // length
+    if track[RATE] and event_time >= earliest(track[ORIGIN], track[RATE], start + (steps + 1) * length, 0):
+        steps += 1
+    return steps
+
+
+@njit(error_model="numpy")
+def begin_track(row: int, known: Known, rule: Rule) -> None:
+    """Make a track anew."""
+    track = known.tracks[row]
+    track[TRACKED] = 1
+    track[NEWEST] = NEVER
+    track[KEPT] = track[NEXT_KEPT] = track[RATE] = track[SETTLED] = track[ABSENT_BATCHES] = 0
+    track[ROOT] = NONE
+    place_track(track, known.facts[WINDOW_START], rule, 0)
+
+
+@njit(error_model="numpy")
+def apart(earlier: int, later: int) -> np.uint64:
+    """How far apart two times are; unsigned, since the ends of time are further apart than a signed number holds."""
+    return np.uint64(later) - np.uint64(earlier)
+
+
+@njit(error_model="numpy")
+def plausible_range(times: Ints, length: int) -> tuple[int, int]:
+    """As `rate_rule.plausible_range`."""
+    ordered = np.sort(times)
+    oldest = newest = ordered[0]
+    most = first = 0
+    for k in range(1, ordered.size + 1):
+        if k == ordered.size or apart(ordered[k - 1], ordered[k]) > np.uint64(HORIZON * length):
+            if k - first >= most:
+                most = k - first
+                oldest, newest = ordered[first], ordered[k - 1]
+            first = k
+    return oldest, newest
+
+
+@njit(error_model="numpy")
+def placed(anchor: int, length: int) -> int:
+    """As `rate_rule.placed`."""
+    margin = 2 * EPOCH * length
+    return min(max(anchor, MIN_NS + margin), MAX_NS - margin)

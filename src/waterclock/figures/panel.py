@@ -1,0 +1,44 @@
+"""The panel that every picture lies on: its own background, title and summary, so that it reads well on any page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from xml.etree.ElementTree import Element
+
+from waterclock.errors import InvalidArgumentError
+from waterclock.figures.svg import add, picture, shorten, to_text
+from waterclock.figures.theme import style_sheet
+
+MARGIN = 18
+HEADER = 68
+"""What title and summary take at the top, px."""
+
+_NARROWEST = 400
+
+
+def check_width(width: int) -> None:
+    """Refuse a picture too narrow to hold its own texts.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For fewer than 400 px.
+    """
+    if width < _NARROWEST:
+        raise InvalidArgumentError(f"width: {width!r} px is too narrow to read; give at least {_NARROWEST}")
+
+
+def panel(width: float, height: float, title: str, summary: str, content: Iterable[Element] = ()) -> str:
+    """Put ``content`` on a panel of ``width`` by ``height`` pixels and write the picture."""
+    root = picture(width, height, title, summary, style_sheet())
+    add(root, "rect", class_="panel frame", x=0.5, y=0.5, width=width - 1, height=height - 1, rx=8)
+    room = width - 2 * MARGIN
+    add(root, "text", class_="ink title", x=MARGIN, y=31, content=shorten(title, 19, room))
+    add(root, "text", class_="muted", x=MARGIN, y=51, content=shorten(summary, 11, room))
+    root.extend(content)
+    return to_text(root)
+
+
+def empty_panel(width: float, title: str, words: str) -> str:
+    """Write a picture that says why there is nothing on it."""
+    return panel(width, HEADER, title, words)

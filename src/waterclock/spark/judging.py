@@ -1,0 +1,192 @@
+"""Judges packed messages source by source with the columnar batcher: what Spark's tasks do after the shuffle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waterclock.batching.columnar import Assignment, assign_arrays
+from waterclock.batching.rule import EventTimeRule
+from waterclock.spark.packing import PACKED_SCHEMA, POSITIONED, Records, cells, encoded, local_streams, stream_numbers
+from waterclock.time import MAX_NS
+
+OUTCOMES_SCHEMA = (
+    f"{PACKED_SCHEMA}, rejection STRING, batches ARRAY<STRUCT<"
+    "start: BIGINT, end: BIGINT, closed_at: BIGINT, conflict: BOOLEAN, first: INT, count: INT>>"
+)
+"""Packed rows of messages that met the same fate, as Spark writes them.
+
+``rejection`` says why the messages are in no batch, or is null. Then they are in order of event time and stream, and
+``batches`` says which of them each batch holds: ``count`` from the one numbered ``first`` on.
+"""
+
+_ACCEPTED = 0
+_REJECTIONS = pa.array([None, "late", "future", "duplicate", "replaced"])
+_JUDGED_AT_ONCE = 2**20
+# A source may have any number of messages, a cell of Arrow or Spark no more than 2 GiB.
+_LARGEST_ROW = 2**20
+
+
+def judge(batches: Iterable[pa.RecordBatch], record: np.dtype[Any], rule: EventTimeRule) -> Iterator[pa.RecordBatch]:
+    """Find the batches of packed messages.
+
+    Where messages have positions, a source's messages are taken in that order, and one whose receive time lies behind
+    that of an earlier one is judged as received with it: so does a batcher that reads the topic message by message.
+
+    Parameters
+    ----------
+    batches
+        Packed rows (see `waterclock.spark.packing`), those of a source one after another.
+    record
+        `PLAIN` or `POSITIONED`, whichever they were packed with.
+    rule
+        The checked options.
+
+    Yields
+    ------
+    pyarrow.RecordBatch
+        Rows of `OUTCOMES_SCHEMA`.
+    """
+    for sources in _whole_sources(batches):
+        yield _judge(sources, record, rule)
+
+
+def _whole_sources(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Gather about a million messages at a time, without the last source, which may go on."""
+    held: list[pa.Table] = []
+    count = 0
+    for batch in batches:
+        held.append(pa.table(batch))
+        count += _message_count(held[-1])
+        if count < _JUDGED_AT_ONCE:
+            continue
+        rows = pa.concat_tables(held)
+        names = rows.column("source")
+        ended = pc.call_function("index", [names], pc.IndexOptions(names[-1])).as_py()
+        if ended:
+            yield rows.slice(0, ended)
+            held = [rows.slice(ended)]
+            count = _message_count(held[0])
+    if held:
+        yield pa.concat_tables(held)
+
+
+def _message_count(rows: pa.Table) -> int:
+    return int(rows.column("count").to_numpy().sum())
+
+
+def _judge(packed: pa.Table, record: np.dtype[Any], rule: EventTimeRule) -> pa.RecordBatch:
+    source_names, row_sources = encoded(packed.column("source"))
+    messages = np.concatenate([_records(chunk, record) for chunk in packed.column("messages").chunks])
+    rows = np.repeat(np.arange(packed.num_rows), packed.column("count").to_numpy())
+    sources = row_sources[rows]
+    stream_names, streams = stream_numbers(pa.concat_arrays(packed.column("streams").chunks), rows, messages["stream"])
+    clock = messages["receive_time"]
+    if record == POSITIONED:
+        order = np.lexsort((messages["index"], messages["entry"], messages["ledger"], sources))
+        messages, streams = messages[order], streams[order]
+        clock = _running_maximum(sources, messages["receive_time"])
+    found = assign_arrays(sources, streams, messages["event_time"], clock, rule)
+    order = np.lexsort((streams, messages["event_time"], sources, found.verdicts))
+    return _outcomes(
+        messages[order],
+        sources[order],
+        streams[order],
+        Assignment(*(part[order] for part in found)),
+        source_names,
+        stream_names,
+        rule,
+    )
+
+
+def _records(cells: pa.BinaryArray, record: np.dtype[Any]) -> Records:
+    """Read neighbouring cells as one array: they lie one after another already."""
+    _, offsets, data = cells.cast(pa.binary()).buffers()
+    bounds = np.frombuffer(offsets, np.int32)[cells.offset : cells.offset + len(cells) + 1]
+    return np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]].view(record)
+
+
+def _running_maximum(sources: npt.NDArray[np.int32], times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Replace each time that lies behind an earlier one of its source."""
+    times = times.copy()
+    behind = (times[1:] < times[:-1]) & (sources[1:] == sources[:-1])
+    for source in np.unique(sources[1:][behind]):
+        first, stop = np.searchsorted(sources, [source, source + 1])
+        np.maximum.accumulate(times[first:stop], out=times[first:stop])
+    return times
+
+
+def _outcomes(
+    messages: Records,
+    sources: npt.NDArray[np.int32],
+    streams: npt.NDArray[np.int32],
+    found: Assignment,
+    source_names: pa.Array,
+    stream_names: pa.Array,
+    rule: EventTimeRule,
+) -> pa.RecordBatch:
+    """Make rows of messages that are in order of verdict, source and window."""
+    accepted = np.count_nonzero(found.verdicts == _ACCEPTED)
+    # A row may end after a batch, or after any message that is in none.
+    new_fate = _begins(found.verdicts, sources)
+    parts = np.flatnonzero(new_fate | _begins(found.starts) | (found.verdicts != _ACCEPTED))
+    fate_begins = np.maximum.accumulate(np.where(new_fate[parts], parts, 0))
+    pieces = (parts - fate_begins) // _LARGEST_ROW
+    row_parts = np.flatnonzero(new_fate[parts] | _begins(pieces))
+    begins = parts[row_parts]
+    counts = np.diff(begins, append=len(messages))
+    row_streams, messages["stream"] = local_streams(
+        np.repeat(np.arange(len(begins)), counts), len(begins), streams, stream_names
+    )
+    windows = parts[: np.searchsorted(parts, accepted)]
+    row_ends = np.append(row_parts, len(parts))[1:]
+    part_rows_begin = np.repeat(begins, np.diff(row_parts, append=len(parts)))
+    batches = pa.ListArray.from_arrays(
+        np.minimum(np.append(0, row_ends), len(windows)).astype(np.int32),
+        _batches(windows, np.diff(windows, append=accepted), windows - part_rows_begin[: len(windows)], found, rule),
+    )
+    return pa.record_batch(
+        {
+            "source": source_names.take(pa.array(sources[begins])),
+            "streams": row_streams,
+            "count": counts.astype(np.int32),
+            "messages": cells(messages, np.append(begins, len(messages))),
+            "rejection": _REJECTIONS.take(pa.array(found.verdicts[begins])),
+            "batches": batches,
+        }
+    )
+
+
+def _batches(
+    windows: npt.NDArray[np.intp],
+    counts: npt.NDArray[np.intp],
+    firsts: npt.NDArray[np.intp],
+    found: Assignment,
+    rule: EventTimeRule,
+) -> pa.StructArray:
+    ends = found.ends[windows]
+    # Beyond int64 there is no time, so the last windows close at its end.
+    closed_at = np.where(ends > MAX_NS - rule.max_delay, MAX_NS, ends + rule.max_delay)
+    return pa.StructArray.from_arrays(
+        [
+            pa.array(found.starts[windows]),
+            pa.array(ends),
+            pa.array(closed_at),
+            pa.array(found.conflicts[windows].astype(np.bool_)),
+            pa.array(firsts.astype(np.int32)),
+            pa.array(counts.astype(np.int32)),
+        ],
+        ["start", "end", "closed_at", "conflict", "first", "count"],
+    )
+
+
+def _begins(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Tell of each place whether any column differs from the place before."""
+    begins = np.ones(len(columns[0]), np.bool_)
+    begins[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return begins

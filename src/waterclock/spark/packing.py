@@ -1,0 +1,222 @@
+"""The packed form in which messages cross between Spark and Python: one row a source, its messages in one binary cell.
+
+A packed row has
+
+- ``source``: text;
+- ``streams``: array of text, the streams that occur;
+- ``count``: how many messages it holds;
+- ``messages``: binary, one record of fixed width a message, little-endian and without padding: ``event_time`` (8 bytes,
+  ns), ``receive_time`` (8 bytes, ns), ``stream`` (4 bytes, an index into ``streams``) and, where the messages have
+  positions, ``ledger`` (8 bytes), ``entry`` (8 bytes) and ``index`` (4 bytes).
+
+So a message takes 20 bytes, or 40 with its position; which of the two it is, length and count tell. Payloads stay
+where they are. NumPy reads such a cell in place (`records`), and Arrow makes many cells of one array without copying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from waterclock.errors import InvalidArgumentError, SchemaError
+
+PLAIN = np.dtype([("event_time", "<i8"), ("receive_time", "<i8"), ("stream", "<u4")])
+"""The record of a message without position."""
+
+POSITIONED = np.dtype([*PLAIN.descr, ("ledger", "<i8"), ("entry", "<i8"), ("index", "<i4")])
+"""The record of a message with its position."""
+
+PACKED_SCHEMA = "source STRING, streams ARRAY<STRING>, count INT, messages BINARY"
+"""The columns of a packed row, as Spark writes them."""
+
+UNPACKED_COLUMNS = "stream STRING, event_time BIGINT, receive_time BIGINT, ledger BIGINT, entry BIGINT, `index` INT"
+"""What `unpack` gives of each message beside its source, as Spark writes it."""
+
+Records = npt.NDArray[Any]
+
+_PACKED_AT_ONCE = 2**20
+# Spark hands 10,000 rows at once to Python whatever their size, once its costly count of bytes is off (see session).
+_LARGEST_CELL = 2**15
+
+
+def pack(batches: Iterable[pa.RecordBatch], record: np.dtype[Any]) -> Iterator[pa.RecordBatch]:
+    """Pack messages into a few rows for each source.
+
+    Parameters
+    ----------
+    batches
+        With columns source and stream (text) and the fields of ``record``.
+    record
+        `PLAIN` or `POSITIONED`.
+
+    Yields
+    ------
+    pyarrow.RecordBatch
+        Packed rows, made of about a million messages at once; within a row, messages keep their order.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For a null in any of the columns.
+    """
+    held: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        held.append(batch)
+        count += batch.num_rows
+        if count >= _PACKED_AT_ONCE:
+            yield _pack(pa.Table.from_batches(held), record)
+            held, count = [], 0
+    if count:
+        yield _pack(pa.Table.from_batches(held), record)
+
+
+def records(cell: bytes | memoryview | pa.Buffer, count: int) -> Records:
+    """Read the ``messages`` of a packed row as a NumPy array of records, without copying.
+
+    Raises
+    ------
+    SchemaError
+        Where the cell's length is not that of ``count`` messages.
+    """
+    for record in (PLAIN, POSITIONED):
+        if len(cell) == count * record.itemsize:
+            return np.frombuffer(cell, record)
+    raise SchemaError(
+        f"{len(cell)} bytes are not {count} messages of {PLAIN.itemsize} or {POSITIONED.itemsize} bytes each"
+    )
+
+
+def unpack(packed: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[pa.Array]]:
+    """Turn packed rows back into one row a message.
+
+    Returns
+    -------
+    rows
+        Of each message, the number of its packed row.
+    columns
+        Those of `UNPACKED_COLUMNS`; nulls for the position where messages have none.
+    """
+    counts = packed.column("count").to_numpy()
+    cells = [records(cell.as_buffer(), count) for cell, count in zip(packed.column("messages"), counts, strict=True)]
+    rows = np.repeat(np.arange(len(counts)), counts)
+    names, numbers = stream_numbers(packed.column("streams"), rows, np.concatenate([c["stream"] for c in cells]))
+    columns: list[pa.Array] = [names.take(pa.array(numbers))]
+    for field in POSITIONED.names[:2] + POSITIONED.names[3:]:
+        kind = pa.from_numpy_dtype(POSITIONED[field])
+        columns.append(
+            pa.concat_arrays([pa.array(c[field]) if field in c.dtype.names else pa.nulls(len(c), kind) for c in cells])
+        )
+    return rows, columns
+
+
+def stream_numbers(
+    streams: pa.ListArray, rows: npt.NDArray[np.int64], numbers: npt.NDArray[np.uint32]
+) -> tuple[pa.Array, npt.NDArray[np.int32]]:
+    """Number the streams of many packed rows together.
+
+    Parameters
+    ----------
+    streams
+        The ``streams`` of the rows.
+    rows, numbers
+        Of each message, its row and the number of its stream there.
+
+    Returns
+    -------
+    names
+        Each stream once, in order of text.
+    numbers
+        Of each message, the index of its stream into ``names``.
+    """
+    each = streams.flatten().dictionary_encode()
+    order = np.argsort(each.dictionary.to_numpy(zero_copy_only=False), kind="stable")
+    rank = np.empty(len(order), np.int32)
+    rank[order] = np.arange(len(order), dtype=np.int32)
+    first = streams.offsets.to_numpy()[:-1] - streams.offsets[0].as_py()
+    return each.dictionary.take(pa.array(order)), rank[each.indices.to_numpy()][first[rows] + numbers]
+
+
+def local_streams(
+    rows: npt.NDArray[Any], row_count: int, numbers: npt.NDArray[Any], names: pa.Array
+) -> tuple[pa.ListArray, npt.NDArray[np.uint32]]:
+    """Number the streams of each row from 0; the inverse of `stream_numbers`.
+
+    Parameters
+    ----------
+    rows, numbers
+        Of each message, its row, below ``row_count``, and the index of its stream into ``names``.
+
+    Returns
+    -------
+    streams
+        Of each row, the streams that occur there, in the order of ``names``.
+    numbers
+        Of each message, the index of its stream into those of its row.
+    """
+    # Rows x streams may be far more than there are messages, so what occurs is found by hashing.
+    met = pa.array(rows.astype(np.int64) * len(names) + numbers).dictionary_encode()
+    pairs = met.dictionary.to_numpy()
+    order = np.argsort(pairs)
+    pairs = pairs[order]
+    first = np.searchsorted(pairs, np.arange(row_count + 1) * len(names))
+    local = np.empty(len(pairs), np.uint32)
+    local[order] = np.arange(len(pairs)) - first[pairs // len(names)]
+    streams = pa.ListArray.from_arrays(first.astype(np.int32), names.take(pa.array(pairs % len(names))))
+    return streams, local[met.indices.to_numpy()]
+
+
+def cells(messages: Records, bounds: npt.NDArray[np.int64]) -> pa.BinaryArray:
+    """Make cells of ``messages`` without copying: cell i holds those from ``bounds[i]`` to ``bounds[i + 1]``."""
+    offsets = (bounds * messages.itemsize).astype(np.int32)
+    return pa.Array.from_buffers(
+        pa.binary(), len(bounds) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(messages.view(np.uint8))]
+    )
+
+
+def _pack(table: pa.Table, record: np.dtype[Any]) -> pa.RecordBatch:
+    columns = {name: _column(table, name) for name in ("source", *(record.names or ()))}
+    source_names, sources = encoded(columns["source"])
+    stream_names, streams = encoded(columns["stream"])
+    # NumPy sorts 16-bit numbers by radix, six times as fast as wider ones.
+    order = np.argsort(sources.astype(np.uint16) if len(source_names) <= 2**16 else sources, kind="stable")
+    streams_of, numbers = local_streams(sources, len(source_names), streams, stream_names)
+    messages = np.empty(len(order), record)
+    for name in record.names or ():
+        values = numbers if name == "stream" else columns[name].to_numpy()
+        messages[name] = values[order]
+    bounds, row_sources = _rows(np.bincount(sources, minlength=len(source_names)), _LARGEST_CELL // record.itemsize)
+    return pa.record_batch(
+        {
+            "source": source_names.take(pa.array(row_sources)),
+            "streams": streams_of.take(pa.array(row_sources)),
+            "count": np.diff(bounds).astype(np.int32),
+            "messages": cells(messages, bounds),
+        }
+    )
+
+
+def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
+    column = table.column(name)
+    if column.null_count:
+        raise InvalidArgumentError(f"column {name!r} holds nulls; every message needs it, so filter or fill them")
+    return column
+
+
+def encoded(column: pa.ChunkedArray) -> tuple[pa.Array, npt.NDArray[np.int32]]:
+    """Number the texts of a column, in the order in which they occur; give each text once and the numbers."""
+    chunks = column.cast(pa.string()).dictionary_encode().unify_dictionaries().chunks
+    return chunks[0].dictionary, np.concatenate([chunk.indices.to_numpy() for chunk in chunks])
+
+
+def _rows(counts: npt.NDArray[np.int64], most: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Cut each source's run of messages into rows of ``most`` at the most: their bounds, and the source of each."""
+    rows_of = -(-counts // most)
+    row_sources = np.repeat(np.arange(len(counts)), rows_of)
+    place = np.arange(len(row_sources)) - np.repeat(np.cumsum(rows_of) - rows_of, rows_of)
+    begins = np.repeat(np.cumsum(counts) - counts, rows_of) + place * most
+    return np.append(begins, counts.sum()), row_sources

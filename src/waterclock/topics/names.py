@@ -1,0 +1,36 @@
+"""What callers may call things: names of topics, producers and subscriptions, sizes; and names of lease holders."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import unicodedata
+
+from waterclock.errors import InvalidArgumentError
+
+_LONGEST_NAME = 255
+_LONGEST_HOST = 200
+
+
+def check_name(name: str) -> str:
+    """Check the name of a topic, producer or subscription: 1 to 255 characters, none of them a control character."""
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # not everybody checks types
+        raise InvalidArgumentError(f"name: {name!r} is a {type(name).__name__}; give a text")
+    if not 1 <= len(name) <= _LONGEST_NAME:
+        raise InvalidArgumentError(f"name: {name!r} has {len(name)} characters; give 1 to {_LONGEST_NAME}")
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
+        raise InvalidArgumentError(f"name: {name!r} holds a control character; use letters, digits, '-' and '.'")
+    return name
+
+
+def check_size(size: int, name: str) -> int:
+    """Check a number of bytes."""
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # not everybody checks types
+        raise InvalidArgumentError(f"{name}: {size!r} is no number of bytes; give an int of at least 1")
+    return size
+
+
+def new_holder() -> str:
+    """Name the holder of a lease so that people can find its process: host, process id, and a part of its own."""
+    return f"{socket.gethostname()[:_LONGEST_HOST]}:{os.getpid()}:{secrets.token_hex(4)}"

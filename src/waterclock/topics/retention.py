@@ -1,0 +1,95 @@
+"""Retention: deleting whole ledgers from the start of a topic, as far as every subscription has read them."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from waterclock.database.topic_catalogue import files, ledgers, subscriptions
+from waterclock.message import Position
+from waterclock.time import MIN_NS
+from waterclock.topics.counter import Counter
+from waterclock.topics.finding import find_first
+from waterclock.topics.ledgers import close_ledger, write_counter
+from waterclock.topics.storage import Storage
+from waterclock.topics.sweeping import delete_rows
+
+GRACE = 3_600_000_000_000
+"""How long the files of deleted ledgers stay, ns: Spark reads what it planned to read some time ago."""
+
+_LEDGERS_AT_ONCE = 500
+
+
+def enforce_retention(storage: Storage, *, force: bool = False) -> int:
+    """Delete the ledgers of which all messages are older than the topic's retention; give how many."""
+    with storage.backend.snapshot() as connection:
+        retention = storage.row(connection)["retention"]
+    if retention is None:
+        return 0
+    cutoff = max(storage.backend.now() - retention, MIN_NS)
+    return delete_before(storage, find_first(storage, "effective_time", cutoff).position, force=force)
+
+
+def delete_before(storage: Storage, position: Position, *, force: bool = False, grace: int | None = None) -> int:
+    """Delete the ledgers that lie wholly before a position; give how many.
+
+    Parameters
+    ----------
+    position
+        Where nothing of the open ledger lies behind it, that one is closed, to be deleted too.
+    force
+        Also what a subscription has not read yet.
+    grace
+        How long their files stay, ns; None: `GRACE`.
+    """
+    deleted = 0
+    stay = GRACE if grace is None else grace
+    while batch := _delete_some(storage, position, force=force, grace=stay):
+        for ledger in batch:
+            delete_rows(storage, ledger)
+        deleted += len(batch)
+    return deleted
+
+
+def _delete_some(storage: Storage, position: Position, *, force: bool, grace: int) -> list[int]:
+    def work(connection: sa.Connection) -> list[int]:
+        row, now = storage.lock(connection)
+        counter = Counter.of_row(row)
+        end = position
+        if counter.entries and position >= counter.position:
+            counter = close_ledger(storage, connection, counter, now)
+            write_counter(storage, connection, counter)
+            end = counter.position
+        statement = (
+            sa.select(ledgers.c.ledger, ledgers.c.path)
+            .where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger < end.ledger)
+            .order_by(ledgers.c.ledger)
+            .limit(_LEDGERS_AT_ONCE)
+        )
+        slowest = None if force else _slowest(storage, connection)
+        if slowest is not None:
+            statement = statement.where(ledgers.c.first_ordinal + ledgers.c.messages <= slowest)
+        rows = connection.execute(statement).all()
+        _forget(storage, connection, [row.ledger for row in rows])
+        _leave_for_sweep(storage, connection, [(row.ledger, row.path) for row in rows if row.path], now + grace)
+        return [row.ledger for row in rows]
+
+    return storage.backend.transact(work)
+
+
+def _slowest(storage: Storage, connection: sa.Connection) -> int | None:
+    statement = sa.select(sa.func.min(subscriptions.c.ordinal)).where(subscriptions.c.topic_id == storage.topic_id)
+    return connection.execute(statement).scalar()
+
+
+def _forget(storage: Storage, connection: sa.Connection, numbers: list[int]) -> None:
+    chosen = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger.in_(numbers))
+    connection.execute(sa.delete(ledgers).where(*chosen))
+
+
+def _leave_for_sweep(storage: Storage, connection: sa.Connection, paths: list[tuple[int, str]], until: int) -> None:
+    values = [
+        {"path": path, "topic_id": storage.topic_id, "ledger": ledger, "state": "deleted", "owner": "", "until": until}
+        for ledger, path in paths
+    ]
+    if values:
+        connection.execute(sa.insert(files), values)

@@ -1,0 +1,230 @@
+"""The subscription: a named, durable reading position in a topic, read by one at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+
+from waterclock.arrow import POSITIONED_SCHEMA, from_arrow
+from waterclock.message import Message, Position
+from waterclock.time import Duration, Time, to_duration
+from waterclock.topics import subscription_rows as rows
+from waterclock.topics.expiring import Expired, expire_subscription
+from waterclock.topics.finding import place_at
+from waterclock.topics.names import new_holder
+from waterclock.topics.positions import Place
+from waterclock.topics.reading import check_limit, positioned, read_chunks
+from waterclock.topics.storage import Storage
+from waterclock.topics.subscription_rows import SubscriptionInfo
+
+_PIECE = 4096  # messages that are turned from columns into objects at once
+
+
+class Backlog(NamedTuple):
+    """What a subscription has still to read.
+
+    Attributes
+    ----------
+    messages
+        How many messages.
+    age
+        How long ago the first of them was received, ns; 0 where there is none.
+    """
+
+    messages: int
+    age: int
+
+
+class _Piece(NamedTuple):
+    first_ordinal: int
+    batch: pa.RecordBatch
+
+
+class Subscription:
+    """A named, durable reading position in a topic. Made by `Topic.subscribe`; usable in ``with``.
+
+    One reader at a time holds a subscription, from its first `read` until it is closed, or silent for as long as the
+    lease. What was read but not committed is read again by the next reader: at least once.
+
+    Parameters
+    ----------
+    storage
+        The topic.
+    name
+        The subscription, which exists.
+    lease
+        How long it stays with a reader that gives no sign, ns.
+    """
+
+    def __init__(self, storage: Storage, name: str, lease: int) -> None:
+        self.name = name
+        self._storage = storage
+        self._lease = lease
+        self._holder = new_holder()
+        self._lock = threading.Lock()
+        self._epoch = -1  # of no subscription: the first read takes the position from the catalogue
+        self._at = Place(Position(0, 0, 0), 0)
+        self._committed = self._at
+        self._pieces: Iterator[_Piece] = iter(())
+        self._rest: _Piece | None = None
+        self._stop = self._at.position
+
+    def read(self, limit: int = 1000) -> list[Message]:
+        """Read on from where the last `read` ended, or where the subscription was moved to since.
+
+        Raises
+        ------
+        UnavailableError
+            Where somebody else reads the subscription (the text says who), or a ledger's file cannot be read.
+        """
+        check_limit(limit)
+        with self._lock:
+            not_before = self._hold()
+            messages: list[Message] = []
+            while len(messages) < limit:
+                piece = self._rest or self._next_piece()
+                if piece is None:
+                    break
+                messages += self._take(piece, limit - len(messages), not_before)
+            return messages
+
+    def commit(self) -> None:
+        """Make everything that was read so far count as read; durable when this returns.
+
+        Raises
+        ------
+        LeaseLostError
+            Where the subscription was moved by `seek`, or taken over after the lease, since it was last read. What
+            was read is then delivered again.
+        """
+        with self._lock:
+            if self._at != self._committed:
+                rows.commit(self._storage, self.name, self._epoch, self._at, self._lease)
+                self._committed = self._at
+
+    def seek(self, to: Position | Time, *, filter_older: bool = False) -> Position:
+        """Move the subscription, whoever is reading it; commits of what was read before are refused from now on.
+
+        Parameters
+        ----------
+        to
+            A position, a time (the first message published at or after it; a duration means how long ago), or
+            ``"earliest"`` or ``"latest"``.
+        filter_older
+            With a time: messages behind that place which were published before the time, because producers' clocks
+            disagree, are not delivered.
+
+        Returns
+        -------
+        Position
+            Where it stands now.
+        """
+        not_before = None
+        if filter_older and not isinstance(to, Position) and to not in ("earliest", "latest"):
+            not_before = to = self._storage.time(to, "to")
+        place = place_at(self._storage, to)
+        rows.move(self._storage, self.name, place, not_before)
+        return place.position
+
+    def expire(self, ttl: Duration) -> Expired:
+        """Pass over the messages that are older than ``ttl``, up to the first that is not; see `Topic.expire`.
+
+        Raises
+        ------
+        UnavailableError
+            Where an expiry of the topic is running already.
+        """
+        return expire_subscription(self._storage, self.name, to_duration(ttl, "ttl"))
+
+    @property
+    def info(self) -> SubscriptionInfo:
+        """What the catalogue says about it."""
+        return rows.list_infos(self._storage, self.name)[0]
+
+    @property
+    def position(self) -> Position:
+        """The next message to be read, as far as was committed."""
+        return self.info.position
+
+    @property
+    def backlog(self) -> Backlog:
+        """What there is to read from `position` on; messages that `seek` filters are counted."""
+        info = self.info
+        if info.unread == 0:
+            return Backlog(0, 0)
+        first = next(read_chunks(self._storage, info.position, self._storage.head(), ["receive_time"]))
+        received = first.table["receive_time"][0].as_py()
+        return Backlog(info.unread, max(self._storage.backend.now() - received, 0))
+
+    def close(self) -> None:
+        """Let others read it. What was not committed will be read again."""
+        with self._lock:
+            rows.release(self._storage, self.name, self._holder)
+            self._epoch = -1
+
+    def _hold(self) -> int | None:
+        row = rows.hold(self._storage, self.name, self._holder, self._lease)
+        durable = Place(rows.position_of_row(row), row["ordinal"])
+        # Another epoch: it was moved or had another reader. Further ahead: messages expired under our eyes.
+        if row["epoch"] != self._epoch or durable.position > self._at.position:
+            self._epoch = row["epoch"]
+            self._at = self._committed = durable
+            self._open()
+        return row["not_before"]
+
+    def _open(self) -> None:
+        self._rest = None
+        self._stop = self._storage.head()
+        self._pieces = self._read_pieces(self._at.position, self._stop)
+
+    def _read_pieces(self, start: Position, stop: Position) -> Iterator[_Piece]:
+        for chunk in read_chunks(self._storage, start, stop, POSITIONED_SCHEMA.names):
+            ordinal = chunk.first_ordinal
+            for batch in positioned(chunk, POSITIONED_SCHEMA.names):
+                for first in range(0, batch.num_rows, _PIECE):
+                    piece = batch.slice(first, _PIECE)
+                    yield _Piece(ordinal, piece)
+                    ordinal += piece.num_rows
+
+    def _next_piece(self) -> _Piece | None:
+        """Give the next piece; looks once whether more was appended since the last look."""
+        piece = next(self._pieces, None)
+        if piece is None:
+            self._open()
+            piece = next(self._pieces, None)
+        return piece
+
+    def _take(self, piece: _Piece, wanted: int, not_before: int | None) -> list[Message]:
+        """Take some messages of a piece, keep the rest of it, and note where the next read begins."""
+        batch = piece.batch
+        end = min(wanted, batch.num_rows)
+        taken = batch.slice(0, end)
+        if not_before is not None:
+            fresh = np.flatnonzero(batch.column("publish_time").to_numpy() >= not_before)
+            end = int(fresh[wanted - 1]) + 1 if len(fresh) >= wanted else batch.num_rows
+            taken = batch.take(pa.array(fresh[:wanted]))
+        ordinal = piece.first_ordinal + end
+        self._rest = _Piece(ordinal, batch.slice(end)) if end < batch.num_rows else next(self._pieces, None)
+        self._at = Place(self._stop, ordinal) if self._rest is None else _place(self._rest)
+        return from_arrow(taken)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Subscription {self.name!r} of {self._storage.name!r}>"
+
+
+def _place(piece: _Piece) -> Place:
+    position = Position(*(piece.batch.column(name)[0].as_py() for name in ("ledger", "entry", "index")))
+    return Place(position, piece.first_ordinal)

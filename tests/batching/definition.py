@@ -1,0 +1,101 @@
+"""Batching by event time as the design states it, written for reading and not for speed.
+
+It shares no code with the package and takes the square of the number of messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from waterclock.message import Message
+
+LARGEST = 2**63 - 1
+
+
+class Rule(NamedTuple):
+    """The options, int ns."""
+
+    window: int
+    max_delay: int
+    max_lead: int = 0
+    on_conflict: str = "split"
+
+
+class Window(NamedTuple):
+    """A closed window; ``messages`` by event time and stream."""
+
+    start: int
+    end: int
+    closed_at: int
+    conflict: bool
+    messages: tuple[Message, ...]
+
+
+class Outcome(NamedTuple):
+    """What becomes of the messages of one source."""
+
+    windows: list[Window]
+    rejected: dict[Message, str]
+    undecided: set[Message]
+
+
+def batches_of(messages: Sequence[Message], rule: Rule, now: int = LARGEST) -> Outcome:
+    """Apply the rules to the messages of one source, given in order of arrival, as at receive-clock time ``now``."""
+    accepted: list[Message] = []
+    rejected: dict[Message, str] = {}
+    undecided: set[Message] = set()
+    for message in sorted(messages, key=_received):
+        if _received(message) > now:
+            undecided.add(message)
+        elif _received(message) - message.event_time > rule.max_delay:
+            rejected[message] = "late"
+        elif message.event_time > _received(message) + rule.max_lead:
+            rejected[message] = "future"
+        elif any((other.stream, other.event_time) == (message.stream, message.event_time) for other in accepted):
+            rejected[message] = "duplicate"
+        else:
+            accepted.append(message)
+    windows: list[Window] = []
+    for start, end, conflict, held in _cut(accepted, rule):
+        closed_at = min(end + rule.max_delay, LARGEST)
+        kept = [m for m in held if rule.on_conflict != "replace" or not _has_newer(m, held)]
+        if closed_at > now:
+            undecided.update(held)
+        else:
+            rejected.update({m: "replaced" for m in held if m not in kept})
+            ordered = sorted(kept, key=lambda m: (m.event_time, m.stream))
+            windows.append(Window(start, end, closed_at, conflict, tuple(ordered)))
+    return Outcome(windows, rejected, undecided)
+
+
+def _cut(accepted: list[Message], rule: Rule) -> list[tuple[int, int, bool, list[Message]]]:
+    """Cut accepted messages into (start, end, ended by a conflict, messages)."""
+    if not accepted:
+        return []
+    start = min(m.event_time for m in accepted)
+    end = min(start + rule.window, LARGEST)
+    inside = [m for m in accepted if m.event_time <= end]
+    conflicts = [m.event_time for m in inside if any(_same_stream_before(other, m) for other in inside)]
+    if not conflicts or rule.on_conflict == "replace":
+        later = [m for m in accepted if m.event_time > end]
+        return [(start, end, False, inside), *_cut(later, rule)]
+    at = min(conflicts)
+    first = (start, at, True, [m for m in inside if m.event_time < at])
+    if rule.on_conflict == "split":
+        return [first, *_cut([m for m in accepted if m.event_time >= at], rule)]
+    apart = (at, at, True, [m for m in inside if m.event_time == at])
+    return [first, apart, *_cut([m for m in accepted if m.event_time > at], rule)]
+
+
+def _same_stream_before(other: Message, message: Message) -> bool:
+    return other.stream == message.stream and other.event_time < message.event_time
+
+
+def _has_newer(message: Message, held: list[Message]) -> bool:
+    return any(_same_stream_before(message, other) for other in held)
+
+
+def _received(message: Message) -> int:
+    assert message.receive_time is not None
+    return message.receive_time

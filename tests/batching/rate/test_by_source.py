@@ -1,0 +1,41 @@
+"""Many sources, each batched by its streams' rates."""
+
+from __future__ import annotations
+
+from tests.batching.rate.traffic import SECOND, T0, by_time
+
+from waterclock.batching.by_source import BySource
+from waterclock.batching.rate_aware import RateAwareBatcher
+from waterclock.message import Message
+
+
+def of(source: str, first: int, stop: int) -> list[Message]:
+    return [Message(source, "det", T0 + k * SECOND // 14) for k in range(first, stop)]
+
+
+def test_each_source_gets_its_own_messages_of_a_list_in_one_call() -> None:
+    many = BySource(lambda: RateAwareBatcher("1s"))
+    one = RateAwareBatcher("1s")
+    batches = [b for k in range(0, 70, 10) for b in many.add(by_time(of("x", k, k + 10), of("y", k, k + 10)))]
+    batches += many.flush()
+    alone = [b for k in range(0, 70, 10) for b in one.add(of("x", k, k + 10))] + one.flush()
+    assert [b for b in batches if b.source == "x"] == alone
+    assert [b.start for b in batches if b.source == "y"] == [b.start for b in alone]
+
+
+def test_a_lone_message_is_a_call_of_its_own() -> None:
+    many = BySource(lambda: RateAwareBatcher("1s"))
+    batches = [b for message in of("x", 0, 30) for b in many.add(message)]
+    assert [b.reason for b in batches] == ["start", "timeout", "slots"]
+    assert many.next_deadline is None
+    assert many.take_rejected() == []
+
+
+def test_advancing_has_every_source_look_at_the_clock() -> None:
+    now = 0.0
+    many = BySource(lambda: RateAwareBatcher("1s", clock=lambda: now))
+    many.add(of("x", 0, 15))
+    many.add(of("x", 15, 20))
+    assert many.advance(T0) == []
+    now = 10.0
+    assert [b.reason for b in many.advance(T0)] == ["stall"]

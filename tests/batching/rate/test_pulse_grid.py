@@ -1,0 +1,61 @@
+"""The grid turns event times into pulses, and pulses into windows."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.batching.rate.traffic import SECOND, T0
+
+from waterclock.batching.pulse_grid import PulseGrid
+
+grids = st.builds(PulseGrid, st.integers(T0, T0 + SECOND), st.integers(1, 10_000))
+
+
+@given(grids, st.integers(-(10**12), 10**12))
+def test_a_message_belongs_to_the_nearest_pulse(grid: PulseGrid, after: int) -> None:
+    event_time = grid.origin + after
+    twice = 2 * (event_time * grid.rate - grid.origin * grid.rate - grid.pulse(event_time) * SECOND)
+    assert -SECOND <= twice < SECOND
+
+
+@given(grids, st.integers(-(10**9), 10**9))
+def test_the_earliest_time_of_a_pulse_is_the_first_that_is_nearest_to_it(grid: PulseGrid, pulse: int) -> None:
+    earliest = grid.earliest(pulse)
+    assert grid.pulse(earliest) >= pulse
+    assert grid.pulse(earliest - 1) < pulse
+
+
+def test_a_window_that_begins_on_a_pulse_to_within_a_millisecond_holds_it() -> None:
+    grid = PulseGrid(T0, 14)
+    assert grid.first_pulse(T0) == 0
+    assert grid.first_pulse(T0 + 1_000_000) == 0
+    assert grid.first_pulse(T0 + 1_000_001) == 1
+    assert grid.first_pulse(T0 - 1) == 0
+
+
+def test_at_high_rates_the_tolerance_is_half_a_period() -> None:
+    grid = PulseGrid(T0, 10_000)
+    assert grid.first_pulse(T0 + 50_000) == 0
+    assert grid.first_pulse(T0 + 50_001) == 1
+
+
+def test_a_phase_offset_of_40_ms_leaves_all_slots() -> None:
+    grid = PulseGrid(T0 + 40_000_000, 14)
+    assert grid.first_pulse(T0) == 0
+    assert grid.slots(T0, SECOND) == 14
+    assert grid.slots(T0, 2 * SECOND) == 28
+
+
+@given(grids, st.integers(0, 10**12), st.integers(1, 10**10))
+def test_windows_that_follow_each_other_share_the_pulses_out(grid: PulseGrid, after: int, length: int) -> None:
+    start = grid.origin + after
+    together = grid.slots(start, length) + grid.slots(start + length, length)
+    assert together == grid.first_pulse(start + 2 * length) - grid.first_pulse(start)
+    assert grid.slots(start, length) >= 0
+
+
+def test_a_grid_does_not_drift_in_a_year() -> None:
+    grid = PulseGrid(T0, 14)
+    year = 365 * 86_400
+    assert grid.pulse(T0 + year * SECOND) == year * 14
+    assert grid.first_pulse(T0 + year * SECOND) == year * 14

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.batching.definition import LARGEST, Rule
+from tests.batching.traffic import arrivals, rules
+
+from waterclock.batching.batch import Batch
+from waterclock.batching.by_source import BySource
+from waterclock.batching.event_time import EventTimeBatcher
+from waterclock.errors import InvalidArgumentError
+from waterclock.message import Message
+
+SOURCES = "xyz"
+
+
+def message(source: str, event_time: int, stream: str = "a", *, received: int | None = None) -> Message:
+    return Message(source, stream, event_time, receive_time=event_time if received is None else received)
+
+
+def batcher_of_five() -> EventTimeBatcher:
+    return EventTimeBatcher(window=5, max_delay=2)
+
+
+@given(arrivals(sources=SOURCES), rules, st.lists(st.tuples(st.integers(0, 46), st.integers(-5, 80)), max_size=6))
+def test_every_source_is_batched_as_if_it_were_alone(
+    messages: list[Message], rule: Rule, advances: list[tuple[int, int]]
+) -> None:
+    steps: list[Message | int] = [*messages]
+    for place, now in advances:
+        steps.insert(place, now)
+    together = BySource(lambda: EventTimeBatcher(*rule))
+    alone = {source: EventTimeBatcher(*rule) for source in SOURCES}
+    given_out: list[Batch] = []
+    expected: list[Batch] = []
+    for step in [*steps, LARGEST]:
+        if isinstance(step, Message):
+            given_out += together.add(step)
+            expected += alone[step.source].add(step)
+        else:
+            given_out += together.advance(step)
+            closed = [batch for batcher in alone.values() for batch in batcher.advance(step)]
+            expected += sorted(closed, key=lambda b: (b.closed_at, b.source, b.start))
+        deadlines = [batcher.next_deadline for batcher in alone.values() if batcher.next_deadline is not None]
+        assert together.next_deadline == min(deadlines, default=None)
+
+    assert given_out == expected
+    rejected = [rejection for batcher in alone.values() for rejection in batcher.take_rejected()]
+    assert sorted(together.take_rejected(), key=lambda r: r.message.payload) == sorted(
+        rejected, key=lambda r: r.message.payload
+    )
+
+
+@given(arrivals(sources=SOURCES), rules, st.integers(0, 46))
+def test_a_flush_reaches_every_source(messages: list[Message], rule: Rule, place: int) -> None:
+    together = BySource(lambda: EventTimeBatcher(*rule))
+    alone = {source: EventTimeBatcher(*rule) for source in SOURCES}
+    for step in messages[:place]:
+        together.add(step)
+        alone[step.source].add(step)
+    expected = [batch for batcher in alone.values() for batch in batcher.flush()]
+
+    assert together.flush() == sorted(expected, key=lambda b: (b.closed_at, b.source, b.start))
+    assert together.next_deadline is None
+    assert together.flush() == []
+    for step in messages[place:]:
+        assert together.add(step) == alone[step.source].add(step)
+
+
+@given(arrivals(sources=SOURCES), rules)
+def test_a_list_is_its_messages_one_by_one(messages: list[Message], rule: Rule) -> None:
+    singly, at_once = BySource(lambda: EventTimeBatcher(*rule)), BySource(lambda: EventTimeBatcher(*rule))
+    batches = [batch for each in messages for batch in singly.add(each)]
+
+    assert at_once.add(messages) == sorted(batches, key=lambda b: (b.closed_at, b.source, b.start))
+    assert at_once.take_rejected() == singly.take_rejected()
+
+
+def test_a_message_moves_the_clock_of_its_own_source_only() -> None:
+    sources = BySource(batcher_of_five)
+    sources.add(message("slow", 0))
+    assert sources.add(message("fast", 100)) == []
+    sources.add(message("slow", 1, "b"))
+    assert sources.take_rejected() == []
+    assert [m.event_time for batch in sources.advance(7) for m in batch.messages] == [0, 1]
+
+
+def test_an_advance_holds_for_sources_that_come_later() -> None:
+    sources = BySource(batcher_of_five)
+    sources.advance(50)
+    sources.add(message("new", 40, received=41))
+    assert [rejection.reason for rejection in sources.take_rejected()] == ["late"]
+
+
+def test_an_advance_closes_what_is_due_in_order_of_closing_then_source() -> None:
+    sources = BySource(batcher_of_five)
+    sources.add([message("b", 1), message("a", 1), message("c", 0), message("d", 30)])
+    batches = sources.advance(8)
+    assert [(batch.closed_at, batch.source) for batch in batches] == [(7, "c"), (8, "a"), (8, "b")]
+    assert sources.next_deadline == 37
+
+
+def test_now_stands_for_the_receive_time_of_every_message_of_a_list() -> None:
+    sources = BySource(batcher_of_five)
+    sources.add([Message("a", "s", 10), Message("b", "s", 20)], now=21)
+    assert [(r.message.source, r.reason) for r in sources.take_rejected()] == [("a", "late")]
+
+
+def test_batches_closed_before_a_bad_message_of_a_list_are_not_lost() -> None:
+    sources = BySource(batcher_of_five)
+    with pytest.raises(InvalidArgumentError, match="receive_time"):
+        sources.add([message("a", 0), message("a", 20), Message("a", "s", 21), message("a", 50)])
+    assert [batch.start for batch in sources.add(message("a", 22, "t"))] == [0]
+    assert sources.next_deadline == 27
+
+
+def test_adding_without_advancing_keeps_one_deadline_a_source() -> None:
+    sources = BySource(batcher_of_five)
+    sources.add(message("idle", 0))
+    for time in range(0, 50_000, 10):
+        sources.add(message("busy", time))
+    assert len(sources._deadlines) < 100
+
+
+def test_nothing_but_messages_is_taken() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"messages: 'text' is a str"):
+        BySource(batcher_of_five).add("text")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"factory: .* is a EventTimeBatcher"):
+        BySource(batcher_of_five())  # type: ignore[arg-type]

@@ -1,0 +1,266 @@
+"""The columns hold what the batcher gives out, and refuse what they cannot mean."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.batching.definition import LARGEST, Outcome, Rule, batches_of
+from tests.batching.outcomes import assigned
+from tests.batching.traffic import arrivals, rules
+
+from waterclock.arrow import to_arrow
+from waterclock.batching.by_source import BySource
+from waterclock.batching.columnar import assign_arrays, assign_batches
+from waterclock.batching.event_time import EventTimeBatcher
+from waterclock.batching.rule import EventTimeRule
+from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.message import Message
+
+SOURCES = "xyz"
+LENGTHS = {"window": 5, "max_delay": 2}
+
+
+def columns(messages: Sequence[Message]) -> pa.Table:
+    return pa.Table.from_batches([to_arrow(messages)])
+
+
+def one_row(**changes: Any) -> pa.Table:
+    row = {"source": ["x"], "stream": ["a"], "event_time": [1], "receive_time": [1]} | changes
+    return pa.table({name: values for name, values in row.items() if values is not None})
+
+
+def by_definition(messages: Sequence[Message], rule: Rule, now: int = LARGEST) -> list[Outcome]:
+    return [batches_of([m for m in messages if m.source == source], rule, now) for source in SOURCES]
+
+
+def expected(outcomes: list[Outcome]) -> tuple[dict[bytes, tuple[int, int]], dict[bytes, str]]:
+    windows = {m.payload: (w.start, w.end) for outcome in outcomes for w in outcome.windows for m in w.messages}
+    return windows, {m.payload: reason for outcome in outcomes for m, reason in outcome.rejected.items()}
+
+
+@given(arrivals(sources=SOURCES), rules, st.randoms(use_true_random=False))
+def test_the_columns_say_what_the_design_says_in_any_row_order(
+    messages: list[Message], rule: Rule, chance: Any
+) -> None:
+    chance.shuffle(messages)
+    rows = assign_batches(columns(messages), **rule._asdict())
+
+    assert assigned(rows) == expected(by_definition(messages, rule))
+    assert rows.drop_columns(["batch_start", "batch_end", "rejected"]) == columns(messages)
+
+
+@given(arrivals(sources=SOURCES), rules, st.integers(-5, 80))
+def test_a_reading_of_the_clock_leaves_the_rest_undecided(messages: list[Message], rule: Rule, now: int) -> None:
+    rows = assign_batches(columns(messages), **rule._asdict(), now=now)
+    batcher = BySource(lambda: EventTimeBatcher(*rule))
+    batches = batcher.add([m for m in messages if m.receive_time is not None and m.receive_time <= now])
+    batches += batcher.advance(now)
+
+    windows = {m.payload: (batch.start, batch.end) for batch in batches for m in batch.messages}
+    assert assigned(rows) == (windows, {r.message.payload: r.reason for r in batcher.take_rejected()})
+    assert assigned(rows) == expected(by_definition(messages, rule, now))
+
+
+@given(arrivals(), rules)
+def test_the_arrays_know_which_windows_a_conflict_ended(messages: list[Message], rule: Rule) -> None:
+    streams = np.array([ord(m.stream) - ord("a") for m in messages], np.int32)
+    event_times = np.array([m.event_time for m in messages], np.int64)
+    receive_times = np.array([m.receive_time for m in messages], np.int64)
+    found = assign_arrays(np.zeros_like(streams), streams, event_times, receive_times, EventTimeRule(*rule))
+
+    conflicts = {m.payload: w.conflict for w in batches_of(messages, rule).windows for m in w.messages}
+    assert {
+        m.payload: bool(c) for m, c, v in zip(messages, found.conflicts, found.verdicts, strict=True) if v == 0
+    } == (conflicts)
+
+
+@given(arrivals(), rules, st.randoms(use_true_random=False))
+def test_disordered_receive_clocks_are_judged_by_their_running_maximum(
+    messages: list[Message], rule: Rule, chance: Any
+) -> None:
+    chance.shuffle(messages)
+    batcher = EventTimeBatcher(*rule)
+    batches = [batch for message in messages for batch in batcher.add(message)] + batcher.advance(LARGEST)
+    table = columns(messages)
+    clock = np.maximum.accumulate(table["receive_time"].to_numpy())
+    rows = assign_batches(
+        table.set_column(table.schema.get_field_index("receive_time"), "receive_time", pa.array(clock, pa.int64())),
+        **rule._asdict(),
+    )
+
+    windows = {m.payload: (batch.start, batch.end) for batch in batches for m in batch.messages}
+    assert assigned(rows) == (windows, {r.message.payload: r.reason for r in batcher.take_rejected()})
+
+
+edges = st.sampled_from([-(2**63), -(2**63) + 3, -4, 0, 3, 2**63 - 4, 2**63 - 1])
+lengths = st.sampled_from([0, 1, 3, 2**62, 2**63 - 1])
+edge_rules = st.builds(Rule, lengths, lengths, lengths, st.sampled_from(["split", "replace", "isolate"]))
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), edges, edges), max_size=8), edge_rules, edges)
+def test_times_at_the_limits_of_int64_do_not_wrap(rows: list[tuple[str, int, int]], rule: Rule, now: int) -> None:
+    messages = [Message("x", s, e, str(i).encode(), receive_time=r) for i, (s, e, r) in enumerate(rows)]
+    messages.sort(key=lambda m: m.receive_time or 0)
+    batcher = EventTimeBatcher(*rule)
+    batches = [batch for message in messages for batch in batcher.add(message)] + batcher.advance(LARGEST)
+
+    windows = {m.payload: (batch.start, batch.end) for batch in batches for m in batch.messages}
+    outcome = (windows, {r.message.payload: r.reason for r in batcher.take_rejected()})
+    assert assigned(assign_batches(columns(messages), **rule._asdict())) == outcome
+    assert outcome == expected([batches_of(messages, rule)])
+    assert assigned(assign_batches(columns(messages), **rule._asdict(), now=now)) == expected(
+        [batches_of(messages, rule, now)]
+    )
+
+
+@pytest.mark.parametrize("spread", ["even", "bursts", "wild", "few times", "sources"])
+@pytest.mark.parametrize("count", [49, 5_000])
+def test_many_rows_are_sorted_whatever_their_spread(spread: str, count: int) -> None:
+    chance = np.random.default_rng(count)
+    times = {
+        "even": np.arange(count) * 1000,
+        "bursts": np.arange(count) + np.arange(count) // (count // 3) * 10**15,
+        "wild": chance.integers(-(2**63), 2**63 - 1, count),
+        "few times": chance.integers(0, 5, count),
+        "sources": np.arange(count) * 100,
+    }[spread]
+    event_times = times[np.argsort(np.arange(count) + chance.integers(0, 40, count), kind="stable")]
+    sources = chance.integers(0, 40 if spread == "sources" else 1, count).astype(np.int32)
+    streams = chance.integers(0, 8, count).astype(np.int32)
+    found = assign_arrays(sources, streams, event_times, event_times, EventTimeRule(2_000, 0, 0, "split"))
+
+    # A window's start says where its rows stand in time: sorting must have put no row into another's window.
+    accepted = found.verdicts == 0
+    assert (found.starts[accepted] <= event_times[accepted]).all()
+    assert (event_times[accepted] <= found.ends[accepted]).all()
+    keys = set(zip(sources.tolist(), streams.tolist(), event_times.tolist(), strict=True))
+    assert np.count_nonzero(accepted) == len(keys)
+    for source in np.unique(sources):
+        batcher = EventTimeBatcher(2_000, 0)
+        mine = np.flatnonzero(sources == source)
+        mine = mine[np.argsort(event_times[mine], kind="stable")]
+        messages = [Message("x", str(streams[i]), event_times[i], str(i).encode()) for i in mine]
+        batches = [b for m in messages for b in batcher.add(m, now=m.event_time)] + batcher.flush()
+        starts = {int(m.payload): batch.start for batch in batches for m in batch.messages}
+        assert starts == {int(i): int(found.starts[i]) for i in mine if accepted[i]}
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
+def test_text_columns_may_be_of_any_kind_and_in_pieces(kind: pa.DataType) -> None:
+    texts = {"source": ["x", "y", "x", "y"], "stream": ["a", "b", "b", "b"]}
+    times = {"event_time": [1, 1, 2, 3], "receive_time": [1, 1, 2, 3]}
+    pieces = [
+        pa.table(
+            {
+                **{n: pa.array(t[i : i + 2], kind) for n, t in texts.items()},
+                **{n: t[i : i + 2] for n, t in times.items()},
+            }
+        )
+        for i in (0, 2)
+    ]
+    rows = assign_batches(pa.concat_tables(pieces), **LENGTHS)
+    assert rows["batch_start"].to_pylist() == [1, 1, 1, 3]
+    assert rows["batch_end"].to_pylist() == [6, 3, 6, 8]
+
+
+def test_a_dictionary_that_repeats_a_text_is_one_stream_still() -> None:
+    streams = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", "a"]))
+    rows = assign_batches(one_row(source=["x"] * 2, stream=streams, event_time=[1, 3], receive_time=[1, 3]), **LENGTHS)
+    assert rows["batch_start"].to_pylist() == [1, 3]
+
+
+def test_a_slice_of_a_table_is_read_from_its_own_first_row() -> None:
+    messages = [Message("x", "a", time, receive_time=time) for time in (0, 10, 20, 30)]
+    rows = assign_batches(columns(messages).slice(1, 2), **LENGTHS)
+    assert rows["batch_start"].to_pylist() == [10, 20]
+
+
+def test_an_empty_table_gets_the_columns_too() -> None:
+    rows = assign_batches(columns([]), **LENGTHS)
+    assert rows.schema.field("batch_start").type == rows.schema.field("batch_end").type == pa.int64()
+    assert rows.schema.field("rejected").type.value_type == pa.string()
+    assert rows.num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"receive_time": None}, r"must have one column 'receive_time'; it has \['source', 'stream', 'event_time'\]"),
+        ({"event_time": [1.0]}, "column 'event_time' is double; it must be int64"),
+        ({"event_time": pa.array([1], pa.timestamp("ns"))}, r"column 'event_time' is timestamp\[ns\]"),
+        ({"source": [1]}, "column 'source' is int64; it must be string"),
+        ({"stream": pa.array([b"a"])}, "column 'stream' is binary"),
+        ({"batch_start": [1]}, "a column 'batch_start' already"),
+    ],
+)
+def test_a_column_that_is_missing_or_of_another_type_is_named(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(SchemaError, match=complaint):
+        assign_batches(one_row(**changes), **LENGTHS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"source": pa.array([None], pa.string())},
+        {"stream": pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([None], pa.string()))},
+        {"event_time": pa.array([None], pa.int64())},
+        {"receive_time": pa.array([None], pa.int64())},
+    ],
+)
+def test_a_null_is_refused_with_its_column(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"column '{next(iter(changes))}' holds 1 nulls"):
+        assign_batches(one_row(**changes), **LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"window": -1}, "window: -1 is negative"),
+        ({"max_delay": 0.5}, "max_delay: 0.5 is a float"),
+        ({"max_lead": "soon"}, "max_lead: 'soon' is not a duration"),
+        ({"on_conflict": "merge"}, "on_conflict: 'merge' is not known; give one of split, replace, isolate"),
+        ({"now": 1.5}, "now: 1.5 is a float"),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_named(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=complaint):
+        assign_batches(one_row(), **LENGTHS | options)
+
+
+def test_only_tables_are_taken() -> None:
+    with pytest.raises(InvalidArgumentError, match="table: a RecordBatch is no pyarrow"):
+        assign_batches(to_arrow([]), **LENGTHS)
+
+
+def test_arrays_must_have_one_length_and_numbers_from_0() -> None:
+    rule = EventTimeRule(5, 2, 0, "split")
+    none, one, below = np.zeros(0, np.int32), np.zeros(1, np.int32), np.full(1, -1, np.int32)
+    time = np.zeros(1, np.int64)
+    with pytest.raises(InvalidArgumentError, match="differ"):
+        assign_arrays(none, one, time, time, rule)
+    with pytest.raises(InvalidArgumentError, match="streams: -1 is below 0"):
+        assign_arrays(one, below, time, time, rule)
+
+
+def test_a_second_process_starts_without_compiling() -> None:
+    assign_batches(one_row(), **LENGTHS)
+    program = (
+        "from waterclock.batching.kernel import assign\n"
+        "print(sum(assign.stats.cache_hits.values()), sum(assign.stats.cache_misses.values()))"
+    )
+    second = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert second.stdout.split() == ["1", "0"]
+
+
+def test_batching_message_by_message_does_not_wait_for_numba() -> None:
+    program = "import sys, waterclock.batching.by_source, waterclock.batching.columnar; print('numba' in sys.modules)"
+    process = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert process.stdout.strip() == "False"

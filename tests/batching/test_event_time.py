@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from waterclock.batching.batch import Batch
+from waterclock.batching.event_time import EventTimeBatcher
+from waterclock.errors import InvalidArgumentError, WaterclockError
+from waterclock.message import Message
+from waterclock.time import MAX_NS, MIN_NS
+
+
+def message(name: str, event_time: int, received: int | None = None, *, source: str = "device") -> Message:
+    return Message(source, name, event_time, receive_time=event_time if received is None else received)
+
+
+def batcher(**options: Any) -> EventTimeBatcher:
+    return EventTimeBatcher(**{"window": 50, "max_delay": 20} | options)
+
+
+def arrive(batcher: EventTimeBatcher, *arrivals: str) -> list[Batch]:
+    """Let messages arrive that are written like ``a110@120``."""
+    batches: list[Batch] = []
+    for arrival in arrivals:
+        event_time, received = arrival[1:].split("@")
+        batches += batcher.add(message(arrival[0], int(event_time), int(received)))
+    return batches
+
+
+def drawn(batches: list[Batch]) -> list[str]:
+    """Write batches like ``a110 b120 in 110-160 @180 timeout``."""
+    return [
+        f"{' '.join(f'{m.stream}{m.event_time}' for m in b.messages)} in {b.start}-{b.end} @{b.closed_at} {b.reason}"
+        for b in batches
+    ]
+
+
+def refused(batcher: EventTimeBatcher) -> list[str]:
+    return [f"{message.stream}{message.event_time} {reason}" for message, reason in batcher.take_rejected()]
+
+
+def test_a_message_received_exactly_the_maximum_delay_later_is_accepted() -> None:
+    b = batcher()
+    arrive(b, "a100@120", "b101@122")
+    assert refused(b) == ["b101 late"]
+    assert drawn(b.flush()) == ["a100 in 100-150 @170 flush"]
+
+
+def test_a_message_ahead_of_the_clock_by_the_maximum_lead_is_accepted() -> None:
+    b = batcher(max_lead=5)
+    arrive(b, "a105@100", "b106@100")
+    assert refused(b) == ["b106 future"]
+    assert drawn(b.flush()) == ["a105 in 105-155 @175 flush"]
+
+
+def test_the_first_received_of_equal_messages_stays() -> None:
+    b = batcher()
+    first, again = message("a", 100, 105), message("a", 100, 107)
+    b.add(first)
+    b.add(again)
+    assert [rejection.message for rejection in b.take_rejected()] == [again]
+    assert b.flush()[0].messages == (first,)
+
+
+def test_the_very_same_message_given_twice_is_a_duplicate() -> None:
+    b = batcher()
+    once = message("a", 100)
+    b.add(once)
+    b.add(once)
+    assert refused(b) == ["a100 duplicate"]
+
+
+def test_late_comes_before_future_and_future_before_duplicate() -> None:
+    b = batcher(max_delay=0, max_lead=0)
+    arrive(b, "a100@100", "a100@101")
+    assert refused(b) == ["a100 late"]
+
+
+def test_rejections_are_taken_once() -> None:
+    b = batcher()
+    arrive(b, "a100@130")
+    assert refused(b) == ["a100 late"]
+    assert refused(b) == []
+
+
+def test_both_ends_of_a_window_belong_to_it() -> None:
+    b = batcher()
+    arrive(b, "a100@100", "b150@150", "c151@151")
+    assert drawn(b.flush()) == ["a100 b150 in 100-150 @170 flush", "c151 in 151-201 @221 flush"]
+
+
+def test_a_window_of_0_keeps_equal_times_together() -> None:
+    b = batcher(window=0)
+    arrive(b, "b100@100", "a100@100", "c101@101")
+    assert drawn(b.flush()) == ["a100 b100 in 100-100 @120 flush", "c101 in 101-101 @121 flush"]
+
+
+def test_equal_event_times_conflict_together() -> None:
+    b = batcher()
+    arrive(b, "a100@100", "b120@120", "a120@120")
+    assert drawn(b.flush()) == ["a100 in 100-120 @140 conflict", "a120 b120 in 120-170 @190 flush"]
+
+
+def test_an_older_message_moves_the_start_of_its_window() -> None:
+    b = batcher()
+    arrive(b, "a110@110", "c105@120", "b158@158")
+    assert drawn(b.flush()) == ["c105 a110 in 105-155 @175 flush", "b158 in 158-208 @228 flush"]
+
+
+def test_a_message_between_two_windows_takes_from_the_second() -> None:
+    b = batcher(window=10, max_delay=100)
+    arrive(b, "a100@100", "b120@120", "c128@128", "d133@133", "e112@134")
+    assert drawn(b.flush()) == [
+        "a100 in 100-110 @210 flush",
+        "e112 b120 in 112-122 @222 flush",
+        "c128 d133 in 128-138 @238 flush",
+    ]
+
+
+def test_replace_keeps_the_newest_of_each_stream_and_the_start_of_the_window() -> None:
+    b = batcher(on_conflict="replace")
+    arrive(b, "a100@100", "a130@130", "b110@130", "a120@132")
+    assert refused(b) == [], "known only when the window closes"
+    assert drawn(b.advance(170)) == ["b110 a130 in 100-150 @170 timeout"]
+    assert refused(b) == ["a100 replaced", "a120 replaced"]
+
+
+def test_replace_knows_a_replaced_message_again() -> None:
+    b = batcher(on_conflict="replace")
+    arrive(b, "a100@100", "a110@110", "a100@111", "a110@112")
+    assert refused(b) == ["a100 duplicate", "a110 duplicate"]
+
+
+def test_isolate_makes_the_conflicting_time_a_batch_of_its_own() -> None:
+    b = batcher(on_conflict="isolate")
+    arrive(b, "a100@100", "b110@110", "a120@120", "c120@121", "d125@125")
+    assert drawn(b.advance(200)) == [
+        "a100 b110 in 100-120 @140 conflict",
+        "a120 c120 in 120-120 @140 conflict",
+        "d125 in 125-175 @195 timeout",
+    ]
+
+
+def test_an_isolated_time_goes_back_into_a_window_when_an_older_message_cuts_before_it() -> None:
+    b = batcher(on_conflict="isolate")
+    arrive(b, "a100@100", "b110@110", "a120@120", "b105@121")
+    assert drawn(b.flush()) == [
+        "a100 b105 in 100-110 @130 conflict",
+        "b110 in 110-110 @130 conflict",
+        "a120 in 120-170 @190 flush",
+    ]
+
+
+def test_declared_streams_close_a_window_when_all_have_passed_its_end() -> None:
+    b = batcher(streams=["a", "b"])
+    assert arrive(b, "a100@100", "b120@120", "a155@155") == []
+    assert drawn(arrive(b, "b160@160")) == ["a100 b120 in 100-150 @170 complete"]
+    assert b.next_deadline == 225
+
+
+def test_a_stream_at_the_end_of_a_window_has_not_passed_it() -> None:
+    b = batcher(streams=["a", "b"])
+    assert arrive(b, "a100@100", "a151@151", "b150@152") == []
+    assert drawn(arrive(b, "b151@153")) == ["a100 b150 in 100-150 @170 complete"]
+
+
+def test_a_cut_window_is_passed_by_reaching_the_cut() -> None:
+    b = batcher(streams=["a", "b"])
+    assert arrive(b, "a100@100", "b110@110", "a120@120") == []
+    assert drawn(arrive(b, "b120@121")) == ["a100 b110 in 100-120 @140 complete"]
+
+
+def test_a_declared_stream_that_never_came_holds_the_window_until_its_time() -> None:
+    b = batcher(streams=["a", "b"])
+    assert arrive(b, "a100@100", "a160@160") == []
+    assert drawn(b.advance(170)) == ["a100 in 100-150 @170 timeout"]
+
+
+def test_a_window_given_out_early_still_knows_its_messages() -> None:
+    b = batcher(streams=["a", "b"], max_delay=80)
+    arrive(b, "a100@100", "b120@120", "a155@155", "b160@160")
+    arrive(b, "a100@161", "b105@162")
+    assert refused(b) == ["a100 duplicate", "b105 late"]
+    arrive(b, "a200@240", "a100@240")
+    assert refused(b) == ["a100 late"]
+
+
+def test_a_message_of_a_stream_that_was_not_declared_is_an_error_and_changes_nothing() -> None:
+    b = batcher(streams=["a", "b"])
+    arrive(b, "a100@100")
+    before = b.state()
+    with pytest.raises(InvalidArgumentError, match="stream: 'c' was not declared; streams= named a, b"):
+        arrive(b, "c300@300")
+    assert b.state() == before
+
+
+def test_after_a_flush_what_belongs_to_a_window_given_out_is_rejected() -> None:
+    b = batcher()
+    arrive(b, "a100@100")
+    assert drawn(b.flush()) == ["a100 in 100-150 @170 flush"]
+    arrive(b, "a100@101", "b150@150", "c151@151")
+    assert refused(b) == ["a100 duplicate", "b150 late"]
+    assert drawn(b.flush()) == ["c151 in 151-201 @221 flush"]
+
+
+def test_what_an_advance_promised_is_kept_by_the_batcher() -> None:
+    b = batcher()
+    b.advance(150)
+    arrive(b, "a131@150", "a130@150")
+    assert refused(b) == ["a130 late"]
+    assert b.next_deadline == 201
+
+
+def test_the_receive_clock_never_moves_back() -> None:
+    b = batcher()
+    arrive(b, "a100@100", "a200@200", "b180@110", "b179@110")
+    assert refused(b) == ["b179 late"]
+    assert b.advance(50) == []
+    assert drawn(b.flush()) == ["b180 a200 in 180-230 @250 flush"]
+
+
+def test_nothing_enters_a_window_that_is_closed() -> None:
+    b = batcher()
+    arrive(b, "a100@100")
+    assert drawn(b.advance(170)) == ["a100 in 100-150 @170 timeout"]
+    arrive(b, "b150@160", "c151@160")
+    assert refused(b) == ["b150 late"]
+    assert drawn(b.flush()) == ["c151 in 151-201 @221 flush"]
+
+
+def test_now_stands_for_the_receive_time() -> None:
+    b = batcher()
+    b.add(Message("device", "a", 100), now=115)
+    b.add(message("b", 100, 110), now=121)
+    assert refused(b) == ["b100 late"]
+
+
+def test_options_and_times_may_be_written_as_users_write_them() -> None:
+    moment = datetime(2026, 7, 1, 12, tzinfo=UTC)
+    b = EventTimeBatcher(window="500ms", max_delay=timedelta(milliseconds=400), max_lead="1us")
+    b.add(Message("device", "a", moment), now="2026-07-01T12:00:00.1Z")
+    assert b.advance(moment + timedelta(milliseconds=899)) == []
+    assert len(b.advance(moment + timedelta(milliseconds=900))) == 1
+
+
+def test_a_window_at_the_end_of_time_ends_there() -> None:
+    b = batcher()
+    b.add(message("a", MAX_NS - 5))
+    assert b.next_deadline == MAX_NS
+    assert [(batch.end, batch.closed_at) for batch in b.advance(MAX_NS)] == [(MAX_NS, MAX_NS)]
+    b.add(message("b", MAX_NS, MAX_NS))
+    assert refused(b) == [f"b{MAX_NS} late"]
+
+
+def test_a_message_at_the_beginning_of_time_is_not_late() -> None:
+    b = batcher()
+    b.add(message("a", MIN_NS))
+    assert [batch.start for batch in b.flush()] == [MIN_NS]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"window": -1}, "window: -1 is negative"),
+        ({"window": "-5ms"}, "window: '-5ms' is not a duration"),
+        ({"window": None}, "window: None is a NoneType"),
+        ({"window": math.nan}, "window: nan is a float"),
+        ({"window": True}, "window: True is a bool"),
+        ({"window": 2**63}, "window: 9223372036854775808 does not fit 64-bit nanoseconds"),
+        ({"max_delay": 1.5}, "max_delay: 1.5 is a float; give a text such as '500ms'"),
+        ({"max_delay": timedelta(-1)}, "max_delay: .* is negative"),
+        ({"max_lead": "soon"}, "max_lead: 'soon' is not a duration"),
+        ({"on_conflict": "merge"}, "on_conflict: 'merge' is not known; give one of split, replace, isolate"),
+        ({"on_conflict": ["split"]}, r"on_conflict: \['split'\] is not known"),
+        ({"streams": []}, r"streams: \[\] names no stream; name all of the source, or give None"),
+        ({"streams": "temperature"}, "streams: 'temperature' is one text; give a list"),
+        ({"streams": ["a", ""]}, "streams: '' names no stream"),
+        ({"streams": ["a", 1]}, "streams: 1 names no stream"),
+        ({"streams": 3}, "streams: 3 is a int; give a list of texts, or None"),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_named_with_its_value(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=complaint):
+        batcher(**options)
+
+
+@pytest.mark.parametrize(
+    ("given", "now", "complaint"),
+    [
+        ("text", None, "message: 'text' is a str; give one waterclock.Message"),
+        ([message("a", 1)], None, r"message: \[.*\] is a list; give one"),
+        (Message("device", "a", 1), None, r"receive_time: None in .*; set it, or say .* add\(message, now=…\)"),
+        (message("a", 1), datetime(2026, 7, 1), "now: .* is a naive datetime"),  # noqa: DTZ001  # the mistake
+        (message("a", 1), 1.0, "now: 1.0 is a float"),
+        (message("a", 1, source="other"), None, "source: 'other' came to the batcher of 'device'; use BySource"),
+    ],
+)
+def test_a_message_that_cannot_be_taken_changes_nothing(given: Any, now: Any, complaint: str) -> None:
+    b = batcher()
+    arrive(b, "a0@0")
+    before = b.state()
+    with pytest.raises(InvalidArgumentError, match=complaint):
+        b.add(given, now=now)
+    assert b.state() == before
+
+
+def test_a_message_without_receive_time_does_not_name_the_batchers_source() -> None:
+    b = batcher()
+    with pytest.raises(WaterclockError):
+        b.add(Message("other", "a", 1))
+    assert arrive(b, "a0@0") == []
+
+
+def test_a_naive_now_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"now: .* naive"):
+        batcher().advance(datetime(2026, 7, 1))  # noqa: DTZ001  # the mistake

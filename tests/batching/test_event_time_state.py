@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from waterclock.arrow import from_ipc, to_arrow, to_ipc
+from waterclock.batching.event_time import EventTimeBatcher
+from waterclock.errors import SchemaError
+from waterclock.message import Message, Position
+
+KEY = b"waterclock.event_time_batcher"
+
+
+def busy_batcher() -> EventTimeBatcher:
+    batcher = EventTimeBatcher(window=50, max_delay=20, max_lead=3, on_conflict="isolate", streams=["a", "b"])
+    for stream, event_time in [("a", 100), ("b", 110), ("a", 120), ("b", 122), ("a", 125), ("b", 130), ("a", 20)]:
+        received = max(event_time, 120)
+        batcher.add(
+            Message(
+                "device",
+                stream,
+                event_time,
+                b"\x00 payload",
+                publish_time=event_time + 1,
+                receive_time=received,
+                headers={"unit": "°C"},
+                position=Position(1, 2, event_time),
+            )
+        )
+    return batcher
+
+
+def with_facts(**changes: object) -> bytes:
+    """Write a state whose facts are changed; None removes one."""
+    columns = from_ipc(busy_batcher().state())
+    facts = json.loads(columns.schema.metadata[KEY]) | changes
+    facts = {name: value for name, value in facts.items() if value is not None}
+    return to_ipc(columns.replace_schema_metadata({KEY: json.dumps(facts).encode()}))
+
+
+def test_messages_come_back_whole() -> None:
+    batcher = busy_batcher()
+    restored = EventTimeBatcher.restore(batcher.state())
+
+    assert restored.state() == batcher.state()
+    assert restored.take_rejected() == batcher.take_rejected()
+    assert restored.next_deadline == batcher.next_deadline
+    assert restored.flush() == batcher.flush()
+
+
+def test_a_batcher_that_saw_nothing_comes_back() -> None:
+    restored = EventTimeBatcher.restore(EventTimeBatcher("1s", "1s").state())
+    assert restored.next_deadline is None
+    assert restored.flush() == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"garbage",
+        to_ipc(to_arrow([])),
+        to_ipc(pa.record_batch({"a": [1]}).replace_schema_metadata({KEY: b"{}"})),
+        busy_batcher().flush()[0].to_bytes(),
+        with_facts(windows=None),
+        with_facts(windows=[[1, 2]]),
+        with_facts(rejected=["late"] * 9),
+        with_facts(rule=[1]),
+        with_facts(version=None),
+    ],
+)
+def test_what_is_no_state_is_refused(data: bytes) -> None:
+    with pytest.raises(SchemaError):
+        EventTimeBatcher.restore(data)
+
+
+def test_another_version_is_refused_with_what_to_do() -> None:
+    with pytest.raises(SchemaError, match="version 2 and this Waterclock reads 1; replay"):
+        EventTimeBatcher.restore(with_facts(version=2))
+
+
+@given(st.integers(0, len(busy_batcher().state()) - 9))
+def test_a_state_that_was_cut_off_is_refused(length: int) -> None:
+    with pytest.raises(SchemaError):
+        EventTimeBatcher.restore(busy_batcher().state()[:length])
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(SchemaError):
+        EventTimeBatcher.restore(data)

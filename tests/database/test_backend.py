@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from tests.services import Service
+
+from waterclock.database import backend as backend_module
+from waterclock.database.backend import Backend
+from waterclock.errors import InvalidArgumentError, UnavailableError
+
+numbers = sa.Table(
+    "numbers", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), sa.Column("value", sa.BigInteger)
+)
+
+
+@pytest.fixture
+def backend(database_url: str) -> Generator[Backend]:
+    backend = Backend(database_url)
+    numbers.create(backend.engine)
+    backend.transact(lambda connection: connection.execute(sa.insert(numbers), [{"id": i, "value": 0} for i in (1, 2)]))
+    yield backend
+    backend.close()
+
+
+def add_one(connection: sa.Connection, number: int) -> None:
+    connection.execute(sa.update(numbers).where(numbers.c.id == number).values(value=numbers.c.value + 1))
+
+
+def values(connection: sa.Connection) -> list[int]:
+    return list(connection.execute(sa.select(numbers.c.value).order_by(numbers.c.id)).scalars())
+
+
+@pytest.mark.parametrize(
+    ("url", "word"),
+    [
+        ("nonsense", "no database URL"),
+        (7, "no database URL"),
+        ("oracle://x/y", "oracle"),
+        ("sqlite://", "in memory"),
+        ("sqlite:///:memory:", "in memory"),
+        ("sqlite:///file:x?mode=memory&uri=true", "in memory"),
+    ],
+)
+def test_a_url_that_cannot_be_meant_is_refused(url: str, word: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=word):
+        Backend(url)
+
+
+def test_a_database_that_cannot_be_reached_is_named_without_its_password(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="cannot open") as refused:
+        Backend("postgresql://me:secret@127.0.0.1:1/x")
+    assert "secret" not in str(refused.value)
+    with pytest.raises(UnavailableError, match="cannot open"):
+        Backend(f"sqlite:///{tmp_path}/no/such/folder/x.db")
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    path.write_bytes(b"this is not a database, but long enough to look like one" * 100)
+    with pytest.raises(UnavailableError, match="not a database"):
+        Backend(f"sqlite:///{path}")
+
+
+def test_writers_that_meet_all_get_through(backend: Backend) -> None:
+    writers, rounds = 6, 10
+    start = threading.Barrier(writers)
+
+    def write() -> None:
+        start.wait()
+        for _ in range(rounds):
+            backend.transact(lambda connection: add_one(connection, 1))
+
+    threads = [threading.Thread(target=write) for _ in range(writers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with backend.snapshot() as connection:
+        assert values(connection) == [writers * rounds, 0]
+
+
+def test_transactions_that_deadlock_are_run_again(backend: Backend) -> None:
+    both_hold_one = threading.Barrier(2, timeout=20)
+    attempts: list[int] = []
+
+    def cross(first: int, second: int) -> None:
+        def work(connection: sa.Connection) -> None:
+            attempts.append(first)
+            add_one(connection, first)
+            if attempts.count(first) == 1 and backend.dialect.name != "sqlite":
+                both_hold_one.wait()
+            add_one(connection, second)
+
+        backend.transact(work)
+
+    threads = [threading.Thread(target=cross, args=pair) for pair in ((1, 2), (2, 1))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with backend.snapshot() as connection:
+        assert values(connection) == [2, 2]
+    assert len(attempts) == (2 if backend.dialect.name == "sqlite" else 3)
+
+
+def test_a_database_that_stays_busy_is_given_up_with_a_word(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Backend(sqlite_url)
+    monkeypatch.setattr(backend_module, "BUSY_TIMEOUT", 0)
+    with backend._writer.begin(), pytest.raises(UnavailableError, match="busy for 0 s"):
+        backend.transact(lambda connection: connection.execute(sa.text("SELECT 1")))
+    backend.transact(lambda connection: connection.execute(sa.text("SELECT 1")))
+    backend.close()
+
+
+def test_an_error_that_will_not_go_away_is_not_tried_again(backend: Backend) -> None:
+    attempts: list[int] = []
+
+    def fail(connection: sa.Connection) -> None:
+        attempts.append(1)
+        connection.execute(sa.insert(numbers), {"id": 1, "value": 0})
+
+    with pytest.raises(sa.exc.IntegrityError):
+        backend.transact(fail)
+    assert attempts == [1]
+
+
+def test_a_snapshot_sees_one_state_and_writers_do_not_wait_for_it(backend: Backend) -> None:
+    with backend.snapshot() as connection:
+        before = values(connection)
+        backend.transact(lambda writer: add_one(writer, 1))
+        assert values(connection) == before
+    with backend.snapshot() as connection:
+        assert values(connection) == [1, 0]
+
+
+def test_the_clock_counts_nanoseconds_and_a_given_one_takes_its_place(database_url: str) -> None:
+    backend = Backend(database_url)
+    with backend.snapshot() as connection:
+        first, second = backend.now(connection), backend.now()
+        in_sql = connection.execute(sa.select(backend.now_sql())).scalar_one()
+    assert 1_600_000_000 * 10**9 < first <= second
+    assert abs(in_sql - second) < 60 * 10**9
+    backend.close()
+    given = Backend(database_url, clock=lambda: 42)
+    with given.snapshot() as connection:
+        assert (given.now(), connection.execute(sa.select(given.now_sql())).scalar_one()) == (42, 42)
+    given.close()
+
+
+@pytest.mark.parametrize("server", ["postgresql_server", "mariadb_server"])
+def test_a_server_that_restarts_costs_a_retry_and_no_error(server: str, request: pytest.FixtureRequest) -> None:
+    service: Service = request.getfixturevalue(server)
+    with service.new_database() as url:
+        backend = Backend(url)
+        numbers.create(backend.engine)
+        backend.transact(lambda connection: connection.execute(sa.insert(numbers), {"id": 1, "value": 0}))
+        restarted: list[int] = []
+
+        def work(connection: sa.Connection) -> None:
+            add_one(connection, 1)
+            if not restarted:
+                restarted.append(1)
+                service.restart(immediate=True)
+            add_one(connection, 1)
+
+        backend.transact(work)
+        with backend.snapshot() as connection:
+            assert values(connection) == [2]
+        backend.close()

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from waterclock.database import mysql, table_catalogue, topic_catalogue
+from waterclock.database.backend import Backend
+from waterclock.database.catalogue import metadata
+from waterclock.database.migrating import HEAD, catalogue_version
+from waterclock.errors import SchemaError, UnavailableError
+
+CATALOGUES = (table_catalogue, topic_catalogue)  # importing them fills the metadata
+
+
+def test_the_migrations_make_exactly_the_tables_that_the_code_expects(database_url: str) -> None:
+    backend = Backend(database_url)
+    with backend.engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection,
+            opts={
+                "compare_type": True,
+                "include_object": lambda _object, name, kind, *_: kind != "table" or name != "waterclock_migrations",
+            },
+        )
+        assert compare_metadata(context, metadata) == []
+        assert catalogue_version(connection) == HEAD
+    backend.close()
+
+
+def test_the_last_version_is_the_head() -> None:
+    versions = Path(topic_catalogue.__file__).parent / "migrations" / "versions"
+    assert max(path.name[:4] for path in versions.glob("*.py")) == HEAD
+
+
+def test_postgresql_does_not_compress_entries_a_second_time(database_url: str) -> None:
+    backend = Backend(database_url)
+    if backend.dialect.name == "postgresql":
+        storage = sa.text(
+            "SELECT attstorage FROM pg_attribute WHERE attrelid = 'waterclock_entries'::regclass AND attname = 'data'"
+        )
+        with backend.engine.connect() as connection:
+            assert connection.execute(storage).scalar() in (b"e", "e")
+    backend.close()
+
+
+def test_many_who_open_a_new_database_at_once_all_find_it_ready(database_url: str) -> None:
+    def open_and_look(_: int) -> str | None:
+        backend = Backend(database_url)
+        with backend.snapshot() as connection:
+            version = catalogue_version(connection)
+        backend.close()
+        return version
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(open_and_look, range(6))) == [HEAD] * 6
+
+
+def test_a_catalogue_of_a_newer_library_is_refused_and_left_alone(database_url: str) -> None:
+    backend = Backend(database_url)
+    newer = sa.text("UPDATE waterclock_migrations SET version_num = '9999'")
+    backend.transact(lambda connection: connection.execute(newer))
+    backend.close()
+    for _ in range(2):  # a lock that stayed behind would hang the second one
+        with pytest.raises(SchemaError, match=f"version 9999, this library knows {HEAD}"):
+            Backend(database_url)
+
+
+def test_a_migration_that_another_process_does_not_finish_is_given_up_with_a_word(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mysql, "_MIGRATION_LOCK_SECONDS", 0)
+    backend = Backend(database_url)
+    if backend.dialect.name == "mysql":
+        with backend.engine.connect() as hanging, backend.engine.connect() as connection:
+            hanging.execute(sa.text("SELECT GET_LOCK('waterclock_migrations', 0)"))
+            with pytest.raises(UnavailableError, match="migrating"):
+                backend.dialect.lock_migrations(connection)
+            hanging.execute(sa.text("SELECT RELEASE_LOCK('waterclock_migrations')"))
+    backend.close()

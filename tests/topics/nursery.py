@@ -1,0 +1,132 @@
+"""A process that forks workers on demand, so that one can be started and killed in a few milliseconds.
+
+Each line of its input is a command: ``{"start": role, "url": …, "ledgers": …, "log": …}`` answers with a process id,
+``{"kill": pid}`` kills it and answers when it is gone. A worker appends to its log what it has been told is done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from waterclock.database.backend import Backend
+from waterclock.errors import UnavailableError
+from waterclock.message import Message
+from waterclock.topics import expiring, retention, sealing
+from waterclock.topics.topic import Topic
+
+TOPIC = "killed"
+LEASE = 100_000_000  # ns
+Note = Callable[[str], None]
+
+
+def shorten_leases() -> None:
+    """Let what the dead held come free soon."""
+    sealing.LEASE = expiring.LEASE = LEASE
+    retention.GRACE = 0
+
+
+def batch(first: int, count: int, now: int) -> list[Message]:
+    """Make the messages numbered from ``first``; the old ones of the flow are those of publish time 1."""
+    return [Message("press", str(first + i), first + i, b"x" * 40, publish_time=now) for i in range(count)]
+
+
+def append(topic: Topic, note: Note, start: int) -> None:
+    """Append numbered messages for ever, a few at a time; repeat from the last one that was acknowledged."""
+    number = start
+    while True:
+        count = 1 + number % 7
+        topic.append(batch(number, count, topic.storage.backend.now()), producer="p", sequence=number)
+        number += count
+        note(str(number))
+
+
+def seal(topic: Topic, note: Note, _: int) -> None:
+    """Roll and seal for ever."""
+    while True:
+        topic.roll()
+        note(f"sealed {topic.seal()}")
+
+
+def expire(topic: Topic, note: Note, _: int) -> None:
+    """Expire for ever."""
+    while True:
+        with suppress(UnavailableError):  # one that was killed is still thought to run
+            note(f"expired {topic.expire('1h').ledgers}")
+
+
+ROLES = {"append": append, "seal": seal, "expire": expire}
+
+
+def _work(command: dict[str, Any]) -> None:
+    shorten_leases()
+    log = os.open(command["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    topic = Topic.open(Backend(command["url"]), command["ledgers"], TOPIC)
+    os.write(log, b"ready\n")
+    ROLES[command["start"]](topic, lambda text: os.write(log, f"{text}\n".encode()), command["from"])
+
+
+def _serve() -> None:
+    for line in sys.stdin:
+        command = json.loads(line)
+        if "kill" in command:
+            os.kill(command["kill"], signal.SIGKILL)
+            _, status = os.waitpid(command["kill"], 0)
+            print(json.dumps(os.waitstatus_to_exitcode(status)), flush=True)
+        elif child := os.fork():
+            print(json.dumps(child), flush=True)
+        else:
+            try:
+                _work(command)
+            finally:
+                os._exit(1)
+
+
+class Nursery:
+    """The near end of such a process."""
+
+    def __init__(self) -> None:
+        root = Path(__file__).resolve().parent.parent.parent
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.topics.nursery"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=root,
+        )
+
+    def start(self, role: str, url: str, ledgers: Path, log: Path, number: int = 0) -> int:
+        """Start a worker; give its process id."""
+        return self._ask({"start": role, "url": url, "ledgers": str(ledgers), "log": str(log), "from": number})
+
+    def kill(self, pid: int) -> None:
+        """Kill a worker and wait until it is gone; it must not have ended by itself."""
+        assert self._ask({"kill": pid}) == -signal.SIGKILL, "a worker ended by itself: its error is above"
+
+    def _ask(self, command: dict[str, Any]) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """End it."""
+        self._process.communicate(timeout=30)
+
+
+def lines(log: Path) -> Iterator[str]:
+    """Read what a worker was told is done."""
+    if log.exists():
+        yield from log.read_text().splitlines()
+
+
+if __name__ == "__main__":
+    _serve()

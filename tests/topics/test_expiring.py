@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import pytest
+from tests.topics.conftest import SettableClock
+from tests.topics.flows import append_ledgers, ledger_path, published
+
+from waterclock.errors import UnavailableError
+from waterclock.message import Message, Position
+from waterclock.topics import expiring
+from waterclock.topics.expiring import Expired
+from waterclock.topics.topic import Topic
+
+DAY = 86_400_000_000_000
+
+
+def times(messages: list[Message]) -> list[int | None]:
+    return [message.publish_time for message in messages]
+
+
+def test_what_is_strictly_older_is_expired_and_what_is_exactly_as_old_is_not(
+    clocked_topic: Topic, clock: SettableClock
+) -> None:
+    for time in (10, 20, 30):
+        clocked_topic.append(published([time]))
+    subscription = clocked_topic.subscribe("s")
+    clock.now = 120
+    assert subscription.expire(100) == Expired(Position(0, 1, 0), 1)
+    clock.now = 121
+    assert subscription.expire(100) == Expired(Position(0, 2, 0), 1)
+    assert subscription.expire(100) == Expired(Position(0, 2, 0), 0)
+    assert times(subscription.read()) == [30]
+
+
+def test_all_that_is_expired_is_passed_in_one_call_up_to_the_end_and_not_past_it(
+    clocked_topic: Topic, clock: SettableClock
+) -> None:
+    append_ledgers(clocked_topic, [[[1], [2]], [[3]], [[4], [5]]])
+    subscription = clocked_topic.subscribe("s")
+    clock.now = 10 * DAY
+    assert subscription.expire("1d") == Expired(clocked_topic.head, 5)
+    assert subscription.expire("1d") == Expired(clocked_topic.head, 0)
+    clocked_topic.append(published([clock.now]))
+    assert times(subscription.read()) == [clock.now]
+
+
+def test_expiry_goes_never_backwards(clocked_topic: Topic, clock: SettableClock) -> None:
+    append_ledgers(clocked_topic, [[[10, 20, 30, 40]]])
+    subscription = clocked_topic.subscribe("s", start=Position(0, 0, 3))
+    clock.now = 125
+    assert subscription.expire(100) == Expired(Position(0, 0, 3), 0)
+
+
+def test_a_producer_with_a_clock_ten_days_ahead_does_not_stop_expiry(
+    clocked_topic: Topic, clock: SettableClock
+) -> None:
+    ahead = Message("a", "b", 0, publish_time=10 * DAY, receive_time=15)
+    clocked_topic.append([*published([10]), ahead, *published([20])])
+    clocked_topic.append(published([2 * DAY]))
+    subscription = clocked_topic.subscribe("s")
+    clock.now = 2 * DAY
+    assert subscription.expire("1d") == Expired(Position(0, 1, 0), 3)
+
+
+def test_expired_messages_behind_a_fresh_one_that_was_read_are_passed_too(
+    clocked_topic: Topic, clock: SettableClock
+) -> None:
+    # Disorder: the first message is fresh and read already; the search begins at the subscription, not at the start.
+    clocked_topic.append(published([500, 10]))
+    clocked_topic.append(published([20]))
+    clocked_topic.roll()
+    clocked_topic.append(published([30]))
+    clocked_topic.roll()
+    clocked_topic.append(published([40, 510]))
+    clock.now = 600
+    for sealed in (False, True):
+        if sealed:
+            clocked_topic.seal()
+        subscription = clocked_topic.subscribe(f"s{sealed}", start=Position(0, 0, 1))
+        assert subscription.expire(100) == Expired(Position(2, 0, 1), 4)
+        rest = clocked_topic.subscribe(f"rest{sealed}", start=Position(2, 0, 0))
+        assert rest.expire(100) == Expired(Position(2, 0, 1), 1)
+    clock.now = 605
+    assert rest.expire(100).position == Position(2, 0, 1)
+    clock.now = 700
+    assert rest.expire(100).position == clocked_topic.head
+
+
+def test_lost_files_do_not_block_expiry(clocked_topic: Topic, clock: SettableClock) -> None:
+    append_ledgers(clocked_topic, [[[10 * i], [10 * i + 5]] for i in range(10)])
+    clocked_topic.roll()
+    clocked_topic.seal()
+    subscription = clocked_topic.subscribe("s")
+    for ledger in (0, 4, 5, 9):
+        ledger_path(clocked_topic, ledger).unlink()
+    for now, expected in ((112, 1), (141, 6), (171, 7)):
+        clock.now = now
+        assert subscription.expire(100).position.ledger == expected
+    clock.now = 190
+    assert subscription.expire(100).position == clocked_topic.head
+
+
+def test_expiring_a_topic_moves_every_subscription_and_deletes_the_ledgers_of_which_nothing_is_left(
+    clocked_topic: Topic, clock: SettableClock
+) -> None:
+    append_ledgers(clocked_topic, [[[10, 11]], [[20, 21]], [[30, 31]]])
+    clocked_topic.seal()
+    behind, ahead = clocked_topic.subscribe("behind"), clocked_topic.subscribe("ahead", start=31)
+    clock.now = 121
+    assert clocked_topic.expire(100) == Expired(Position(1, 0, 1), 3, ledgers=1)
+    assert behind.position == Position(1, 0, 1)
+    assert ahead.position == Position(2, 0, 1)
+    assert [info.ledger for info in clocked_topic.ledgers()] == [1, 2]
+    clock.now = 1000
+    assert clocked_topic.expire(100).ledgers == 2
+    assert list(clocked_topic.read()) == []
+    assert clocked_topic.head.ledger == 3
+
+
+def test_a_second_expiry_while_one_runs_says_so(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    append_ledgers(topic, [[[1], [2]]])
+    subscription = topic.subscribe("s")
+    find = expiring.find_from
+    told: list[str] = []
+
+    def find_while_another_tries(*arguments: object) -> object:
+        for second in (topic.expire, subscription.expire):
+            with pytest.raises(UnavailableError, match="running already") as refused:
+                second("1h")
+            told.append(str(refused.value))
+        return find(*arguments)
+
+    monkeypatch.setattr(expiring, "find_from", find_while_another_tries)
+    assert topic.expire("1h").messages == 2
+    assert len(told) == 2
+    monkeypatch.undo()
+    assert topic.expire("1h").messages == 0
+
+
+def test_an_expiry_that_died_does_not_keep_others_out_for_long(
+    clocked_topic: Topic, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        # Not even the clean-up runs.
+        monkeypatch.setattr(clocked_topic.storage.backend, "transact", die)
+        raise Killed
+
+    clocked_topic.append(published([1]))
+    subscription = clocked_topic.subscribe("s")
+    transact = clocked_topic.storage.backend.transact
+    monkeypatch.setattr(expiring, "find_from", die)
+    with pytest.raises(Killed):
+        subscription.expire("1d")
+    monkeypatch.undo()
+    assert clocked_topic.storage.backend.transact == transact
+    clock.now = 2 * DAY
+    assert subscription.expire("1d").messages == 1
+
+
+def test_an_expiry_that_races_a_commit_loses_neither(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    append_ledgers(topic, [[[1, 2], [3, 4]], [[5]]])
+    expirer, reader = topic.subscribe("s"), topic.subscribe("s")
+    find = expiring.find_from
+    answers = iter([Position(0, 1, 0), Position(0, 0, 1)])
+
+    def commit_in_between(*arguments: object) -> object:
+        reader.read(limit=1)
+        reader.commit()
+        return find(*arguments)._replace(position=next(answers))
+
+    monkeypatch.setattr(expiring, "find_from", commit_in_between)
+    expirer.expire("1h")
+    assert reader.position == Position(0, 1, 0)  # the expiry went further than the commit
+    reader.read(limit=1)
+    reader.commit()
+    assert reader.position == Position(0, 1, 1)  # and the reader went on from there, nothing lost to it
+    expirer.expire("1h")
+    assert reader.position == Position(1, 0, 0)  # here the commit went further than the expiry
+    topic.append(published([6]))
+    assert times(reader.read()) == [5, 6]

@@ -1,0 +1,133 @@
+"""Appenders, sealers and expirers are killed at random moments; nothing that was acknowledged is lost or doubled."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Generator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from tests.topics.nursery import TOPIC, Nursery, batch, lines, shorten_leases
+
+from waterclock.database.backend import Backend
+from waterclock.database.topic_catalogue import entries, files
+from waterclock.topics import expiring, retention, sealing
+from waterclock.topics.topic import Topic
+
+OLD = 100  # messages at the start of the flow that are long expired
+PATIENCE = 60
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Generator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((sealing, "LEASE"), (expiring, "LEASE"), (retention, "GRACE")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # so that it is put back in the end
+    shorten_leases()
+
+
+@pytest.mark.parametrize("roles", [("append", "seal"), ("append", "seal", "expire")], ids="-".join)
+def test_what_was_acknowledged_survives_any_kill(
+    database_url: str, tmp_path: Path, nursery: Nursery, short_leases: None, roles: tuple[str, ...]
+) -> None:
+    _kill_and_check(database_url, tmp_path, nursery, roles, kills=36)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(5))
+def test_what_was_acknowledged_survives_a_thousand_kills(
+    database_url: str, tmp_path: Path, nursery: Nursery, short_leases: None, seed: int
+) -> None:
+    _kill_and_check(database_url, tmp_path, nursery, ("append", "seal", "expire"), kills=1000, seed=seed)
+
+
+def _kill_and_check(
+    url: str, folder: Path, nursery: Nursery, roles: tuple[str, ...], *, kills: int, seed: int = 0
+) -> None:
+    backend = Backend(url)
+    ledgers = folder / "ledgers"
+    topic = Topic.create(backend, str(ledgers), TOPIC, roll_after=None, roll_size=8_000, retention=None, exist_ok=False)
+    subscription = topic.subscribe("s")
+    for first in range(0, OLD, 10):
+        topic.append(batch(first, 10, 1), producer="p", sequence=first)
+        topic.roll()
+    logs = {role: folder / f"{role}.log" for role in roles}
+    _keep_killing(url, ledgers, nursery, logs, kills, random.Random(seed))
+    _settle(topic)
+    if "expire" in roles:
+        topic.expire("1h")
+        assert subscription.position >= topic.find(2).position
+    _check_messages(topic, acknowledged=_acknowledged(logs["append"]), expired="expire" in roles)
+    _check_files(topic, ledgers)
+    backend.close()
+
+
+def _keep_killing(
+    url: str, ledgers: Path, nursery: Nursery, logs: dict[str, Path], kills: int, dice: random.Random
+) -> None:
+    running: dict[str, int] = {}
+    for _ in range(kills):
+        for role, log in logs.items():
+            if role not in running:
+                running[role] = nursery.start(role, url, ledgers, log, _acknowledged(logs["append"]))
+                _await_more(log, sum(1 for _ in lines(log)), 1 + dice.randrange(3))
+        time.sleep(dice.random() * 0.03)
+        victim = dice.choice(list(logs))
+        nursery.kill(running.pop(victim))
+    for pid in running.values():
+        nursery.kill(pid)
+
+
+def _await_more(log: Path, before: int, more: int) -> None:
+    give_up_at = time.monotonic() + PATIENCE
+    while sum(1 for _ in lines(log)) < before + more:
+        assert time.monotonic() < give_up_at, f"{log.stem} has done nothing for {PATIENCE} s"
+        time.sleep(0.002)
+
+
+def _acknowledged(log: Path) -> int:
+    """Give the number after the last message whose append was acknowledged."""
+    return max((int(line) for line in lines(log) if line.isdecimal()), default=OLD)
+
+
+def _settle(topic: Topic) -> None:
+    """Seal and sweep until the dead hold nothing any more."""
+    give_up_at = time.monotonic() + PATIENCE
+    topic.roll()
+    while topic.seal() or _count(topic, files) or any(info.state == "closed" for info in topic.ledgers()):
+        assert time.monotonic() < give_up_at, "what the dead held did not come free"
+        time.sleep(0.02)
+
+
+def _check_messages(topic: Topic, *, acknowledged: int, expired: bool) -> None:
+    messages = list(topic.read())
+    numbers = [message.event_time for message in messages]
+    assert numbers == list(range(numbers[0], numbers[-1] + 1)), "each message once, in order, without a hole"
+    assert numbers[0] == 0 or (expired and numbers[0] <= OLD)
+    assert numbers[-1] >= acknowledged - 1, "nothing acknowledged is lost"
+    for before, after in pairwise(message.position for message in messages):
+        assert before is not None
+        ledger, entry, index = before
+        assert after in {(ledger, entry, index + 1), (ledger, entry + 1, 0), (ledger + 1, 0, 0)}
+    assert topic.ledgers()[-1].first_ordinal == numbers[-1] + 1
+
+
+def _check_files(topic: Topic, ledgers: Path) -> None:
+    expected = {Path(str(info.file)) for info in topic.ledgers() if info.file}
+    assert {path for path in ledgers.rglob("*") if path.is_file()} == expected
+    assert _count(topic, entries) == 0
+
+
+def _count(topic: Topic, table: sa.Table) -> int:
+    with topic.storage.backend.snapshot() as connection:
+        return connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()

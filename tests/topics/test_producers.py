@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.topics.flows import published
+
+from waterclock.errors import InvalidArgumentError, ProducerFencedError
+from waterclock.message import Position
+from waterclock.topics import appending, producing
+from waterclock.topics.appending import Appended
+from waterclock.topics.producers import take_over
+from waterclock.topics.topic import Topic
+
+
+def times(topic: Topic) -> list[int | None]:
+    return [message.publish_time for message in topic.read()]
+
+
+def test_a_repeated_append_gives_the_original_position_and_writes_nothing(topic: Topic) -> None:
+    first = topic.append(published([1, 2]), producer="p", sequence=0)
+    second = topic.append(published([3]), producer="p", sequence=2)
+    assert topic.append(published([1, 2]), producer="p", sequence=0) == first._replace(duplicate=True)
+    assert topic.append(published([3]), producer="p", sequence=2) == second._replace(duplicate=True)
+    assert times(topic) == [1, 2, 3]
+
+
+def test_a_repeat_is_recognised_after_its_ledger_was_sealed(topic: Topic) -> None:
+    topic.append(published([1, 2]), producer="p", sequence=0)
+    topic.roll()
+    topic.seal()
+    assert topic.append(published([1, 2]), producer="p", sequence=0) == Appended(Position(0, 0, 0), 2, duplicate=True)
+
+
+def test_producers_number_their_messages_each_for_itself(topic: Topic) -> None:
+    topic.append(published([1]), producer="p", sequence=0)
+    assert topic.append(published([2]), producer="q", sequence=0).duplicate is False
+    assert topic.append(published([3])).duplicate is False
+    assert times(topic) == [1, 2, 3]
+
+
+def test_the_last_five_appends_are_remembered_and_older_ones_have_no_position(topic: Topic) -> None:
+    for sequence in range(7):
+        topic.append(published([sequence]), producer="p", sequence=sequence)
+    assert topic.append(published([1]), producer="p", sequence=1) == Appended(None, 1, duplicate=True)
+    assert topic.append(published([2]), producer="p", sequence=2) == Appended(Position(0, 2, 0), 1, duplicate=True)
+    assert times(topic) == list(range(7))
+
+
+@pytest.mark.parametrize(("sequence", "count"), [(1, 1), (1, 2), (2, 1), (0, 1), (0, 4), (3, 3)])
+def test_repeating_a_part_of_an_append_is_an_error(sqlite_topic: Topic, sequence: int, count: int) -> None:
+    sqlite_topic.append(published([1, 1]), producer="p", sequence=0)
+    sqlite_topic.append(published([2, 2]), producer="p", sequence=2)
+    with pytest.raises(InvalidArgumentError, match="has appended up to 3"):
+        sqlite_topic.append(published([9] * count), producer="p", sequence=sequence)
+    assert times(sqlite_topic) == [1, 1, 2, 2]
+
+
+def test_numbers_may_leave_gaps(sqlite_topic: Topic) -> None:
+    sqlite_topic.append(published([1]), producer="p", sequence=10)
+    assert sqlite_topic.append(published([2]), producer="p", sequence=100).duplicate is False
+    with pytest.raises(InvalidArgumentError, match="50 to 50 overlaps"):
+        sqlite_topic.append(published([3]), producer="p", sequence=50)
+
+
+def test_a_producer_with_a_lower_epoch_is_fenced(topic: Topic) -> None:
+    old, _ = take_over(topic.storage, "p")
+    topic.append(published([1]), producer="p", sequence=0, epoch=old)
+    new, last = take_over(topic.storage, "p")
+    assert (new, last) == (old + 1, 0)
+    with pytest.raises(ProducerFencedError, match=f"epoch {old}, and epoch {new}"):
+        topic.append(published([2]), producer="p", sequence=1, epoch=old)
+    topic.append(published([3]), producer="p", sequence=1, epoch=new)
+    assert times(topic) == [1, 3]
+
+
+@pytest.mark.parametrize("arguments", [{"producer": "p"}, {"sequence": 3}])
+def test_producer_and_sequence_only_go_together(sqlite_topic: Topic, arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match="together"):
+        sqlite_topic.append(published([1]), **arguments)
+
+
+def test_sent_messages_are_collected_into_entries_and_all_stored_when_the_producer_closes(topic: Topic) -> None:
+    messages = published(range(500))
+    with topic.producer("p", linger="10s", max_bytes=10_000) as producer:
+        for message in messages:
+            assert producer.send(message) is True
+    assert times(topic) == list(range(500))
+    assert 2 <= topic.ledgers()[0].entries <= 50
+    assert producer.last_sequence == 499
+
+
+def test_flush_waits_until_what_was_sent_is_stored(sqlite_topic: Topic) -> None:
+    with sqlite_topic.producer("p", linger="1h") as producer:
+        producer.send(published([1])[0])
+        producer.flush()
+        assert times(sqlite_topic) == [1]
+        producer.flush()
+
+
+def test_a_message_waits_no_longer_than_it_may_linger(sqlite_topic: Topic) -> None:
+    with sqlite_topic.producer("p", linger="1ms") as producer:
+        producer.send(published([1])[0])
+        with producer._changed:
+            assert producer._changed.wait_for(lambda: producer.last_sequence == 0, timeout=30)
+        assert times(sqlite_topic) == [1]
+
+
+def test_a_restarted_producer_goes_on_where_the_last_one_got_and_skips_what_is_stored(topic: Topic) -> None:
+    flow = published(range(10))
+    with topic.producer("p") as first:
+        for number, message in enumerate(flow[:6]):
+            first.send(message, sequence=number)
+    with topic.producer("p") as second:
+        assert second.last_sequence == 5
+        sent = [second.send(message, sequence=number) for number, message in enumerate(flow)]
+    assert sent == [False] * 6 + [True] * 4
+    assert times(topic) == list(range(10))
+
+
+def test_numbers_that_leave_a_gap_begin_a_new_entry(sqlite_topic: Topic) -> None:
+    with sqlite_topic.producer("p", linger="1h") as producer:
+        for sequence in (0, 1, 5, 6):
+            producer.send(published([sequence])[0], sequence=sequence)
+        with pytest.raises(InvalidArgumentError, match="6 was sent"):
+            producer.send(published([6])[0], sequence=6)
+    assert sqlite_topic.ledgers()[0].entries == 2
+    assert producer.last_sequence == 6
+
+
+def test_a_second_producer_of_the_same_name_fences_the_first(topic: Topic) -> None:
+    first = topic.producer("p", linger="1h")
+    first.send(published([1])[0])
+    with topic.producer("p") as second:
+        second.send(published([2])[0])
+    with pytest.raises(ProducerFencedError):
+        first.flush()
+    with pytest.raises(ProducerFencedError):
+        first.send(published([3])[0])
+    with pytest.raises(ProducerFencedError):
+        first.close()
+    assert times(topic) == [2]
+
+
+def test_nothing_can_be_sent_after_closing(sqlite_topic: Topic) -> None:
+    producer = sqlite_topic.producer("p")
+    producer.close()
+    producer.close()
+    with pytest.raises(InvalidArgumentError, match="closed"):
+        producer.send(published([1])[0])
+
+
+def test_an_error_in_the_background_reaches_the_next_caller(
+    sqlite_topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the disk is on fire")
+
+    monkeypatch.setattr(producing, "append_entry", fail)
+    producer = sqlite_topic.producer("p")
+    producer.send(published([1])[0])
+    with pytest.raises(Exception, match="on fire"):
+        producer.close()
+    assert appending.append_entry is not fail
