@@ -4,6 +4,8 @@ import sqlite3
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
+import pymysql
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -27,7 +29,15 @@ def by_session(database: Database) -> Any:
 
 
 def by_driver(database: Database) -> Any:
-    return sqlite3.connect(str(database.backend.url.database))
+    url = database.backend.url
+    where = {"host": url.host, "port": url.port, "user": url.username, "password": url.password}
+    match database.backend.dialect.name:
+        case "sqlite":
+            return sqlite3.connect(str(url.database))
+        case "postgresql":
+            return psycopg.connect(dbname=url.database, **where)
+        case _:
+            return pymysql.connect(database=url.database, **where)
 
 
 ways = pytest.mark.parametrize("open_transaction", [by_connection, by_session, by_driver])
@@ -102,7 +112,7 @@ def test_a_group_is_free_when_the_callers_ack_is_committed_and_not_when_it_is_ro
 def test_the_callers_own_rows_and_the_message_are_committed_together(orders: MessageTable, database: Database) -> None:
     engine = database.backend.engine
     with engine.begin() as connection:
-        connection.execute(sa.text("CREATE TABLE sales(id INTEGER PRIMARY KEY, amount INTEGER)"))
+        connection.execute(sa.text("CREATE TABLE sales(amount INTEGER)"))
     with engine.connect() as connection:
         connection.execute(sa.text("INSERT INTO sales(amount) VALUES (5)"))
         orders.put("sale", connection=connection)

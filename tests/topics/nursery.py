@@ -16,6 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psycopg  # noqa: F401  # loaded once here, not in every worker
+import pymysql  # noqa: F401  # likewise
+import sqlalchemy.dialects.mysql.pymysql
+import sqlalchemy.dialects.postgresql.psycopg
+import sqlalchemy.dialects.sqlite.pysqlite  # noqa: F401  # likewise
+
 from waterclock.database.backend import Backend
 from waterclock.errors import UnavailableError
 from waterclock.message import Message
@@ -49,9 +55,9 @@ def append(topic: Topic, note: Note, start: int) -> None:
 
 
 def seal(topic: Topic, note: Note, _: int) -> None:
-    """Roll and seal for ever."""
+    """Roll once, then seal for ever."""
+    topic.roll()
     while True:
-        topic.roll()
         note(f"sealed {topic.seal()}")
 
 

@@ -25,6 +25,9 @@ class Assembly:
         The options of the window in progress, and those of the next where they change.
     window, high_water
         The window in progress, and the high-water mark, ns.
+    held_until
+        Latest event time (ns) that is held for a later window where some stream gates: three lengths after the window's
+        end or, while catching up, after the newest message that waits of a gating stream.
     active
         What closes with the window.
     strays
@@ -49,6 +52,7 @@ class Assembly:
         "contributing",
         "furthest",
         "gating",
+        "held_until",
         "high_water",
         "pending",
         "piled",
@@ -69,6 +73,7 @@ class Assembly:
         self.pending: RateRule | None = None
         self.window = RateWindow.at(start, rule)
         self.high_water = start
+        self.held_until = self.window.held_until
         self.active: list[Message] = []
         self.strays = 0
         self.piled = 0
@@ -133,11 +138,12 @@ class Assembly:
         if event_time >= track.over_from:
             if track.grid is not None:
                 self._wait(track, message)
+                self._reach(event_time)
                 if event_time < track.far_from and not track.satisfied:
                     track.satisfied = True
                     self.waiting -= 1
                 return True
-            if event_time <= window.held_until or not self.gating:
+            if event_time <= self.held_until or not self.gating:
                 self._wait(track, message)
                 return True
         self.active.append(message)
@@ -224,6 +230,10 @@ class Assembly:
         self.contributing = sum(track.present for track in gating)
         self.waiting = sum(not track.satisfied for track in gating) if gating else -1
         self.piled = sum(len(track.pile) for track in self._all_tracks())
+        self.held_until = self.window.held_until
+        if self.piled:
+            newest = max((track.pile.newest for track in gating if track.pile), default=self.window.end)
+            self._reach(newest)
 
     def _all_tracks(self) -> list[Track]:
         return [*self.tracks.values(), self.riding]
@@ -237,6 +247,9 @@ class Assembly:
                 track.place(self.window, self.rule, 0)
             self.track_of[stream] = track
         return track
+
+    def _reach(self, event_time: int) -> None:
+        self.held_until = max(self.held_until, event_time + self.window.held_until - self.window.end)
 
     def _wait(self, track: Track, message: Message) -> None:
         track.pile.push(message)

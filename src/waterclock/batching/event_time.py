@@ -306,7 +306,7 @@ class EventTimeBatcher:
             conflict = window.conflicted and reason != "complete"
             batches.append(window.batch(self._source, rule, "conflict" if conflict else reason))
             self._rejected += window.replaced()
-            if False:
+            if reason != "timeout":
                 self._given_out.update(dict.fromkeys(window.keys(), window.closed_at(rule)))
         self._set_due()
 

@@ -37,8 +37,8 @@ class RateAwareBatcher:
         A gating stream's message for a later window waits for it.
     Ride along, held for the next window
         A message without a grid joins the window if it is not after its end. Up to three lengths after the end it is
-        held; beyond, it is let through to the window in progress. Where no stream gates there is nothing to keep it
-        apart from: it is held however far ahead it is.
+        held; beyond, it is let through to the window in progress. While catching up, the three lengths count from the
+        newest overflow, for the window will get there. Where no stream gates, it is held however far ahead it is.
     Gap
         Where every gating stream has messages waiting for later windows and none has sent anything for this one, the
         window moves by whole lengths to the first that waits. Where no stream gates, it is enough that something waits

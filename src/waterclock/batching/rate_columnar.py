@@ -102,8 +102,8 @@ class RateAwareColumns:
         may_gate = np.array([*map(gate_chooser(gated), streams), False], np.bool_)
         kernel = _kernel()
         self._row_of = np.where(may_gate, np.arange(len(may_gate)), len(may_gate) - 1).astype(np.uint32)
-        self._facts = np.zeros(kernel.FACTS, np.int64)
-        self._tracks = np.zeros((len(may_gate), kernel.TRACK_COLUMNS), np.int64)
+        self._facts = np.zeros(kernel.track_kernel.FACTS, np.int64)
+        self._tracks = np.zeros((len(may_gate), kernel.track_kernel.TRACK_COLUMNS), np.int64)
         self._tracks[:, kernel.MAY_GATE] = may_gate
         self._tracks[:, kernel.ROOT] = kernel.NONE
         self._rings = np.zeros((len(may_gate), kernel.KEPT_DIFFERENCES), np.int64)
@@ -203,14 +203,12 @@ class RateAwareColumns:
     def _check(self, codes: npt.NDArray[np.int64], times: npt.NDArray[np.int64], bounds: npt.NDArray[np.int64]) -> None:
         known = len(self._row_of) - 1
         if len(codes) != len(times):
-            raise InvalidArgumentError(
-                f"streams, event_times: lengths {len(codes)} and {len(times)} differ; give equal ones"
-            )
+            raise InvalidArgumentError(f"streams, event_times: lengths {len(codes)} and {len(times)} differ")
         if len(self._times) + len(times) > _MOST_MESSAGES:
             raise InvalidArgumentError(f"{len(times)} messages are too many at once; give fewer than {_MOST_MESSAGES}")
         if len(codes) and not 0 <= codes.min() <= codes.max() < known:
             raise InvalidArgumentError(
-                f"streams: numbers from {codes.min()} to {codes.max()} for {known} streams; give numbers from 0 below that"
+                f"streams: numbers {codes.min()} to {codes.max()} of {known} streams; give them from 0"
             )
         if not len(bounds) or bounds[0] != 0 or bounds[-1] != len(times) or (np.diff(bounds) < 0).any():
             raise InvalidArgumentError(

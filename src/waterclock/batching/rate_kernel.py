@@ -13,8 +13,6 @@ from waterclock.batching import track_kernel, window_kernel
 from waterclock.batching.period import KEPT_DIFFERENCES
 from waterclock.batching.rate_rule import ABSENT, EPOCH, HORIZON, STALLED
 from waterclock.batching.track_kernel import (
-    FACTS as FACTS,
-    TRACK_COLUMNS as TRACK_COLUMNS,
     ACTIVE_FROM,
     ALL_PILED,
     ASTRAY_FIRST,
@@ -26,6 +24,7 @@ from waterclock.batching.track_kernel import (
     FAR_FROM,
     FURTHEST,
     GATING,
+    HELD_UNTIL,
     HIGH_WATER,
     IS_ASTRAY,
     JOINED,
@@ -118,11 +117,12 @@ def _place(row: int, message: int, known: Known, messages: Waiting, rule: Rule, 
     if event_time >= track[OVER_FROM]:
         if track[RATE]:
             wait(row, message, known, messages)
+            facts[HELD_UNTIL] = max(facts[HELD_UNTIL], event_time + HORIZON * rule.length)
             if event_time < track[FAR_FROM] and not track[SATISFIED]:
                 track[SATISFIED] = 1
                 facts[WAITING] -= 1
             return True
-        if event_time <= end + HORIZON * rule.length or not facts[GATING]:
+        if event_time <= facts[HELD_UNTIL] or not facts[GATING]:
             wait(row, message, known, messages)
             return True
     join(message, facts, out)
@@ -131,7 +131,9 @@ def _place(row: int, message: int, known: Known, messages: Waiting, rule: Rule, 
     return True
 
 
-@njit(error_model="numpy", inline="always")  # and no views in it: either costs more than all else for a lone message
+@njit(
+    error_model="numpy", inline="always"
+)  # inlined, and no views in it: these cost more than all else for a lone message
 def _take(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, rule: Rule, out: Out) -> int:
     facts, tracks, rings = known.facts, known.tracks, known.rings
     newest = BEFORE_ALL
@@ -180,13 +182,12 @@ def _begin(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, 
 
 @njit(error_model="numpy")
 def _is_astray(event_time: int, facts: Ints, length: int) -> bool:
-    if facts[IS_ASTRAY]:
-        low, high = min(event_time, facts[ASTRAY_NEWEST]), max(event_time, facts[ASTRAY_NEWEST])
+    low, high = min(event_time, facts[ASTRAY_NEWEST]), max(event_time, facts[ASTRAY_NEWEST])
     if not facts[IS_ASTRAY] or apart(low, high) > np.uint64(HORIZON * length):
         facts[IS_ASTRAY] = 1
         facts[ASTRAY_FIRST] = facts[ASTRAY_NEWEST] = event_time
     facts[ASTRAY_NEWEST] = max(facts[ASTRAY_NEWEST], event_time)
-    return apart(facts[ASTRAY_FIRST], facts[ASTRAY_NEWEST]) >= np.uint64(STALLED * length)
+    return bool(apart(facts[ASTRAY_FIRST], facts[ASTRAY_NEWEST]) >= np.uint64(STALLED * length))
 
 
 @njit(error_model="numpy")

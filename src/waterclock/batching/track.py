@@ -97,7 +97,7 @@ class Track(StreamPeriodEstimator):
         while it is plausible: not in another epoch. Else it is the stream's first event time in the window, or its
         newest; where that is implausible too, there is no grid (the document's broken stream).
         """
-        rate = self.rate
+        rate = self.rate_after(None if self.grid is None else self.grid.rate)
         grid = None
         if rate is not None and rate * rule.batch_length >= _SECOND:
             farthest = EPOCH * rule.batch_length

@@ -57,18 +57,20 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
     CONTRIBUTING,
     WAITING,
     ALL_PILED,
+    HELD_UNTIL,
     JOINED,
     ACTIVE_FROM,
     BATCHES,
     COMPILED_FROM,
     FACTS,
-) = range(18)
+) = range(19)
 
 NONE = -1
 NEVER = MAX_NS
 BEFORE_ALL = MIN_NS
 
 _SECOND = 1_000_000_000
+_NEAR = 8
 
 
 class Rule(NamedTuple):
@@ -107,35 +109,53 @@ def earliest(origin: int, rate: int, start: int, back: int) -> int:
 
 
 @njit(error_model="numpy")
-def estimate(ring: Ints, kept: int) -> int:
-    """`StreamPeriodEstimator.rate`, 0 for None."""
-    if kept < MIN_DIFFERENCES:
+def _is_near(raw: float, rate: int) -> bool:
+    return abs(raw - rate) <= max(0.1 * rate, 0.1)
+
+
+@njit(error_model="numpy")
+def _period(ordered: Ints, double: int) -> tuple[float, int]:
+    per_pulse = np.empty(ordered.size, np.float64)
+    count = 0
+    for difference in ordered:
+        periods = (4 * difference + double) // (2 * double)
+        if periods >= 1:
+            per_pulse[count] = difference / periods
+            count += 1
+    per_pulse = np.sort(per_pulse[:count])
+    period = (per_pulse[(count - 1) // 2] + per_pulse[count // 2]) / 2
+    fitting = 0
+    for difference in ordered:
+        off = abs(difference - period * max(1, int(difference / period + 0.5)))
+        fitting += _NEAR * off <= period
+    return period, fitting
+
+
+@njit(error_model="numpy")
+def estimate(ring: Ints, count: int, current: int) -> int:
+    """As `StreamPeriodEstimator.rate_after`; 0 for None."""
+    if count < MIN_DIFFERENCES:
         return 0
-    ordered = np.empty(KEPT_DIFFERENCES, np.int64)
-    for k in range(kept):
+    ordered = np.empty(count, np.int64)
+    for k in range(count):
         place = k
         while place > 0 and ordered[place - 1] > ring[k]:
             ordered[place] = ordered[place - 1]
             place -= 1
         ordered[place] = ring[k]
-    double = ordered[(kept - 1) // 2] + ordered[kept // 2]
-    if 4 * ordered[0] >= double and 4 * ordered[kept - 1] < 3 * double:
-        period = double / 2
-    else:
-        per_pulse = np.empty(kept, np.float64)
-        count = 0
-        for k in range(kept):
-            periods = (4 * ordered[k] + double) // (2 * double)
-            if periods >= 1:
-                per_pulse[count] = ordered[k] / periods
-                count += 1
-        per_pulse = np.sort(per_pulse[:count])
-        period = (per_pulse[(count - 1) // 2] + per_pulse[count // 2]) / 2
+    double = ordered[(count - 1) // 2] + ordered[count // 2]
+    period, fitting = double / 2, count
+    if _NEAR * (double - 2 * ordered[0]) > double or _NEAR * (2 * ordered[count - 1] - double) > double:
+        period, fitting = _period(ordered, double)
+        if 2 * fitting < count:
+            other, other_fitting = _period(ordered, 2 * ordered[count // 4])
+            if 4 * other_fitting >= 3 * count:
+                period, fitting = other, other_fitting
     raw = _SECOND / period
-    rate = np.int64(raw + 0.5)
-    if rate < 1 or abs(raw - rate) > max(0.1 * rate, 0.1):
-        return 0
-    return rate
+    if current and 4 * fitting < 3 * count and _is_near(raw, current):
+        return current
+    rate = int(raw + 0.5)
+    return rate if rate >= 1 and _is_near(raw, rate) else 0
 
 
 @njit(error_model="numpy")
@@ -176,8 +196,8 @@ def wait(row: int, message: int, known: Known, messages: Waiting) -> None:
 @njit(error_model="numpy")
 def take_oldest(track: Ints, messages: Waiting) -> int:
     """Take the oldest message off a pile."""
-    message = track[ROOT]
-    track[ROOT] = merge(messages.left[message], messages.right[message], messages)
+    message = int(track[ROOT])
+    track[ROOT] = merge(int(messages.left[message]), int(messages.right[message]), messages)
     track[PILED] -= 1
     messages.waits_for[message] = NONE
     return message
@@ -238,7 +258,7 @@ def place_track(track: Ints, start: int, rule: Rule, steps: int) -> None:
 def regrid(row: int, start: int, rule: Rule, known: Known) -> None:
     """As `Track.regrid`."""
     track = known.tracks[row]
-    rate = estimate(known.rings[row], track[KEPT])
+    rate = estimate(known.rings[row], track[KEPT], track[RATE])
     origin = track[ORIGIN]
     if rate and (_SECOND + rate - 1) // rate > rule.length:
         rate = 0

@@ -17,6 +17,7 @@ from waterclock.batching.track_kernel import (
     FAR_FROM,
     FURTHEST,
     GATING,
+    HELD_UNTIL,
     HIGH_WATER,
     JOINED,
     KEPT,
@@ -84,7 +85,7 @@ def windows_to_first(gating_only: bool, known: Known, messages: Waiting, rule: R
     for row in range(len(known.tracks)):
         track = known.tracks[row]
         if track[PILED] and (track[RATE] or not gating_only):
-            oldest = messages.times[track[ROOT]]
+            oldest = int(messages.times[int(track[ROOT])])
             nearest = min(nearest, windows_to(track, oldest, known.facts[WINDOW_START], rule.length))
     return 0 if nearest == NEVER else nearest
 
@@ -114,6 +115,7 @@ def open_window(start: int, steps: int, known: Known, messages: Waiting, rule: R
     facts[FURTHEST] = max(facts[FURTHEST], start)
     facts[GATING] = facts[CONTRIBUTING] = facts[WAITING] = facts[ALL_PILED] = 0
     newest_waiting = BEFORE_ALL
+    newest_gating = start + rule.length
     for row in range(len(known.tracks)):
         track = known.tracks[row]
         if not track[TRACKED]:
@@ -128,12 +130,15 @@ def open_window(start: int, steps: int, known: Known, messages: Waiting, rule: R
         if track[PILED]:
             facts[ALL_PILED] += track[PILED]
             newest_waiting = max(newest_waiting, track[PILE_NEWEST])
-            if track[RATE] and messages.times[track[ROOT]] < track[FAR_FROM]:
-                track[SATISFIED] = 1
+            if track[RATE]:
+                newest_gating = max(newest_gating, track[PILE_NEWEST])
+                if messages.times[track[ROOT]] < track[FAR_FROM]:
+                    track[SATISFIED] = 1
         if track[RATE]:
             facts[GATING] += 1
             facts[CONTRIBUTING] += track[PRESENT]
             facts[WAITING] += 1 - track[SATISFIED]
+    facts[HELD_UNTIL] = newest_gating + HORIZON * rule.length
     if not facts[GATING]:
         facts[WAITING] = NONE
         if facts[ALL_PILED]:

@@ -25,7 +25,6 @@ BUSY_TIMEOUT = 30.0
 _T = TypeVar("_T")
 
 _FIRST_PAUSE = 0.001
-_LONGEST_PAUSE = 0.05
 
 _DIALECTS: dict[str, type[Dialect]] = {
     "sqlite": SqliteDialect,
@@ -101,7 +100,7 @@ class Backend:
                     ) from error
             # Jitter, so that writers who met do not meet again.
             time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  # not a secret
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            pause = min(pause * 2, self.dialect.longest_pause)
 
     @contextmanager
     def snapshot(self) -> Generator[sa.Connection]:

@@ -14,6 +14,9 @@ class Dialect(Protocol):
     name: str
     """``"sqlite"``, ``"postgresql"`` or ``"mysql"`` (MariaDB counts as MySQL)."""
 
+    longest_pause: float
+    """Seconds to wait before a transaction that could not run is tried again, at the longest."""
+
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine whose connections are set up for durable, concurrent use."""
         ...

@@ -22,6 +22,7 @@ class MysqlDialect:
     """MySQL's and MariaDB's answers."""
 
     name = "mysql"
+    longest_pause = 0.05
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine whose sessions are strict and in UTC."""

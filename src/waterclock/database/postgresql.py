@@ -20,6 +20,7 @@ class PostgresqlDialect:
     """PostgreSQL's answers."""
 
     name = "postgresql"
+    longest_pause = 0.05
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine that checks a pooled connection before lending it, so that a server restart is no error."""

@@ -23,6 +23,7 @@ class SqliteDialect:
     """SQLite's answers."""
 
     name = "sqlite"
+    longest_pause = 0.005  # the lock is free for moments only: who looks seldom waits long behind a busy writer
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine whose connections are durable: write-ahead log, synchronous=FULL."""

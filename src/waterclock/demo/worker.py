@@ -50,8 +50,13 @@ def work(table: MessageTable, consumer: str) -> None:
             except LeaseLostError:
                 continue  # a machine slower than the lease: whoever has the message now acks it
             _say(acked=1)
-        if not deliveries and table.stats().unacked == 0:
+        if not deliveries and not _is_anything_left(table):
             return
+
+
+def _is_anything_left(table: MessageTable) -> bool:
+    stats = table.stats()
+    return bool(stats.ready or stats.scheduled or stats.in_flight or stats.delayed)
 
 
 def _say(**facts: object) -> None:

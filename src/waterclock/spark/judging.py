@@ -88,7 +88,7 @@ def _judge(packed: pa.Table, record: np.dtype[Any], rule: EventTimeRule) -> pa.R
     stream_names, streams = stream_numbers(pa.concat_arrays(packed.column("streams").chunks), rows, messages["stream"])
     clock = messages["receive_time"]
     if record == POSITIONED:
-        order = np.lexsort((messages["index"], messages["entry"], messages["ledger"], sources))
+        order = _reading_order(messages, sources, packed.column("count").to_numpy())
         messages, streams = messages[order], streams[order]
         clock = _running_maximum(sources, messages["receive_time"])
     found = assign_arrays(sources, streams, messages["event_time"], clock, rule)
@@ -109,6 +109,32 @@ def _records(cells: pa.BinaryArray, record: np.dtype[Any]) -> Records:
     _, offsets, data = cells.cast(pa.binary()).buffers()
     bounds = np.frombuffer(offsets, np.int32)[cells.offset : cells.offset + len(cells) + 1]
     return np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]].view(record)
+
+
+def _reading_order(
+    messages: Records, sources: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]
+) -> npt.NDArray[np.intp]:
+    """Order the messages of each source by position; ``counts`` says how many each packed row brought."""
+    begins = np.cumsum(counts) - counts
+    rows = _by_position(messages[begins], sources[begins])
+    moved = counts[rows]
+    order = np.repeat(begins[rows] - (np.cumsum(moved) - moved), moved) + np.arange(len(messages))
+    # Rows come in any order, but what they hold was read in order, nearly always.
+    if _is_ordered(messages[order], sources):
+        return order
+    return _by_position(messages, sources)
+
+
+def _by_position(messages: Records, sources: npt.NDArray[np.int32]) -> npt.NDArray[np.intp]:
+    return np.lexsort((messages["index"], messages["entry"], messages["ledger"], sources))
+
+
+def _is_ordered(messages: Records, sources: npt.NDArray[np.int32]) -> bool:
+    behind = np.zeros(len(messages) - 1, np.bool_)
+    for name in ("index", "entry", "ledger"):
+        values = messages[name]
+        behind = (values[1:] < values[:-1]) | ((values[1:] == values[:-1]) & behind)
+    return not (behind & (sources[1:] == sources[:-1])).any()
 
 
 def _running_maximum(sources: npt.NDArray[np.int32], times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

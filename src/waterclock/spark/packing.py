@@ -38,6 +38,14 @@ UNPACKED_COLUMNS = "stream STRING, event_time BIGINT, receive_time BIGINT, ledge
 
 Records = npt.NDArray[Any]
 
+_NUMBERS = {
+    "event_time": pa.int64(),
+    "receive_time": pa.int64(),
+    "ledger": pa.int64(),
+    "entry": pa.int64(),
+    "index": pa.int32(),
+}
+
 _PACKED_AT_ONCE = 2**20
 # Spark hands 10,000 rows at once to Python whatever their size, once its costly count of bytes is off (see session).
 _LARGEST_CELL = 2**15
@@ -91,7 +99,7 @@ def records(cell: bytes | memoryview | pa.Buffer, count: int) -> Records:
     )
 
 
-def unpack(packed: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[pa.Array]]:
+def unpack(packed: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], dict[str, pa.Array]]:
     """Turn packed rows back into one row a message.
 
     Returns
@@ -102,15 +110,14 @@ def unpack(packed: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[pa.Array
         Those of `UNPACKED_COLUMNS`; nulls for the position where messages have none.
     """
     counts = packed.column("count").to_numpy()
-    cells = [records(cell.as_buffer(), count) for cell, count in zip(packed.column("messages"), counts, strict=True)]
     rows = np.repeat(np.arange(len(counts)), counts)
-    names, numbers = stream_numbers(packed.column("streams"), rows, np.concatenate([c["stream"] for c in cells]))
-    columns: list[pa.Array] = [names.take(pa.array(numbers))]
-    for field in POSITIONED.names[:2] + POSITIONED.names[3:]:
-        kind = pa.from_numpy_dtype(POSITIONED[field])
-        columns.append(
-            pa.concat_arrays([pa.array(c[field]) if field in c.dtype.names else pa.nulls(len(c), kind) for c in cells])
-        )
+    parts = [records(cell.as_buffer(), count) for cell, count in zip(packed.column("messages"), counts, strict=True)]
+    parts = parts or [np.empty(0, PLAIN)]
+    numbers = np.concatenate([part["stream"] for part in parts])
+    names, streams = stream_numbers(packed.column("streams"), rows, numbers)
+    columns = {"stream": names.take(pa.array(streams))}
+    for name, kind in _NUMBERS.items():
+        columns[name] = pa.concat_arrays([_field(part, name, kind) for part in parts])
     return rows, columns
 
 
@@ -198,6 +205,12 @@ def _pack(table: pa.Table, record: np.dtype[Any]) -> pa.RecordBatch:
             "messages": cells(messages, bounds),
         }
     )
+
+
+def _field(messages: Records, name: str, kind: pa.DataType) -> pa.Array:
+    if name in (messages.dtype.names or ()):
+        return pa.array(messages[name], kind)
+    return pa.nulls(len(messages), kind)
 
 
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray:

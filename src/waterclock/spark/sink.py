@@ -164,8 +164,7 @@ def _payloads(database: Database, options: WriteOptions) -> Topic | None:
 
 def _messages(rows: pa.RecordBatch, payloads: Topic | None) -> pa.Table:
     """Lay out the messages of all the batches, one after another, with what the topic knows about them."""
-    numbers, unpacked = unpack(rows)
-    known: dict[str, pa.Array] = dict(zip(("stream", "event_time", "receive_time", *_POSITION), unpacked, strict=True))
+    numbers, known = unpack(rows)
     if payloads is not None:
         positions = pa.table({name: known[name] for name in _POSITION})
         if positions.column("ledger").null_count:

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from waterclock.tables.context import TableContext
-from waterclock.tables.grouping import check_order, route, settle
+from waterclock.tables.grouping import UNGROUPED, check_order, lock_groups, route, settle
+
+_Row = sa.Row[*tuple[Any, ...]]
 
 
 class Held(NamedTuple):
@@ -41,13 +43,7 @@ def ack_ids(context: TableContext, connection: sa.Connection, ids: Sequence[Any]
     OrderError
         Where an earlier message of the group is not acked.
     """
-    rows = context.rows
-    if context.options.groups:
-        route(context, connection)
-    known = connection.execute(
-        sa.select(rows.c.seq, rows.c.group_id).where(_any_id(context, "ids"), rows.c.time_acked.is_(None)), {"ids": ids}
-    ).all()
-    return len(_ack(context, connection, [(row.seq, row.group_id) for row in known]))
+    return _ack(context, connection, _lock_unacked(context, connection, ids))
 
 
 def ack_held(context: TableContext, connection: sa.Connection, held: Iterable[Held]) -> set[int]:
@@ -58,14 +54,16 @@ def ack_held(context: TableContext, connection: sa.Connection, held: Iterable[He
     OrderError
         Where an earlier message of the group is not acked.
     """
+    rows = context.rows
     by_lease: dict[int, list[Held]] = {}
     for one in held:
         by_lease.setdefault(one.lease, []).append(one)
     lost: set[int] = set()
     for lease, ours in by_lease.items():
-        still = _still_held(context, connection, lease, [one.seq for one in ours])
-        lost |= {one.seq for one in ours} - still
-        _ack(context, connection, [(one.seq, one.group_id) for one in ours if one.seq in still])
+        _lock(context, connection, ours)
+        still = _lock_rows(context, connection, [one.seq for one in ours], rows.c.lease == lease)
+        lost |= {one.seq for one in ours} - {row.seq for row in still}
+        _ack(context, connection, still)
     return lost
 
 
@@ -76,6 +74,7 @@ def back_off(context: TableContext, connection: sa.Connection, held: Held, delay
     """
     rows = context.rows
     now = context.backend.now(connection)
+    _lock(context, connection, [held])
     changed = connection.execute(
         sa.update(rows)
         .where(_holds(rows, held))
@@ -83,7 +82,7 @@ def back_off(context: TableContext, connection: sa.Connection, held: Held, delay
     ).rowcount
     if changed and context.options.groups:
         release_behind(context, connection, [(held.group_id, held.lease, held.position)], now)
-        settle(context, connection, [held.group_id or ""])
+        settle(context, connection, [held.group_id or UNGROUPED])
     return changed == 1
 
 
@@ -93,6 +92,7 @@ def give_back(context: TableContext, connection: sa.Connection, held: Iterable[H
     ours = list(held)
     if not ours:
         return
+    _lock(context, connection, ours)
     connection.execute(
         sa.update(rows)
         .where(rows.c.seq == sa.bindparam("of"), rows.c.lease == sa.bindparam("by"), rows.c.time_acked.is_(None))
@@ -100,7 +100,7 @@ def give_back(context: TableContext, connection: sa.Connection, held: Iterable[H
         [{"of": one.seq, "by": one.lease, "due": one.due} for one in ours],
     )
     if context.options.groups:
-        settle(context, connection, [one.group_id or "" for one in ours])
+        settle(context, connection, [one.group_id or UNGROUPED for one in ours])
 
 
 def extend(context: TableContext, connection: sa.Connection, held: Held, duration: int) -> int | None:
@@ -115,6 +115,7 @@ def extend(context: TableContext, connection: sa.Connection, held: Held, duratio
     """
     rows = context.rows
     until = context.backend.now(connection) + duration
+    _lock(context, connection, [held])
     ours = _holds(rows, held)
     if context.options.groups and connection.execute(sa.select(rows.c.seq).where(ours)).first() is not None:
         ours = (rows.c.group_id == held.group_id) & (rows.c.lease == held.lease) & rows.c.time_acked.is_(None)
@@ -122,21 +123,14 @@ def extend(context: TableContext, connection: sa.Connection, held: Held, duratio
         sa.update(rows).where(ours).values(time_next=sa.case((rows.c.time_next < until, until), else_=rows.c.time_next))
     )
     if context.options.groups:
-        settle(context, connection, [held.group_id or ""])
+        settle(context, connection, [held.group_id or UNGROUPED])
     return connection.execute(sa.select(rows.c.time_next).where(_holds(rows, held))).scalar()
 
 
 def reschedule(context: TableContext, connection: sa.Connection, ids: Sequence[Any], at: int, epoch: int | None) -> int:
     """Set when messages are sent next (ns), and their epoch; return how many. Those that are out lose their lease."""
     rows = context.rows
-    if context.options.groups:
-        route(context, connection)
-    known = connection.execute(
-        sa.select(rows.c.seq, rows.c.group_id, rows.c.lease, rows.c.position).where(
-            _any_id(context, "ids"), rows.c.time_acked.is_(None)
-        ),
-        {"ids": ids},
-    ).all()
+    known = _lock_unacked(context, connection, ids)
     values: dict[str, Any] = {"time_next": at, "lease": None}
     if epoch is not None:
         values["epoch"] = epoch
@@ -147,7 +141,7 @@ def reschedule(context: TableContext, connection: sa.Connection, ids: Sequence[A
     if context.options.groups:
         out = [(row.group_id, row.lease, row.position) for row in known if row.lease is not None]
         release_behind(context, connection, out, context.backend.now(connection))
-        settle(context, connection, [row.group_id for row in known])
+        settle(context, connection, [row.group_id or UNGROUPED for row in known])
     return len(known)
 
 
@@ -169,10 +163,10 @@ def release_behind(
         )
 
 
-def _ack(context: TableContext, connection: sa.Connection, messages: Sequence[tuple[int, str | None]]) -> set[int]:
-    seqs = [seq for seq, _ in messages]
+def _ack(context: TableContext, connection: sa.Connection, messages: Sequence[_Row]) -> int:
+    seqs = [row.seq for row in messages]
     if not seqs:
-        return set()
+        return 0
     if context.options.groups:
         check_order(context, connection, seqs)
     rows = context.rows
@@ -183,25 +177,39 @@ def _ack(context: TableContext, connection: sa.Connection, messages: Sequence[tu
         {"seqs": seqs},
     )
     if context.options.groups:
-        settle(context, connection, [group_id or "" for _, group_id in messages])
-    return set(seqs)
+        settle(context, connection, [row.group_id or UNGROUPED for row in messages])
+    return len(seqs)
 
 
-def _still_held(context: TableContext, connection: sa.Connection, lease: int, seqs: Sequence[int]) -> set[int]:
+def _lock_unacked(context: TableContext, connection: sa.Connection, ids: Sequence[Any]) -> Sequence[_Row]:
     rows = context.rows
-    return set(
-        connection.scalars(
-            sa.select(rows.c.seq).where(
-                context.sql.any_of(rows.c.seq, "seqs"), rows.c.lease == lease, rows.c.time_acked.is_(None)
-            ),
-            {"seqs": seqs},
-        )
-    )
+    statement = sa.select(rows.c.seq, rows.c.group_id).where(context.sql.any_of(rows.c.id, "ids"))
+    if context.options.groups:
+        route(context, connection)
+    known = connection.execute(statement.where(rows.c.time_acked.is_(None)), {"ids": list(ids)}).all()
+    if context.options.groups:
+        lock_groups(context, connection, [row.group_id or UNGROUPED for row in known])
+    return _lock_rows(context, connection, [row.seq for row in known], sa.true())
+
+
+def _lock_rows(
+    context: TableContext, connection: sa.Connection, seqs: Sequence[int], which: sa.ColumnElement[bool]
+) -> Sequence[_Row]:
+    rows = context.rows
+    return connection.execute(
+        sa.select(rows.c.seq, rows.c.group_id, rows.c.lease, rows.c.position)
+        .where(context.sql.any_of(rows.c.seq, "seqs"), rows.c.time_acked.is_(None), which)
+        .order_by(rows.c.seq)
+        .with_for_update(),
+        {"seqs": list(seqs)},
+    ).all()
+
+
+def _lock(context: TableContext, connection: sa.Connection, held: Iterable[Held]) -> None:
+    # The groups before the rows, as every other operation does.
+    if context.options.groups:
+        lock_groups(context, connection, [one.group_id or UNGROUPED for one in held])
 
 
 def _holds(rows: sa.Table, held: Held) -> sa.ColumnElement[bool]:
     return (rows.c.seq == held.seq) & (rows.c.lease == held.lease) & rows.c.time_acked.is_(None)
-
-
-def _any_id(context: TableContext, name: str) -> sa.ColumnElement[bool]:
-    return context.sql.any_of(context.rows.c.id, name)

@@ -71,7 +71,9 @@ class Backoff:
         The result may lie beyond the bounds by the jitter: clamp it to `wait_bounds`.
         """
         base, limit = sa.literal(self.base, sa.BigInteger), sa.literal(self.limit, sa.BigInteger)
-        grown = sa.case((epoch >= self.doublings, limit), else_=base.bitwise_lshift(epoch))
+        # PostgreSQL shifts by 32-bit integers only, so the epoch must be small before it becomes one.
+        shift = sa.cast(sa.case((epoch >= self.doublings, 0), else_=epoch), sa.Integer)
+        grown = sa.case((epoch >= self.doublings, limit), else_=base.bitwise_lshift(shift))
         jittered = sa.cast(grown * (1 + self.jitter * swing), sa.BigInteger)
         delay = sa.case((epoch <= 0, base), else_=jittered)
         return delay if self.min_backoff is None else self.ack_wait + delay

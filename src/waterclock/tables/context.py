@@ -8,8 +8,8 @@ import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
 from waterclock.tables.dialect import TableDialect
-from waterclock.tables.options import TableOptions
 from waterclock.tables.mysql import MysqlTables
+from waterclock.tables.options import TableOptions
 from waterclock.tables.postgresql import PostgresqlTables
 from waterclock.tables.sqlite import SqliteTables
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import sqlalchemy as sa
-from sqlalchemy.schema import SchemaItem
 
 from waterclock.database.backend import Backend
 from waterclock.tables.changes import Changes
 from waterclock.tables.options import IdType
+from waterclock.tables.schema import IdItem
 
 
 class TableDialect(Protocol):
@@ -19,7 +19,7 @@ class TableDialect(Protocol):
     one_writer: bool
     """Whether a transaction that writes keeps all others from writing."""
 
-    def id_items(self, name: str, id_type: IdType) -> Sequence[SchemaItem]:
+    def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
         """Give what the id's column needs so that the database generates ids; ``name`` is the table's."""
         ...
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock.database.table_catalogue import groups
+from waterclock.database.table_catalogue import groups, message_tables
 from waterclock.errors import OrderError
 from waterclock.tables.context import TableContext
 
@@ -23,34 +23,63 @@ def route(context: TableContext, connection: sa.Connection) -> None:
     """Give messages that are new their places in their groups, and note what changed in groups by plain SQL.
 
     Enqueuing only inserts rows, so that a caller's long transaction never holds a group; this runs before each claim.
+    One consumer routes at a time. A group that somebody holds just now is left to the next one.
     """
+    turn = sa.select(message_tables.c.table_id).where(message_tables.c.table_id == context.table_id)
+    if connection.execute(turn.with_for_update(skip_locked=True)).first() is None:
+        return
     while True:
         found = connection.execute(_unrouted(context.rows)).all()
-        if not found:
+        routed = _route_some(context, connection, found)
+        if len(found) < _ROUTED_AT_ONCE or not routed:
             return
-        fresh = [row for row in found if row.position is None and row.time_acked is None]
-        tails = _tails(context, connection, {row.group_id or UNGROUPED for row in fresh})
-        updates: list[dict[str, Any]] = []
-        for row in found:
-            group, position = row.group_id or UNGROUPED, row.position
-            if position is None and row.time_acked is None:
-                position = tails[group] = tails[group] + 1
-            updates.append({"of": row.seq, "place": position})
-        nameless = [row.seq for row in found if row.group_id is None]
-        if nameless:
-            connection.execute(_name_group(context), {"seqs": nameless})
-        connection.execute(_place(context.rows), updates)
-        if tails:
-            connection.execute(
-                _move_tail(),
-                [{"table": context.table_id, "of": group, "to": tail} for group, tail in sorted(tails.items())],
-            )
-        settle(context, connection, {row.group_id or UNGROUPED for row in found})
+
+
+def _route_some(context: TableContext, connection: sa.Connection, found: Sequence[sa.Row[Any, Any, Any, Any]]) -> int:
+    fresh = {row.group_id or UNGROUPED for row in found if _is_fresh(row)}
+    _add_groups(context, connection, fresh)
+    tails, busy = _lock_free(context, connection, {row.group_id or UNGROUPED for row in found})
+    updates: list[dict[str, Any]] = []
+    for row in found:
+        group, position = row.group_id or UNGROUPED, row.position
+        if group in busy:
+            continue
+        if _is_fresh(row):
+            position = tails[group] = tails[group] + 1
+        updates.append({"of": row.seq, "place": position})
+    if not updates:
+        return 0
+    nameless = [row.seq for row in found if row.group_id is None]
+    if nameless:
+        connection.execute(_name_group(context), {"seqs": nameless})
+    connection.execute(_place(context.rows), updates)
+    moved = [{"table": context.table_id, "of": group, "to": tails[group]} for group in sorted(fresh & tails.keys())]
+    if moved:
+        connection.execute(_move_tail(), moved)
+    settle(context, connection, tails)
+    return len(updates)
+
+
+def _is_fresh(row: sa.Row[*tuple[Any, ...]]) -> bool:
+    return row.position is None and row.time_acked is None
+
+
+def lock_groups(context: TableContext, connection: sa.Connection, group_ids: Iterable[str]) -> None:
+    """Keep groups from changing until the transaction ends. In order, so that nobody waits in a circle."""
+    statement = (
+        sa.select(groups.c.group_id)
+        .where(groups.c.table_id == context.table_id, context.sql.any_of(groups.c.group_id, "groups"))
+        .order_by(groups.c.group_id)
+        .with_for_update()
+    )
+    if not context.sql.one_writer:
+        connection.execute(statement, {"groups": sorted(set(group_ids))})
 
 
 def has_unrouted(context: TableContext, connection: sa.Connection) -> bool:
     """Say whether `route` would find something."""
-    return connection.execute(_unrouted(context.rows).limit(1)).first() is not None
+    seq, routed = context.rows.c.seq, context.rows.c.routed
+    return connection.execute(sa.select(seq).where(routed == sa.literal_column("0")).limit(1)).first() is not None
 
 
 def settle(context: TableContext, connection: sa.Connection, group_ids: Iterable[str]) -> None:
@@ -147,19 +176,23 @@ def check_order(context: TableContext, connection: sa.Connection, seqs: Sequence
         )
 
 
-def _tails(context: TableContext, connection: sa.Connection, group_ids: set[str]) -> dict[str, int]:
-    # In order, so that two who add the same groups do not wait for each other.
-    names = sorted(group_ids)
-    if not names:
-        return {}
-    connection.execute(
-        context.sql.add_groups(),
-        [{"table_id": context.table_id, "group_id": name, "tail": 0, "priority": 0} for name in names],
-    )
-    known = sa.select(groups.c.group_id, groups.c.tail).where(
-        groups.c.table_id == context.table_id, context.sql.any_of(groups.c.group_id, "groups")
-    )
-    return {row.group_id: row.tail for row in connection.execute(known, {"groups": names})}
+def _add_groups(context: TableContext, connection: sa.Connection, group_ids: set[str]) -> None:
+    rows = [{"table_id": context.table_id, "group_id": name, "tail": 0, "priority": 0} for name in sorted(group_ids)]
+    if rows:
+        connection.execute(context.sql.add_groups(), rows)
+
+
+def _lock_free(
+    context: TableContext, connection: sa.Connection, group_ids: set[str]
+) -> tuple[dict[str, int], set[str]]:
+    """Lock the groups that nobody holds; return their tails, and which groups somebody holds."""
+    these = (groups.c.table_id == context.table_id) & context.sql.any_of(groups.c.group_id, "groups")
+    names = {"groups": sorted(group_ids)}
+    free = sa.select(groups.c.group_id, groups.c.tail).where(these).order_by(groups.c.group_id)
+    found = connection.execute(free.with_for_update(skip_locked=True), names)
+    tails = {row.group_id: row.tail for row in found}
+    busy = set(connection.scalars(sa.select(groups.c.group_id).where(these), names)) - tails.keys()
+    return tails, busy
 
 
 @lru_cache(maxsize=256)
@@ -169,6 +202,7 @@ def _unrouted(rows: sa.Table) -> sa.Select[Any, Any, Any, Any]:
         .where(rows.c.routed == sa.literal_column("0"))
         .order_by(rows.c.seq)
         .limit(_ROUTED_AT_ONCE)
+        .with_for_update(skip_locked=True)
     )
 
 

@@ -107,6 +107,7 @@ class MessageTable:
             on_exhausted=on_exhausted,
             id_type=id_type,
             payload=payload,
+            columns={column: kind for column, kind in (columns or {}).items() if isinstance(kind, str)},
         )
         dialect = table_dialect(backend)
         id_items = dialect.id_items(name, options.id_type)
@@ -150,7 +151,7 @@ class MessageTable:
                     f"there is no message table {name!r} in {backend.url.render_as_string()}; create it"
                 )
             options = TableOptions.from_json(name, entry.options)
-            rows = reflect_rows(connection, name, options.id_type, options.payload)
+            rows = reflect_rows(connection, name, options)
         return cls(TableContext(backend, entry.table_id, name, options, rows, dialect))
 
     def put(

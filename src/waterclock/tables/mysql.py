@@ -7,12 +7,13 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
-from sqlalchemy.schema import DDL, CreateTable, SchemaItem
+from sqlalchemy.schema import DDL, CreateTable
 
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.changes import Changes, Polling
 from waterclock.tables.options import IdType
+from waterclock.tables.schema import IdItem
 
 _NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED) * 1000"
 _TRIGGERS = (
@@ -53,11 +54,14 @@ class MysqlTables:
 
     one_writer = False
 
-    def id_items(self, name: str, id_type: IdType) -> Sequence[SchemaItem]:
-        """Number ids by a sequence, because the table has one AUTO_INCREMENT only, and draw UUIDs."""
-        if id_type == "bigint":
-            return [sa.Sequence(f"{name}_id_seq")]
-        return [sa.DefaultClause(sa.text("UUID()"))] if id_type == "uuid" else []
+    def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
+        """Let a sequence number the ids, because a table has one AUTO_INCREMENT only, and draw UUIDs."""
+        items: dict[IdType, list[IdItem]] = {
+            "bigint": [sa.DefaultClause(sa.Sequence(f"{name}_id_seq").next_value())],
+            "uuid": [sa.DefaultClause(sa.text("UUID()"))],
+            "text": [],
+        }
+        return items[id_type]
 
     def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool) -> None:
         """Make the SQL table, its indexes and its triggers."""
@@ -66,9 +70,7 @@ class MysqlTables:
         for column in ("time_scheduled", "time_created"):
             rows.c[column].server_default = sa.DefaultClause(sa.text(f"({_NOW})"))
         if id_type == "bigint":
-            sequence = sa.Sequence(f"{name}_id_seq")
-            sequence.create(connection)
-            rows.c.id.server_default = sa.DefaultClause(sequence.next_value())
+            sa.Sequence(f"{name}_id_seq").create(connection)
         connection.execute(CreateTable(rows))
         indexes = [sa.Index(f"{name}_next_idx", rows.c.time_acked, rows.c.priority, rows.c.time_next)]
         if grouped:
@@ -83,7 +85,7 @@ class MysqlTables:
             connection.execute(DDL(statement, context={"table": quote(name), "now": _NOW, **triggers}))
 
     def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
-        """Draw ids from the table's sequence, which is brought up to the ids that were given by hand where it is not."""
+        """Draw ids from the table's sequence, which is first brought up to the ids that were given by hand."""
         sequence = sa.Sequence(f"{rows.name}_id_seq")
         numbers = sa.table(f"seq_1_to_{count:d}")  # a table that MariaDB makes up
         drawn = sa.select(sequence.next_value()).select_from(numbers)

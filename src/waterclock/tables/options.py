@@ -55,6 +55,8 @@ class TableOptions:
     group_header: str
     id_type: IdType
     payload: Payload
+    columns: dict[str, str]
+    """The types of the further columns that were given by our names for them."""
 
     @property
     def backoff(self) -> Backoff:
@@ -90,6 +92,7 @@ class TableOptions:
         group_header: str,
         id_type: IdType,
         payload: Payload,
+        columns: dict[str, str],
         **later: object,
     ) -> TableOptions:
         """Check what a user wrote; InvalidArgumentError names the option, the value and the remedy."""
@@ -113,6 +116,7 @@ class TableOptions:
             group_header=_text(group_header, "group_header"),
             id_type=_choice(id_type, "id_type", IdType),
             payload=_choice(payload, "payload", Payload),
+            columns=columns,
         )
         if options.max_backoff is not None and options.max_backoff < options.backoff.base:
             shortest = "ack_wait" if options.min_backoff is None else "min_backoff"

@@ -7,12 +7,13 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.schema import DDL, CreateTable, SchemaItem
+from sqlalchemy.schema import DDL, CreateTable
 
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.changes import Changes, Polling
 from waterclock.tables.options import IdType
+from waterclock.tables.schema import IdItem
 
 _NOW = "CAST(EXTRACT(epoch FROM statement_timestamp()) * 1000000000 AS BIGINT)"
 # The conditions keep our own statements from calling the functions: they name every column, and change the lease.
@@ -54,12 +55,15 @@ class PostgresqlTables:
 
     one_writer = False
 
-    def id_items(self, name: str, id_type: IdType) -> Sequence[SchemaItem]:
-        """Number ids by an identity, and draw UUIDs at random."""
+    def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
+        """Let an identity number the ids, and draw UUIDs at random."""
         del name  # only databases without identities need it
-        if id_type == "bigint":
-            return [sa.Identity()]
-        return [sa.DefaultClause(sa.func.gen_random_uuid())] if id_type == "uuid" else []
+        items: dict[IdType, list[IdItem]] = {
+            "bigint": [sa.Identity()],
+            "uuid": [sa.DefaultClause(sa.func.gen_random_uuid())],
+            "text": [],
+        }
+        return items[id_type]
 
     def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool) -> None:
         """Make the SQL table, its indexes and its triggers."""

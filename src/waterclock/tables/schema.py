@@ -9,12 +9,14 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql
-from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
 from waterclock.database.types import BigInt, Key, LongText, Name
 from waterclock.errors import InvalidArgumentError, SchemaError
-from waterclock.tables.options import IdType, Payload
+from waterclock.tables.options import IdType, Payload, TableOptions
+
+IdItem = sa.Identity | sa.DefaultClause
+"""What makes a database generate ids."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
 _RESERVED = ("waterclock_", "sqlite_", "pg_")
@@ -97,7 +99,7 @@ def message_rows(
     id_type: IdType,
     payload: Payload,
     columns: Sequence[sa.Column[Any]],
-    id_items: Sequence[SchemaItem] = (),
+    id_items: Sequence[IdItem] = (),
 ) -> sa.Table:
     """Describe the SQL table of a message table.
 
@@ -133,7 +135,7 @@ OWN_COLUMNS = tuple(column.name for column in message_rows("t", "bigint", "bytes
 _ARGUMENTS = ("payload", "at", "group", "connection")
 
 
-def reflect_rows(connection: sa.Connection, name: str, id_type: IdType, payload: Payload) -> sa.Table:
+def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) -> sa.Table:
     """Describe the SQL table as it is in the database now, with the columns that users added.
 
     Raises
@@ -148,5 +150,10 @@ def reflect_rows(connection: sa.Connection, name: str, id_type: IdType, payload:
     for column in OWN_COLUMNS:
         if column not in found:
             raise SchemaError(f"message table {name!r}: its SQL table lacks the column {column!r}; add it")
-    extra = [sa.Column(column, kind) for column, kind in found.items() if column not in OWN_COLUMNS]
-    return message_rows(name, id_type, payload, extra)
+    # What a database reports need not be what was asked for: MariaDB calls a JSON column a text.
+    extra = [
+        sa.Column(column, _COLUMN_TYPES.get(options.columns.get(column, ""), kind))
+        for column, kind in found.items()
+        if column not in OWN_COLUMNS
+    ]
+    return message_rows(name, options.id_type, options.payload, extra)

@@ -8,12 +8,13 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.schema import DDL, CreateTable, SchemaItem
+from sqlalchemy.schema import DDL, CreateTable
 
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.changes import SqliteChanges
 from waterclock.tables.options import IdType
+from waterclock.tables.schema import IdItem
 
 _NOW = "((CAST(strftime('%s','now') AS INTEGER) * 1000 + CAST(substr(strftime('%f','now'), 4) AS INTEGER)) * 1000000)"
 # An insert of ours names every column, so that the first trigger runs for plain SQL only. The second keeps a message
@@ -72,7 +73,7 @@ class SqliteTables:
 
     one_writer = True
 
-    def id_items(self, name: str, id_type: IdType) -> Sequence[SchemaItem]:
+    def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
         """Leave ids to the trigger, which sees the row's number."""
         del name, id_type
         return []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -58,18 +58,23 @@ class Scenario:
         for (arrival, _), group in groupby(arrivals, itemgetter(0, 1)):
             yield arrival, [m for _, _, m in group if m is not None]
 
-    def run(self, watch: Callable[[RateAwareBatcher], None] | None = None) -> tuple[RateAwareBatcher, list[Batch]]:
+    def run(self, *, restoring: bool = False) -> tuple[RateAwareBatcher, list[Batch]]:
+        """Give what arrives to a batcher, ``restoring`` it from its own state before each call."""
         now = 0.0
-        batcher = RateAwareBatcher(**self.options, clock=lambda: now if self.wall_clock else 0.0)
+
+        def clock() -> float:
+            return now if self.wall_clock else 0.0
+
+        batcher = RateAwareBatcher(**self.options, clock=clock)
         batches: list[Batch] = []
         lengths = dict(self.set_batch_length)
         for arrival, messages in self.calls():
+            if restoring:
+                batcher = RateAwareBatcher.restore(batcher.state(), clock=clock)
             now = arrival
             for due in [key for key in lengths if float(key) <= arrival]:
                 batcher.set_batch_length(lengths.pop(due))
             batches += batcher.add(messages)
-            if watch is not None:
-                watch(batcher)
         return batcher, batches + (batcher.flush() if self.flush else [])
 
 

@@ -70,5 +70,5 @@ def test_a_batch_from_before_a_change_is_judged_by_its_own_window() -> None:
 
 @pytest.mark.parametrize(("length", "rate"), [("0s", 1), ("10ms", 14), ("1s", 0), (float("nan"), 1)])
 def test_a_length_below_a_pulse_is_refused(length: str, rate: int) -> None:
-    with pytest.raises(InvalidArgumentError, match="batch_length|rate"):
+    with pytest.raises(InvalidArgumentError, match=r"batch_length|rate"):
         AdaptiveBatchLength(length, rate)

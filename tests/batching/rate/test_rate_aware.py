@@ -122,7 +122,7 @@ def test_messages_of_a_batch_are_in_order_of_event_time_then_stream() -> None:
 
 def test_closed_at_is_the_high_water_mark_at_closing() -> None:
     batcher = RateAwareBatcher()
-    batcher.add(pulses("det", 14, -1, 0) + [message("det", T0)])
+    batcher.add([*pulses("det", 14, -1, 0), message("det", T0)])
     batch = feed(batcher, pulses("det", 14, 1 / 14, 1))[0]
     assert batch.reason == "slots"
     assert batch.closed_at == batch.messages[-1].event_time

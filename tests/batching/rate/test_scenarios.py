@@ -22,15 +22,4 @@ def test_a_scenario_gives_the_batches_it_expects(path: Path) -> None:
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_a_scenario_ends_the_same_where_the_batcher_is_restored_after_each_call(path: Path) -> None:
     scenario = Scenario.read(path)
-    _, never_stopped = scenario.run()
-    now = 0.0
-    batcher = type(scenario.run()[0])(**scenario.options, clock=lambda: now if scenario.wall_clock else 0.0)
-    batches = []
-    lengths = dict(scenario.set_batch_length)
-    for arrival, messages in scenario.calls():
-        batcher = batcher.restore(batcher.state(), clock=lambda: now if scenario.wall_clock else 0.0)
-        now = arrival
-        for due in [key for key in lengths if float(key) <= arrival]:
-            batcher.set_batch_length(lengths.pop(due))
-        batches += batcher.add(messages)
-    assert batches + (batcher.flush() if scenario.flush else []) == never_stopped
+    assert scenario.run(restoring=True)[1] == scenario.run()[1]
