@@ -1,8 +1,11 @@
 """Waterclock: keeps messages found by time, batches them by when they happened, hands them out as work done once."""
 
+from waterclock.batching.adaptive import AdaptiveBatchLength
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.batching.by_source import BySource
+from waterclock.batching.columnar import assign_batches
 from waterclock.batching.event_time import EventTimeBatcher
+from waterclock.batching.rate_aware import RateAwareBatcher
 from waterclock.connection import Database, connect
 from waterclock.errors import (
     AlreadyExistsError,
@@ -18,6 +21,7 @@ from waterclock.errors import (
 from waterclock.message import Message, Position
 
 __all__ = [
+    "AdaptiveBatchLength",
     "AlreadyExistsError",
     "Batch",
     "BySource",
@@ -30,9 +34,11 @@ __all__ = [
     "OrderError",
     "Position",
     "ProducerFencedError",
+    "RateAwareBatcher",
     "Rejection",
     "SchemaError",
     "UnavailableError",
     "WaterclockError",
+    "assign_batches",
     "connect",
 ]

@@ -208,7 +208,7 @@ class RateAwareColumns:
             raise InvalidArgumentError(f"{len(times)} messages are too many at once; give fewer than {_MOST_MESSAGES}")
         if len(codes) and not 0 <= codes.min() <= codes.max() < known:
             raise InvalidArgumentError(
-                f"streams: numbers {codes.min()} to {codes.max()} of {known} streams; give them from 0"
+                f"streams: numbers {codes.min()} to {codes.max()} of {known} streams"
             )
         if not len(bounds) or bounds[0] != 0 or bounds[-1] != len(times) or (np.diff(bounds) < 0).any():
             raise InvalidArgumentError(

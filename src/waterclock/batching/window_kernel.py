@@ -108,6 +108,18 @@ def gap(known: Known, messages: Waiting, rule: Rule) -> int:
 
 
 @njit(error_model="numpy")
+def _let_in(track: Ints, facts: Ints, messages: Waiting, out: Out) -> None:
+    while track[PILED] and messages.times[track[ROOT]] < track[OVER_FROM]:
+        message = take_oldest(track, messages)
+        join(message, facts, out)
+        facts[HIGH_WATER] = max(facts[HIGH_WATER], messages.times[message])
+        if messages.times[message] >= track[NOTICE_FROM]:
+            notice(track, messages.times[message])
+    if track[PILED] and track[RATE] and messages.times[track[ROOT]] < track[FAR_FROM]:
+        track[SATISFIED] = 1
+
+
+@njit(error_model="numpy")
 def open_window(start: int, steps: int, known: Known, messages: Waiting, rule: Rule, out: Out) -> None:
     """As `Assembly.open`."""
     facts = known.facts
@@ -121,19 +133,13 @@ def open_window(start: int, steps: int, known: Known, messages: Waiting, rule: R
         if not track[TRACKED]:
             continue
         place_track(track, start, rule, steps)
-        while track[PILED] and messages.times[track[ROOT]] < track[OVER_FROM]:
-            message = take_oldest(track, messages)
-            join(message, facts, out)
-            facts[HIGH_WATER] = max(facts[HIGH_WATER], messages.times[message])
-            if messages.times[message] >= track[NOTICE_FROM]:
-                notice(track, messages.times[message])
+        if track[PILED]:
+            _let_in(track, facts, messages, out)
         if track[PILED]:
             facts[ALL_PILED] += track[PILED]
             newest_waiting = max(newest_waiting, track[PILE_NEWEST])
             if track[RATE]:
                 newest_gating = max(newest_gating, track[PILE_NEWEST])
-                if messages.times[track[ROOT]] < track[FAR_FROM]:
-                    track[SATISFIED] = 1
         if track[RATE]:
             facts[GATING] += 1
             facts[CONTRIBUTING] += track[PRESENT]

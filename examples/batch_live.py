@@ -1,0 +1,28 @@
+"""Batches messages of several sources as they come in, and closes the batches of sources that fall silent."""
+
+import waterclock as wc
+
+MILLISECOND = 1_000_000
+
+batcher = wc.BySource(lambda: wc.EventTimeBatcher(window="500ms", max_delay="400ms"))
+
+arrivals = [  # source, stream, when it happened and when it was received, in ms
+    ("press-01", "load", 100, 120),
+    ("oven-03", "heat", 110, 130),
+    ("press-01", "heat", 150, 180),
+    ("press-01", "load", 620, 640),
+    ("press-01", "heat", 160, 650),  # too late: 490 ms
+]
+closed = []
+for source, stream, happened, received in arrivals:
+    message = wc.Message(source, stream, happened * MILLISECOND, receive_time=received * MILLISECOND)
+    closed += batcher.add(message)
+
+# Nothing more came. A live program sleeps until batcher.next_deadline and then says what time it is:
+while (deadline := batcher.next_deadline) is not None:
+    closed += batcher.advance(deadline)
+
+for batch in closed:
+    print(f"{batch.id:<22} {batch.reason:<9}", *(message.stream for message in batch.messages))
+for message, reason in batcher.take_rejected():
+    print(f"{message.source} {message.stream} is {reason}")
