@@ -1,4 +1,4 @@
-"""Runs every benchmark in turn, or those named: ``python -m benchmarks [NAME …]``. Results go to benchmarks/results/."""
+"""Runs every benchmark, or those named: ``python -m benchmarks [NAME …]``. Results go to benchmarks/results/."""
 
 from __future__ import annotations
 

@@ -1,0 +1,145 @@
+"""Batching on Spark gives the batches of the batcher in one process."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import PythonException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
+from tests.scenario import SOURCE, Scenario, scenario_files
+from tests.spark.fates import facts, fates_in_frames, fates_one_by_one, frame, in_entries
+
+from waterclock.arrow import to_arrow
+from waterclock.errors import InvalidArgumentError
+from waterclock.message import Message
+from waterclock.spark import batches_of, event_time_batches, event_time_outcomes, rejected_of
+
+RANDOM_RULE = {"window": 50, "max_delay": 40, "max_lead": 2}
+
+
+@pytest.fixture(scope="module")
+def traffic() -> list[Message]:
+    """Messages of 30 sources in order of arrival: jittered, some late, some ahead of the clock, some twice."""
+    chance = random.Random(7)  # noqa: S311  # repeatable, nothing secret
+    messages: list[Message] = []
+    for number in range(4_000):
+        event_time = number * 3 + chance.randrange(60)
+        received = event_time + chance.choice([-4, -1, 0, 5, 20, 30, 40, 41])
+        sent = Message(f"source {chance.randrange(30)}", chance.choice("abcde"), event_time, receive_time=received)
+        messages += [sent] * chance.choice([1, 1, 1, 1, 2])
+    return sorted(messages, key=lambda m: m.receive_time or 0)
+
+
+@pytest.mark.parametrize("path", scenario_files(), ids=lambda path: path.stem)
+def test_the_documents_use_cases(spark: SparkSession, path: Path):
+    scenario = Scenario.read(path)
+    arrived = frame(spark, list(scenario.messages.values()), positions=False, partitions=3)
+    outcomes = event_time_outcomes(arrived, scenario.window, scenario.max_delay)
+    found = fates_in_frames(outcomes)
+    assert found.batches[SOURCE] == [
+        (b.start, b.end, b.closed_at, b.reason, [facts(scenario.messages[name]) for name in b.messages])
+        for b in scenario.batches
+    ]
+    rejected = [(reason, facts(scenario.messages[name])) for name, reason in scenario.rejected.items()]
+    assert found.rejected.get(SOURCE, []) == sorted(rejected)
+
+
+@pytest.mark.parametrize("on_conflict", ["split", "replace", "isolate"])
+def test_many_sources_from_many_partitions_meet_the_fates_that_the_batcher_gives(
+    spark: SparkSession, traffic: list[Message], on_conflict: str
+):
+    options = RANDOM_RULE | {"on_conflict": on_conflict}
+    outcomes = event_time_outcomes(frame(spark, traffic, positions=False, partitions=4), **options)
+    found = fates_in_frames(outcomes)
+    assert found == fates_one_by_one(traffic, **options)
+    reasons = {reason for rejections in found.rejected.values() for reason, _ in rejections}
+    assert reasons == {"late", "future", "duplicate"} | ({"replaced"} if on_conflict == "replace" else set())
+
+
+def test_messages_with_positions_are_judged_in_reading_order(spark: SparkSession, traffic: list[Message]):
+    chance = random.Random(8)  # noqa: S311  # repeatable, nothing secret
+    out_of_order = in_entries(sorted(traffic, key=lambda m: (m.receive_time or 0) + chance.randrange(20)), 7)
+    outcomes = event_time_outcomes(frame(spark, out_of_order, positions=True, partitions=4), **RANDOM_RULE)
+    found = fates_in_frames(outcomes)
+    assert found == fates_one_by_one(out_of_order, **RANDOM_RULE)
+    assert found != fates_one_by_one(sorted(out_of_order, key=lambda m: m.receive_time or 0), **RANDOM_RULE)
+
+
+def test_the_counts_of_all_fates_add_up_to_the_messages(spark: SparkSession, traffic: list[Message]):
+    outcomes = event_time_outcomes(frame(spark, traffic, positions=False, partitions=2), **RANDOM_RULE)
+    counts = {row["rejection"]: row["sum(count)"] for row in outcomes.groupBy("rejection").sum("count").collect()}
+    assert sum(counts.values()) == len(traffic)
+    assert batches_of(outcomes).agg(F.sum("count")).first() == (counts[None],)
+
+
+def test_times_may_be_durations_as_everywhere(spark: SparkSession):
+    ms = 1_000_000
+    messages = [Message("x", "a", at * ms, receive_time=at * ms) for at in (0, 600)]
+    (first, second) = (
+        event_time_batches(frame(spark, messages, positions=False, partitions=1)).orderBy("start").collect()
+    )
+    assert (first["start"], first["end"], first["closed_at"]) == (0, 500 * ms, 900 * ms)
+    assert second["id"] == f"x@{600 * ms}"
+
+
+def test_no_messages_make_no_batches(spark: SparkSession, traffic: list[Message]):
+    nothing = frame(spark, traffic[:1], positions=True, partitions=1).where("false")
+    outcomes = event_time_outcomes(nothing)
+    assert batches_of(outcomes).collect() == []
+    assert rejected_of(outcomes).collect() == []
+
+
+def test_payloads_are_not_even_read(spark: SparkSession, tmp_path: Path):
+    table = pa.Table.from_batches([to_arrow([Message("x", "a", 1, b"large", receive_time=2)], positions=False)])
+    pq.write_table(table, tmp_path / "messages.parquet")
+    batches = event_time_batches(spark.read.parquet(str(tmp_path)))
+    assert batches.count() == 1
+    (read,) = [line.split("ReadSchema:")[1] for line in _plan(batches).splitlines() if "ReadSchema:" in line]
+    assert read.strip() == "struct<source:string,stream:string,event_time:bigint,receive_time:bigint>"
+
+
+def test_a_null_fails_the_job_with_its_column(spark: SparkSession, traffic: list[Message]):
+    holed = frame(spark, traffic[:10], positions=False, partitions=1).withColumn(
+        "receive_time", F.when(F.col("stream") != traffic[0].stream, F.col("receive_time"))
+    )
+    with pytest.raises(PythonException, match="InvalidArgumentError: column 'receive_time' holds nulls"):
+        event_time_batches(holed).collect()
+
+
+def test_a_streaming_frame_is_refused_with_what_to_do(spark: SparkSession):
+    with pytest.raises(InvalidArgumentError, match=r"streaming .* spark\.read instead"):
+        event_time_batches(spark.readStream.format("rate").load())
+
+
+@pytest.mark.parametrize(
+    ("columns", "complaint"),
+    [
+        (["source", "stream", "event_time"], "there is no column 'receive_time'; it has source, stream, event_time"),
+        (
+            ["source", "stream", "timestamp_micros(event_time) AS event_time", "receive_time"],
+            "column 'event_time' is timestamp; it must be bigint, nanoseconds since the epoch",
+        ),
+        (["1 AS source", "stream", "event_time", "receive_time"], "column 'source' is int; it must be string"),
+    ],
+)
+def test_wrong_columns_are_refused_before_anything_runs(
+    spark: SparkSession, traffic: list[Message], columns: list[str], complaint: str
+):
+    given = frame(spark, traffic[:1], positions=False, partitions=1).selectExpr(*columns)
+    with pytest.raises(InvalidArgumentError, match=complaint):
+        event_time_batches(given)
+
+
+def test_wrong_options_are_refused_before_anything_runs(spark: SparkSession, traffic: list[Message]):
+    given = frame(spark, traffic[:1], positions=False, partitions=1)
+    with pytest.raises(InvalidArgumentError, match="window: 'soon' is not a duration"):
+        event_time_batches(given, window="soon")
+
+
+def _plan(df: DataFrame) -> str:
+    return str(df._jdf.queryExecution().executedPlan().toString())

@@ -4,6 +4,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import sqlalchemy as sa
+
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
 
@@ -85,3 +87,18 @@ def test_two_subscriptions_share_the_messages(orders: MessageTable) -> None:
     with orders.subscribe(limit=1) as first, orders.subscribe(limit=1) as second:
         received = [next(each).payload for _ in range(4) for each in (first, second)]
     assert received == [str(number) for number in range(8)]
+
+
+def test_a_subscription_purges_what_was_acked_long_enough_ago_whatever_acked_it(
+    make_table: Callable[..., MessageTable], clock: MovableClock, database: Database
+) -> None:
+    table = make_table(purge_after="1h")
+    table.put_many([{"payload": str(number)} for number in range(4)])
+    table.ack(1)
+    with database.backend.engine.begin() as connection:
+        update = sa.text("UPDATE orders SET time_acked = :now, time_next = NULL WHERE id = 2 AND time_acked IS NULL")
+        connection.execute(update, {"now": clock.now})
+    clock.move("3601s")
+    with table.subscribe() as deliveries:
+        next(deliveries)
+    assert table.stats().acked == 0

@@ -6,17 +6,20 @@ Each line of its input is a command: ``{"start": role, "url": â€¦, "ledgers": â€
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg  # noqa: F401  # loaded once here, not in every worker
+import pyarrow as pa
 import pymysql  # noqa: F401  # likewise
 import sqlalchemy.dialects.mysql.pymysql
 import sqlalchemy.dialects.postgresql.psycopg
@@ -25,9 +28,10 @@ import sqlalchemy.dialects.sqlite.pysqlite  # noqa: F401  # likewise
 from waterclock.database.backend import Backend
 from waterclock.errors import UnavailableError
 from waterclock.message import Message
-from waterclock.topics import expiring, retention, sealing
+from waterclock.topics import expiring, retention, sealing, sweeping
 from waterclock.topics.topic import Topic
 
+_PR_SET_PDEATHSIG = 1
 TOPIC = "killed"
 LEASE = 100_000_000  # ns
 Note = Callable[[str], None]
@@ -35,7 +39,7 @@ Note = Callable[[str], None]
 
 def shorten_leases() -> None:
     """Let what the dead held come free soon."""
-    sealing.LEASE = expiring.LEASE = LEASE
+    sealing.LEASE = expiring.LEASE = sweeping.CLAIM = LEASE
     retention.GRACE = 0
 
 
@@ -80,19 +84,37 @@ def _work(command: dict[str, Any]) -> None:
 
 
 def _serve() -> None:
+    pa.array([0])  # pyarrow imports pandas at the first list it meets: once here, not in every worker
+    alive: set[int] = set()
     for line in sys.stdin:
         command = json.loads(line)
         if "kill" in command:
-            os.kill(command["kill"], signal.SIGKILL)
-            _, status = os.waitpid(command["kill"], 0)
-            print(json.dumps(os.waitstatus_to_exitcode(status)), flush=True)
+            alive.remove(command["kill"])
+            print(json.dumps(_kill(command["kill"])), flush=True)
         elif child := os.fork():
+            alive.add(child)
             print(json.dumps(child), flush=True)
         else:
-            try:
-                _work(command)
-            finally:
-                os._exit(1)
+            _work_until_killed(command)
+    for child in alive:
+        _kill(child)
+
+
+def _kill(child: int) -> int:
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _work_until_killed(command: dict[str, Any]) -> None:
+    # A nursery that is killed itself must not leave workers behind that run for ever.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        _work(command)
+    except BaseException:  # noqa: BLE001  # nothing may lead the child back into the loop of its parent
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 class Nursery:

@@ -14,7 +14,7 @@ from tests.topics.nursery import TOPIC, Nursery, batch, lines, shorten_leases
 
 from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import entries, files
-from waterclock.topics import expiring, retention, sealing
+from waterclock.topics import expiring, retention, sealing, sweeping
 from waterclock.topics.topic import Topic
 
 OLD = 100  # messages at the start of the flow that are long expired
@@ -30,7 +30,7 @@ def nursery() -> Generator[Nursery]:
 
 @pytest.fixture
 def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((sealing, "LEASE"), (expiring, "LEASE"), (retention, "GRACE")):
+    for module, name in ((sealing, "LEASE"), (expiring, "LEASE"), (sweeping, "CLAIM"), (retention, "GRACE")):
         monkeypatch.setattr(module, name, getattr(module, name))  # so that it is put back in the end
     shorten_leases()
 
@@ -39,7 +39,8 @@ def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_acknowledged_survives_any_kill(
     database_url: str, tmp_path: Path, nursery: Nursery, short_leases: None, roles: tuple[str, ...]
 ) -> None:
-    _kill_and_check(database_url, tmp_path, nursery, roles, kills=36)
+    kills = 10 if database_url.startswith("mysql") else 50
+    _kill_and_check(database_url, tmp_path, nursery, roles, kills=kills)
 
 
 @pytest.mark.slow
@@ -57,7 +58,7 @@ def _kill_and_check(
     backend = Backend(url)
     ledgers = folder / "ledgers"
     topic = Topic.create(
-        backend, str(ledgers), TOPIC, roll_after=None, roll_size=20_000, retention=None, exist_ok=False
+        backend, str(ledgers), TOPIC, roll_after=None, roll_size=10_000, retention=None, exist_ok=False
     )
     subscription = topic.subscribe("s")
     for first in range(0, OLD, 10):
@@ -66,11 +67,11 @@ def _kill_and_check(
     logs = {role: folder / f"{role}.log" for role in roles}
     _keep_killing(url, ledgers, nursery, logs, kills, random.Random(seed))  # noqa: S311  # not a secret
     _settle(topic)
-    assert any(info.state == "sealed" for info in topic.ledgers()), "nothing was sealed under the kills"
+    assert max(_acknowledgements(logs["append"])) > OLD, "nothing was appended between the kills"
     if "expire" in roles:
         topic.expire("1h")
         assert subscription.position >= topic.find(2).position
-    _check_messages(topic, acknowledged=_acknowledged(logs["append"]), expired="expire" in roles)
+    _check_messages(topic, acknowledged=max(_acknowledgements(logs["append"])), expired="expire" in roles)
     _check_files(topic, ledgers)
     backend.close()
 
@@ -83,9 +84,9 @@ def _keep_killing(
         for role, log in logs.items():
             if role not in running:
                 started = sum(line == "ready" for line in lines(log))
-                running[role] = nursery.start(role, url, ledgers, log, _acknowledged(logs["append"]))
+                running[role] = nursery.start(role, url, ledgers, log, _resume_at(logs["append"]))
                 _await_start(log, started + 1)
-        time.sleep(dice.random() * 0.08)
+        time.sleep(dice.random() * 0.05)
         victim = dice.choice(list(logs))
         nursery.kill(running.pop(victim))
     for pid in running.values():
@@ -99,9 +100,14 @@ def _await_start(log: Path, count: int) -> None:
         time.sleep(0.001)
 
 
-def _acknowledged(log: Path) -> int:
-    """Give the number after the last message whose append was acknowledged."""
-    return max((int(line) for line in lines(log) if line.isdecimal()), default=OLD)
+def _resume_at(log: Path) -> int:
+    """Give where to begin again if the last acknowledgement had got lost on its way."""
+    return _acknowledgements(log)[-2:][0]
+
+
+def _acknowledgements(log: Path) -> list[int]:
+    """Give the number after each append that was acknowledged."""
+    return [OLD, *(int(line) for line in lines(log) if line.isdecimal())]
 
 
 def _settle(topic: Topic) -> None:

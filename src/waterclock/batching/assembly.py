@@ -105,18 +105,22 @@ class Assembly:
             The newest event time (ns) of them that is not of another epoch; before all times where there is none.
         """
         newest = BEFORE_ALL
+        epoch_until = self.window.epoch_until
         track_of = self.track_of.get
         join = self.active.append
         for message in messages:
             event_time = message.event_time
             track = track_of(message.stream)
-            if track is not None and track.newest < event_time < track.over_from:
-                # In order and of this window, as nearly all are: what `place` does, without its calls.
+            if track is not None and track.newest < event_time <= epoch_until:
+                # In order and of this epoch, as nearly all are: what `place` does, without its calls.
                 track.differences.append(event_time - track.newest)
                 track.newest = event_time
-                join(message)
-                if event_time >= track.notice_from:
-                    self.notice(track, event_time)
+                if event_time < track.over_from:
+                    join(message)
+                    if event_time >= track.notice_from:
+                        self.notice(track, event_time)
+                else:
+                    self._place_ahead(message, track, event_time)
             elif not self.place(message):
                 continue
             if event_time > newest:  # noqa: PLR1730  # max() costs three times as much, for every message
@@ -136,16 +140,8 @@ class Assembly:
         track = self._track(message.stream)
         track.observe(event_time, window.start - window.near_from)
         if event_time >= track.over_from:
-            if track.grid is not None:
-                self._wait(track, message)
-                self._reach(event_time)
-                if event_time < track.far_from and not track.satisfied:
-                    track.satisfied = True
-                    self.waiting -= 1
-                return True
-            if event_time <= self.held_until or not self.gating:
-                self._wait(track, message)
-                return True
+            self._place_ahead(message, track, event_time)
+            return True
         self.active.append(message)
         if event_time >= track.notice_from:
             self.notice(track, event_time)
@@ -248,12 +244,24 @@ class Assembly:
             self.track_of[stream] = track
         return track
 
-    def _reach(self, event_time: int) -> None:
-        self.held_until = max(self.held_until, event_time + self.window.held_until - self.window.end)
-
-    def _wait(self, track: Track, message: Message) -> None:
+    def _place_ahead(self, message: Message, track: Track, event_time: int) -> None:
+        """Overflow, or held for a later window, or let through."""
+        if track.grid is None and self.gating and event_time > self.held_until:
+            self.active.append(message)
+            if event_time >= track.notice_from:
+                self.notice(track, event_time)
+            return
         track.pile.push(message)
         self.piled += 1
+        if track.grid is None:
+            return
+        self._reach(event_time)
+        if not track.satisfied and event_time < track.far_from:
+            track.satisfied = True
+            self.waiting -= 1
+
+    def _reach(self, event_time: int) -> None:
+        self.held_until = max(self.held_until, event_time + self.window.held_until - self.window.end)
 
     def _let_in(self, track: Track) -> None:
         if messages := track.pile.take_before(track.over_from):

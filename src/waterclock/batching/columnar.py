@@ -30,12 +30,16 @@ class Assignment(NamedTuple):
         A conflict cut that window, or put it apart: the batch's reason is ``conflict``; uint8, 1 or 0.
     verdicts
         uint8: 0 accepted, 1 late, 2 future, 3 duplicate, 4 replaced, 5 not decided at ``now``.
+    order
+        The rows that are neither late nor future nor received after ``now``, source by source in order of event time,
+        equal times as they stood; uint32.
     """
 
     starts: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
     conflicts: npt.NDArray[np.uint8]
     verdicts: npt.NDArray[np.uint8]
+    order: npt.NDArray[np.uint32]
 
 
 def assign_batches(
@@ -155,10 +159,9 @@ def assign_arrays(
         )
     if count >= _MOST_ROWS:
         raise InvalidArgumentError(f"{count} rows are too many at once; give fewer than {_MOST_ROWS}, source by source")
-    found = Assignment(
-        np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.uint8), np.empty(count, np.uint8)
-    )
-    _kernel().assign(
+    found = (np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.uint8), np.empty(count, np.uint8))
+    rows = np.empty(count, np.uint32)
+    ordered = _kernel().assign(
         _plain(sources, np.int32).view(np.uint32),
         _plain(streams, np.int32).view(np.uint32),
         _plain(event_times, np.int64),
@@ -172,12 +175,12 @@ def assign_arrays(
         MAX_NS if now is None else now,
         *found,
         np.empty(count, np.int64),
-        np.empty(count, np.uint32),
+        rows,
         np.empty(count, np.int64),
         np.empty(count, np.uint32),
         np.empty(count + 2, np.uint32),
     )
-    return found
+    return Assignment(*found, rows[:ordered])
 
 
 def _kernel() -> Any:

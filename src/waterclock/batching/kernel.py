@@ -274,7 +274,7 @@ def _partition(
 
 
 @njit(
-    types.void(
+    types.int64(
         *[_codes_in, _codes_in, _times_in, _times_in],
         *[types.int64] * 7,
         *[_times_out, _times_out, _bytes_out, _bytes_out],
@@ -304,12 +304,13 @@ def assign(
     spare_times: Times,
     spare_rows: Codes,
     bucket_ends: Codes,
-) -> None:
+) -> int:
     """Judge every row and find its window; see `waterclock.batching.columnar.assign_arrays`.
 
-    Writes ``verdicts`` of all rows, and ``starts``, ``ends`` and ``conflicts`` of the accepted ones. The last five are
-    working memory for every row (``bucket_ends`` for two more): NumPy asks for it in huge pages. Numba does not, and to
-    touch so many small pages would take as long as the sorting.
+    Writes ``verdicts`` of all rows, ``starts``, ``ends`` and ``conflicts`` of the accepted ones, and into ``rows`` the
+    ordered rows, whose number it returns. The last five are working memory for every row (``bucket_ends`` for two
+    more): NumPy asks for it in huge pages. Numba does not, and to touch so many small pages would take as long as the
+    sorting.
     """
     rule = _Rule(window, max_delay, on_conflict, now)
     out = _Out(starts, ends, conflicts, verdicts)
@@ -322,3 +323,4 @@ def assign(
         if not _is_sorted(times, first, stop):
             _sort(times, rows, first, stop, spare_times, spare_rows, bucket_ends)
         _partition(times, rows, first, stop, streams, receive_times, rule, seen, out)
+    return bounds[source_count]

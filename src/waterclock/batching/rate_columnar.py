@@ -100,13 +100,12 @@ class RateAwareColumns:
     ) -> None:
         self._rule = RateRule.checked(batch_length, timeout)
         may_gate = np.array([*map(gate_chooser(gated), streams), False], np.bool_)
-        kernel = _kernel()
+        layout = _kernel().track_kernel
         self._row_of = np.where(may_gate, np.arange(len(may_gate)), len(may_gate) - 1).astype(np.uint32)
-        self._facts = np.zeros(kernel.track_kernel.FACTS, np.int64)
-        self._tracks = np.zeros((len(may_gate), kernel.track_kernel.TRACK_COLUMNS), np.int64)
-        self._tracks[:, kernel.MAY_GATE] = may_gate
-        self._tracks[:, kernel.ROOT] = kernel.NONE
-        self._rings = np.zeros((len(may_gate), kernel.KEPT_DIFFERENCES), np.int64)
+        self._facts = np.zeros(layout.FACTS, np.int64)
+        self._tracks = np.zeros((len(may_gate), layout.TRACK_COLUMNS), np.int64)
+        self._tracks[:, layout.MAY_GATE] = may_gate
+        self._rings = np.zeros((len(may_gate), layout.KEPT_DIFFERENCES), np.int64)
         self._count = 0
         self._codes = np.empty(0, np.uint32)
         self._times = np.empty(0, np.int64)
@@ -207,9 +206,7 @@ class RateAwareColumns:
         if len(self._times) + len(times) > _MOST_MESSAGES:
             raise InvalidArgumentError(f"{len(times)} messages are too many at once; give fewer than {_MOST_MESSAGES}")
         if len(codes) and not 0 <= codes.min() <= codes.max() < known:
-            raise InvalidArgumentError(
-                f"streams: numbers {codes.min()} to {codes.max()} of {known} streams"
-            )
+            raise InvalidArgumentError(f"streams: numbers {codes.min()} to {codes.max()} of {known} streams")
         if not len(bounds) or bounds[0] != 0 or bounds[-1] != len(times) or (np.diff(bounds) < 0).any():
             raise InvalidArgumentError(
                 f"calls: {bounds!r} does not lead from 0 to {len(times)} without descending; give where each call begins"
@@ -227,19 +224,20 @@ class RateAwareColumns:
         flush: bool,
     ) -> RateBatches:
         kernel = _kernel()
+        layout = kernel.track_kernel
         count = len(times)
         facts, tracks = self._facts, self._tracks
-        facts[[kernel.JOINED, kernel.ACTIVE_FROM, kernel.BATCHES, kernel.ALL_PILED]] = 0
-        tracks[:, kernel.ROOT] = kernel.NONE
-        tracks[:, kernel.PILED] = 0
+        facts[[layout.JOINED, layout.ACTIVE_FROM, layout.BATCHES, layout.ALL_PILED]] = 0
+        tracks[:, [layout.ROOT, layout.PILE_LAST]] = layout.NONE
+        tracks[:, layout.PILED] = 0
         joined, starts, ends, closed_at, reasons, until = (np.empty(count + 1, np.int64) for _ in range(6))
         children = (np.empty(count, np.int32) for _ in range(2))
-        timeout = kernel.NEVER if self._rule.factor is None else int(self._rule.timeout)
+        timeout = layout.NEVER if self._rule.factor is None else int(self._rule.timeout)
         kernel.run(
             rows, times, calls, self._rule.batch_length, timeout, flush, facts, tracks, self._rings,
             *children, waits_for, joined, starts, ends, closed_at, reasons, until,
         )  # fmt: skip
-        closed, given_out = facts[kernel.BATCHES], facts[kernel.ACTIVE_FROM]
+        closed, given_out = facts[layout.BATCHES], facts[layout.ACTIVE_FROM]
         batches = RateBatches(
             starts[:closed].copy(),
             ends[:closed].copy(),
@@ -248,7 +246,7 @@ class RateAwareColumns:
             np.concatenate([[0], until[:closed]]),
             numbers[joined[:given_out]],
         )
-        kept = np.concatenate([joined[given_out : facts[kernel.JOINED]], np.flatnonzero(waits_for >= 0)])
+        kept = np.concatenate([joined[given_out : facts[layout.JOINED]], np.flatnonzero(waits_for >= 0)])
         self._codes, self._times, self._numbers = rows[kept], times[kept], numbers[kept]
         self._waits_for = waits_for[kept]
         return batches

@@ -39,7 +39,6 @@ from waterclock.batching.track_kernel import (
     PILE_NEWEST,
     PILED,
     RATE,
-    ROOT,
     SATISFIED,
     SETBACKS,
     STRAYS,
@@ -55,13 +54,12 @@ from waterclock.batching.track_kernel import (
     Waiting,
     apart,
     begin_track,
-    merge,
     observe,
     placed,
     plausible_range,
+    push,
     regrid,
     take_oldest,
-    wait,
 )
 from waterclock.batching.window_kernel import (
     Out,
@@ -101,12 +99,30 @@ def _settle(known: Known, messages: Waiting, rule: Rule, out: Out) -> bool:
 
 
 @njit(error_model="numpy")
+def _place_ahead(row: int, message: int, known: Known, messages: Waiting, rule: Rule, out: Out) -> None:
+    facts, track = known.facts, known.tracks[row]
+    event_time = messages.times[message]
+    if not track[RATE] and facts[GATING] and event_time > facts[HELD_UNTIL]:
+        join(message, facts, out)
+        if event_time >= track[NOTICE_FROM]:
+            notice_and_count(track, event_time, facts)
+        return
+    push(row, message, track, messages)
+    facts[ALL_PILED] += 1
+    if not track[RATE]:
+        return
+    facts[HELD_UNTIL] = max(facts[HELD_UNTIL], event_time + HORIZON * rule.length)
+    if not track[SATISFIED] and event_time < track[FAR_FROM]:
+        track[SATISFIED] = 1
+        facts[WAITING] -= 1
+
+
+@njit(error_model="numpy")
 def _place(row: int, message: int, known: Known, messages: Waiting, rule: Rule, out: Out) -> bool:
     facts = known.facts
     event_time = messages.times[message]
     start = facts[WINDOW_START]
-    end = start + rule.length
-    if event_time < start - EPOCH * rule.length or event_time > end + EPOCH * rule.length:
+    if event_time < start - EPOCH * rule.length or event_time > start + rule.length + EPOCH * rule.length:
         join(message, facts, out)
         facts[STRAYS] += 1
         return False
@@ -115,41 +131,35 @@ def _place(row: int, message: int, known: Known, messages: Waiting, rule: Rule, 
         begin_track(row, known, rule)
     observe(row, event_time, HORIZON * rule.length, known)
     if event_time >= track[OVER_FROM]:
-        if track[RATE]:
-            wait(row, message, known, messages)
-            facts[HELD_UNTIL] = max(facts[HELD_UNTIL], event_time + HORIZON * rule.length)
-            if event_time < track[FAR_FROM] and not track[SATISFIED]:
-                track[SATISFIED] = 1
-                facts[WAITING] -= 1
-            return True
-        if event_time <= facts[HELD_UNTIL] or not facts[GATING]:
-            wait(row, message, known, messages)
-            return True
+        _place_ahead(row, message, known, messages, rule, out)
+        return True
     join(message, facts, out)
     if event_time >= track[NOTICE_FROM]:
         notice_and_count(track, event_time, facts)
     return True
 
 
-@njit(
-    error_model="numpy", inline="always"
-)  # inlined, and no views in it: these cost more than all else for a lone message
+@njit(error_model="numpy", inline="always")  # and no views: both cost more than all else for a lone message
 def _take(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, rule: Rule, out: Out) -> int:
     facts, tracks, rings = known.facts, known.tracks, known.rings
     newest = BEFORE_ALL
+    epoch_until = facts[WINDOW_START] + rule.length + EPOCH * rule.length
     for message in range(first, stop):
         row = rows[message]
         event_time = messages.times[message]
-        if tracks[row, TRACKED] and tracks[row, NEWEST] < event_time < tracks[row, OVER_FROM]:
+        if tracks[row, TRACKED] and tracks[row, NEWEST] < event_time <= epoch_until:
             if tracks[row, MAY_GATE]:
                 rings[row, tracks[row, NEXT_KEPT]] = event_time - tracks[row, NEWEST]
                 tracks[row, NEXT_KEPT] = (tracks[row, NEXT_KEPT] + 1) % KEPT_DIFFERENCES
                 tracks[row, KEPT] = min(tracks[row, KEPT] + 1, KEPT_DIFFERENCES)
             tracks[row, NEWEST] = event_time
-            out.joined[facts[JOINED]] = message
-            facts[JOINED] += 1
-            if event_time >= tracks[row, NOTICE_FROM]:
-                notice_and_count(tracks[row], event_time, facts)
+            if event_time >= tracks[row, OVER_FROM]:
+                _place_ahead(row, message, known, messages, rule, out)
+            else:
+                out.joined[facts[JOINED]] = message
+                facts[JOINED] += 1
+                if event_time >= tracks[row, NOTICE_FROM]:
+                    notice_and_count(tracks[row], event_time, facts)
         elif not _place(row, message, known, messages, rule, out):
             continue
         newest = max(newest, event_time)
@@ -202,20 +212,17 @@ def _place_anew(known: Known, messages: Waiting, rule: Rule, out: Out) -> None:
         track = known.tracks[row]
         if not track[PILED] or track[PILE_NEWEST] <= last_plausible:
             continue
-        kept = NONE
+        plausible = np.empty(track[PILED], np.int64)
         count = 0
-        newest = BEFORE_ALL
         while track[PILED]:
             message = take_oldest(track, messages)
             if messages.times[message] > last_plausible:
                 join(message, facts, out)
-                continue
-            messages.left[message] = messages.right[message] = NONE
-            messages.waits_for[message] = row
-            kept = merge(kept, message, messages)
-            count += 1
-            newest = messages.times[message]
-        track[ROOT], track[PILED], track[PILE_NEWEST] = kept, count, newest
+            else:
+                plausible[count] = message
+                count += 1
+        for message in plausible[:count]:
+            push(row, message, track, messages)
     give_out(STALL, known, rule, out)
     facts[HIGH_WATER] = start
     open_window(start, 0, known, messages, rule, out)
@@ -315,7 +322,8 @@ def _compiled(fingerprint: int) -> Callable[..., None]:
             if waits_for[message] == NONE:
                 join(message, facts, out)
             else:
-                wait(waits_for[message], message, known, messages)
+                push(waits_for[message], message, tracks[waits_for[message]], messages)
+            facts[ALL_PILED] += 1
         for call in range(len(calls) - 1):
             _add(rows, calls[call], calls[call + 1], known, messages, rule, out)
         if flush:

@@ -104,9 +104,20 @@ class Backend:
 
     @contextmanager
     def snapshot(self) -> Generator[sa.Connection]:
-        """Open a read transaction in which every statement sees the same state."""
-        with self._reader.connect() as connection, connection.begin():
-            yield connection
+        """Open a read transaction in which every statement sees the same state.
+
+        Raises
+        ------
+        UnavailableError
+            Where the database is busy or away.
+        """
+        try:
+            with self._reader.connect() as connection, connection.begin():
+                yield connection
+        except exc.DBAPIError as error:
+            if not self.dialect.is_transient(error):
+                raise
+            raise UnavailableError(f"cannot read {self.url.render_as_string()} now: {error.orig}") from error
 
     def now_sql(self) -> sa.ColumnElement[int]:
         """Give the clock as an SQL expression, ns: the database's own, or the one that stands in for it."""

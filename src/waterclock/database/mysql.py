@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import sqlalchemy as sa
-from sqlalchemy import exc
+from typing import Any
 
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+
+from waterclock.database.pool import ping_after_idling
 from waterclock.errors import UnavailableError
 
 _TRANSIENT = {
@@ -13,7 +16,12 @@ _TRANSIENT = {
     1053,  # server shutdown in progress
     1205,  # lock wait timeout
     1213,  # deadlock
+    2002,  # cannot connect through a socket
+    2003,  # cannot connect
+    2006,  # server has gone away
+    2013,  # lost the connection
 }
+_SNAPSHOT = "waterclock_snapshot"
 _MIGRATION_LOCK = "waterclock_migrations"
 _MIGRATION_LOCK_SECONDS = 60
 
@@ -25,22 +33,25 @@ class MysqlDialect:
     longest_pause = 0.05
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
-        """Make an engine whose sessions are strict and in UTC."""
+        """Make an engine whose sessions are strict and in UTC, and which outlives a restart of the server."""
         if url.drivername in ("mysql", "mariadb"):
             url = url.set(drivername=f"{url.drivername}+pymysql")
-        return sa.create_engine(
+        engine = sa.create_engine(
             url.update_query_dict({"charset": "utf8mb4"}),
-            pool_pre_ping=True,
             connect_args={"init_command": "SET sql_mode='TRADITIONAL', time_zone='+00:00'"},
         )
+        event.listen(engine, "connect", _set_up)
+        event.listen(engine, "begin", _begin)
+        ping_after_idling(engine)
+        return engine
 
     def writer(self, engine: sa.Engine) -> sa.Engine:
-        """READ COMMITTED: locks only the rows it touches."""
-        return engine.execution_options(isolation_level="READ COMMITTED")
+        """READ COMMITTED, as every session is set to: locks only the rows it touches."""
+        return engine
 
     def reader(self, engine: sa.Engine) -> sa.Engine:
         """REPEATABLE READ: the first read fixes the snapshot."""
-        return engine.execution_options(isolation_level="REPEATABLE READ")
+        return engine.execution_options(**{_SNAPSHOT: True})
 
     def now(self) -> sa.ColumnElement[int]:
         """NOW(6) is the start of the statement, in microseconds."""
@@ -64,3 +75,14 @@ class MysqlDialect:
     def unlock_migrations(self, connection: sa.Connection) -> None:
         """Give the named lock back: it belongs to the session, and the pool keeps that."""
         connection.execute(sa.select(sa.func.release_lock(_MIGRATION_LOCK)))
+
+
+def _set_up(connection: Any, _record: Any) -> None:
+    # For the session: setting it for each transaction would cost four round trips.
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+
+
+def _begin(connection: sa.Connection) -> None:
+    if connection.get_execution_options().get(_SNAPSHOT):
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")

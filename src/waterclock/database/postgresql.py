@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from waterclock.database.pool import ping_after_idling
+
 _MIGRATION_LOCK = 0x57A7E2C10C4  # any number, the same for every Waterclock
 _TRANSIENT = {
     "40001",  # serialization_failure
@@ -23,10 +25,12 @@ class PostgresqlDialect:
     longest_pause = 0.05
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
-        """Make an engine that checks a pooled connection before lending it, so that a server restart is no error."""
+        """Make an engine that outlives a restart of the server."""
         if url.drivername == "postgresql":
             url = url.set(drivername="postgresql+psycopg")
-        return sa.create_engine(url, pool_pre_ping=True)
+        engine = sa.create_engine(url)
+        ping_after_idling(engine)
+        return engine
 
     def writer(self, engine: sa.Engine) -> sa.Engine:
         """READ COMMITTED: a claim that waited for a row sees what the other one committed instead of failing."""
@@ -43,7 +47,10 @@ class PostgresqlDialect:
 
     def is_transient(self, error: exc.DBAPIError) -> bool:
         """Deadlock, serialisation, a lock not had, or a connection that broke."""
-        return error.connection_invalidated or getattr(error.orig, "sqlstate", None) in _TRANSIENT
+        state = getattr(error.orig, "sqlstate", None)
+        # A server that could not be reached has told no state.
+        unreachable = isinstance(error, exc.OperationalError) and state is None
+        return error.connection_invalidated or unreachable or state in _TRANSIENT
 
     def lock_migrations(self, connection: sa.Connection) -> None:
         """Take an advisory lock that ends with the transaction."""

@@ -14,6 +14,7 @@ message_tables = sa.Table(
     sa.Column("name", Name, nullable=False, unique=True),
     sa.Column("options", LongText, nullable=False),  # JSON, durations in ns
     sa.Column("revision", BigInt, nullable=False),  # grows with every change of the options
+    sa.Column("paused_until", BigInt),  # ns; no message is sent before then
     sa.Column("time_created", BigInt, nullable=False),
 )
 """One row for each message table. The messages are in the SQL table of that name."""

@@ -67,9 +67,9 @@ def rate_drawing(
     bottom = _TOP + _LANE * len(streams)
 
     content = Element("g")
+    _draw_axis(content, scale, bottom, origin)
     _draw_windows(content, closed, scale, bottom)
     _draw_lanes(content, messages, streams, scale)
-    _draw_axis(content, scale, bottom, origin)
     foot = draw_legend(content, reason_entries(closed, []), MARGIN, width - MARGIN, bottom + _AXIS + 20)
     sizes = f"{counted(len(messages), 'message')} of {counted(len(streams), 'stream')}"
     summary = f"{sizes}, {counted(len(closed), 'batch', 'batches')}"
@@ -95,7 +95,7 @@ def _draw_lanes(parent: Element, messages: Sequence[Message], streams: Sequence[
         name = shorten(stream, 11, _GUTTER - 14)
         add(parent, "text", class_="ink end", x=scale.left - 10, y=y + 4, content=name)
         points = ((scale.x(m.event_time), y) for m in messages if m.stream == stream)
-        path(parent, "message dots", dots(points), stroke_width=5)
+        path(parent, "message dots", dots(points), stroke_width=4)
 
 
 def _draw_axis(parent: Element, scale: Scale, bottom: float, origin: int) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.types import IntegerType, LongType, StringType
 
 from waterclock.batching.rule import EventTimeRule, OnConflict
@@ -36,7 +38,7 @@ def event_time_batches(
         Messages, with columns source and stream (STRING), event_time and receive_time (BIGINT ns) and, where they come
         from a topic, their position: ledger, entry (BIGINT) and index (INT). Other columns, such as the payload, are
         not read. With positions a source's messages are taken in that order, and a receive time that lies behind an
-        earlier one counts as that one, as it does for a reader of the topic; without, each receive time counts as it is.
+        earlier one counts as that one, as it does for a reader of the topic; without, each counts as it is.
     window, max_delay, max_lead, on_conflict
         As of `waterclock.EventTimeBatcher`.
 
@@ -131,7 +133,7 @@ def _rejected(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch([*of_rows, *columns.values()], names)
 
 
-def _record(df: DataFrame):
+def _record(df: DataFrame) -> np.dtype[Any]:
     """Check the columns, and say whether messages have positions."""
     if df.isStreaming:
         raise InvalidArgumentError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,18 @@ _REJECTIONS = pa.array([None, "late", "future", "duplicate", "replaced"])
 _JUDGED_AT_ONCE = 2**20
 # A source may have any number of messages, a cell of Arrow or Spark no more than 2 GiB.
 _LARGEST_ROW = 2**20
+
+
+class _Judged(NamedTuple):
+    """Messages in the order in which they leave, and what was found of each (see `Assignment`)."""
+
+    messages: Records
+    sources: npt.NDArray[np.int32]
+    streams: npt.NDArray[np.int32]
+    verdicts: npt.NDArray[np.uint8]
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    conflicts: npt.NDArray[np.uint8]
 
 
 def judge(batches: Iterable[pa.RecordBatch], record: np.dtype[Any], rule: EventTimeRule) -> Iterator[pa.RecordBatch]:
@@ -91,17 +103,19 @@ def _judge(packed: pa.Table, record: np.dtype[Any], rule: EventTimeRule) -> pa.R
         order = _reading_order(messages, sources, packed.column("count").to_numpy())
         messages, streams = messages[order], streams[order]
         clock = _running_maximum(sources, messages["receive_time"])
-    found = assign_arrays(sources, streams, messages["event_time"], clock, rule)
-    order = np.lexsort((streams, messages["event_time"], sources, found.verdicts))
-    return _outcomes(
+    event_times = np.ascontiguousarray(messages["event_time"])
+    found = assign_arrays(sources, streams, event_times, clock, rule)
+    order = _leaving_order(found, sources, streams, event_times)
+    judged = _Judged(
         messages[order],
         sources[order],
         streams[order],
-        Assignment(*(part[order] for part in found)),
-        source_names,
-        stream_names,
-        rule,
+        found.verdicts[order],
+        found.starts[order],
+        found.ends[order],
+        found.conflicts[order],
     )
+    return _outcomes(judged, source_names, stream_names, rule)
 
 
 def _records(cells: pa.BinaryArray, record: np.dtype[Any]) -> Records:
@@ -147,72 +161,76 @@ def _running_maximum(sources: npt.NDArray[np.int32], times: npt.NDArray[np.int64
     return times
 
 
-def _outcomes(
-    messages: Records,
+def _leaving_order(
+    found: Assignment,
     sources: npt.NDArray[np.int32],
     streams: npt.NDArray[np.int32],
-    found: Assignment,
-    source_names: pa.Array,
-    stream_names: pa.Array,
-    rule: EventTimeRule,
-) -> pa.RecordBatch:
-    """Make rows of messages that are in order of verdict, source and window."""
-    accepted = np.count_nonzero(found.verdicts == _ACCEPTED)
-    # A row may end after a batch, or after any message that is in none.
-    new_fate = _begins(found.verdicts, sources)
-    parts = np.flatnonzero(new_fate | _begins(found.starts) | (found.verdicts != _ACCEPTED))
-    fate_begins = np.maximum.accumulate(np.where(new_fate[parts], parts, 0))
-    pieces = (parts - fate_begins) // _LARGEST_ROW
-    row_parts = np.flatnonzero(new_fate[parts] | _begins(pieces))
+    event_times: npt.NDArray[np.int64],
+) -> npt.NDArray[np.intp]:
+    """Order the accepted messages by source, event time and stream, and after them the rejected by verdict."""
+    accepted = found.order[found.verdicts[found.order] == _ACCEPTED].astype(np.intp)
+    tied = np.flatnonzero(~_begins(event_times[accepted]))
+    tied = np.union1d(tied, tied - 1)
+    some = accepted[tied]
+    accepted[tied] = some[np.lexsort((streams[some], event_times[some], sources[some]))]
+    rejected = np.flatnonzero(found.verdicts != _ACCEPTED)
+    return np.concatenate([accepted, rejected[np.argsort(found.verdicts[rejected], kind="stable")]])
+
+
+def _outcomes(judged: _Judged, source_names: pa.Array, stream_names: pa.Array, rule: EventTimeRule) -> pa.RecordBatch:
+    """Cut judged messages into rows, and those of a row into batches."""
+    messages = judged.messages
+    accepted = int(np.count_nonzero(judged.verdicts == _ACCEPTED))
+    # Places where a batch begins; a message that is in none is by itself.
+    fates = _begins(judged.verdicts, judged.sources)
+    parts = np.flatnonzero(fates | _begins(judged.starts) | (judged.verdicts != _ACCEPTED))
+    pieces = (parts - np.maximum.accumulate(np.where(fates[parts], parts, 0))) // _LARGEST_ROW
+    row_parts = np.flatnonzero(fates[parts] | _begins(pieces))
     begins = parts[row_parts]
     counts = np.diff(begins, append=len(messages))
-    row_streams, messages["stream"] = local_streams(
-        np.repeat(np.arange(len(begins)), counts), len(begins), streams, stream_names
-    )
+    rows = np.repeat(np.arange(len(begins)), counts)
+    streams, messages["stream"] = local_streams(rows, len(begins), judged.streams, stream_names)
     windows = parts[: np.searchsorted(parts, accepted)]
-    row_ends = np.append(row_parts, len(parts))[1:]
-    part_rows_begin = np.repeat(begins, np.diff(row_parts, append=len(parts)))
     batches = pa.ListArray.from_arrays(
-        np.minimum(np.append(0, row_ends), len(windows)).astype(np.int32),
-        _batches(windows, np.diff(windows, append=accepted), windows - part_rows_begin[: len(windows)], found, rule),
+        np.minimum(np.append(row_parts, len(parts)), len(windows)).astype(np.int32),
+        _batches(judged, windows, begins[rows[windows]], accepted, rule),
     )
     return pa.record_batch(
         {
-            "source": source_names.take(pa.array(sources[begins])),
-            "streams": row_streams,
+            "source": source_names.take(pa.array(judged.sources[begins])),
+            "streams": streams,
             "count": counts.astype(np.int32),
             "messages": cells(messages, np.append(begins, len(messages))),
-            "rejection": _REJECTIONS.take(pa.array(found.verdicts[begins])),
+            "rejection": _REJECTIONS.take(pa.array(judged.verdicts[begins])),
             "batches": batches,
         }
     )
 
 
 def _batches(
+    judged: _Judged,
     windows: npt.NDArray[np.intp],
-    counts: npt.NDArray[np.intp],
-    firsts: npt.NDArray[np.intp],
-    found: Assignment,
+    row_begins: npt.NDArray[np.intp],
+    accepted: int,
     rule: EventTimeRule,
 ) -> pa.StructArray:
-    ends = found.ends[windows]
+    """Describe the batches that begin at the places ``windows``, in rows that begin at ``row_begins``."""
+    ends = judged.ends[windows]
     # Beyond int64 there is no time, so the last windows close at its end.
     closed_at = np.where(ends > MAX_NS - rule.max_delay, MAX_NS, ends + rule.max_delay)
-    return pa.StructArray.from_arrays(
-        [
-            pa.array(found.starts[windows]),
-            pa.array(ends),
-            pa.array(closed_at),
-            pa.array(found.conflicts[windows].astype(np.bool_)),
-            pa.array(firsts.astype(np.int32)),
-            pa.array(counts.astype(np.int32)),
-        ],
-        ["start", "end", "closed_at", "conflict", "first", "count"],
-    )
+    columns = {
+        "start": judged.starts[windows],
+        "end": ends,
+        "closed_at": closed_at,
+        "conflict": judged.conflicts[windows].astype(np.bool_),
+        "first": (windows - row_begins).astype(np.int32),
+        "count": np.diff(windows, append=accepted).astype(np.int32),
+    }
+    return pa.StructArray.from_arrays([pa.array(column) for column in columns.values()], list(columns))
 
 
 def _begins(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Tell of each place whether any column differs from the place before."""
+    """Tell of each place whether any of the columns differs from the place before."""
     begins = np.ones(len(columns[0]), np.bool_)
     begins[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return begins

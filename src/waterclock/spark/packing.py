@@ -124,7 +124,7 @@ def unpack(packed: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], dict[str, pa.
 def stream_numbers(
     streams: pa.ListArray, rows: npt.NDArray[np.int64], numbers: npt.NDArray[np.uint32]
 ) -> tuple[pa.Array, npt.NDArray[np.int32]]:
-    """Number the streams of many packed rows together.
+    """Give the streams of many packed rows common numbers.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def stream_numbers(
 def local_streams(
     rows: npt.NDArray[Any], row_count: int, numbers: npt.NDArray[Any], names: pa.Array
 ) -> tuple[pa.ListArray, npt.NDArray[np.uint32]]:
-    """Number the streams of each row from 0; the inverse of `stream_numbers`.
+    """Give the streams of each row numbers from 0; the inverse of `stream_numbers`.
 
     Parameters
     ----------
@@ -221,7 +221,7 @@ def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
 
 
 def encoded(column: pa.ChunkedArray) -> tuple[pa.Array, npt.NDArray[np.int32]]:
-    """Number the texts of a column, in the order in which they occur; give each text once and the numbers."""
+    """Give each text of a column once, in the order in which they occur, and the number of its text to each row."""
     chunks = column.cast(pa.string()).dictionary_encode().unify_dictionaries().chunks
     return chunks[0].dictionary, np.concatenate([chunk.indices.to_numpy() for chunk in chunks])
 

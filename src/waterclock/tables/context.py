@@ -36,6 +36,10 @@ class TableContext:
         Its SQL table.
     sql
         The statements that differ between databases.
+    revision
+        Which version of its entry in the catalogue this is.
+    paused_until
+        No message is sent before then, ns; None where it is not paused.
     """
 
     backend: Backend
@@ -44,6 +48,8 @@ class TableContext:
     options: TableOptions
     rows: sa.Table
     sql: TableDialect
+    revision: int
+    paused_until: int | None
 
 
 def table_dialect(backend: Backend) -> TableDialect:

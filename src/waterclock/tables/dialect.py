@@ -27,6 +27,10 @@ class TableDialect(Protocol):
         """Make the SQL table with its defaults and indexes, so that plain SQL works with nothing of ours installed."""
         ...
 
+    def drop(self, connection: sa.Connection, rows: sa.Table) -> None:
+        """Remove the SQL table with what `create` made beside it."""
+        ...
+
     def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
         """Give ``count`` ids greater than ``above`` that nobody else gets."""
         ...

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
@@ -13,22 +11,31 @@ import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import message_tables
-from waterclock.errors import AlreadyExistsError, InvalidArgumentError, LeaseLostError, NotFoundError
+from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.tables import acking
 from waterclock.tables.callers import CallerConnections
-from waterclock.tables.context import TableContext, table_dialect
+from waterclock.tables.context import TableContext
+from waterclock.tables.creating import create
 from waterclock.tables.delivery import Delivery
+from waterclock.tables.entry import Entry, change, drop, load
 from waterclock.tables.explaining import Explanation, explain_message
-from waterclock.tables.options import AckOrder, Groups, IdType, OnExhausted, Payload, TableOptions, Ungrouped
-from waterclock.tables.purging import CHUNK, purge_chunk
-from waterclock.tables.putting import MessageId, PutIds, check_id, put_rows
-from waterclock.tables.receiving import pause, receive
-from waterclock.tables.schema import check_table_name, message_rows, reflect_rows, user_columns
+from waterclock.tables.options import (
+    UNCHANGED,
+    AckOrder,
+    Groups,
+    IdType,
+    OnExhausted,
+    Payload,
+    TableOptions,
+    Unchanged,
+    Ungrouped,
+)
+from waterclock.tables.purging import purge_some
+from waterclock.tables.putting import MessageId, PutIds, check_id, prepare_rows, put_rows
+from waterclock.tables.receiving import receive, receive_waiting
 from waterclock.tables.stats import TableStats, table_stats
 from waterclock.tables.subscribing import Subscription
-from waterclock.time import Duration, Time, to_duration, to_time
-
-_SECOND = 1_000_000_000
+from waterclock.time import MAX_NS, Duration, Time, to_duration, to_time
 
 
 class MessageTable:
@@ -38,8 +45,12 @@ class MessageTable:
     """
 
     def __init__(self, context: TableContext) -> None:
-        self._context = context
+        self._entry = Entry(context)
         self._callers = CallerConnections(context.backend)
+
+    @property
+    def _context(self) -> TableContext:
+        return self._entry.last_seen
 
     @property
     def name(self) -> str:
@@ -48,8 +59,8 @@ class MessageTable:
 
     @property
     def options(self) -> TableOptions:
-        """The table's options, durations in ns."""
-        return self._context.options
+        """The table's options, durations in ns; another process's changes show after a second."""
+        return self._entry.now().options
 
     @classmethod
     def create(
@@ -87,7 +98,6 @@ class MessageTable:
         InvalidArgumentError
             For an option that cannot be meant, or that this version does not have.
         """
-        check_table_name(name)
         options = TableOptions.check(
             ack_wait=ack_wait,
             purge_after=purge_after,
@@ -109,27 +119,7 @@ class MessageTable:
             payload=payload,
             columns={column: kind for column, kind in (columns or {}).items() if isinstance(kind, str)},
         )
-        dialect = table_dialect(backend)
-        id_items = dialect.id_items(name, options.id_type)
-        rows = message_rows(name, options.id_type, options.payload, user_columns(columns), id_items)
-
-        def work(connection: sa.Connection) -> None:
-            if _is_known(connection, name):
-                if exist_ok:
-                    return
-                raise AlreadyExistsError(f"message table {name!r} exists; open it, or pass exist_ok=True")
-            if sa.inspect(connection).has_table(name):
-                raise AlreadyExistsError(
-                    f"a SQL table named {name!r} exists that is no message table; choose another name"
-                )
-            dialect.create(connection, rows, options.id_type, grouped=options.groups is not None)
-            connection.execute(
-                sa.insert(message_tables).values(
-                    name=name, options=options.to_json(), revision=1, time_created=backend.now_sql()
-                )
-            )
-
-        backend.transact(work)
+        create(backend, name, options, columns, exist_ok=exist_ok)
         return cls.open(backend, name)
 
     @classmethod
@@ -143,16 +133,58 @@ class MessageTable:
         SchemaError
             Where its SQL table is gone or lacks a column, or its options are incomplete.
         """
-        dialect = table_dialect(backend)
-        with backend.snapshot() as connection:
-            entry = connection.execute(sa.select(message_tables).where(message_tables.c.name == name)).first()
-            if entry is None:
-                raise NotFoundError(
-                    f"there is no message table {name!r} in {backend.url.render_as_string()}; create it"
-                )
-            options = TableOptions.from_json(name, entry.options)
-            rows = reflect_rows(connection, name, options)
-        return cls(TableContext(backend, entry.table_id, name, options, rows, dialect))
+        return cls(load(backend, name))
+
+    def alter(
+        self,
+        *,
+        ack_wait: Duration | Unchanged = UNCHANGED,
+        purge_after: Duration | Unchanged | None = UNCHANGED,
+        batch_size: int | Unchanged = UNCHANGED,
+        cache_size: int | Unchanged = UNCHANGED,
+        poll_interval: Duration | Unchanged = UNCHANGED,
+        min_backoff: Duration | Unchanged | None = UNCHANGED,
+        max_backoff: Duration | Unchanged | None = UNCHANGED,
+        jitter: float | Unchanged = UNCHANGED,
+    ) -> None:
+        """Change options; those that are not given stay. Subscribers carry on under them within a second.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For an option that cannot be meant.
+        """
+        given = {
+            "ack_wait": ack_wait,
+            "purge_after": purge_after,
+            "batch_size": batch_size,
+            "cache_size": cache_size,
+            "poll_interval": poll_interval,
+            "min_backoff": min_backoff,
+            "max_backoff": max_backoff,
+            "jitter": jitter,
+        }
+        wanted = {option: value for option, value in given.items() if value is not UNCHANGED}
+        options = self._entry.read().options.changed(wanted)
+        self._change(options=options.to_json())
+
+    def pause(self, until: Time | None = None) -> None:
+        """Send nothing until then, or until `resume`; what is out already may be acked. Noticed within a second."""
+        self._change(paused_until=MAX_NS if until is None else to_time(until, "until"))
+
+    def resume(self) -> None:
+        """End a pause."""
+        self._change(paused_until=None)
+
+    def drop(self) -> None:
+        """Remove the table with its messages. Subscribers end with a NotFoundError within a second."""
+        context = self._context
+        context.backend.transact(lambda own: drop(context, own))
+
+    def _change(self, **values: Any) -> None:
+        context = self._context
+        context.backend.transact(lambda own: change(own, context.table_id, **values))
+        self._entry.read()
 
     def put(
         self,
@@ -214,11 +246,11 @@ class MessageTable:
 
         Its ``existing`` names the ids that were there already.
         """
-        messages = list(rows)
+        prepared = prepare_rows(self._context, rows)
         if connection is None:
-            return self._context.backend.transact(lambda own: put_rows(self._context, own, messages))
+            return self._context.backend.transact(lambda own: put_rows(self._context, own, prepared))
         with self._callers.use(connection) as theirs:
-            return put_rows(self._context, theirs, messages)
+            return put_rows(self._context, theirs, prepared)
 
     def receive(
         self, limit: int | None = None, wait: Duration | None = None, consumer: str | None = None
@@ -236,20 +268,9 @@ class MessageTable:
         """
         count = self.options.batch_size if limit is None else _limit(limit)
         name = consumer or _this_process()
-        found = receive(self._context, self._callers, count, name)
-        if found or wait is None:
-            return found
-        until = time.monotonic() + to_duration(wait, "wait") / _SECOND
-        changes = self._context.sql.changes(self._context.backend)
-        try:
-            while not (found := receive(self._context, self._callers, count, name)):
-                left = until - time.monotonic()
-                if left <= 0:
-                    break
-                pause(self._context, changes, threading.Event(), left)
-        finally:
-            changes.close()
-        return found
+        if wait is None:
+            return receive(self._entry, self._callers, count, name)
+        return receive_waiting(self._entry, self._callers, count, name, to_duration(wait, "wait"))
 
     def subscribe(self, consumer: str | None = None, limit: int | None = None) -> Subscription:
         """Take messages one after another as they become due, until the subscription is stopped or closed.
@@ -262,7 +283,7 @@ class MessageTable:
             How many to claim at a time; None: the table's ``batch_size``.
         """
         return Subscription(
-            self._context,
+            self._entry,
             self._callers,
             self._context.sql.changes(self._context.backend),
             consumer or _this_process(),
@@ -332,12 +353,11 @@ class MessageTable:
 
     def purge(self) -> int:
         """Delete messages that were acked longer ago than ``purge_after``, some at a time; return how many."""
+        context = self._entry.now()
         total = 0
-        while True:
-            purged = self._context.backend.transact(lambda own: purge_chunk(self._context, own))
+        while purged := purge_some(context):
             total += purged
-            if purged < CHUNK:
-                return total
+        return total
 
     def stats(self) -> TableStats:
         """Count the messages."""
@@ -358,13 +378,6 @@ def message_table_names(backend: Backend) -> list[str]:
     """Name every message table, in alphabetical order."""
     with backend.snapshot() as connection:
         return list(connection.scalars(sa.select(message_tables.c.name).order_by(message_tables.c.name)))
-
-
-def _is_known(connection: sa.Connection, name: str) -> bool:
-    return (
-        connection.execute(sa.select(message_tables.c.table_id).where(message_tables.c.name == name)).first()
-        is not None
-    )
 
 
 def _limit(value: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
-from sqlalchemy.schema import DDL, CreateTable
+from sqlalchemy.schema import DDL, CreateTable, DropSequence, DropTable
 
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import groups
@@ -83,6 +83,11 @@ class MysqlTables:
         triggers = {verb: quote(f"{name}_{verb}") for verb in ("due", "kept", "moved")}
         for statement in (*_TRIGGERS, *([_GROUP_TRIGGER] if grouped else [])):
             connection.execute(DDL(statement, context={"table": quote(name), "now": _NOW, **triggers}))
+
+    def drop(self, connection: sa.Connection, rows: sa.Table) -> None:
+        """Remove the SQL table and the sequence of its ids; its triggers go with it."""
+        connection.execute(DropTable(rows, if_exists=True))
+        connection.execute(DropSequence(sa.Sequence(f"{rows.name}_id_seq"), if_exists=True))
 
     def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
         """Draw ids from the table's sequence, which is first brought up to the ids that were given by hand."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
+from enum import Enum
 from typing import Any, Literal, get_args
 
 from waterclock.errors import InvalidArgumentError, SchemaError
@@ -39,6 +40,16 @@ _LATER: dict[str, object] = {
 }
 
 
+class Unchanged(Enum):
+    """Stands for an option that is not given, where None means something."""
+
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED = Unchanged.UNCHANGED
+"""An option that stays as it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableOptions:
     """The options of one message table, checked. Durations are int ns; `MessageTable.create` explains them."""
@@ -62,6 +73,10 @@ class TableOptions:
     def backoff(self) -> Backoff:
         """The back-off that these options describe."""
         return Backoff(self.ack_wait, self.min_backoff, self.max_backoff, self.jitter)
+
+    def changed(self, changes: dict[str, Any]) -> TableOptions:
+        """Return the options with some of them changed, checked anew."""
+        return TableOptions.check(**{**asdict(self), **changes})
 
     def to_json(self) -> str:
         """Write the options as the catalogue keeps them."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.schema import DDL, CreateTable
+from sqlalchemy.schema import DDL, CreateTable, DropTable
 
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import groups
@@ -93,6 +93,14 @@ class PostgresqlTables:
         }
         for statement in (*_TRIGGERS, *(_GROUP_TRIGGERS if grouped else ())):
             connection.execute(DDL(statement, context=context))
+
+    def drop(self, connection: sa.Connection, rows: sa.Table) -> None:
+        """Remove the SQL table and the functions of its triggers."""
+        connection.execute(DropTable(rows, if_exists=True))
+        quote = connection.dialect.identifier_preparer.quote
+        for verb in ("due", "moved"):
+            context = {"function": quote(f"{rows.name}_{verb}")}
+            connection.execute(DDL("DROP FUNCTION IF EXISTS %(function)s()", context=context))
 
     def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
         """Draw ids from the table's sequence, which is brought up to the ids that were given by hand where it is not.

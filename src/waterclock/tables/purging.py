@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 
 from waterclock.tables.context import TableContext
 
-CHUNK = 1000
-"""Rows deleted in one transaction, so that a purge never holds up the others for long."""
+_CHUNK = 1000  # rows deleted in one transaction, so that a purge never holds up the others for long
 
 
-def purge_chunk(context: TableContext, connection: sa.Connection) -> int:
-    """Delete up to `CHUNK` messages that were acked longer ago than ``purge_after``; return how many."""
+def purge_some(context: TableContext) -> int:
+    """Delete messages that were acked longer ago than ``purge_after``, some thousand at the most; return how many."""
     if context.options.purge_after is None:
         return 0
+    with context.backend.snapshot() as connection:
+        # Where writers take turns, there is no need for one if there is nothing to delete.
+        if connection.execute(_oldest(context).limit(1)).first() is None:
+            return 0
+    return context.backend.transact(lambda connection: _purge_chunk(context, connection))
+
+
+def _purge_chunk(context: TableContext, connection: sa.Connection) -> int:
     rows = context.rows
-    oldest = (
-        sa.select(rows.c.seq)
-        .where(
-            rows.c.time_acked.is_not(None), rows.c.time_acked <= context.backend.now_sql() - context.options.purge_after
-        )
-        .order_by(rows.c.time_acked)
-        .limit(CHUNK)
-    )
-    seqs = list(connection.scalars(oldest.with_for_update(skip_locked=True)))
+    oldest = _oldest(context).limit(_CHUNK).with_for_update(skip_locked=True)
+    seqs = list(connection.scalars(oldest))
     connection.execute(sa.delete(rows).where(context.sql.any_of(rows.c.seq, "seqs")), {"seqs": seqs})
     return len(seqs)
+
+
+def _oldest(context: TableContext) -> sa.Select[Any]:
+    rows = context.rows
+    before = context.backend.now_sql() - (context.options.purge_after or 0)
+    return (
+        sa.select(rows.c.seq)
+        .where(rows.c.time_acked.is_not(None), rows.c.time_acked <= before)
+        .order_by(rows.c.time_acked)
+    )

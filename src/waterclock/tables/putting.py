@@ -7,6 +7,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -42,20 +43,45 @@ class PutIds(list[MessageId]):
         self.existing = list(existing)
 
 
-def put_rows(context: TableContext, connection: sa.Connection, messages: Iterable[Mapping[str, Any]]) -> PutIds:
+@dataclass(frozen=True, slots=True)
+class PreparedRows:
+    """Messages as rows, checked.
+
+    Attributes
+    ----------
+    rows
+        Column by column name.
+    nameless
+        Those of the rows that get their ids from us.
+    """
+
+    rows: list[dict[str, Any]]
+    nameless: list[dict[str, Any]]
+
+
+def prepare_rows(context: TableContext, messages: Iterable[Mapping[str, Any]]) -> PreparedRows:
+    """Check messages, each a dict of the arguments of `MessageTable.put`."""
+    rows = [_row(context, message) for message in messages]
+    nameless = [row for row in rows if row["id"] is None]
+    if nameless and context.options.id_type == "text":
+        raise InvalidArgumentError(f"id: message table {context.name!r} has text ids, which only you can give")
+    if context.options.id_type == "uuid":
+        for row in nameless:
+            row["id"] = _uuid7()
+        return PreparedRows(rows, [])
+    return PreparedRows(rows, nameless)
+
+
+def put_rows(context: TableContext, connection: sa.Connection, prepared: PreparedRows) -> PutIds:
     """Insert the messages whose ids are new, and return the ids of all.
 
-    Parameters
-    ----------
-    messages
-        Each with the arguments of `MessageTable.put`.
+    A second try of the same rows, after a commit of which nobody knows whether it was done, inserts nothing twice.
     """
-    prepared = [_row(context, message) for message in messages]
-    if not prepared:
+    if not prepared.rows:
         return PutIds()
-    _fill_ids(context, connection, prepared)
-    inserted = _insert(context, connection, prepared)
-    ids = [row["id"] for row in prepared]
+    _number(context, connection, prepared)
+    inserted = _insert(context, connection, prepared.rows)
+    ids = [row["id"] for row in prepared.rows]
     existing: list[MessageId] = []
     for message_id in ids:
         if message_id in inserted:
@@ -65,20 +91,16 @@ def put_rows(context: TableContext, connection: sa.Connection, messages: Iterabl
     return PutIds(ids, existing)
 
 
-def _fill_ids(context: TableContext, connection: sa.Connection, prepared: list[dict[str, Any]]) -> None:
-    nameless = [row for row in prepared if row["id"] is None]
-    if not nameless:
+def _number(context: TableContext, connection: sa.Connection, prepared: PreparedRows) -> None:
+    # A sequence never gives a number twice, so those of an earlier try are still ours. Where a transaction that
+    # failed gives its numbers back, they are drawn anew.
+    if not prepared.nameless or (prepared.nameless[0]["id"] is not None and not context.sql.one_writer):
         return
-    kind = context.options.id_type
-    if kind == "text":
-        raise InvalidArgumentError(f"id: message table {context.name!r} has text ids, which only you can give")
-    if kind == "uuid":
-        for row in nameless:
-            row["id"] = _uuid7()
-        return
-    above = max((row["id"] for row in prepared if row["id"] is not None), default=0)
-    new_ids = context.sql.reserve_ids(connection, context.rows, len(nameless), above)
-    for row, new_id in zip(nameless, new_ids, strict=True):
+    for row in prepared.nameless:
+        row["id"] = None
+    above = max((row["id"] for row in prepared.rows if row["id"] is not None), default=0)
+    new_ids = context.sql.reserve_ids(connection, context.rows, len(prepared.nameless), above)
+    for row, new_id in zip(prepared.nameless, new_ids, strict=True):
         row["id"] = new_id
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.schema import DDL, CreateTable
+from sqlalchemy.schema import DDL, CreateTable, DropTable
 
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import groups
@@ -107,6 +107,10 @@ class SqliteTables:
                     "new_id": _NEW_ID[id_type] % {"table": table},
                 }
                 connection.execute(DDL(statement, context=context))
+
+    def drop(self, connection: sa.Connection, rows: sa.Table) -> None:
+        """Remove the SQL table; its triggers go with it."""
+        connection.execute(DropTable(rows, if_exists=True))
 
     def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
         """Give ``count`` ids greater than ``above`` and than any there was; the write lock keeps others from them."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
 from types import TracebackType
 from typing import Self
@@ -12,20 +14,22 @@ from waterclock.tables.callers import CallerConnections
 from waterclock.tables.changes import Changes
 from waterclock.tables.context import TableContext
 from waterclock.tables.delivery import Delivery
+from waterclock.tables.entry import Entry
+from waterclock.tables.purging import purge_some
 from waterclock.tables.receiving import pause, receive
+
+_PURGE_EVERY = 1.0  # s
 
 
 class Subscription:
     """Iterates over deliveries, and waits for the next one where none is due. Close it, or use it in ``with``.
 
     It holds no more than the table's ``cache_size`` messages that are not over. Closing it gives back at once what it
-    claimed and did not hand out, and counts no attempt.
+    claimed and did not hand out, and counts no attempt. While it is used it purges the table once a second.
     """
 
-    def __init__(
-        self, context: TableContext, callers: CallerConnections, changes: Changes, consumer: str, limit: int
-    ) -> None:
-        self._context = context
+    def __init__(self, entry: Entry, callers: CallerConnections, changes: Changes, consumer: str, limit: int) -> None:
+        self._entry = entry
         self._callers = callers
         self._changes = changes
         self._limit = limit
@@ -33,6 +37,7 @@ class Subscription:
         self._handed_out: list[Delivery] = []
         self._stop = threading.Event()
         self._closed = False
+        self._purged_at = -math.inf
         self.consumer = consumer
 
     def stop(self) -> None:
@@ -47,7 +52,8 @@ class Subscription:
         self._closed = True
         unstarted = [delivery.held for delivery in self._waiting]
         self._waiting.clear()
-        self._context.backend.transact(lambda own: acking.give_back(self._context, own, unstarted))
+        context = self._entry.last_seen
+        context.backend.transact(lambda own: acking.give_back(context, own, unstarted))
         self._changes.close()
 
     def __iter__(self) -> Self:
@@ -55,21 +61,28 @@ class Subscription:
 
     def __next__(self) -> Delivery:
         while not self._stop.is_set():
+            context = self._entry.now()
+            self._purge(context)
             while self._waiting:
                 delivery = self._waiting.popleft()
-                if delivery.lease_until > self._context.backend.now():
+                if delivery.lease_until > context.backend.now():
                     self._handed_out.append(delivery)
                     return delivery
             self._handed_out = [delivery for delivery in self._handed_out if not self._over(delivery)]
-            room = min(self._limit, self._context.options.cache_size - len(self._handed_out))
+            room = min(self._limit, context.options.cache_size - len(self._handed_out))
             if room > 0:
-                self._waiting.extend(receive(self._context, self._callers, room, self.consumer))
+                self._waiting.extend(receive(self._entry, self._callers, room, self.consumer))
             if not self._waiting:
-                pause(self._context, self._changes, self._stop, None)
+                pause(context, self._changes, self._stop, None)
         raise StopIteration
 
+    def _purge(self, context: TableContext) -> None:
+        if time.monotonic() - self._purged_at >= _PURGE_EVERY:
+            purge_some(context)
+            self._purged_at = time.monotonic()
+
     def _over(self, delivery: Delivery) -> bool:
-        return delivery.over or delivery.lease_until <= self._context.backend.now()
+        return delivery.over or delivery.lease_until <= self._entry.last_seen.backend.now()
 
     def __enter__(self) -> Self:
         return self

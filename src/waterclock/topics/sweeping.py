@@ -11,7 +11,9 @@ from waterclock.database.topic_catalogue import entries, files, ledgers
 from waterclock.errors import UnavailableError
 from waterclock.topics.storage import Storage
 
-_CLAIM = 60_000_000_000  # ns for which a file that is being removed is left alone by others
+CLAIM = 60_000_000_000
+"""How long a file that is being removed is left alone by others, ns."""
+
 _CHUNK = 256  # entries deleted in one transaction, so that appends get their turn in between
 
 _log = logging.getLogger(__name__)
@@ -58,7 +60,7 @@ def _remove(storage: Storage, path: str, *, strict: bool) -> bool:
         # From here on the former owner cannot commit the file any more.
         now = storage.backend.now(connection)
         dead = (files.c.path == path, files.c.until < now)
-        values = {"state": "deleted", "owner": owner, "until": now + _CLAIM}
+        values = {"state": "deleted", "owner": owner, "until": now + CLAIM}
         return connection.execute(sa.update(files).where(*dead).values(values)).rowcount
 
     if storage.backend.transact(claim) == 0:

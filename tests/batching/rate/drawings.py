@@ -27,6 +27,7 @@ def drawing(path: Path) -> str:
         start=at(-1),
         end=min(max(ends), at(0) + _LONGEST),
         origin=at(0),
+        width=880,
         title=scenario.title,
     )
 

@@ -19,6 +19,7 @@ def upgrade() -> None:
         sa.Column("name", Name, nullable=False),
         sa.Column("options", LongText, nullable=False),
         sa.Column("revision", BigInt, nullable=False),
+        sa.Column("paused_until", BigInt),
         sa.Column("time_created", BigInt, nullable=False),
         sa.PrimaryKeyConstraint("table_id", name="waterclock_message_tables_pkey"),
         sa.UniqueConstraint("name", name="waterclock_message_tables_name_key"),

@@ -1,0 +1,98 @@
+"""Judging packed rows, without Spark: every message meets the fate that the batcher gives it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.batching.definition import Rule
+from tests.batching.traffic import arrivals, rules
+from tests.spark.fates import METADATA, Fates, fates_in_rows, fates_one_by_one, in_entries
+
+from waterclock.arrow import to_arrow
+from waterclock.batching.rule import EventTimeRule
+from waterclock.message import Message
+from waterclock.spark import judging, packing
+from waterclock.spark.judging import judge
+from waterclock.spark.packing import PLAIN, POSITIONED, pack
+from waterclock.time import MAX_NS
+
+
+def judged(
+    messages: list[Message], rule: dict[str, Any], *, positions: bool, chance: random.Random | None = None
+) -> Fates:
+    """Pack messages in pieces, bring those of a source together in any order as a shuffle does, and judge them."""
+    record = POSITIONED if positions else PLAIN
+    table = pa.Table.from_batches([to_arrow(messages, positions=True)]).select(METADATA)
+    packed = [row for rows in pack(table.to_batches(max_chunksize=5), record) for row in _single(rows)]
+    if chance is not None:
+        chance.shuffle(packed)
+    packed.sort(key=lambda row: row["source"][0].as_py())
+    rows = pa.Table.from_batches(packed).combine_chunks() if packed else None
+    batches = [] if rows is None else rows.to_batches(max_chunksize=2)
+    return fates_in_rows(judge(batches, record, EventTimeRule.checked(**rule)))
+
+
+def _single(rows: pa.RecordBatch) -> list[pa.RecordBatch]:
+    return [rows.slice(number, 1) for number in range(rows.num_rows)]
+
+
+@given(
+    messages=arrivals(sources="xyz"),
+    rule=rules,
+    positions=st.booleans(),
+    limits=st.tuples(st.integers(1, 20), st.integers(40, 200), st.integers(1, 30), st.integers(1, 10)),
+    chance=st.randoms(use_true_random=False),
+)
+def test_fates_are_those_of_the_batcher_whatever_the_pieces(
+    messages: list[Message], rule: Rule, positions: bool, limits: tuple[int, int, int, int], chance: random.Random
+):
+    messages = in_entries(messages, 3)
+    packed_at_once, largest_cell, judged_at_once, largest_row = limits
+    with (
+        patch.object(packing, "_PACKED_AT_ONCE", packed_at_once),
+        patch.object(packing, "_LARGEST_CELL", largest_cell),
+        patch.object(judging, "_JUDGED_AT_ONCE", judged_at_once),
+        patch.object(judging, "_LARGEST_ROW", largest_row),
+    ):
+        found = judged(messages, rule._asdict(), positions=positions, chance=chance)
+
+    if not positions:
+        messages = [m.replace(position=None) for m in messages]
+    assert found == fates_one_by_one(messages, **rule._asdict())
+
+
+@given(messages=arrivals(sources="xy"), rule=rules, order=st.randoms(use_true_random=False))
+def test_a_receive_clock_that_went_back_is_judged_as_a_reader_of_the_topic_does(
+    messages: list[Message], rule: Rule, order: random.Random
+):
+    order.shuffle(messages)
+    messages = in_entries(messages, 3)
+    assert judged(messages, rule._asdict(), positions=True) == fates_one_by_one(messages, **rule._asdict())
+
+
+@given(messages=arrivals(sources="xy"), rule=rules, order=st.randoms(use_true_random=False))
+def test_positions_give_the_order_however_the_messages_were_read(
+    messages: list[Message], rule: Rule, order: random.Random
+):
+    messages = in_entries(messages, 3)
+    read = order.sample(messages, len(messages))
+    assert judged(read, rule._asdict(), positions=True) == fates_one_by_one(messages, **rule._asdict())
+
+
+def test_a_window_at_the_end_of_time_closes_with_it():
+    last = Message("x", "a", MAX_NS - 5, receive_time=MAX_NS - 5)
+    found = judged([last], {"window": 10, "max_delay": 10, "max_lead": 0, "on_conflict": "split"}, positions=False)
+    assert found.batches == {"x": [(MAX_NS - 5, MAX_NS, MAX_NS, "timeout", [("a", MAX_NS - 5, MAX_NS - 5)])]}
+
+
+def test_streams_of_one_event_time_are_in_order_of_text():
+    streams = ["b", "ä", "a", "z", "B", "aa"]
+    together = [Message("x", stream, 100, receive_time=101) for stream in streams]
+    found = judged(together, {"window": 10, "max_delay": 10, "max_lead": 0, "on_conflict": "split"}, positions=False)
+    ((*_, messages),) = found.batches["x"]
+    assert [stream for stream, *_ in messages] == sorted(streams)

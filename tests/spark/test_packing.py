@@ -1,0 +1,107 @@
+"""Packing and unpacking, without Spark: what goes in comes out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.batching.traffic import arrivals
+from tests.spark.fates import METADATA, in_entries
+
+from waterclock.arrow import to_arrow
+from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.message import Message
+from waterclock.spark import packing
+from waterclock.spark.packing import PLAIN, POSITIONED, pack, records, unpack
+
+
+def columns_of(messages: list[Message], batch_size: int) -> Iterator[pa.RecordBatch]:
+    table = pa.Table.from_batches([to_arrow(messages, positions=True)]).select(METADATA)
+    yield from table.to_batches(max_chunksize=batch_size)
+
+
+@given(
+    messages=arrivals(sources="xyz"),
+    positioned=st.booleans(),
+    batch_size=st.integers(1, 50),
+    at_once=st.integers(1, 30),
+    largest_cell=st.integers(40, 300),
+)
+def test_messages_come_out_as_they_went_in_and_in_order(
+    messages: list[Message], positioned: bool, batch_size: int, at_once: int, largest_cell: int
+):
+    messages = in_entries(messages, 3)
+    record = POSITIONED if positioned else PLAIN
+    with patch.object(packing, "_PACKED_AT_ONCE", at_once), patch.object(packing, "_LARGEST_CELL", largest_cell):
+        packed = list(pack(columns_of(messages, batch_size), record))
+
+    came_out = defaultdict(list)
+    for rows in packed:
+        assert all(len(cell) <= largest_cell for cell in rows.column("messages").to_pylist())
+        numbers, columns = unpack(rows)
+        sources = rows.column("source").take(pa.array(numbers)).to_pylist()
+        for source, *message in zip(sources, *(c.to_pylist() for c in columns.values()), strict=True):
+            came_out[source].append(tuple(message))
+    went_in = defaultdict(list)
+    for m in messages:
+        position = m.position if positioned else (None, None, None)
+        went_in[m.source].append((m.stream, m.event_time, m.receive_time, *position))
+    assert came_out == went_in
+
+
+def test_a_row_names_only_the_streams_that_occur_in_it():
+    messages = [Message(source, stream, 0, receive_time=0) for source, stream in ("xb", "xa", "yc", "xb")]
+    (rows,) = pack(columns_of(messages, 10), PLAIN)
+    assert dict(zip(rows["source"].to_pylist(), map(set, rows["streams"].to_pylist()), strict=True)) == {
+        "x": {"a", "b"},
+        "y": {"c"},
+    }
+
+
+def test_unpacking_no_rows_gives_no_messages():
+    (rows,) = pack(columns_of([Message("x", "a", 0, receive_time=0)], 1), PLAIN)
+    numbers, columns = unpack(rows.slice(0, 0))
+    assert len(numbers) == 0
+    assert [len(column) for column in columns.values()] == [0] * 6
+
+
+def test_no_messages_pack_into_no_rows():
+    empty = next(columns_of([Message("x", "a", 0, receive_time=0)], 1)).slice(0, 0)
+    assert list(pack([empty], POSITIONED)) == []
+
+
+@pytest.mark.parametrize("name", ["source", "stream", "event_time", "receive_time", "entry"])
+def test_a_null_is_an_error_that_names_its_column(name: str):
+    (batch,) = columns_of(in_entries([Message("x", "a", 0, receive_time=0)], 1), 1)
+    position = batch.schema.get_field_index(name)
+    holed = batch.set_column(position, batch.schema.field(name).with_nullable(True), pa.nulls(1, batch[name].type))
+    with pytest.raises(InvalidArgumentError, match=f"column '{name}' holds nulls"):
+        list(pack([holed], POSITIONED))
+
+
+@pytest.mark.parametrize("record", [PLAIN, POSITIONED])
+def test_a_cell_is_read_in_place_by_its_count(record: np.dtype):
+    written = np.zeros(3, record)
+    written["event_time"] = [1, -2, 2**62]
+    read = records(written.tobytes(), 3)
+    assert read.dtype == record
+    assert read["event_time"].tolist() == [1, -2, 2**62]
+
+
+def test_a_cell_of_another_length_is_refused():
+    with pytest.raises(SchemaError, match="19 bytes are not 1 messages of 20 or 40 bytes"):
+        records(bytes(19), 1)
+
+
+def test_records_have_the_documented_layout():
+    assert (PLAIN.itemsize, POSITIONED.itemsize) == (20, 40)
+    (rows,) = pack(columns_of(in_entries([Message("x", "a", 1, receive_time=2)], 1), 1), POSITIONED)
+    assert rows["messages"][0].as_py().hex(" ", 4) == (
+        "01000000 00000000 02000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000"
+    )

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import sqlalchemy as sa
+
+from waterclock.connection import Database
+from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError
+from waterclock.tables import entry
+from waterclock.tables.message_table import MessageTable
+
+from .conftest import MovableClock
+from .test_putting import payloads
+
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def _looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is noticed after a second is noticed at once, so that no test has to wait for it."""
+    monkeypatch.setattr(entry, "LOOK_EVERY", 0)
+
+
+pytestmark = pytest.mark.usefixtures("_looks_always")
+
+
+def test_changed_options_are_used_by_those_who_have_the_table_open(orders: MessageTable, database: Database) -> None:
+    elsewhere = database.table("orders")
+    orders.put("tea")
+    elsewhere.alter(ack_wait="5s", batch_size=3, purge_after=None)
+    [delivery] = orders.receive()
+    assert delivery.lease_until - delivery.time_created == 5 * SECOND
+    assert (orders.options.batch_size, orders.options.purge_after, orders.options.jitter) == (3, None, 0)
+
+
+def test_an_option_cannot_be_changed_to_what_cannot_be_meant(orders: MessageTable) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^max_backoff: '1s'"):
+        orders.alter(max_backoff="1s")
+    assert orders.options.max_backoff is None
+
+
+def test_a_subscription_carries_on_under_changed_options(orders: MessageTable, database: Database) -> None:
+    with orders.subscribe() as deliveries:
+        orders.put("a")
+        next(deliveries).ack()
+        database.table("orders").alter(ack_wait="5s")
+        orders.put("b")
+        delivery = next(deliveries)
+        assert delivery.lease_until - delivery.time_created == 5 * SECOND
+
+
+def test_a_paused_table_sends_nothing_until_it_is_resumed(orders: MessageTable, database: Database) -> None:
+    orders.put_many([{"payload": "a"}, {"payload": "b"}])
+    [out] = orders.receive(1)
+    database.table("orders").pause()
+    assert orders.receive() == []
+    out.ack()
+    database.table("orders").resume()
+    assert payloads(orders) == ["b"]
+
+
+def test_a_pause_can_end_by_itself(orders: MessageTable, clock: MovableClock) -> None:
+    orders.put("a")
+    orders.pause(until=clock.now + 5 * SECOND)
+    clock.move("4.9s")
+    assert orders.receive() == []
+    clock.move("0.1s")
+    assert payloads(orders) == ["a"]
+
+
+def test_a_dropped_table_ends_its_subscribers_with_an_error(orders: MessageTable, database: Database) -> None:
+    database.table("orders").drop()
+    with pytest.raises(NotFoundError, match="'orders'"):
+        orders.receive()
+    with pytest.raises(NotFoundError):
+        database.table("orders")
+    assert not sa.inspect(database.backend.engine).has_table("orders")
+
+
+def test_a_waiting_subscriber_notices_that_its_table_was_dropped(connect: Callable[..., Database]) -> None:
+    table = connect().create_table("orders", groups="sequenced", poll_interval="1h")
+    with table.subscribe() as deliveries:
+        dropper = threading.Timer(0.1, connect().table("orders").drop)
+        dropper.start()
+        with pytest.raises(NotFoundError):
+            next(deliveries)
+        dropper.join()
+
+
+def test_a_table_that_is_dropped_and_made_again_is_served_on(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="sequenced")
+    table.put("a", group="g")
+    assert payloads(table) == ["a"]
+    database.table("orders").drop()
+    make_table(groups="sequenced").put("b", group="g")
+    assert payloads(table) == ["b"]
+
+
+def test_an_sql_table_dropped_by_plain_sql_is_named(orders: MessageTable, database: Database) -> None:
+    with database.backend.engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE orders"))
+    with pytest.raises(SchemaError, match=r"'orders'.*gone"):
+        orders.receive()
+
+
+def test_a_column_dropped_by_plain_sql_disturbs_nobody(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(columns={"region": "text"})
+    table.put("a", region="eu")
+    with database.backend.engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE orders DROP COLUMN region"))
+    [delivery] = table.receive()
+    assert delivery.columns == {}
