@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.batching.definition import Rule
 from tests.batching.traffic import arrivals, rules
@@ -27,8 +27,8 @@ def judged(
 ) -> Fates:
     """Pack messages in pieces, bring those of a source together in any order as a shuffle does, and judge them."""
     record = POSITIONED if positions else PLAIN
-    table = pa.Table.from_batches([to_arrow(messages, positions=True)]).select(METADATA)
-    packed = [row for rows in pack(table.to_batches(max_chunksize=5), record) for row in _single(rows)]
+    read = pa.Table.from_batches([_columns(messages)]).to_batches(max_chunksize=5)
+    packed = [row for rows in pack(read, record) for row in _single(rows)]
     if chance is not None:
         chance.shuffle(packed)
     packed.sort(key=lambda row: row["source"][0].as_py())
@@ -37,10 +37,15 @@ def judged(
     return fates_in_rows(judge(batches, record, EventTimeRule.checked(**rule)))
 
 
+def _columns(messages: list[Message]) -> pa.RecordBatch:
+    return to_arrow(messages, positions=True).select(METADATA)
+
+
 def _single(rows: pa.RecordBatch) -> list[pa.RecordBatch]:
     return [rows.slice(number, 1) for number in range(rows.num_rows)]
 
 
+@settings(deadline=None)
 @given(
     messages=arrivals(sources="xyz"),
     rule=rules,
@@ -66,6 +71,7 @@ def test_fates_are_those_of_the_batcher_whatever_the_pieces(
     assert found == fates_one_by_one(messages, **rule._asdict())
 
 
+@settings(deadline=None)
 @given(messages=arrivals(sources="xy"), rule=rules, order=st.randoms(use_true_random=False))
 def test_a_receive_clock_that_went_back_is_judged_as_a_reader_of_the_topic_does(
     messages: list[Message], rule: Rule, order: random.Random
@@ -75,6 +81,7 @@ def test_a_receive_clock_that_went_back_is_judged_as_a_reader_of_the_topic_does(
     assert judged(messages, rule._asdict(), positions=True) == fates_one_by_one(messages, **rule._asdict())
 
 
+@settings(deadline=None)
 @given(messages=arrivals(sources="xy"), rule=rules, order=st.randoms(use_true_random=False))
 def test_positions_give_the_order_however_the_messages_were_read(
     messages: list[Message], rule: Rule, order: random.Random
@@ -96,3 +103,15 @@ def test_streams_of_one_event_time_are_in_order_of_text():
     found = judged(together, {"window": 10, "max_delay": 10, "max_lead": 0, "on_conflict": "split"}, positions=False)
     ((*_, messages),) = found.batches["x"]
     assert [stream for stream, *_ in messages] == sorted(streams)
+
+
+def test_a_source_of_many_messages_leaves_in_several_rows_of_whole_batches():
+    sent = [("a", 0), ("b", 1), ("c", 2), ("d", 9)]
+    messages = [Message("x", stream, at, receive_time=at + late) for at in range(0, 90, 9) for stream, late in sent]
+    with patch.object(judging, "_LARGEST_ROW", 4):
+        (outcomes,) = judge(pack([_columns(messages)], PLAIN), PLAIN, EventTimeRule.checked(5, 5, 0, "split"))
+    counts = {reason: [] for reason in (None, "late")}
+    for reason, count in zip(outcomes["rejection"].to_pylist(), outcomes["count"].to_pylist(), strict=True):
+        counts[reason].append(count)
+    # Batches of 3 begin at 0, 3, 6 … messages; a row holds those that begin among the same 4.
+    assert counts == {None: [6, 3, 3, 6, 3, 3, 6], "late": [4, 4, 2]}

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.batching.traffic import arrivals
 from tests.spark.fates import METADATA, in_entries
@@ -26,6 +26,7 @@ def columns_of(messages: list[Message], batch_size: int) -> Iterator[pa.RecordBa
     yield from table.to_batches(max_chunksize=batch_size)
 
 
+@settings(deadline=None)
 @given(
     messages=arrivals(sources="xyz"),
     positioned=st.booleans(),

@@ -57,13 +57,14 @@ def consume(table: MessageTable, log: TextIO) -> None:
 
 
 def main(url: str, role: str, path: str) -> None:
-    table = connect(url, "unused").table("orders")
     with open(path, "a", encoding="utf-8") as log:  # noqa: PTH123  # a plain path from the command line
         while True:
             try:
+                table = connect(url, "unused").table("orders")
                 {"produce": produce, "consume": consume}[role](table, log)
             except UnavailableError:
                 say(log, "unavailable", "-")
+                time.sleep(0.2)
 
 
 if __name__ == "__main__":

@@ -176,7 +176,7 @@ def test_the_catalogue_query_goes_down_indexes_on_each_database(topic: Topic) ->
     topic.roll()
     append_ledgers(topic, [[[100 + i] for i in range(30)]])
     backend = topic.storage.backend
-    statement = find_statement(topic.storage.topic_id, "publish_time", 15)
+    statement = find_statement("publish_time").params(topic=topic.storage.topic_id, time=15, lost=-1)
     text = str(statement.compile(backend.engine, compile_kwargs={"literal_binds": True}))
     with backend.engine.connect() as connection:
         if backend.dialect.name == "sqlite":

@@ -6,8 +6,6 @@ import json
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import pyarrow as pa
-
 from waterclock.arrow import from_arrow, from_ipc, to_arrow, to_ipc
 from waterclock.errors import SchemaError
 from waterclock.message import Message
@@ -60,8 +58,15 @@ class Batch:
 
     def to_bytes(self) -> bytes:
         """Write the batch as Arrow IPC, its facts in the schema metadata: the payload of a batch in a message table."""
+        facts = {
+            "source": self.source,
+            "start": self.start,
+            "end": self.end,
+            "closed_at": self.closed_at,
+            "reason": self.reason,
+        }
         columns = to_arrow(self.messages, positions=True)
-        return batch_to_bytes(self.source, self.start, self.end, self.closed_at, self.reason, columns)
+        return to_ipc(columns.replace_schema_metadata({_METADATA_KEY: json.dumps(facts).encode()}))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Batch:
@@ -77,12 +82,6 @@ class Batch:
         if facts is None:
             raise SchemaError(f"{len(data)} bytes of Arrow are no batch: the schema has no {_METADATA_KEY.decode()!r}")
         return cls(**json.loads(facts), messages=tuple(from_arrow(columns)))
-
-
-def batch_to_bytes(source: str, start: int, end: int, closed_at: int, reason: str, columns: pa.RecordBatch) -> bytes:
-    """Write a batch whose messages are columns already (`waterclock.arrow.POSITIONED_SCHEMA`); see `Batch.to_bytes`."""
-    facts = {"source": source, "start": start, "end": end, "closed_at": closed_at, "reason": reason}
-    return to_ipc(columns.replace_schema_metadata({_METADATA_KEY: json.dumps(facts).encode()}))
 
 
 class Rejection(NamedTuple):

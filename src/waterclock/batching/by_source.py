@@ -35,7 +35,7 @@ class BySource:
     that it closed, in order of ``closed_at``, then source, then start.
 
     A batcher stays for as long as the object does, because it remembers how far its source's clock has come. One with
-    nothing open takes about 700 bytes.
+    nothing open takes about 600 bytes.
 
     Parameters
     ----------

@@ -65,9 +65,14 @@ class Backend:
             ) from None
         self._writer = self.dialect.writer(self.engine)
         self._reader = self.dialect.reader(self.engine)
-        self._clock = clock or (system_clock if self.dialect.now() is None else None)
+        expression = self.dialect.now()
+        self._clock = clock or (system_clock if expression is None else None)
+        # One object for all statements, read when they run: so they can be built once, which takes longer than running.
+        self._now_sql = sa.bindparam("waterclock_now", callable_=self._clock, type_=sa.BigInteger)
+        if self._clock is None and expression is not None:
+            self._now_sql = expression
         try:
-            with self.snapshot() as connection:
+            with self._reader.connect() as connection:
                 version = catalogue_version(connection)
             if version != HEAD:
                 self.transact(lambda connection: migrate(connection, self.dialect))
@@ -121,10 +126,7 @@ class Backend:
 
     def now_sql(self) -> sa.ColumnElement[int]:
         """Give the clock as an SQL expression, ns: the database's own, or the one that stands in for it."""
-        expression = self.dialect.now()
-        if self._clock is not None or expression is None:
-            return sa.literal(self.now(), sa.BigInteger)
-        return expression
+        return self._now_sql
 
     def now(self, connection: sa.Connection | None = None) -> int:
         """Read the clock, ns. On a server this is a round trip, on ``connection`` where one is given."""

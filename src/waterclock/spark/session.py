@@ -25,6 +25,9 @@ _QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
 
 _EVERYWHERE = {
     "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile='{_QUIET_LOGGING}'",
+    # To keep to a number of bytes, Spark measures every column after every row on its way to Python, which takes longer
+    # than all else there. Without, the number of rows limits what crosses at once; packed rows are small enough for it.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # Python data sources see filters only where this is on; topics prune their ledgers by them.
     "spark.sql.python.filterPushdown.enabled": "true",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -12,8 +13,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from waterclock.arrow import MESSAGE_SCHEMA, POSITION_FIELDS, POSITIONED_SCHEMA
-from waterclock.batching.batch import batch_to_bytes
+from waterclock.arrow import MESSAGE_SCHEMA, POSITION_FIELDS, POSITIONED_SCHEMA, from_arrow
+from waterclock.batching.batch import Batch
 from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.spark.options import needed, refuse_unknown
@@ -184,12 +185,12 @@ def _filled(known: Mapping[str, pa.Array], count: int) -> pa.Table:
 
 
 def _written(rows: pa.RecordBatch, messages: pa.Table) -> Iterator[bytes]:
-    joined = messages.combine_chunks().to_batches()[0]
-    first = 0
+    # By way of messages, so that a batch has the same bytes whichever runtime wrote it: slices of columns keep traces
+    # of what they were cut from.
+    flat = iter(from_arrow(messages))
     facts = [rows.column(name).to_pylist() for name in ("source", "start", "end", "closed_at", "reason", "count")]
     for source, start, end, closed_at, reason, count in zip(*facts, strict=True):
-        yield batch_to_bytes(source, start, end, closed_at, reason, joined.slice(first, count))
-        first += count
+        yield Batch(source, start, end, closed_at, reason, tuple(islice(flat, count))).to_bytes()
 
 
 def _with_headers(rows: pa.Table, payloads: Topic | None) -> pa.Table:

@@ -9,6 +9,7 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
+from waterclock.errors import UnavailableError
 from waterclock.tables import acking
 from waterclock.tables.callers import CallerConnections
 from waterclock.tables.changes import Changes
@@ -19,6 +20,8 @@ from waterclock.tables.purging import purge_some
 from waterclock.tables.receiving import pause, receive
 
 _PURGE_EVERY = 1.0  # s
+_RETRY_EVERY = 0.2  # s
+_PATIENCE = 60.0  # s for which a subscription waits for a database that is away
 
 
 class Subscription:
@@ -38,6 +41,7 @@ class Subscription:
         self._stop = threading.Event()
         self._closed = False
         self._purged_at = -math.inf
+        self._away_since: float | None = None
         self.consumer = consumer
 
     def stop(self) -> None:
@@ -61,28 +65,47 @@ class Subscription:
 
     def __next__(self) -> Delivery:
         while not self._stop.is_set():
-            context = self._entry.now()
-            self._purge(context)
-            while self._waiting:
-                delivery = self._waiting.popleft()
-                if delivery.lease_until > context.backend.now():
-                    self._handed_out.append(delivery)
-                    return delivery
-            self._handed_out = [delivery for delivery in self._handed_out if not self._over(delivery)]
-            room = min(self._limit, context.options.cache_size - len(self._handed_out))
-            if room > 0:
-                self._waiting.extend(receive(self._entry, self._callers, room, self.consumer))
-            if not self._waiting:
-                pause(context, self._changes, self._stop, None)
+            try:
+                delivery = self._next()
+            except UnavailableError:
+                if not self._may_wait_longer():
+                    raise
+                continue
+            self._away_since = None
+            if delivery is not None:
+                return delivery
         raise StopIteration
+
+    def _next(self) -> Delivery | None:
+        """Give the next delivery, or None after having waited for one."""
+        context = self._entry.now()
+        self._purge(context)
+        now = context.backend.now()
+        while self._waiting:
+            delivery = self._waiting.popleft()
+            if delivery.lease_until > now:
+                self._handed_out.append(delivery)
+                return delivery
+        self._handed_out = [one for one in self._handed_out if not one.over and one.lease_until > now]
+        room = min(self._limit, context.options.cache_size - len(self._handed_out))
+        if room > 0:
+            self._waiting.extend(receive(self._entry, self._callers, room, self.consumer))
+        if not self._waiting:
+            pause(context, self._changes, self._stop, None)
+        return None
+
+    def _may_wait_longer(self) -> bool:
+        """Wait a little for a database that restarts; False where it has been away for long."""
+        self._away_since = self._away_since or time.monotonic()
+        if time.monotonic() - self._away_since > _PATIENCE:
+            return False
+        self._stop.wait(_RETRY_EVERY)
+        return True
 
     def _purge(self, context: TableContext) -> None:
         if time.monotonic() - self._purged_at >= _PURGE_EVERY:
             purge_some(context)
             self._purged_at = time.monotonic()
-
-    def _over(self, delivery: Delivery) -> bool:
-        return delivery.over or delivery.lease_until <= self._entry.last_seen.backend.now()
 
     def __enter__(self) -> Self:
         return self

@@ -7,6 +7,7 @@ first at which the running maximum reaches t. So each level (ledger, entry or ro
 from __future__ import annotations
 
 import logging
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -29,6 +30,9 @@ By = Literal["publish_time", "event_time", "receive_time"]
 """The times by which messages can be found."""
 
 FINDABLE = ("publish_time", "event_time", "receive_time")
+
+_TOPIC = sa.bindparam("topic", type_=sa.BigInteger)
+_TIME = sa.bindparam("time", type_=sa.BigInteger)
 
 _log = logging.getLogger(__name__)
 
@@ -133,27 +137,31 @@ def place_at(storage: Storage, start: Position | Time) -> Place:
     return place_of(storage, find_first(storage, "publish_time", storage.time(start, "start")).position)
 
 
-def find_statement(
-    topic_id: int, by: str, time: int, after: int | None = None, lost: int = -1
-) -> sa.Select[*tuple[Any, ...]]:
-    """Build the one catalogue query of a find: the ledger, and in an unsealed one the entry, that hold the answer."""
+@cache
+def find_statement(by: str, *, by_running_maximum: bool = True) -> sa.Select[*tuple[Any, ...]]:
+    """Build the one catalogue query of a find: the ledger, and in an unsealed one the entry, that hold the answer.
+
+    Its parameters are ``topic``, ``time``, ``lost`` and, where ledgers are searched by their own bounds, ``after``.
+    """
     found = ledgers.alias("found")
     entry = entries.alias("entry")
     here = sa.func.coalesce(found.c.ledger, topics.c.ledger)
+    peak = entries.c[f"peak_{by}"]
     first_entry = (
         sa.select(entries.c.entry)
-        .where(entries.c.topic_id == topic_id, entries.c.ledger == here, entries.c[f"peak_{by}"] >= time)
-        .order_by(entries.c[f"peak_{by}"], entries.c.entry)
+        .where(entries.c.topic_id == _TOPIC, entries.c.ledger == here, peak >= _TIME)
+        .order_by(peak, entries.c.entry)
         .limit(1)
         .correlate(topics, found)
         .scalar_subquery()
     )
+    first_ledger = _first_by_peak(by) if by_running_maximum else _first_by_end(by)
     unsealed = sa.or_(found.c.state.is_(None), found.c.state != "sealed")
     return (
         sa.select(
             topics.c.ledger.label("open_ledger"),
             topics.c.entries.label("open_entries"),
-            _first_unmeasured(topic_id, by, lost).label("unmeasured"),
+            _first_unmeasured(by).label("unmeasured"),
             found.c.ledger.label("found_ledger"),
             found.c.state,
             found.c.messages,
@@ -167,39 +175,42 @@ def find_statement(
             entry.c.data,
         )
         .select_from(topics)
-        .outerjoin(
-            found, sa.and_(found.c.topic_id == topic_id, found.c.ledger == _first_ledger(topic_id, by, time, after))
-        )
+        .outerjoin(found, sa.and_(found.c.topic_id == _TOPIC, found.c.ledger == first_ledger))
         .outerjoin(
             entry,
-            sa.and_(entry.c.topic_id == topic_id, entry.c.ledger == here, entry.c.entry == first_entry, unsealed),
+            sa.and_(entry.c.topic_id == _TOPIC, entry.c.ledger == here, entry.c.entry == first_entry, unsealed),
         )
-        .where(topics.c.id == topic_id)
+        .where(topics.c.id == _TOPIC)
     )
 
 
-def _first_ledger(topic_id: int, by: str, time: int, after: int | None) -> sa.ScalarSelect[Any]:
-    peak, end = ledgers.c[f"peak_{by}"], ledgers.c[f"end_{by}"]
-    statement = sa.select(ledgers.c.ledger).where(ledgers.c.topic_id == topic_id).limit(1)
-    if after is None:
-        return statement.where(peak >= time).order_by(peak, ledgers.c.ledger).scalar_subquery()
-    return statement.where(end >= time, ledgers.c.ledger > after).order_by(ledgers.c.ledger).scalar_subquery()
+def _first_by_peak(by: str) -> sa.ScalarSelect[Any]:
+    peak = ledgers.c[f"peak_{by}"]
+    statement = sa.select(ledgers.c.ledger).where(ledgers.c.topic_id == _TOPIC, peak >= _TIME)
+    return statement.order_by(peak, ledgers.c.ledger).limit(1).scalar_subquery()
 
 
-def _first_unmeasured(topic_id: int, by: str, lost: int) -> sa.ScalarSelect[Any]:
+def _first_by_end(by: str) -> sa.ScalarSelect[Any]:
+    reaching = (ledgers.c[f"end_{by}"] >= _TIME, ledgers.c.ledger > sa.bindparam("after", type_=sa.BigInteger))
+    statement = sa.select(ledgers.c.ledger).where(ledgers.c.topic_id == _TOPIC, *reaching)
+    return statement.order_by(ledgers.c.ledger).limit(1).scalar_subquery()
+
+
+def _first_unmeasured(by: str) -> sa.ScalarSelect[Any]:
     statement = sa.select(sa.func.min(ledgers.c.ledger)).where(
-        ledgers.c.topic_id == topic_id,
+        ledgers.c.topic_id == _TOPIC,
         ledgers.c[f"peak_{by}"].is_(None),
-        ledgers.c.ledger > lost,
+        ledgers.c.ledger > sa.bindparam("lost", type_=sa.BigInteger),
         ledgers.c.messages > 0,
     )
     return statement.scalar_subquery()
 
 
 def _look(storage: Storage, by: str, time: int, after: int | None, lost: int) -> sa.RowMapping:
+    statement = find_statement(by, by_running_maximum=after is None)
+    parameters = {"topic": storage.topic_id, "time": time, "lost": lost, "after": after}
     with storage.backend.snapshot() as connection:
-        row = connection.execute(find_statement(storage.topic_id, by, time, after, lost)).mappings().one_or_none()
-        return storage.present(row)
+        return storage.present(connection.execute(statement, parameters).mappings().one_or_none())
 
 
 def _unmeasured(row: sa.RowMapping) -> int | None:

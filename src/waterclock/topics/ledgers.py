@@ -13,6 +13,15 @@ from waterclock.topics.counter import Counter
 from waterclock.topics.sealed_file import RowGroup, row_groups_from_json
 from waterclock.topics.storage import Storage
 
+# Built once: building a statement takes longer than running it.
+_WRITE_COUNTER = sa.update(topics).where(topics.c.id == sa.bindparam("topic"))
+_LEDGER_FROM = (
+    sa.select(ledgers)
+    .where(ledgers.c.topic_id == sa.bindparam("topic"), ledgers.c.ledger >= sa.bindparam("ledger"))
+    .order_by(ledgers.c.ledger)
+    .limit(1)
+)
+
 LedgerState = Literal["open", "closed", "sealed"]
 """``open``: gets the appends. ``closed``: complete, its entries still rows. ``sealed``: one Parquet file."""
 
@@ -80,13 +89,8 @@ def list_ledgers(storage: Storage) -> list[LedgerInfo]:
 
 def ledger_from(storage: Storage, connection: sa.Connection, ledger: int) -> sa.RowMapping | None:
     """Read the row of the first ledger from number ``ledger`` on that is left; None where that is the open one."""
-    statement = (
-        sa.select(ledgers)
-        .where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger >= ledger)
-        .order_by(ledgers.c.ledger)
-        .limit(1)
-    )
-    return connection.execute(statement).mappings().one_or_none()
+    parameters = {"topic": storage.topic_id, "ledger": ledger}
+    return connection.execute(_LEDGER_FROM, parameters).mappings().one_or_none()
 
 
 def close_ledger(storage: Storage, connection: sa.Connection, counter: Counter, now: int) -> Counter:
@@ -110,7 +114,7 @@ def roll(storage: Storage, *, only_if_due: bool = False) -> None:
 
 def write_counter(storage: Storage, connection: sa.Connection, counter: Counter) -> None:
     """Write the topic's row, whose lock the transaction holds."""
-    connection.execute(sa.update(topics).where(topics.c.id == storage.topic_id).values(counter.columns()))
+    connection.execute(_WRITE_COUNTER, {"topic": storage.topic_id, **counter.columns()})
 
 
 def _info(storage: Storage, row: sa.RowMapping) -> LedgerInfo:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -14,8 +16,11 @@ from waterclock.time import Time, to_time
 from waterclock.topics.counter import Counter
 from waterclock.topics.ledger_files import LedgerFiles
 
+# Built once: building a statement takes longer than running it.
+_ROW = sa.select(topics).where(topics.c.id == sa.bindparam("topic"))
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Storage:
     """One topic's place. Every part of the package works on it.
 
@@ -44,16 +49,20 @@ class Storage:
         NotFoundError
             Where the topic was removed meanwhile.
         """
-        statement = sa.select(topics, self.backend.now_sql().label("now")).where(topics.c.id == self.topic_id)
-        # key_share: PostgreSQL then lets readers of the row's key pass, and nobody changes the key.
-        row = connection.execute(statement.with_for_update(key_share=True)).mappings().one_or_none()
+        row = connection.execute(self._locking).mappings().one_or_none()
         present = self.present(row)
         return present, present["now"]
 
     def row(self, connection: sa.Connection) -> sa.RowMapping:
         """Read the topic's row; NotFoundError where the topic was removed meanwhile."""
-        row = connection.execute(sa.select(topics).where(topics.c.id == self.topic_id)).mappings().one_or_none()
+        row = connection.execute(_ROW, {"topic": self.topic_id}).mappings().one_or_none()
         return self.present(row)
+
+    @cached_property
+    def _locking(self) -> sa.Select[*tuple[Any, ...]]:
+        statement = sa.select(topics, self.backend.now_sql().label("now")).where(topics.c.id == self.topic_id)
+        # key_share: PostgreSQL then lets readers of the row's key pass, and nobody changes the key.
+        return statement.with_for_update(key_share=True)
 
     def head(self) -> Position:
         """Read the position of the next message to be written."""

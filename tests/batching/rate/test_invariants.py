@@ -101,12 +101,13 @@ def test_one_wild_time_costs_at_most_one_stall(jump: int, where: int) -> None:
     st.sampled_from([2, 5, 14, 50]),
     st.sets(st.integers(0, 399), max_size=120),
     st.lists(st.floats(-0.45, 0.45), min_size=400, max_size=400),
+    st.sampled_from([SECOND, 2 * SECOND, 530_000_000]),
 )
 def test_gated_messages_lie_in_their_window_up_to_half_a_period(
-    rate: int, missed: set[int], jitters: list[float]
+    rate: int, missed: set[int], jitters: list[float], length: int
 ) -> None:
     period = SECOND // rate
-    batcher = RateAwareBatcher(clock=frozen)
+    batcher = RateAwareBatcher(length, clock=frozen)
     # The grid is known before the jitter begins; a window that closed before a message came cannot hold it.
     batches = batcher.add([message("det", T0 - k * SECOND // rate) for k in range(40, -1, -1)])
     for k in range(1, 400):

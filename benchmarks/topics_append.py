@@ -1,0 +1,150 @@
+"""Appending to a topic: messages a second by size of entry on each database, in turns with a plain insert of bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import sqlalchemy as sa
+
+from benchmarks.measure import in_turns, write_results
+from waterclock.database.backend import Backend
+from waterclock.database.types import Blob, Key
+from waterclock.topics.creating import create_topic, open_topic
+from waterclock.topics.entries import encode_entry
+from waterclock.topics.topic import Topic
+
+SERVICES = Path(__file__).resolve().parent.parent / "scripts" / "services"
+WORK = Path(__file__).parent / "work"
+BEGIN = 1_700_000_000_000_000_000
+ENTRIES = {1: 100, 100: 100, 10_000: 12}
+"""Messages of an entry, and how many entries are appended in a round."""
+APPENDERS = (1, 2, 4)
+ROUNDS = 9
+
+raw = sa.Table("raw", sa.MetaData(), sa.Column("id", Key, primary_key=True), sa.Column("data", Blob, nullable=False))
+
+
+def messages(count: int, seed: int) -> pa.Table:
+    """Lay out messages of 20 sources, each with a short JSON payload."""
+    chance = np.random.default_rng(seed)
+    at = BEGIN + np.arange(count) * 1_000_000 + chance.integers(0, 10_000_000, count)
+    readings = chance.normal(50, 20, (count, 3))
+    return pa.table(
+        {
+            "source": [f"press-{i % 20:02d}" for i in range(count)],
+            "stream": [("load", "heat", "noise")[i % 3] for i in range(count)],
+            "event_time": at,
+            "publish_time": at + 5_000_000,
+            "receive_time": at + chance.integers(6_000_000, 9_000_000, count),
+            "payload": [
+                f'{{"value": {a:.6f}, "low": {b:.6f}, "high": {c:.6f}, "unit": "kN", "status": "ok"}}'.encode()
+                for a, b, c in readings
+            ],
+        }
+    )
+
+
+@contextmanager
+def databases() -> Generator[dict[str, str]]:
+    """Give the URL of an empty database of each kind; servers write to the disk as in earnest."""
+    WORK.mkdir(exist_ok=True)
+    start = [sys.executable, str(SERVICES), "start", "postgresql", "mariadb", "--end-with", str(os.getpid())]
+    facts = json.loads(subprocess.run(start, check=True, capture_output=True, text=True).stdout)
+    with tempfile.TemporaryDirectory(dir=WORK) as folder:
+        urls = {name: server["url"] for name, server in facts["servers"].items()}
+        yield {"sqlite": f"sqlite:///{folder}/topics.db", **urls}
+    subprocess.run([sys.executable, str(SERVICES), "stop", facts["folder"]], check=True)
+
+
+def plain_insert(backend: Backend) -> Callable[[bytes], None]:
+    """Give a function that inserts a row with the least that the driver needs, and commits it durably."""
+    raw.drop(backend.engine, checkfirst=True)
+    raw.create(backend.engine)
+    if backend.dialect.name == "postgresql":
+        with backend.engine.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE raw ALTER COLUMN data SET STORAGE EXTERNAL")
+    statement = str(sa.insert(raw).values(data=b"").compile(backend.engine)).split(" RETURNING")[0]
+    connection = backend.engine.raw_connection()
+    cursor = connection.cursor()
+
+    def insert(data: bytes) -> None:
+        if backend.dialect.name == "sqlite":
+            cursor.execute("BEGIN IMMEDIATE")
+            cursor.execute(statement, (data,))
+        else:
+            cursor.execute(statement, {"data": data})
+        connection.commit()
+
+    return insert
+
+
+def measure(backend: Backend, folder: str, size: int) -> dict[str, Any]:
+    tables = [messages(size, seed) for seed in range(8)]
+    encoded = [encode_entry(table, lambda: 0).data for table in tables]
+    count = ENTRIES[size]
+    name = f"entries of {size}"
+    create_topic(backend, name, roll_after=None, roll_size=1 << 40, retention=None, exist_ok=False)
+    topic = Topic(open_topic(backend, folder, name))
+    insert = plain_insert(backend)
+    work = list(zip(range(count), cycle(tables), strict=False))
+
+    def insert_plainly() -> None:
+        for _, data in zip(range(count), cycle(encoded), strict=False):
+            insert(data)
+
+    def append(pool: ThreadPoolExecutor) -> None:
+        list(pool.map(lambda item: topic.append(item[1]), work))
+
+    pools = {number: ThreadPoolExecutor(number) for number in APPENDERS}
+    runs: dict[str, Callable[[], object]] = {"plain insert": insert_plainly}
+    runs |= {f"{number} appending": lambda pool=pool: append(pool) for number, pool in pools.items()}
+    seconds = in_turns(runs, ROUNDS, time.perf_counter)
+    for pool in pools.values():
+        pool.shutdown()
+    payload = sum(len(data) for data in encoded) / len(encoded)
+    return {
+        "bytes_of_an_entry": round(payload),
+        **{
+            run: {
+                "messages_per_second": round(size * count / taken),
+                "megabytes_per_second": round(payload * count / taken / 1e6, 2),
+                "of_the_plain_insert": round(seconds["plain insert"] / taken, 2),
+            }
+            for run, taken in seconds.items()
+        },
+    }
+
+
+def main() -> None:
+    figures: dict[str, Any] = {}
+    with databases() as urls, tempfile.TemporaryDirectory(dir=WORK) as folder:
+        for kind, url in urls.items():
+            backend = Backend(url)
+            figures[kind] = {}
+            for size in ENTRIES:
+                row = figures[kind][str(size)] = measure(backend, folder, size)
+                speeds = ", ".join(
+                    f"{run} {each['messages_per_second']:,}/s ({each['of_the_plain_insert']:.0%})"
+                    for run, each in row.items()
+                    if isinstance(each, dict)
+                )
+                print(f"{kind}, entries of {size}: {speeds}", flush=True)
+            backend.close()
+    write_results("topics_append", figures, ("waterclock", "pyarrow", "sqlalchemy"))
+
+
+if __name__ == "__main__":
+    main()

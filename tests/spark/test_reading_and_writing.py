@@ -1,0 +1,189 @@
+"""The format ``waterclock``: topics are read, batches land in a message table, rejected messages in a topic."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+import waterclock as wc
+from waterclock.spark import batches_of, event_time_outcomes, register, rejected_of
+from waterclock.spark.sink import POSITION_HEADER, REASON_HEADER
+from waterclock.spark.source import METADATA_COLUMNS
+from waterclock.time import MAX_NS
+
+SECOND = 1_000_000_000
+START = 1_782_900_000 * SECOND
+RULE = {"window": "500ms", "max_delay": "400ms"}
+
+
+def traffic() -> list[wc.Message]:
+    """Two sources with conflicts, and one late message; payloads and headers tell the messages apart."""
+    messages = [
+        wc.Message(
+            source,
+            f"stream-{i % 3}",
+            START + i * 100_000_000,
+            f"{source} {i}".encode(),
+            publish_time=START + i * 100_000_000 + 1,
+            receive_time=START + i * 100_000_000 + 50_000_000,
+            headers={"number": str(i)} if i % 2 else None,
+        )
+        for i in range(40)
+        for source in ("press-01", "oven-03")
+    ]
+    late = wc.Message("press-01", "stream-0", START, b"late", publish_time=START, receive_time=START + 9 * SECOND)
+    return [*messages, late]
+
+
+@pytest.fixture(scope="module")
+def spark(spark: SparkSession) -> SparkSession:
+    register(spark)
+    return spark
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> wc.Database:
+    """A topic with a sealed ledger, a closed one, and an open one."""
+    database = wc.connect(f"sqlite:///{tmp_path_factory.mktemp('spark')}/factory.db")
+    topic = database.create_topic("telemetry")
+    messages = traffic()
+    topic.append(messages[:20])
+    topic.append(messages[20:30])
+    topic.roll()
+    topic.seal()
+    topic.append(messages[30:50])
+    topic.roll()
+    topic.append(messages[50:])
+    return database
+
+
+def read(spark: SparkSession, database: wc.Database, **options: Any) -> DataFrame:
+    place = {"url": str(database.backend.url), "topic": "telemetry"}
+    return spark.read.format("waterclock").options(**{**place, **options}).load()
+
+
+def metadata(spark: SparkSession, database: wc.Database) -> DataFrame:
+    return read(spark, database, columns=",".join(METADATA_COLUMNS))
+
+
+def test_a_topic_is_read_whole_across_sealed_closed_and_open_ledgers(
+    spark: SparkSession, database: wc.Database
+) -> None:
+    rows = read(spark, database).orderBy("ledger", "entry", "index").collect()
+    expected = list(database.topic("telemetry").read())
+    assert [bytes(row.payload) for row in rows] == [message.payload for message in expected]
+    assert [(row.source, row.stream, row.event_time, row.publish_time, row.receive_time) for row in rows] == [
+        (m.source, m.stream, m.event_time, m.publish_time, m.receive_time) for m in expected
+    ]
+    assert [row.headers for row in rows] == [message.headers for message in expected]
+    assert [wc.Position(row.ledger, row.entry, row["index"]) for row in rows] == [m.position for m in expected]
+
+
+def test_timestamps_stand_beside_the_exact_times(spark: SparkSession, database: wc.Database) -> None:
+    row = read(spark, database, columns="event_time,event_timestamp").selectExpr("*", "unix_micros(event_timestamp) u")
+    assert all(found.u == found.event_time // 1000 for found in row.collect())
+
+
+def test_a_read_begins_and_ends_where_it_is_told(spark: SparkSession, database: wc.Database) -> None:
+    begin, end = START + SECOND, START + 3 * SECOND
+    expected = sum(begin <= m.publish_time < end for m in traffic() if m.publish_time)
+    found = read(spark, database, columns="source", startingTimestamp=begin, endingTimestamp="2026-07-01T10:00:03Z")
+    assert found.count() == expected
+    assert read(spark, database, columns="source", startingPosition="0:1:3").count() == len(traffic()) - 23
+
+
+def test_only_the_columns_asked_for_are_read(spark: SparkSession, database: wc.Database) -> None:
+    assert read(spark, database, columns="stream, index").columns == ["stream", "index"]
+
+
+def test_batches_and_rejected_messages_land_exactly_once_and_equal_those_of_one_process(
+    spark: SparkSession, database: wc.Database
+) -> None:
+    batcher = wc.BySource(lambda: wc.EventTimeBatcher(**RULE))
+    expected = [batch for m in database.topic("telemetry").read() for batch in batcher.add(m)]
+    expected += batcher.advance(MAX_NS)
+    table = database.create_table("batches", id_type="text", groups="sequenced")
+    database.create_topic("rejected")
+    place = {"url": str(database.backend.url), "payloads": "telemetry"}
+    outcomes = event_time_outcomes(metadata(spark, database), **RULE).persist()
+    for _ in range(2):  # the second time changes nothing
+        batches_of(outcomes).write.format("waterclock").options(**place, table="batches").mode("append").save()
+    rejected_of(outcomes).write.format("waterclock").options(**place, topic="rejected").mode("append").save()
+    outcomes.unpersist()
+
+    landed: dict[Any, bytes] = {}
+    while deliveries := table.receive(limit=100):
+        for delivery in deliveries:
+            with delivery:
+                assert delivery.group == wc.Batch.from_bytes(delivery.payload).source
+                landed[delivery.id] = delivery.payload
+    assert landed == {batch.id: batch.to_bytes() for batch in expected}
+    (refused,) = database.topic("rejected").read()
+    ((original, reason),) = batcher.take_rejected()
+    assert (refused.payload, refused.event_time, refused.receive_time) == (b"late", START, START + 9 * SECOND)
+    assert refused.headers == {REASON_HEADER: reason, POSITION_HEADER: str(original.position)}
+    assert reason == "late"
+
+
+def test_batches_of_rows_without_positions_land_without_payloads(spark: SparkSession, database: wc.Database) -> None:
+    plain = read(spark, database, columns="source,stream,event_time,receive_time")
+    table = database.create_table("bare", id_type="text")
+    batches = batches_of(event_time_outcomes(plain, **RULE))
+    batches.write.format("waterclock").options(url=str(database.backend.url), table="bare").mode("append").save()
+    found = [wc.Batch.from_bytes(delivery.payload) for delivery in table.receive(limit=1000)]
+    assert Counter(m.payload for batch in found for m in batch.messages) == {b"": len(traffic()) - 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"topic": "nowhere"}, "there is no topic 'nowhere'"),
+        ({"colums": "source"}, "the option 'colums' is not known"),
+        ({"columns": "sauce"}, "columns: 'sauce' is none of a topic's"),
+        ({"startingPosition": "first"}, "position: 'first'"),
+        ({"startingPosition": "0:0:0", "startingTimestamp": "5"}, "both say where to begin"),
+        ({"startingTimestamp": "2026-07-01T12:00:00"}, "startingTimestamp: '2026-07-01T12:00:00'"),
+    ],
+)
+def test_a_read_that_cannot_be_meant_is_refused_on_the_driver(
+    spark: SparkSession, database: wc.Database, options: dict[str, str], says: str
+) -> None:
+    with pytest.raises(PySparkException, match=r"waterclock\.errors") as refused:
+        read(spark, database, **options).count()
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "give one of them"),
+        ({"table": "batches", "topic": "telemetry"}, "give one of them"),
+        ({"table": "nowhere"}, "there is no message table 'nowhere'"),
+        ({"topic": "telemetry", "tabel": "x"}, "the option 'tabel' is not known"),
+    ],
+)
+def test_a_write_that_cannot_be_meant_is_refused_on_the_driver(
+    spark: SparkSession, database: wc.Database, options: dict[str, str], says: str
+) -> None:
+    rows = read(spark, database, columns="source,stream,event_time")
+    with pytest.raises(PySparkException, match=r"waterclock\.errors") as refused:
+        rows.write.format("waterclock").options(url=str(database.backend.url), **options).mode("append").save()
+    assert says in str(refused.value)
+
+
+def test_overwriting_and_rows_of_another_shape_are_refused(
+    spark: SparkSession, database: wc.Database, tmp_path: Path
+) -> None:
+    rows = read(spark, database, columns="source")
+    other = wc.connect(f"sqlite:///{tmp_path / 'other.db'}")
+    other.create_topic("t")
+    writer = rows.write.format("waterclock").options(url=str(other.backend.url), topic="t")
+    with pytest.raises(PySparkException, match='use mode "append"'):
+        writer.mode("overwrite").save()
+    with pytest.raises(PySparkException, match="lack the column 'stream'"):
+        writer.mode("append").save()
