@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +58,7 @@ def main() -> None:
                 "pyarrow.parquet, batches": plainly(columns),
                 "pyarrow.parquet, tables": whole(columns),
             }
-            seconds = in_turns(runs, ROUNDS, time.perf_counter)
+            seconds = in_turns(runs, ROUNDS)
             fastest = min(seconds["pyarrow.parquet, batches"], seconds["pyarrow.parquet, tables"])
             figures[name] = {run: round(count / taken) for run, taken in seconds.items()}
             figures[name]["topic_to_parquet"] = round(fastest / seconds["topic"], 2)

@@ -209,3 +209,67 @@ def test_a_reader_that_has_seen_enough_is_no_error(shell: Shell) -> None:
     )
     assert piped.stderr == ""
     assert "press-01" in piped.stdout
+
+
+def test_a_subscription_is_made_read_moved_and_removed(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    changes = [{"payload": str(i), "publish_time": f"2026-07-01T12:00:0{i}Z"} for i in range(4)]
+    shell("topic", "append", "telemetry", write_messages(shell.folder, *changes))
+    shell("subscription", "add", "telemetry", "billing")
+    read = ["subscription", "read", "telemetry", "billing", "--limit", "2"]
+    assert [row["payload"] for row in shell.json(*read, "--no-commit")] == ["0", "1"]
+    assert [row["payload"] for row in shell.json(*read)] == ["0", "1"]
+    assert [row["payload"] for row in shell.json(*read)] == ["2", "3"]
+    assert shell.json(*read, expect=FAILED) == []
+    seek = ["subscription", "seek", "telemetry", "billing"]
+    (planned,) = shell.json(*seek, "--to", "2026-07-01T12:00:01Z", "--dry-run")
+    assert planned == {"name": "billing", "from": "0:1:0", "to": "0:0:1"}
+    (row,) = shell.json("subscription", "ls", "telemetry")
+    assert (row["position"], row["unread"]) == ("0:1:0", 0)
+    (moved,) = shell.json(*seek, "--to", "2026-07-01T12:00:01Z")
+    assert moved["to"] == "0:0:1"
+    (info,) = shell.json("subscription", "info", "telemetry", "billing")
+    assert info["backlog"] == 3
+    for where, position in (("--start", "0:0:0"), ("--end", "0:1:0")):
+        assert shell.json(*seek, where)[0]["to"] == position
+    shell("subscription", "rm", "telemetry", "billing", "--yes")
+    shell(*read, expect=FAILED)
+    assert "no subscription 'billing'" in shell.said
+
+
+def test_seeking_to_nowhere_or_to_two_places_is_wrong_usage(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    shell("subscription", "add", "telemetry", "billing", "--start", "latest")
+    for words in ([], ["--start", "--end"]):
+        shell("subscription", "seek", "telemetry", "billing", *words, expect=WRONG_USAGE)
+        assert "give one of" in shell.said
+
+
+def test_old_ledgers_are_truncated_and_expired_and_a_topic_is_removed_only_with_consent(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    for second in (0, 5):
+        change = {"publish_time": f"2026-07-01T12:00:0{second}Z", "payload": str(second)}
+        shell("topic", "append", "telemetry", write_messages(shell.folder, change))
+        shell("topic", "roll", "telemetry")
+    shell("topic", "truncate", "telemetry", "2026-07-01T12:00:03Z", expect=WRONG_USAGE)
+    assert "--yes" in shell.said
+    shell("topic", "truncate", "telemetry", "2026-07-01T12:00:03Z", "--yes")
+    assert "deleted 1 ledgers" in shell.said
+    assert [row["payload"] for row in shell.json("topic", "read", "telemetry")] == ["5"]
+    (expired,) = shell.json("topic", "expire", "telemetry", "1s", "--yes")
+    assert expired["ledgers"] == 1
+    shell("topic", "rm", "telemetry", expect=WRONG_USAGE)
+    shell("topic", "rm", "telemetry", "--yes")
+    assert shell.json("topic", "ls") == []
+
+
+def test_following_a_topic_prints_what_is_appended_later(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    shell("topic", "append", "telemetry", write_messages(shell.folder, {"payload": "first"}))
+    command = [sys.executable, "-m", "waterclock", "topic", "read", "telemetry", "--follow", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        assert json.loads(follower.stdout.readline())["payload"] == "first"
+        shell("topic", "append", "telemetry", write_messages(shell.folder, {"payload": "second"}))
+        assert json.loads(follower.stdout.readline())["payload"] == "second"
+        follower.terminate()

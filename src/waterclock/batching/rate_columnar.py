@@ -15,6 +15,8 @@ from waterclock.batching.rate_rule import Gated, RateRule, gate_chooser
 from waterclock.errors import InvalidArgumentError, SchemaError, UnavailableError
 from waterclock.time import Duration
 
+Ints = npt.NDArray[np.int64]
+
 _VERSION = 1
 _STATE = b"waterclock rate-aware columns "
 _MOST_MESSAGES = 2**31 - 1
@@ -35,14 +37,14 @@ class RateBatches(NamedTuple):
         Numbers of messages in the order in which they joined their batch, int64; the first message ever is number 0.
     """
 
-    starts: npt.NDArray[np.int64]
-    ends: npt.NDArray[np.int64]
-    closed_at: npt.NDArray[np.int64]
+    starts: Ints
+    ends: Ints
+    closed_at: Ints
     reasons: tuple[str, ...]
-    offsets: npt.NDArray[np.int64]
-    messages: npt.NDArray[np.int64]
+    offsets: Ints
+    messages: Ints
 
-    def batch_of(self, count: int, first: int = 0) -> npt.NDArray[np.int64]:
+    def batch_of(self, count: int, first: int = 0) -> Ints:
         """Turn the batches around: the batch (its place here) of the messages ``first`` and following, -1 for none."""
         batch_of = np.full(count, -1, np.int64)
         numbers = self.messages - first
@@ -199,7 +201,7 @@ class RateAwareColumns:
                 setattr(restored, f"_{name}", file[name])
         return restored
 
-    def _check(self, codes: npt.NDArray[np.int64], times: npt.NDArray[np.int64], bounds: npt.NDArray[np.int64]) -> None:
+    def _check(self, codes: Ints, times: Ints, bounds: Ints) -> None:
         known = len(self._row_of) - 1
         if len(codes) != len(times):
             raise InvalidArgumentError(f"streams, event_times: lengths {len(codes)} and {len(times)} differ")
@@ -209,17 +211,17 @@ class RateAwareColumns:
             raise InvalidArgumentError(f"streams: numbers {codes.min()} to {codes.max()} of {known} streams")
         if not len(bounds) or bounds[0] != 0 or bounds[-1] != len(times) or (np.diff(bounds) < 0).any():
             raise InvalidArgumentError(
-                f"calls: {bounds!r} does not lead from 0 to {len(times)} without descending; give where each call begins"
-                " and, last, the number of messages"
+                f"calls: {bounds!r} does not lead from 0 to {len(times)} without descending; give where each call"
+                " begins and, last, the number of messages"
             )
 
     def _run(
         self,
         rows: npt.NDArray[np.uint32],
-        times: npt.NDArray[np.int64],
-        numbers: npt.NDArray[np.int64],
+        times: Ints,
+        numbers: Ints,
         waits_for: npt.NDArray[np.int32],
-        calls: npt.NDArray[np.int64],
+        calls: Ints,
         *,
         flush: bool,
     ) -> RateBatches:
@@ -228,7 +230,7 @@ class RateAwareColumns:
         count = len(times)
         facts, tracks = self._facts, self._tracks
         facts[[layout.JOINED, layout.ACTIVE_FROM, layout.BATCHES, layout.ALL_PILED]] = 0
-        tracks[:, [layout.ROOT, layout.PILE_LAST]] = layout.NONE
+        tracks[:, layout.ROOT] = layout.NONE
         tracks[:, layout.PILED] = 0
         joined, starts, ends, closed_at, reasons, until = (np.empty(count + 1, np.int64) for _ in range(6))
         children = (np.empty(count, np.int32) for _ in range(2))
@@ -255,7 +257,7 @@ class RateAwareColumns:
 _ARRAYS = ("row_of", "facts", "tracks", "rings", "codes", "times", "numbers", "waits_for")
 
 
-def _plain(values: npt.NDArray[Any], wanted: type[np.int64]) -> npt.NDArray[np.int64]:
+def _plain(values: npt.NDArray[Any], wanted: type[np.int64]) -> Ints:
     return np.require(np.asarray(values).astype(wanted, casting="safe", copy=False), requirements=["C", "A"])
 
 

@@ -182,7 +182,7 @@ def _begin(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, 
         if start - EPOCH * rule.length <= event_time <= start:
             if not known.tracks[rows[message], TRACKED]:
                 begin_track(rows[message], known, rule)
-            observe(rows[message], event_time, NEVER, known)
+            observe(rows[message], event_time, 2 * EPOCH * rule.length, known)  # more than there is
     for row in range(len(known.tracks) - 1):
         if known.tracks[row, TRACKED]:
             regrid(row, start, rule, known)
@@ -323,7 +323,7 @@ def _compiled(fingerprint: int) -> Callable[..., None]:
                 join(message, facts, out)
             else:
                 push(waits_for[message], message, tracks[waits_for[message]], messages)
-            facts[ALL_PILED] += 1
+                facts[ALL_PILED] += 1
         for call in range(len(calls) - 1):
             _add(rows, calls[call], calls[call + 1], known, messages, rule, out)
         if flush:

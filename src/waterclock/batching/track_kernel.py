@@ -190,8 +190,8 @@ def push(row: int, message: int, track: Ints, messages: Waiting) -> None:
     messages.waits_for[message] = row
     newest = not track[PILED] or event_time >= track[PILE_NEWEST]
     last = track[PILE_LAST]
-    if track[PILED] and newest and last != NONE and messages.left[last] == NONE:
-        # In order, as nearly all are: below the newest, which keeps the heap one, and catching up linear.
+    if track[PILED] and newest and messages.left[last] == NONE:
+        # In order, as nearly all are: below the newest, which waits as long as any, and catching up stays linear.
         messages.left[last] = message
     else:
         track[ROOT] = merge(track[ROOT], message, messages)
@@ -206,8 +206,6 @@ def take_oldest(track: Ints, messages: Waiting) -> int:
     """Take the oldest message off a pile."""
     message = int(track[ROOT])
     track[ROOT] = merge(int(messages.left[message]), int(messages.right[message]), messages)
-    if message == track[PILE_LAST]:
-        track[PILE_LAST] = NONE
     track[PILED] -= 1
     messages.waits_for[message] = NONE
     return message
@@ -298,7 +296,7 @@ def begin_track(row: int, known: Known, rule: Rule) -> None:
     track[TRACKED] = 1
     track[NEWEST] = NEVER
     track[KEPT] = track[NEXT_KEPT] = track[RATE] = track[SETTLED] = track[ABSENT_BATCHES] = 0
-    track[ROOT] = track[PILE_LAST] = NONE
+    track[ROOT] = NONE
     place_track(track, known.facts[WINDOW_START], rule, 0)
 
 

@@ -10,7 +10,7 @@ from cyclopts import App, CycloptsError
 from rich.console import Console
 from sqlalchemy.exc import DBAPIError
 
-from waterclock.cli import batch, demo, doctor, table, topic
+from waterclock.cli import batch, demo, doctor, subscription, table, topic
 from waterclock.errors import InvalidArgumentError, WaterclockError
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -24,6 +24,7 @@ app = App(
 app.command(demo.demo)
 app.command(doctor.doctor)
 app.command(topic.app)
+app.command(subscription.app)
 app.command(table.app)
 app.command(batch.batch)
 

@@ -30,6 +30,8 @@ class Common:
     """Folder or URL of the sealed ledgers; for SQLite FILE-ledgers unless given."""
     json: Annotated[bool, Parameter(negative="", group=_GROUP)] = False
     """Write JSON: one object a line."""
+    yes: Annotated[bool, Parameter(name=("--yes", "-y"), negative="", group=_GROUP)] = False
+    """Do not ask before something is deleted."""
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="", group=_GROUP)] = False
     """Say nothing on stderr but errors."""
     verbose: Annotated[bool, Parameter(name=("--verbose", "-v"), negative="", group=_GROUP)] = False
@@ -41,6 +43,15 @@ class Common:
         if self.verbose:
             _log_to_stderr()
         return Output(as_json=self.json, quiet=self.quiet)
+
+    def confirm(self, what: str) -> None:
+        """Ask before something that cannot be undone; refuse where nobody can be asked."""
+        if self.yes:
+            return
+        if not sys.stdin.isatty():
+            raise InvalidArgumentError(f"this would {what}; say --yes to do it")
+        if input(f"This will {what}. Go on? [y/N] ").strip().lower() not in ("y", "yes"):
+            raise InvalidArgumentError("nothing was done")
 
     def connect(self, *, create: bool = False) -> Database:
         """Open the database; one in a file must exist already unless the command is one that makes things."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -9,14 +12,17 @@ from cyclopts import App
 
 from waterclock.cli.common import Common
 from waterclock.ingest.files import read_messages
-from waterclock.message import Position
-from waterclock.time import format_time, system_clock, to_time
+from waterclock.message import Message, Position
+from waterclock.time import format_time
 from waterclock.topics.ledgers import LedgerInfo
 
 app = App(name="topic", help="Logs of messages, found by time.")
 
+FOLLOW_EVERY = 0.2
+"""Seconds between two looks of ``--follow`` for what was appended."""
+
 _TIMES = ("event_time", "publish_time", "receive_time")
-_BOUNDS = tuple(f"{end}_{time}" for time in _TIMES for end in ("begin", "end"))
+_BOUNDS = tuple(f"{end}_{kind}" for kind in _TIMES for end in ("begin", "end"))
 _LEDGER_COLUMNS = ("ledger", "state", "entries", "messages", "size", "first_ordinal", *_BOUNDS, "file")
 
 
@@ -70,9 +76,9 @@ def info(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # i
         bounds = [ledger.bounds for ledger in ledgers if ledger.bounds]
         times: dict[str, str | None] = dict.fromkeys(_TIMES)
         if bounds:
-            for time in _TIMES:
-                first, last = min(b.begin[time] for b in bounds), max(b.end[time] for b in bounds)
-                times[time] = f"{format_time(first)} to {format_time(last)}"
+            for kind in _TIMES:
+                first, last = min(b.begin[kind] for b in bounds), max(b.end[kind] for b in bounds)
+                times[kind] = f"{format_time(first)} to {format_time(last)}"
         common.output.facts(_summary(name, ledgers) | {"head": topic.head} | times)
 
 
@@ -106,6 +112,7 @@ def read(
     since: str | None = None,
     until: str | None = None,
     limit: int | None = None,
+    follow: bool = False,
     common: Common = Common(),  # noqa: B008  # immutable
 ) -> None:
     """Print messages, one a line.
@@ -124,25 +131,35 @@ def read(
         Publish time before which to stop.
     limit
         At most this many messages.
+    follow
+        Go on with what is appended, until interrupted.
     """
     with common.connect() as database:
-        now = system_clock()
-        messages = database.topic(name).read(
+        topic = database.topic(name)
+        messages = topic.read(
             None if start is None else Position.parse(start),
             None if stop is None else Position.parse(stop),
-            since=None if since is None else to_time(since, "since", now=now),
-            until=None if until is None else to_time(until, "until", now=now),
+            since=since,
+            until=until,
             limit=limit,
         )
         output = common.output
+        following = Position.parse(start) if start is not None else topic.find(since).position if since else None
         for message in messages:
             output.message(message)
+            following = _behind(message)
+        while follow:
+            sys.stdout.flush()
+            time.sleep(FOLLOW_EVERY)
+            for message in topic.read(following or Position(0, 0, 0)):
+                output.message(message)
+                following = _behind(message)
 
 
 @app.command
 def find(
     name: str,
-    time: str,
+    moment: str,
     /,
     *,
     by: Literal["publish_time", "event_time", "receive_time"] = "publish_time",
@@ -154,13 +171,13 @@ def find(
     ----------
     name
         The topic.
-    time
+    moment
         A time with offset, or a duration such as 2h for that long ago.
     by
         Which of a message's times is meant.
     """
     with common.connect() as database:
-        found = database.topic(name).find(to_time(time, now=system_clock()), by=by)
+        found = database.topic(name).find(moment, by=by)
         common.output.facts({"position": found.position, "found": found.found})
         return 0 if found.found else 1
 
@@ -188,6 +205,64 @@ def seal(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # i
         common.output.talk(f"sealed {database.topic(name).seal()} ledgers")
 
 
+@app.command
+def expire(name: str, ttl: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Pass over messages older than a duration in every subscription, and delete the ledgers of which nothing is left.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    ttl
+        How old a message may be, for example 7d.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        common.confirm(f"expire what is older than {ttl} in topic {name}")
+        expired = topic.expire(ttl)
+        common.output.facts(expired._asdict())
+
+
+@app.command
+def truncate(name: str, before: str, /, *, force: bool = False, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Delete the ledgers that lie wholly before a position or a publish time.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    before
+        ledger:entry:index, a time with offset, or a duration such as 30d for that long ago.
+    force
+        Also delete what a subscription has not read yet.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        common.confirm(f"delete the ledgers of topic {name} before {before}")
+        count = topic.truncate(position_or_time(before), force=force)
+        common.output.talk(f"deleted {count} ledgers")
+
+
+@app.command
+def rm(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Remove a topic with its messages, files, subscriptions and producers."""
+    with common.connect() as database:
+        topic = database.topic(name)
+        common.confirm(f"remove topic {name} and everything in it")
+        topic.remove()
+        common.output.talk(f"topic {name} is gone")
+
+
+def position_or_time(text: str) -> Position | str:
+    """Read ledger:entry:index as a position, anything else as a time."""
+    return Position.parse(text) if re.fullmatch(r"\d+:\d+:\d+", text) else text
+
+
+def _behind(message: Message) -> Position:
+    ledger, entry, index = message.position or Position(0, 0, 0)
+    return Position(ledger, entry, index + 1)
+
+
 def _summary(name: str, ledgers: list[LedgerInfo]) -> dict[str, Any]:
     return {
         "name": name,
@@ -201,7 +276,7 @@ def _ledger_rows(ledgers: list[LedgerInfo]) -> Iterator[dict[str, Any]]:
     for ledger in ledgers:
         row: dict[str, Any] = {name: getattr(ledger, name, None) for name in _LEDGER_COLUMNS}
         if ledger.bounds:
-            for time in _TIMES:
-                row[f"begin_{time}"] = format_time(ledger.bounds.begin[time])
-                row[f"end_{time}"] = format_time(ledger.bounds.end[time])
+            for kind in _TIMES:
+                row[f"begin_{kind}"] = format_time(ledger.bounds.begin[kind])
+                row[f"end_{kind}"] = format_time(ledger.bounds.end[kind])
         yield row

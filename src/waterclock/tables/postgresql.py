@@ -74,7 +74,10 @@ class PostgresqlTables:
         unacked, acked = rows.c.time_acked.is_(None), rows.c.time_acked.is_not(None)
         name = rows.name
         indexes = [
-            sa.Index(f"{name}_next_idx", rows.c.priority.desc(), rows.c.time_next, postgresql_where=unacked),
+            # With seq, else messages that were put together, and so are due together, were sorted at each claim.
+            sa.Index(
+                f"{name}_next_idx", rows.c.priority.desc(), rows.c.time_next, rows.c.seq, postgresql_where=unacked
+            ),
             sa.Index(f"{name}_acked_idx", rows.c.time_acked, postgresql_where=acked),
         ]
         if grouped:

@@ -105,12 +105,13 @@ class LedgerFiles:
         with self.open(path) as file:
             try:
                 found = file.size()
-                data = file.read_at(length, offset) if found == size else b""
+                file.seek(offset)
+                data = file.read_buffer(length if found == size else 0)
             except OSError as error:
                 raise UnavailableError(f"cannot read {self.name(path)}: {error}") from error
         if len(data) < length:
             raise LostFileError(f"the ledger file {self.name(path)} has {found} bytes; {size} were written")
-        return pa.py_buffer(data)
+        return data
 
     def size(self, path: str) -> int:
         """Give a file's length in bytes; LostFileError where it is gone."""

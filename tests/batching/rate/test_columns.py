@@ -94,6 +94,14 @@ def test_times_from_all_over_int64_do_no_harm(drawn: list[list[tuple[str, int]]]
     assert len(found.messages) == sum(map(len, arrivals))
 
 
+def test_a_stream_that_is_out_of_order_at_first_is_learned_alike() -> None:
+    times = [-45_176, -(2**63), -668_144, -489, -254, -33, 0]
+    arrivals = [[message("a", event_time) for event_time in times[:4]], *([message("a", t)] for t in times[4:])]
+    arrivals += [[message("log", 16 * SECOND)], [message("a", 0)]]
+    found = RateAwareColumns(NAMES, gated=("a",)).add(*laid_out(arrivals, NAMES), flush=True)
+    assert described_columns(found) == run_class(arrivals, {"gated": ("a",)})
+
+
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
 def test_a_scenario_gives_the_same_batches_in_columns(path: Any) -> None:
     scenario = Scenario.read(path)

@@ -36,4 +36,6 @@ def upgrade() -> None:
         sa.Column("token", BigInt),
         sa.PrimaryKeyConstraint("table_id", "group_id", name="waterclock_groups_pkey"),
     )
-    op.create_index("waterclock_groups_table_id_idx", "waterclock_groups", ["table_id", "priority", "ready_at"])
+    op.create_index(
+        "waterclock_groups_table_id_idx", "waterclock_groups", ["table_id", "priority", "ready_at", "group_id"]
+    )

@@ -1,0 +1,177 @@
+"""``waterclock subscription``: durable reading positions in a topic."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from waterclock.cli.common import Common
+from waterclock.cli.topic import position_or_time
+from waterclock.errors import InvalidArgumentError, NotFoundError
+from waterclock.message import Position
+from waterclock.time import format_duration
+from waterclock.topics.subscription import Subscription
+from waterclock.topics.topic import Topic
+
+app = App(name="subscription", help="Durable reading positions in topics.")
+
+_COLUMNS = ("name", "position", "unread", "holder")
+
+
+@app.command
+def add(
+    topic: str,
+    name: str,
+    /,
+    *,
+    start: str = "earliest",
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> None:
+    """Make a subscription; one that exists stays where it is.
+
+    Parameters
+    ----------
+    topic
+        The topic.
+    name
+        The subscription.
+    start
+        earliest, latest, a position, a time with offset, or a duration such as 2h for that long ago.
+    """
+    with common.connect() as database:
+        subscription = database.topic(topic).subscribe(name, position_or_time(start))
+        common.output.talk(f"subscription {name} stands at {subscription.position}")
+
+
+@app.command
+def ls(topic: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """List a topic's subscriptions, where they stand and who reads them."""
+    with common.connect() as database:
+        infos = database.topic(topic).subscriptions()
+        common.output.rows([{name: getattr(info, name) for name in _COLUMNS} for info in infos], _COLUMNS)
+
+
+@app.command
+def info(topic: str, name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Show where a subscription stands, and what it has still to read."""
+    with common.connect() as database:
+        subscription = _existing(database.topic(topic), name)
+        backlog = subscription.backlog
+        facts = {column: getattr(subscription.info, column) for column in _COLUMNS}
+        common.output.facts(facts | {"backlog": backlog.messages, "backlog_age": format_duration(backlog.age)})
+
+
+@app.command
+def read(
+    topic: str,
+    name: str,
+    /,
+    *,
+    limit: int = 1000,
+    commit: bool = True,
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> int:
+    """Print the next messages, and count them as read. Exit code 1 where there was none.
+
+    Parameters
+    ----------
+    topic
+        The topic.
+    name
+        The subscription.
+    limit
+        At most this many messages.
+    commit
+        With --no-commit the same messages come again next time.
+    """
+    with common.connect() as database, _existing(database.topic(topic), name) as subscription:
+        messages = subscription.read(limit)
+        output = common.output
+        for message in messages:
+            output.message(message)
+        if commit:
+            subscription.commit()
+        return 0 if messages else 1
+
+
+@app.command
+def seek(
+    topic: str,
+    name: str,
+    /,
+    *,
+    to: str | None = None,
+    since: str | None = None,
+    start: Annotated[bool, Parameter(negative="")] = False,
+    end: Annotated[bool, Parameter(negative="")] = False,
+    filter_older: bool = False,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> None:
+    """Move a subscription; what was read before and not committed can no longer be.
+
+    Parameters
+    ----------
+    topic
+        The topic.
+    name
+        The subscription.
+    to
+        A time with offset, or a position.
+    since
+        How long ago, for example 2h.
+    start
+        To the first message that is left.
+    end
+        To the next message to be written.
+    filter_older
+        Leave out messages behind that place which were published before the time.
+    dry_run
+        Only say where it would go.
+    """
+    choices = [to, since, "earliest" if start else None, "latest" if end else None]
+    chosen = [choice for choice in choices if choice is not None]
+    if len(chosen) != 1:
+        raise InvalidArgumentError("say where to: give one of --to, --since, --start and --end")
+    with common.connect() as database:
+        opened = database.topic(topic)
+        subscription = _existing(opened, name)
+        where = position_or_time(chosen[0])
+        if dry_run:
+            common.output.facts({"name": name, "from": subscription.position, "to": _place(opened, where)})
+            return
+        common.output.facts({"name": name, "to": subscription.seek(where, filter_older=filter_older)})
+
+
+@app.command
+def expire(topic: str, name: str, ttl: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Pass over a subscription's messages that are older than a duration, such as 7d."""
+    with common.connect() as database:
+        common.output.facts(_existing(database.topic(topic), name).expire(ttl)._asdict())
+
+
+@app.command
+def rm(topic: str, name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Remove a subscription; the topic keeps its messages."""
+    with common.connect() as database:
+        opened = database.topic(topic)
+        _existing(opened, name)
+        common.confirm(f"remove subscription {name} of topic {topic}")
+        opened.unsubscribe(name)
+        common.output.talk(f"subscription {name} is gone")
+
+
+def _existing(topic: Topic, name: str) -> Subscription:
+    # subscribe() would make a subscription of a name that was mistyped.
+    if all(info.name != name for info in topic.subscriptions()):
+        raise NotFoundError(f"topic {topic.name!r} has no subscription {name!r}; make it with `subscription add`")
+    return topic.subscribe(name)
+
+
+def _place(topic: Topic, where: Position | str) -> Position:
+    if isinstance(where, Position):
+        return where
+    if where == "latest":
+        return topic.head
+    return topic.find(0 if where == "earliest" else where).position
