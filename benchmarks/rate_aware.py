@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import platform
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.measure import in_turns, write_results
 from waterclock.batching.rate_aware import RateAwareBatcher
 from waterclock.batching.rate_columnar import RateAwareColumns
 from waterclock.message import Message
 
 SECOND = 1_000_000_000
 T0 = 1_700_000_000 * SECOND
-RESULTS = Path(__file__).parent / "results" / "rate_aware.json"
 CALLS = (1, 10, 1000)
-# What a well-known pure-Python implementation of the same document does on this class of machine, messages a second.
+# What a well-known pure-Python implementation of the same document does at most on this class of machine, messages a
+# second; at calls of 1,000 it does as little as 30,000, where a call brings many windows.
 ELSEWHERE = {1: 130_000, 10: 300_000, 1000: 440_000}
-RUNS = 3
+ROUNDS = 3
 CLASS_MESSAGES = 200_000
 COLUMN_MESSAGES = 2_000_000
 
@@ -55,18 +52,7 @@ def messages_of(names: list[str], codes: Any, times: Any) -> list[Message]:
     return [Message.trusted("s", names[code], event_time, b"", None, None, None, None) for code, event_time in pairs]
 
 
-def best(run: Callable[[], None]) -> float:
-    """Measure the CPU seconds of the fastest run: it is one thread, and other processes share the machine."""
-    taken: list[float] = []
-    for _ in range(RUNS):
-        began = time.process_time()
-        run()
-        taken.append(time.process_time() - began)
-    return min(taken)
-
-
-def measure_class(workload: Workload, size: int) -> float:
-    messages = messages_of(*workload)
+def replay(messages: list[Message], size: int) -> Callable[[], None]:
     calls = [messages[k : k + size] for k in range(0, len(messages), size)]
 
     def run() -> None:
@@ -74,63 +60,69 @@ def measure_class(workload: Workload, size: int) -> float:
         for call in calls:
             add(call)
 
-    return len(messages) / best(run)
+    return run
 
 
-def measure_columns(workload: Workload, size: int) -> float:
+def replay_columns(workload: Workload, size: int) -> Callable[[], object]:
     names, codes, times = workload
     bounds = np.append(np.arange(0, len(times), size), len(times))
-    return len(times) / best(lambda: RateAwareColumns(names, gated=gated).add(codes, times, bounds) and None)
+    return lambda: RateAwareColumns(names, gated=gated).add(codes, times, bounds)
 
 
-def measure_catching_up(seconds: int) -> dict[str, float]:
-    names, codes, times = regular({"detector": 14, "monitor": 5, "log": 10}, 29 * (20 + seconds))
-    known = 29 * 20  # the rates are known before the backlog comes
+def measure_speed(small: Workload, large: Workload, size: int) -> dict[str, Any]:
+    messages = messages_of(*small)
+    seconds = in_turns({"class": replay(messages, size), "columnar": replay_columns(large, size)}, ROUNDS)
+    speed = {"class": len(messages) / seconds["class"], "columnar": len(large[1]) / seconds["columnar"]}
+    return {
+        "call": size,
+        "elsewhere_per_second": ELSEWHERE[size],
+        **{f"{form}_per_second": round(value) for form, value in speed.items()},
+        **{f"{form}_to_elsewhere": round(value / ELSEWHERE[size], 1) for form, value in speed.items()},
+    }
+
+
+def measure_catching_up(seconds: int) -> dict[str, Any]:
+    """Time one call with a backlog, to a batcher that knows the rates, in microseconds a message."""
+    known = 29 * 20
+    names, codes, times = regular({"detector": 14, "monitor": 5, "log": 10}, known + 29 * seconds)
     messages = messages_of(names, codes, times)
+    batcher = RateAwareBatcher(gated=gated)
+    for message in messages[:known]:
+        batcher.add([message])
+    columns = RateAwareColumns(names, gated=gated)
+    columns.add(codes[:known], times[:known], np.arange(known + 1))
+    state, columns_state = batcher.state(), columns.state()
+    restored = [RateAwareBatcher.restore(state, gated=gated) for _ in range(ROUNDS + 1)]
+    restored_columns = [RateAwareColumns.restore(columns_state) for _ in range(ROUNDS + 1)]
+    taken = in_turns(
+        {
+            "class": lambda: restored.pop().add(messages[known:]),
+            "columnar": lambda: restored_columns.pop().add(codes[known:], times[known:]),
+        },
+        ROUNDS,
+    )
     backlog = len(messages) - known
-    taken: dict[str, list[float]] = {"class": [], "columnar": []}
-    for _ in range(RUNS):
-        batcher = RateAwareBatcher(gated=gated)
-        for message in messages[:known]:
-            batcher.add([message])
-        columns = RateAwareColumns(names, gated=gated)
-        columns.add(codes[:known], times[:known], np.arange(known + 1))
-        for form, run in (
-            ("class", lambda batcher=batcher: batcher.add(messages[known:])),
-            ("columnar", lambda columns=columns: columns.add(codes[known:], times[known:])),
-        ):
-            began = time.process_time()
-            run()
-            taken[form].append((time.process_time() - began) / backlog * 1e6)
-    return {form: min(each) for form, each in taken.items()}
+    return {"seconds": seconds, **{form: round(value / backlog * 1e6, 3) for form, value in taken.items()}}
 
 
 def main() -> None:
-    speeds: list[dict[str, Any]] = []
-    of_class, of_columns = dict(workloads(CLASS_MESSAGES)), dict(workloads(COLUMN_MESSAGES))
-    for name, workload in of_class.items():
+    speeds: dict[str, list[dict[str, Any]]] = {}
+    large = dict(workloads(COLUMN_MESSAGES))
+    for name, small in workloads(CLASS_MESSAGES):
+        speeds[name] = []
         for size in CALLS:
-            row = {"workload": name, "call": size, "elsewhere": ELSEWHERE[size]}
-            row["class"] = round(measure_class(workload, size))
-            row["columnar"] = round(measure_columns(of_columns[name], size))
-            speeds.append(row)
-            ratios = f"{row['class'] / ELSEWHERE[size]:.1f}x and {row['columnar'] / ELSEWHERE[size]:.0f}x"
-            print(f"{name}, calls of {size}: {row['class']:,}/s, columnar {row['columnar']:,}/s ({ratios})", flush=True)
-    catching_up: list[dict[str, Any]] = []
-    for seconds in (125, 250, 500, 1000):
-        each = measure_catching_up(seconds)
-        catching_up.append({"seconds": seconds, **{form: round(value, 3) for form, value in each.items()}})
-        print(
-            f"catching up {seconds} s in one call: {each['class']:.2f} µs a message, columnar {each['columnar']:.3f} µs"
-        )
-    machine = {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "measured": "CPU seconds, one thread",
-    }
-    RESULTS.parent.mkdir(exist_ok=True)
-    document = {"machine": machine, "messages_per_second": speeds, "catching_up_us_per_message": catching_up}
-    RESULTS.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+            row = measure_speed(small, large[name], size)
+            speeds[name].append(row)
+            print(
+                f"{name}, calls of {size}: {row['class_per_second']:,}/s ({row['class_to_elsewhere']} times elsewhere),"
+                f" columnar {row['columnar_per_second']:,}/s ({row['columnar_to_elsewhere']} times)",
+                flush=True,
+            )
+    catching_up = [measure_catching_up(seconds) for seconds in (125, 250, 500, 1000)]
+    for row in catching_up:
+        print(f"catching up {row['seconds']} s in one call: {row['class']} µs a message, columnar {row['columnar']} µs")
+    figures = {"messages_per_second": speeds, "catching_up_us_per_message": catching_up}
+    print(f"wrote {write_results('rate_aware', figures, ('waterclock', 'numba', 'numpy'))}")
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from benchmarks.measure import in_turns, write_results
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 
+from benchmarks.measure import in_turns, write_results
 from waterclock.spark import event_time_batches
 from waterclock.spark.session import session
 

@@ -29,7 +29,8 @@ from waterclock.database.topic_catalogue import BOUNDED, TIMES, ledgers, topics
 from waterclock.topics.creating import create_topic, open_topic
 from waterclock.topics.entries import PLACED_SCHEMA
 from waterclock.topics.ledger_files import LedgerFiles
-from waterclock.topics.sealed_file import row_groups_to_json, write_ledger
+from waterclock.topics.row_groups import row_groups_to_json
+from waterclock.topics.sealed_file import write_ledger
 from waterclock.topics.topic import Topic
 
 LEDGER_MESSAGES = 1_000

@@ -82,6 +82,17 @@ def test_the_arrays_know_which_windows_a_conflict_ended(messages: list[Message],
     } == (conflicts)
 
 
+@given(arrivals(sources=SOURCES), rules)
+def test_the_arrays_give_the_order_of_what_can_be_batched(messages: list[Message], rule: Rule) -> None:
+    sources = np.array([ord(m.source) - ord("x") for m in messages], np.int32)
+    event_times = np.array([m.event_time for m in messages], np.int64)
+    receive_times = np.array([m.receive_time for m in messages], np.int64)
+    found = assign_arrays(sources, np.zeros_like(sources), event_times, receive_times, EventTimeRule(*rule))
+
+    candidates = [i for i, verdict in enumerate(found.verdicts) if verdict not in (1, 2)]
+    assert found.order.tolist() == sorted(candidates, key=lambda i: (sources[i], event_times[i]))
+
+
 @given(arrivals(), rules, st.randoms(use_true_random=False))
 def test_disordered_receive_clocks_are_judged_by_their_running_maximum(
     messages: list[Message], rule: Rule, chance: Any

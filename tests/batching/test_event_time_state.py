@@ -52,6 +52,17 @@ def test_messages_come_back_whole() -> None:
     assert restored.flush() == batcher.flush()
 
 
+def test_what_was_given_out_early_is_still_known() -> None:
+    batcher = EventTimeBatcher(window=50, max_delay=100)
+    batcher.add(Message("device", "a", 100, receive_time=100))
+    batcher.flush()
+    restored = EventTimeBatcher.restore(batcher.state())
+    restored.add(Message("device", "a", 100, receive_time=101))
+    restored.add(Message("device", "b", 100, receive_time=101))
+
+    assert [reason for _, reason in restored.take_rejected()] == ["duplicate", "late"]
+
+
 def test_a_batcher_that_saw_nothing_comes_back() -> None:
     restored = EventTimeBatcher.restore(EventTimeBatcher("1s", "1s").state())
     assert restored.next_deadline is None

@@ -97,3 +97,11 @@ def test_the_launcher_drops_the_module_and_nothing_else(tmp_path: Path, given: l
     home = make_java_home(Java(executable, "17", "PATH"), tmp_path / "made home")
     answer = subprocess.run([home / "bin" / "java", *given], capture_output=True, text=True, check=True)
     assert answer.stdout == "".join(f"{argument}\0" for argument in passed)
+
+
+def test_java_is_found_where_pyspark_is_not_installed():
+    script = (
+        "import sys; sys.modules['pyspark'] = None; from waterclock.spark.java import find_java; print(find_java())"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert answer.stdout.startswith("Java ")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -15,7 +16,7 @@ from tests.topics.flows import published
 from waterclock.arrow import to_arrow
 from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import topics
-from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError
+from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError, UnavailableError
 from waterclock.message import Message, Position
 from waterclock.topics.appending import Appended
 from waterclock.topics.topic import Topic
@@ -78,9 +79,45 @@ def test_an_empty_append_is_refused(sqlite_topic: Topic, nothing: Any) -> None:
 def test_what_is_no_message_is_refused_by_name(sqlite_topic: Topic) -> None:
     with pytest.raises(InvalidArgumentError, match="'text' is a str"):
         sqlite_topic.append(["text"])  # type: ignore[list-item]
+    with pytest.raises(InvalidArgumentError, match="is a Message; give a list"):
+        sqlite_topic.append(Message("a", "b", 1))  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match="no column 'stream'"):
         sqlite_topic.append(pa.table({"source": ["a"], "event_time": [1]}))
     assert list(sqlite_topic.read()) == []
+
+
+def test_an_append_that_is_too_large_for_the_database_is_refused_at_once(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = topic.storage.backend
+    real = backend.largest_value
+    if backend.dialect.name == "mysql":
+        too_large = Message("a", "b", 1, secrets.token_bytes(real))
+    else:
+        assert real > 900_000_000
+        monkeypatch.setitem(backend.__dict__, "largest_value", 10_000)
+        too_large = Message("a", "b", 1, secrets.token_bytes(10_000))
+    with pytest.raises(InvalidArgumentError, match="append fewer at a time"):
+        topic.append([too_large])
+    topic.append(
+        [Message("a", "b", 1, secrets.token_bytes(len(too_large.payload) - 20_000 if real < 10**8 else 5_000))]
+    )
+    assert len(list(topic.read())) == 1
+
+
+def test_a_full_database_is_named_and_the_topic_stays_as_it_was(sqlite_topic: Topic) -> None:
+    backend = sqlite_topic.storage.backend
+    sqlite_topic.append(published([1]))
+
+    def limit(connection: Any, _record: object) -> None:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count={pages + 2}")
+
+    sa.event.listen(backend.engine, "connect", limit)
+    backend.close()
+    with pytest.raises(UnavailableError, match=r"waterclock\.db cannot be written to.*full"):
+        sqlite_topic.append([Message("a", "b", 1, secrets.token_bytes(100_000))])
+    assert [message.publish_time for message in sqlite_topic.read()] == [1]
 
 
 def test_a_ledger_rolls_when_it_has_reached_its_size(make_topic: MakeTopic) -> None:

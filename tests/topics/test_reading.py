@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,42 @@ def test_a_reader_goes_on_while_its_ledgers_are_being_sealed(topic: Topic) -> No
     assert topic.seal() == 3
     read += reader
     assert times(read) == list(range(9))
+
+
+def test_readers_see_each_message_once_while_it_is_appended_sealed_and_deleted_around_them(
+    make_topic: MakeTopic,
+) -> None:
+    topic = make_topic(roll_size=10_000)
+    appends, done = 120, threading.Event()
+
+    def write() -> None:
+        for first in range(0, appends * 5, 5):
+            topic.append(published(range(first, first + 5)))
+
+    def seal() -> None:
+        while not done.is_set():
+            topic.seal()
+
+    def read(delete: bool) -> list[int | None]:
+        seen: list[int | None] = []
+        at = Position(0, 0, 0)
+        while len(seen) < appends * 5:
+            for message in topic.read(at):
+                seen.append(message.publish_time)
+                assert message.position is not None
+                at = message.position._replace(index=message.position.index + 1)
+            if delete:
+                topic.truncate(at)
+        return seen
+
+    with ThreadPoolExecutor(4) as pool:
+        sealing = pool.submit(seal)
+        writing = pool.submit(write)
+        reading = pool.submit(read, delete=True)
+        assert reading.result(timeout=120) == list(range(appends * 5))
+        writing.result()
+        done.set()
+        sealing.result()
 
 
 def test_reading_ends_where_the_topic_ended_when_it_began(topic: Topic) -> None:

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TypeVar
 
 import sqlalchemy as sa
@@ -88,7 +89,7 @@ class Backend:
         Raises
         ------
         UnavailableError
-            Where the database stayed busy, deadlocked or away for `BUSY_TIMEOUT` seconds.
+            Where the database stayed busy, deadlocked or away for `BUSY_TIMEOUT` seconds, or has no room left.
         """
         give_up_at = time.monotonic() + BUSY_TIMEOUT
         pause = _FIRST_PAUSE
@@ -97,6 +98,10 @@ class Backend:
                 with self._writer.begin() as connection:
                     return work(connection)
             except exc.DBAPIError as error:
+                if self.dialect.is_full(error):
+                    raise UnavailableError(
+                        f"{self.url.render_as_string()} cannot be written to: {error.orig}; is its disk full?"
+                    ) from error
                 if not self.dialect.is_transient(error):
                     raise
                 if time.monotonic() >= give_up_at:
@@ -136,6 +141,12 @@ class Backend:
             return connection.execute(sa.select(self.now_sql())).scalar_one()
         with self.engine.connect() as own:
             return own.execute(sa.select(self.now_sql())).scalar_one()
+
+    @cached_property
+    def largest_value(self) -> int:
+        """How many bytes one value of a statement may have."""
+        with self.engine.connect() as connection:
+            return self.dialect.largest_value(connection)
 
     def close(self) -> None:
         """Give the connections back. The backend can be used again: it opens new ones."""

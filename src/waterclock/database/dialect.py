@@ -37,6 +37,14 @@ class Dialect(Protocol):
         """Say whether the same transaction may succeed when it is tried again: busy, deadlock, serialisation."""
         ...
 
+    def is_full(self, error: exc.DBAPIError) -> bool:
+        """Say whether the database has no room left, or may not write."""
+        ...
+
+    def largest_value(self, connection: sa.Connection) -> int:
+        """Say how many bytes one value of a statement may have."""
+        ...
+
     def lock_migrations(self, connection: sa.Connection) -> None:
         """Let one process at a time migrate the catalogue, until the transaction ends or `unlock_migrations`."""
         ...

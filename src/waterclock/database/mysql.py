@@ -21,6 +21,12 @@ _TRANSIENT = {
     2006,  # server has gone away
     2013,  # lost the connection
 }
+_FULL = {
+    1021,  # disk full
+    1114,  # table full
+    1290,  # server is read-only
+}
+_REST_OF_PACKET = 65_536  # bytes for the rest of the statement
 _SNAPSHOT = "waterclock_snapshot"
 _MIGRATION_LOCK = "waterclock_migrations"
 _MIGRATION_LOCK_SECONDS = 60
@@ -60,8 +66,16 @@ class MysqlDialect:
 
     def is_transient(self, error: exc.DBAPIError) -> bool:
         """Deadlock, a lock not had in time, or a connection that broke."""
-        code = error.orig.args[0] if error.orig is not None and error.orig.args else None
-        return error.connection_invalidated or code in _TRANSIENT
+        return error.connection_invalidated or _code(error) in _TRANSIENT
+
+    def is_full(self, error: exc.DBAPIError) -> bool:
+        """No room on the disk or in the table, or a server that only reads."""
+        return _code(error) in _FULL
+
+    def largest_value(self, connection: sa.Connection) -> int:
+        """Half of max_allowed_packet, because the driver writes bytes as hexadecimal digits."""
+        packet = connection.execute(sa.select(sa.literal_column("@@max_allowed_packet"))).scalar_one()
+        return (packet - _REST_OF_PACKET) // 2
 
     def lock_migrations(self, connection: sa.Connection) -> None:
         """Take a named lock: DDL commits on its own here, so no transaction can hold one."""
@@ -75,6 +89,10 @@ class MysqlDialect:
     def unlock_migrations(self, connection: sa.Connection) -> None:
         """Give the named lock back: it belongs to the session, and the pool keeps that."""
         connection.execute(sa.select(sa.func.release_lock(_MIGRATION_LOCK)))
+
+
+def _code(error: exc.DBAPIError) -> object:
+    return error.orig.args[0] if error.orig is not None and error.orig.args else None
 
 
 def _set_up(connection: Any, _record: Any) -> None:

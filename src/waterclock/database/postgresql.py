@@ -16,6 +16,10 @@ _TRANSIENT = {
     "57P02",  # crash_shutdown
     "57P03",  # cannot_connect_now
 }
+_FULL = {
+    "25006",  # read_only_sql_transaction
+    "53100",  # disk_full
+}
 
 
 class PostgresqlDialect:
@@ -51,6 +55,14 @@ class PostgresqlDialect:
         # A server that could not be reached has told no state.
         unreachable = isinstance(error, exc.OperationalError) and state is None
         return error.connection_invalidated or unreachable or state in _TRANSIENT
+
+    def is_full(self, error: exc.DBAPIError) -> bool:
+        """disk_full, or a server that only reads."""
+        return getattr(error.orig, "sqlstate", None) in _FULL
+
+    def largest_value(self, connection: sa.Connection) -> int:  # noqa: ARG002  # others have to ask
+        """Answer a gigabyte, less the rest of the row."""
+        return (1 << 30) - (1 << 20)
 
     def lock_migrations(self, connection: sa.Connection) -> None:
         """Take an advisory lock that ends with the transaction."""

@@ -16,6 +16,7 @@ PAGE_SIZE = 16_384
 _BEGIN = "waterclock_begin"
 _READER_PATIENCE = 30.0  # seconds; a reader waits only while another process opens, closes or repairs the database
 _TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY)
 _PRIMARY_CODE = 0xFF  # the low byte of an extended result code, for example of SQLITE_BUSY_SNAPSHOT
 
 
@@ -51,14 +52,26 @@ class SqliteDialect:
 
     def is_transient(self, error: exc.DBAPIError) -> bool:
         """Busy or locked."""
-        code = getattr(error.orig, "sqlite_errorcode", None)
-        return code is not None and code & _PRIMARY_CODE in _TRANSIENT
+        return _primary_code(error) in _TRANSIENT
+
+    def is_full(self, error: exc.DBAPIError) -> bool:
+        """Tell a disk that is full, or broken, or may not be written to."""
+        return _primary_code(error) in _FULL
+
+    def largest_value(self, connection: sa.Connection) -> int:  # noqa: ARG002  # others have to ask
+        """Answer a billion bytes, which is what SQLite is built for."""
+        return 1_000_000_000
 
     def lock_migrations(self, connection: sa.Connection) -> None:
         """Nothing to do: BEGIN IMMEDIATE holds the only write lock there is."""
 
     def unlock_migrations(self, connection: sa.Connection) -> None:
         """Nothing to do: the lock ends with the transaction."""
+
+
+def _primary_code(error: exc.DBAPIError) -> int | None:
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return None if code is None else code & _PRIMARY_CODE
 
 
 def _set_up(connection: Any, _record: Any) -> None:

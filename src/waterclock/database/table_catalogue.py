@@ -30,6 +30,6 @@ groups = sa.Table(
     sa.Column("ready_at", BigInt),  # ns: the head's due time when nobody has the group, else the end of its lease
     sa.Column("owner", Name),  # the consumer that has the group, or had it last
     sa.Column("token", BigInt),  # fences the owner's acks; NULL when nobody has the group
-    sa.Index(None, "table_id", "priority", "ready_at", "group_id"),
+    sa.Index("waterclock_groups_table_id_idx", "table_id", "priority", "ready_at", "group_id"),
 )
 """One row for each group that has messages: who has it, and when it may be handed out next."""

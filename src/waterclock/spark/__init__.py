@@ -1,6 +1,21 @@
 """The pipeline on Apache Spark: topics as a source, batching as an operator, message tables and topics as sinks."""
 
-from waterclock.spark.batching import batches_of, event_time_batches, event_time_outcomes, rejected_of
-from waterclock.spark.registering import register
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from waterclock.spark.batching import batches_of, event_time_batches, event_time_outcomes, rejected_of
+    from waterclock.spark.registering import register
 
 __all__ = ["batches_of", "event_time_batches", "event_time_outcomes", "register", "rejected_of"]
+
+
+def __getattr__(name: str) -> object:
+    # Not imported at once, because `waterclock doctor` looks for Java where PySpark is not installed, and because each
+    # of Spark's Python workers passes here on its way to one module.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "registering" if name == "register" else "batching"
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import entries
+from waterclock.errors import InvalidArgumentError
 from waterclock.message import Position
 from waterclock.topics.bounds import peak_columns
 from waterclock.topics.counter import Counter
@@ -46,10 +47,15 @@ def append_entry(storage: Storage, entry: Entry, producer: ProducerAppend | None
     ProducerFencedError
         Where a newer instance of the producer has taken over.
     InvalidArgumentError
-        Where the messages repeat a part of what the producer appended before.
+        Where the messages repeat a part of what the producer appended before, or are too large for the database.
     NotFoundError
         Where the topic was removed.
     """
+    if len(entry.data) > storage.backend.largest_value:
+        raise InvalidArgumentError(
+            f"messages: {entry.messages} messages make an entry of {len(entry.data)} bytes, and the database takes"
+            f" {storage.backend.largest_value} at once; append fewer at a time"
+        )
     token = secrets.randbits(_TOKEN_BITS)
     started_at: list[Position] = []
 

@@ -77,6 +77,10 @@ def _decode(data: bytes, columns: list[str]) -> pa.RecordBatch:
 
 def _one_batch(messages: Iterable[Message] | pa.Table | pa.RecordBatch) -> pa.RecordBatch:
     if not isinstance(messages, pa.Table | pa.RecordBatch):
+        if not isinstance(messages, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  # not everybody checks types
+            raise InvalidArgumentError(
+                f"messages: {messages!r} is a {type(messages).__name__}; give a list of messages"
+            )
         listed = list[object](messages)
         for message in listed:
             if not isinstance(message, Message):

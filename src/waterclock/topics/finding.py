@@ -23,7 +23,8 @@ from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.measuring import measure_ledger
 from waterclock.topics.positions import Place, place_of
 from waterclock.topics.reading import read_chunks
-from waterclock.topics.sealed_file import SealedFile, row_groups_from_json
+from waterclock.topics.row_groups import row_groups_from_json
+from waterclock.topics.sealed_file import SealedFile
 from waterclock.topics.storage import Storage
 
 By = Literal["publish_time", "event_time", "receive_time"]

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from waterclock.database.topic_catalogue import ledgers, topics
 from waterclock.topics.bounds import Bounds
 from waterclock.topics.counter import Counter
-from waterclock.topics.sealed_file import RowGroup, row_groups_from_json
+from waterclock.topics.row_groups import RowGroup, row_groups_from_json
 from waterclock.topics.storage import Storage
 
 # Built once: building a statement takes longer than running it.

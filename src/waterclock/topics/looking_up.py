@@ -16,7 +16,8 @@ from waterclock.message import Position
 from waterclock.topics.entries import decode_entries
 from waterclock.topics.ledgers import ledger_from
 from waterclock.topics.reading import Chunk, positioned
-from waterclock.topics.sealed_file import SealedFile, row_groups_from_json
+from waterclock.topics.row_groups import row_groups_from_json
+from waterclock.topics.sealed_file import SealedFile
 from waterclock.topics.storage import Storage
 
 _Places = npt.NDArray[np.int64]

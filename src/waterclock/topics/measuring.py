@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from waterclock.database.topic_catalogue import BOUNDED, TIMES, entries, ledgers, topics
 from waterclock.topics.bounds import Bounds, peak_columns, peak_of_row, raised
 from waterclock.topics.entries import decode_entries
-from waterclock.topics.sealed_file import SealedFile, read_footer, row_groups_to_json
+from waterclock.topics.row_groups import row_groups_to_json
+from waterclock.topics.sealed_file import SealedFile, read_footer
 from waterclock.topics.storage import Storage
 
 

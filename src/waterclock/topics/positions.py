@@ -13,7 +13,8 @@ from waterclock.database.topic_catalogue import entries, ledgers
 from waterclock.message import Position
 from waterclock.topics.counter import Counter
 from waterclock.topics.ledgers import ledger_from
-from waterclock.topics.sealed_file import SealedFile, row_groups_from_json, row_of
+from waterclock.topics.row_groups import row_groups_from_json, row_of
+from waterclock.topics.sealed_file import SealedFile
 from waterclock.topics.storage import Storage
 
 

@@ -18,7 +18,8 @@ from waterclock.topics.counter import Counter
 from waterclock.topics.entries import decode_entries
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.ledgers import ledger_from
-from waterclock.topics.sealed_file import RowGroup, SealedFile, row_groups_from_json, row_of
+from waterclock.topics.row_groups import RowGroup, row_groups_from_json, row_of
+from waterclock.topics.sealed_file import SealedFile
 from waterclock.topics.storage import Storage
 
 CHUNK_MESSAGES = 65_536

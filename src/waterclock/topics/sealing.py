@@ -27,7 +27,8 @@ from waterclock.message import Position
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.ledgers import roll
 from waterclock.topics.reading import read_chunks
-from waterclock.topics.sealed_file import RowGroup, SealedFile, row_groups_to_json, write_ledger
+from waterclock.topics.row_groups import RowGroup, row_groups_to_json
+from waterclock.topics.sealed_file import FILE_SCHEMA, SealedFile, write_ledger
 from waterclock.topics.storage import Storage
 from waterclock.topics.sweeping import delete_rows, sweep
 
@@ -138,7 +139,8 @@ def _write(storage: Storage, pending: _Pending) -> _Written:
     with storage.files.create(pending.path) as sink:
         groups, footer = write_ledger(sink, _entries(storage, pending))
     size = storage.files.size(pending.path)
-    if SealedFile(storage.files, pending.path, size, footer).measure(check=True) != groups:
+    written = SealedFile(storage.files, pending.path, size, footer, check=True)
+    if written.measure(FILE_SCHEMA.names) != groups:
         raise UnavailableError(
             f"{storage.files.name(pending.path)} reads back differently from what was written;"
             " its disk or store is not to be trusted"

@@ -15,7 +15,8 @@ from waterclock.message import Position
 from waterclock.topics.counter import Counter
 from waterclock.topics.ledger_files import LedgerFiles
 from waterclock.topics.reading import Chunk, check_columns, cut, positioned, read_chunks
-from waterclock.topics.sealed_file import SealedFile, read_footer, row_groups_from_json
+from waterclock.topics.row_groups import row_groups_from_json
+from waterclock.topics.sealed_file import SealedFile, read_footer
 from waterclock.topics.storage import Storage
 
 

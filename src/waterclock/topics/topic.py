@@ -109,7 +109,8 @@ class Topic:
         Raises
         ------
         InvalidArgumentError
-            Where there is no message, or some but not exactly the messages of an earlier append are repeated.
+            Where there is no message, where they are too large for the database to take at once (MariaDB takes half
+            of its max_allowed_packet), or where some but not exactly the messages of an earlier append are repeated.
         SchemaError
             Where a table lacks a column.
         ProducerFencedError

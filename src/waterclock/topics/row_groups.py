@@ -1,0 +1,82 @@
+"""Row groups: the pieces of a sealed ledger's file, and their bounds as the catalogue keeps them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from waterclock.database.topic_catalogue import BOUNDED, TIMES
+from waterclock.topics.bounds import Bounds, raised
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """What the catalogue knows of one row group of a sealed ledger.
+
+    Attributes
+    ----------
+    messages
+        How many it holds.
+    entry, index
+        Place of its first message in the ledger.
+    bounds
+        Bounds of its times.
+    peak
+        Running maximum of each time from the start of the ledger to the end of this row group, ns.
+    """
+
+    messages: int
+    entry: int
+    index: int
+    bounds: Bounds
+    peak: dict[str, int]
+
+    @classmethod
+    def of_table(cls, table: pa.Table, before: RowGroup | None) -> RowGroup:
+        """Measure a row group that follows ``before``."""
+        bounds = Bounds.of_messages(table)
+        peak = raised(before.peak if before else None, bounds.end)
+        return cls(table.num_rows, table["entry"][0].as_py(), table["index"][0].as_py(), bounds, dict(peak))
+
+
+def row_groups_to_json(groups: Sequence[RowGroup]) -> str:
+    """Write row groups as the catalogue keeps them."""
+    return json.dumps(
+        [
+            [
+                group.messages,
+                group.entry,
+                group.index,
+                [group.bounds.begin[time] for time in TIMES],
+                [group.bounds.end[time] for time in BOUNDED],
+                [group.peak[time] for time in BOUNDED],
+            ]
+            for group in groups
+        ],
+        separators=(",", ":"),
+    )
+
+
+def row_groups_from_json(text: str) -> list[RowGroup]:
+    """Read what `row_groups_to_json` wrote."""
+    return [
+        RowGroup(
+            messages,
+            entry,
+            index,
+            Bounds(dict(zip(TIMES, begin, strict=True)), dict(zip(BOUNDED, end, strict=True))),
+            dict(zip(BOUNDED, peak, strict=True)),
+        )
+        for messages, entry, index, begin, end, peak in json.loads(text)
+    ]
+
+
+def row_of(entry: npt.NDArray[np.int64], index: npt.NDArray[np.int32], place: tuple[int, int]) -> int:
+    """Find the first row whose (entry, index) is ``place`` or later; the number of rows where there is none."""
+    start, stop = np.searchsorted(entry, [place[0], place[0] + 1])
+    return int(start) + int(np.searchsorted(index[start:stop], place[1]))
