@@ -34,6 +34,30 @@ def test_a_waiting_message_is_drawn_too() -> None:
     assert "late" in texts(picture)
 
 
+def test_the_window_in_progress_is_drawn_without_a_shade() -> None:
+    picture = rate_drawing([batch(0, "slots", "det")], in_progress=(SECOND, 2 * SECOND), end=2 * SECOND)
+    assert "open" in texts(picture)
+    assert "open" not in texts(rate_drawing([batch(0, "slots", "det")], in_progress=(SECOND, 2 * SECOND)))
+
+
+def test_what_lies_outside_is_an_arrow_and_no_dot() -> None:
+    inside, before, after = (Message("s", "det", when * SECOND) for when in (0, -9, 9))
+    without = rate_drawing([batch(0, "slots")], [inside])
+    one_side = rate_drawing([batch(0, "slots")], [inside, after])
+    both = rate_drawing([batch(0, "slots")], [before, inside, after])
+    assert "messages outside the picture" not in texts(without)
+    assert "messages outside the picture" in texts(one_side)
+    assert [picture.count("message glyph") for picture in (without, one_side, both)] == [0, 2, 3]
+    assert [picture.count("h0") for picture in (without, one_side, both)] == [1, 1, 1]
+
+
+def test_a_reason_is_cut_only_where_its_neighbours_need_the_room() -> None:
+    apart = [batch(0, "timeout", "det"), batch(60 * SECOND, "slots", "det")]
+    assert "timeout" in texts(rate_drawing(apart))
+    packed = [batch(k * SECOND, "timeout", "det") for k in range(60)]
+    assert "timeout" not in texts(rate_drawing(packed))
+
+
 def test_the_axis_counts_from_the_origin() -> None:
     words = texts(rate_drawing([batch(100 * SECOND, "slots", "det")], start=99 * SECOND, origin=100 * SECOND))
     assert "0 ms" in words

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import pyarrow as pa
+
 from waterclock.arrow import from_arrow, from_ipc, to_arrow, to_ipc
 from waterclock.errors import SchemaError
 from waterclock.message import Message
@@ -22,6 +24,12 @@ _METADATA_KEY = b"waterclock.batch"
 def batch_id(source: str, start: int) -> str:
     """Name the batch of ``source`` that starts at ``start`` (ns). Unique, because windows of a source never overlap."""
     return f"{source}@{start}"
+
+
+def encode_batch(columns: pa.RecordBatch, source: str, start: int, end: int, closed_at: int, reason: str) -> bytes:
+    """Write a batch whose messages are columns of `POSITIONED_SCHEMA`, freshly laid out, as `Batch.to_bytes` does."""
+    facts = {"source": source, "start": start, "end": end, "closed_at": closed_at, "reason": reason}
+    return to_ipc(columns.replace_schema_metadata({_METADATA_KEY: json.dumps(facts).encode()}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +67,8 @@ class Batch:
 
     def to_bytes(self) -> bytes:
         """Write the batch as Arrow IPC, its facts in the schema metadata: the payload of a batch in a message table."""
-        facts = {
-            "source": self.source,
-            "start": self.start,
-            "end": self.end,
-            "closed_at": self.closed_at,
-            "reason": self.reason,
-        }
         columns = to_arrow(self.messages, positions=True)
-        return to_ipc(columns.replace_schema_metadata({_METADATA_KEY: json.dumps(facts).encode()}))
+        return encode_batch(columns, self.source, self.start, self.end, self.closed_at, self.reason)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Batch:

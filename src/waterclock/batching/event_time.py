@@ -133,20 +133,19 @@ class EventTimeBatcher:
             if clock > self._due:
                 self._close_due(batches)
         floor = self._floor
-        rule = self._rule
         event_time = message.event_time
-        if event_time < floor - rule.max_delay:
+        if event_time < floor - self._rule.max_delay:
             self._rejected.append(Rejection(message, "late"))
-        elif event_time > floor + rule.max_lead:
+        elif event_time > floor and event_time > floor + self._rule.max_lead:
             self._rejected.append(Rejection(message, "future"))
         else:
-            windows = self._windows
-            if not windows or not windows[-1].start <= event_time <= windows[-1].last:
+            window = self._windows[-1] if self._windows else None
+            if window is None or not window.start <= event_time <= window.last:
                 self._place(message)
-            elif message.stream in windows[-1].streams:
-                self._meet(len(windows) - 1, message)
+            elif (stream := message.stream) in window.streams:
+                self._meet(len(self._windows) - 1, message)
             else:
-                windows[-1].streams[message.stream] = message
+                window.streams[stream] = message
             if self._newest is not None:
                 self._close_complete(message, self._newest, batches)
         return batches
@@ -275,10 +274,9 @@ class EventTimeBatcher:
         self._due = self._windows[0].closed_at(self._rule) if self._windows else _NEVER
 
     def _close_due(self, batches: list[Batch]) -> None:
-        count = 0
-        for window in self._windows:
-            if window.closed_at(self._rule) >= self._floor:
-                break
+        windows = self._windows
+        count = 1  # the first one is due, else this would not be called
+        while count < len(windows) and windows[count].closed_at(self._rule) < self._floor:
             count += 1
         self._give_out(count, "timeout", batches)
 
@@ -305,7 +303,8 @@ class EventTimeBatcher:
         for window in given_out:
             conflict = window.conflicted and reason != "complete"
             batches.append(window.batch(self._source, rule, "conflict" if conflict else reason))
-            self._rejected += window.replaced()
+            if window.older:
+                self._rejected += window.replaced()
             if reason != "timeout":
                 self._given_out.update(dict.fromkeys(window.keys(), window.closed_at(rule)))
         self._set_due()

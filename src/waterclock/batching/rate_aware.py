@@ -100,8 +100,8 @@ class RateAwareBatcher:
         clock: Callable[[], float] = monotonic_clock,
     ) -> None:
         self._rule = RateRule.checked(batch_length, timeout)
-        self._gated = gated
         self._may_gate = gate_chooser(gated)
+        self._gated = gated if isinstance(gated, bool) or callable(gated) else frozenset(gated)
         self._stall = StallWatch(clock)
         self._sources: set[str] = set()  # one, once there was a message
         self._assembly: Assembly | None = None

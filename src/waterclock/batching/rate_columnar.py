@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
+import zlib
 from collections.abc import Sequence
 from fractions import Fraction
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from waterclock.time import Duration
 
 Ints = npt.NDArray[np.int64]
 
-_VERSION = 1
+_VERSION = 3
 _STATE = b"waterclock rate-aware columns "
 _MOST_MESSAGES = 2**31 - 1
 
@@ -57,8 +58,8 @@ class RateBatches(NamedTuple):
 class RateAwareColumns:
     """Batches the messages of one source like `RateAwareBatcher`, from arrays, many calls at a time.
 
-    There is no clock here: of the stall rule, the part that works by event time applies. What is in no batch is kept,
-    as stream, event time and number only, and laid out anew at every `add`; so give many calls at once.
+    What is in no batch is kept, as stream, event time and number only, and laid out anew at every `add`; so give many
+    calls at once.
 
     Parameters
     ----------
@@ -83,11 +84,12 @@ class RateAwareColumns:
     __slots__ = (
         "_codes",
         "_count",
+        "_factor",
         "_facts",
         "_numbers",
+        "_paused",
         "_rings",
         "_row_of",
-        "_rule",
         "_times",
         "_tracks",
         "_waits_for",
@@ -100,14 +102,17 @@ class RateAwareColumns:
         timeout: Duration | float | None = None,
         gated: Gated = True,
     ) -> None:
-        self._rule = RateRule.checked(batch_length, timeout)
+        rule = RateRule.checked(batch_length, timeout)
+        self._factor = rule.factor
         may_gate = np.array([*map(gate_chooser(gated), streams), False], np.bool_)
         layout = _kernel().track_kernel
         self._row_of = np.where(may_gate, np.arange(len(may_gate)), len(may_gate) - 1).astype(np.uint32)
         self._facts = np.zeros(layout.FACTS, np.int64)
+        self._facts[[layout.LENGTH, layout.TIMEOUT_NS]] = _in_kernel(rule)
         self._tracks = np.zeros((len(may_gate), layout.TRACK_COLUMNS), np.int64)
         self._tracks[:, layout.MAY_GATE] = may_gate
         self._rings = np.zeros((len(may_gate), layout.KEPT_DIFFERENCES), np.int64)
+        self._paused = True  # no time passes for the clock until it is read again
         self._count = 0
         self._codes = np.empty(0, np.uint32)
         self._times = np.empty(0, np.int64)
@@ -115,15 +120,65 @@ class RateAwareColumns:
         self._waits_for = np.empty(0, np.int32)
 
     @property
+    def batch_length(self) -> int:
+        """Length of the window in progress, ns."""
+        return int(self._facts[_kernel().track_kernel.LENGTH])
+
+    @property
     def buffered(self) -> int:
         """How many messages are in the window in progress or wait for later ones."""
         return len(self._times)
+
+    def set_batch_length(self, batch_length: Duration) -> None:
+        """Change the length from the next window on; the timeout stays in proportion.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For a length that is not above zero or beyond 30 days.
+        """
+        layout = _kernel().track_kernel
+        rule = RateRule.of(self.batch_length, self._factor).with_length(batch_length)
+        begun = self._facts[layout.BEGUN]
+        columns = [layout.NEXT_LENGTH, layout.NEXT_TIMEOUT] if begun else [layout.LENGTH, layout.TIMEOUT_NS]
+        self._facts[columns] = _in_kernel(rule)
+
+    @property
+    def kept(self) -> Ints:
+        """The numbers of those messages, int64: what `RateBatches.messages` of later calls may name of earlier ones."""
+        return self._numbers
+
+    def admit(self, streams: Sequence[str], gated: Gated = True) -> None:
+        """Learn the names of further streams; they have the next numbers.
+
+        Parameters
+        ----------
+        streams
+            Names not known so far.
+        gated
+            Which of them may gate.
+        """
+        may_gate = np.array(list(map(gate_chooser(gated), streams)), np.bool_)
+        riding = len(self._row_of) - 1
+        added = len(may_gate)
+        tracks = np.zeros((added, self._tracks.shape[1]), np.int64)
+        tracks[:, _kernel().track_kernel.MAY_GATE] = may_gate
+        rings = np.zeros((added, self._rings.shape[1]), np.int64)
+        # Those that ride share the last row, which moves.
+        self._tracks = np.concatenate([self._tracks[:riding], tracks, self._tracks[riding:]])
+        self._rings = np.concatenate([self._rings[:riding], rings, self._rings[riding:]])
+        rows = np.where(may_gate, riding + np.arange(added), riding + added).astype(np.uint32)
+        moved = [_moved(self._row_of, riding, added), _moved(self._codes, riding, added)]
+        self._row_of = np.concatenate([moved[0][:-1], rows, moved[0][-1:]])
+        self._codes = moved[1]
+        self._waits_for = _moved(self._waits_for, riding, added)
 
     def add(
         self,
         streams: npt.NDArray[Any],
         event_times: npt.NDArray[Any],
         calls: npt.NDArray[Any] | None = None,
+        clock: npt.NDArray[Any] | None = None,
         *,
         flush: bool = False,
     ) -> RateBatches:
@@ -138,41 +193,50 @@ class RateAwareColumns:
         calls
             Where calls begin and end: call c brought the messages ``calls[c]`` up to before ``calls[c + 1]``. From 0 to
             the number of messages, never descending. Default: all came together.
+        clock
+            What a clock showed at each call, int64 ns, for the stall rule only. Without it no time passes, and of the
+            stall rule the part that works by event time applies. Call without messages to have the clock looked at.
         flush
             Give out everything in the end.
 
         Raises
         ------
         InvalidArgumentError
-            For arrays of different lengths, numbers of unknown streams, calls that leave messages out, and 2**31
-            messages or more.
+            For arrays of different lengths, numbers of unknown streams, calls that leave messages out, a clock that
+            was not read once a call, and 2**31 messages or more.
         TypeError
             For arrays that cannot become integers without loss.
         """
         codes = _plain(streams, np.int64)
         times = _plain(event_times, np.int64)
         bounds = np.array([0, len(times)], np.int64) if calls is None else _plain(calls, np.int64)
+        readings = np.empty(0, np.int64) if clock is None else _plain(clock, np.int64)
         self._check(codes, times, bounds)
+        if clock is not None and len(readings) != len(bounds) - 1:
+            raise InvalidArgumentError(
+                f"clock: {len(readings)} readings for {len(bounds) - 1} calls; give what it showed at each call"
+            )
+        self._paused |= clock is None
+        self._pass_time(readings)
         carried = len(self._times)
         rows = np.concatenate([self._codes, self._row_of[codes]])
         times = np.concatenate([self._times, times])
         numbers = np.concatenate([self._numbers, np.arange(self._count, self._count + len(codes))])
         waits_for = np.concatenate([self._waits_for, np.full(len(codes), -1, np.int32)])
         self._count += len(codes)
-        return self._run(rows, times, numbers, waits_for, bounds + carried, flush=flush)
+        return self._run(rows, times, numbers, waits_for, bounds + carried, readings, flush=flush)
 
     def state(self) -> bytes:
         """Write down everything that is known, options included, for `restore`."""
-        factor = self._rule.factor
         facts = {
             "version": _VERSION,
-            "batch_length": self._rule.batch_length,
-            "factor": None if factor is None else factor.as_integer_ratio(),
+            "factor": None if self._factor is None else self._factor.as_integer_ratio(),
             "count": self._count,
+            "shapes": [getattr(self, name).shape for name in _ARRAYS],
         }
-        file = io.BytesIO()
-        np.savez_compressed(file, **{name: getattr(self, f"_{name}") for name in _ARRAYS})
-        return _STATE + json.dumps(facts).encode() + b"\n" + file.getvalue()
+        # NumPy's own files take ten times as long, and a stream writes a state a source and micro-batch.
+        arrays = b"".join(getattr(self, name).tobytes() for name in _ARRAYS)
+        return _STATE + json.dumps(facts).encode() + b"\n" + zlib.compress(arrays, level=1)
 
     @classmethod
     def restore(cls, state: bytes) -> RateAwareColumns:
@@ -182,24 +246,39 @@ class RateAwareColumns:
         ------
         SchemaError
             Where ``state`` is something else or of another version.
+
+        Notes
+        -----
+        Between the two no time has passed for the clock.
         """
         if not state.startswith(_STATE):
             raise SchemaError(f"{len(state)} bytes are no state of rate-aware columns")
         line, _, arrays = state.removeprefix(_STATE).partition(b"\n")
-        facts = json.loads(line)
-        if facts["version"] != _VERSION:
+        try:
+            facts = json.loads(line)
+            if facts["version"] != _VERSION:
+                raise SchemaError(
+                    f"the columns' state has version {facts['version']!r} and this Waterclock reads {_VERSION};"
+                    " replay the source's messages since the last batch into a new one"
+                )
+            restored = cls([])
+            restored._factor = None if facts["factor"] is None else Fraction(*facts["factor"])
+            restored._count = facts["count"]
+            restored._lay_out(zlib.decompress(arrays), facts["shapes"])
+        except (ValueError, zlib.error) as error:
             raise SchemaError(
-                f"the columns' state has version {facts['version']!r} and this Waterclock reads {_VERSION};"
+                f"{len(state)} bytes of a state of rate-aware columns are cut short or damaged ({error});"
                 " replay the source's messages since the last batch into a new one"
-            )
-        factor = None if facts["factor"] is None else Fraction(*facts["factor"])
-        restored = cls([])
-        restored._rule = RateRule.of(facts["batch_length"], factor)
-        restored._count = facts["count"]
-        with np.load(io.BytesIO(arrays), allow_pickle=False) as file:
-            for name in _ARRAYS:
-                setattr(restored, f"_{name}", file[name])
+            ) from error
         return restored
+
+    def _lay_out(self, arrays: bytes, shapes: list[list[int]]) -> None:
+        offset = 0
+        for (name, kind), shape in zip(_ARRAYS.items(), shapes, strict=True):
+            count = prod(shape)
+            array = np.frombuffer(arrays, kind, count, offset).reshape(shape).copy()
+            setattr(self, name, array)
+            offset += array.nbytes
 
     def _check(self, codes: Ints, times: Ints, bounds: Ints) -> None:
         known = len(self._row_of) - 1
@@ -215,6 +294,13 @@ class RateAwareColumns:
                 " begins and, last, the number of messages"
             )
 
+    def _pass_time(self, readings: Ints) -> None:
+        """Go on counting from the first reading where the clock was not read for a while."""
+        if self._paused and len(readings):
+            layout = _kernel().track_kernel
+            self._facts[layout.SINCE] += readings[0] - self._facts[layout.LOOKED]
+            self._paused = False
+
     def _run(
         self,
         rows: npt.NDArray[np.uint32],
@@ -222,6 +308,7 @@ class RateAwareColumns:
         numbers: Ints,
         waits_for: npt.NDArray[np.int32],
         calls: Ints,
+        clock: Ints,
         *,
         flush: bool,
     ) -> RateBatches:
@@ -234,9 +321,8 @@ class RateAwareColumns:
         tracks[:, layout.PILED] = 0
         joined, starts, ends, closed_at, reasons, until = (np.empty(count + 1, np.int64) for _ in range(6))
         children = (np.empty(count, np.int32) for _ in range(2))
-        timeout = layout.NEVER if self._rule.factor is None else int(self._rule.timeout)
         kernel.run(
-            rows, times, calls, self._rule.batch_length, timeout, flush, facts, tracks, self._rings,
+            rows, times, calls, clock, flush, facts, tracks, self._rings,
             *children, waits_for, joined, starts, ends, closed_at, reasons, until,
         )  # fmt: skip
         closed, given_out = facts[layout.BATCHES], facts[layout.ACTIVE_FROM]
@@ -254,7 +340,24 @@ class RateAwareColumns:
         return batches
 
 
-_ARRAYS = ("row_of", "facts", "tracks", "rings", "codes", "times", "numbers", "waits_for")
+_ARRAYS: dict[str, type[np.generic]] = {
+    "_row_of": np.uint32,
+    "_facts": np.int64,
+    "_tracks": np.int64,
+    "_rings": np.int64,
+    "_codes": np.uint32,
+    "_times": np.int64,
+    "_numbers": np.int64,
+    "_waits_for": np.int32,
+}
+
+
+def _in_kernel(rule: RateRule) -> tuple[int, int]:
+    return rule.batch_length, _kernel().track_kernel.NEVER if rule.factor is None else int(rule.timeout)
+
+
+def _moved(rows: npt.NDArray[Any], riding: int, by: int) -> npt.NDArray[Any]:
+    return np.where(rows == riding, riding + by, rows).astype(rows.dtype)
 
 
 def _plain(values: npt.NDArray[Any], wanted: type[np.int64]) -> Ints:

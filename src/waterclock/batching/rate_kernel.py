@@ -29,6 +29,8 @@ from waterclock.batching.track_kernel import (
     IS_ASTRAY,
     JOINED,
     KEPT,
+    LENGTH,
+    LOOKED,
     MAY_GATE,
     NEVER,
     NEWEST,
@@ -41,7 +43,9 @@ from waterclock.batching.track_kernel import (
     RATE,
     SATISFIED,
     SETBACKS,
+    SINCE,
     STRAYS,
+    TIMEOUT_NS,
     TRACKED,
     WAITING,
     WINDOW_START,
@@ -49,7 +53,6 @@ from waterclock.batching.track_kernel import (
     Ints,
     Known,
     Rows,
-    Rule,
     Table,
     Waiting,
     apart,
@@ -58,6 +61,7 @@ from waterclock.batching.track_kernel import (
     placed,
     plausible_range,
     push,
+    push_behind,
     regrid,
     take_oldest,
 )
@@ -79,27 +83,27 @@ REASONS = ("slots", "gap", "timeout", "stall", "flush", "start")
 
 
 @njit(error_model="numpy")
-def _settle(known: Known, messages: Waiting, rule: Rule, out: Out) -> bool:
+def _settle(known: Known, messages: Waiting, out: Out) -> bool:
     facts = known.facts
     before = facts[BATCHES]
     while True:
-        steps = gap(known, messages, rule)
+        steps = gap(known, messages)
         if steps:
             reason = GAP
         elif not facts[WAITING]:
             reason = SLOTS
-        elif rule.timeout != NEVER and facts[HIGH_WATER] >= facts[WINDOW_START] + rule.timeout:
+        elif facts[TIMEOUT_NS] != NEVER and facts[HIGH_WATER] >= facts[WINDOW_START] + facts[TIMEOUT_NS]:
             reason = TIMEOUT
         else:
             return facts[BATCHES] > before
         if facts[JOINED] > facts[ACTIVE_FROM]:
-            give_out(reason, known, rule, out)
+            give_out(reason, known, out)
         steps = max(steps, 1)
-        open_window(facts[WINDOW_START] + steps * rule.length, steps, known, messages, rule, out)
+        open_window(facts[WINDOW_START] + steps * facts[LENGTH], steps, known, messages, out)
 
 
 @njit(error_model="numpy")
-def _place_ahead(row: int, message: int, known: Known, messages: Waiting, rule: Rule, out: Out) -> None:
+def _place_ahead(row: int, message: int, known: Known, messages: Waiting, out: Out) -> None:
     facts, track = known.facts, known.tracks[row]
     event_time = messages.times[message]
     if not track[RATE] and facts[GATING] and event_time > facts[HELD_UNTIL]:
@@ -107,31 +111,31 @@ def _place_ahead(row: int, message: int, known: Known, messages: Waiting, rule: 
         if event_time >= track[NOTICE_FROM]:
             notice_and_count(track, event_time, facts)
         return
-    push(row, message, track, messages)
+    push(row, message, known.tracks, messages)
     facts[ALL_PILED] += 1
     if not track[RATE]:
         return
-    facts[HELD_UNTIL] = max(facts[HELD_UNTIL], event_time + HORIZON * rule.length)
+    facts[HELD_UNTIL] = max(facts[HELD_UNTIL], event_time + HORIZON * facts[LENGTH])
     if not track[SATISFIED] and event_time < track[FAR_FROM]:
         track[SATISFIED] = 1
         facts[WAITING] -= 1
 
 
 @njit(error_model="numpy")
-def _place(row: int, message: int, known: Known, messages: Waiting, rule: Rule, out: Out) -> bool:
+def _place(row: int, message: int, known: Known, messages: Waiting, out: Out) -> bool:
     facts = known.facts
     event_time = messages.times[message]
-    start = facts[WINDOW_START]
-    if event_time < start - EPOCH * rule.length or event_time > start + rule.length + EPOCH * rule.length:
+    start, length = facts[WINDOW_START], facts[LENGTH]
+    if event_time < start - EPOCH * length or event_time > start + length + EPOCH * length:
         join(message, facts, out)
         facts[STRAYS] += 1
         return False
     track = known.tracks[row]
     if not track[TRACKED]:
-        begin_track(row, known, rule)
-    observe(row, event_time, HORIZON * rule.length, known)
+        begin_track(row, known)
+    observe(row, event_time, HORIZON * length, known)
     if event_time >= track[OVER_FROM]:
-        _place_ahead(row, message, known, messages, rule, out)
+        _place_ahead(row, message, known, messages, out)
         return True
     join(message, facts, out)
     if event_time >= track[NOTICE_FROM]:
@@ -140,10 +144,11 @@ def _place(row: int, message: int, known: Known, messages: Waiting, rule: Rule, 
 
 
 @njit(error_model="numpy", inline="always")  # and no views: both cost more than all else for a lone message
-def _take(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, rule: Rule, out: Out) -> int:
+def _take(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, out: Out) -> int:
     facts, tracks, rings = known.facts, known.tracks, known.rings
     newest = BEFORE_ALL
-    epoch_until = facts[WINDOW_START] + rule.length + EPOCH * rule.length
+    length = facts[LENGTH]
+    epoch_until = facts[WINDOW_START] + length + EPOCH * length
     for message in range(first, stop):
         row = rows[message]
         event_time = messages.times[message]
@@ -154,40 +159,48 @@ def _take(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, r
                 tracks[row, KEPT] = min(tracks[row, KEPT] + 1, KEPT_DIFFERENCES)
             tracks[row, NEWEST] = event_time
             if event_time >= tracks[row, OVER_FROM]:
-                _place_ahead(row, message, known, messages, rule, out)
+                held = tracks[row, RATE] or not facts[GATING] or event_time <= facts[HELD_UNTIL]
+                if held and push_behind(row, message, tracks, messages):
+                    # The stream's gate stays as the message before left it.
+                    facts[ALL_PILED] += 1
+                    if tracks[row, RATE]:
+                        facts[HELD_UNTIL] = max(facts[HELD_UNTIL], event_time + HORIZON * length)
+                else:
+                    _place_ahead(row, message, known, messages, out)
             else:
                 out.joined[facts[JOINED]] = message
                 facts[JOINED] += 1
                 if event_time >= tracks[row, NOTICE_FROM]:
                     notice_and_count(tracks[row], event_time, facts)
-        elif not _place(row, message, known, messages, rule, out):
+        elif not _place(row, message, known, messages, out):
             continue
         newest = max(newest, event_time)
-    cap = facts[WINDOW_START] + HORIZON * rule.length
+    cap = facts[WINDOW_START] + HORIZON * length
     facts[HIGH_WATER] = max(facts[HIGH_WATER], min(newest, cap))
     return newest
 
 
 @njit(error_model="numpy")
-def _begin(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, rule: Rule, out: Out) -> None:
+def _begin(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, out: Out) -> None:
     facts = known.facts
-    oldest, newest = plausible_range(messages.times[first:stop], rule.length)
-    start = placed(newest, rule.length)
+    length = facts[LENGTH]
+    oldest, newest = plausible_range(messages.times[first:stop], length)
+    start = placed(newest, length)
     facts[BEGUN] = 1
     facts[WINDOW_START] = facts[HIGH_WATER] = facts[FURTHEST] = start
-    begin_track(len(known.tracks) - 1, known, rule)
+    begin_track(len(known.tracks) - 1, known)
     for message in range(first, stop):
         join(message, facts, out)
         event_time = messages.times[message]
-        if start - EPOCH * rule.length <= event_time <= start:
+        if start - EPOCH * length <= event_time <= start:
             if not known.tracks[rows[message], TRACKED]:
-                begin_track(rows[message], known, rule)
-            observe(rows[message], event_time, 2 * EPOCH * rule.length, known)  # more than there is
+                begin_track(rows[message], known)
+            observe(rows[message], event_time, 2 * EPOCH * length, known)  # more than there is
     for row in range(len(known.tracks) - 1):
         if known.tracks[row, TRACKED]:
-            regrid(row, start, rule, known)
+            regrid(row, start, known)
     write_batch(min(oldest, start - 1), start, START, facts, out)
-    open_window(start, 0, known, messages, rule, out)
+    open_window(start, 0, known, messages, out)
 
 
 @njit(error_model="numpy")
@@ -201,13 +214,13 @@ def _is_astray(event_time: int, facts: Ints, length: int) -> bool:
 
 
 @njit(error_model="numpy")
-def _place_anew(known: Known, messages: Waiting, rule: Rule, out: Out) -> None:
+def _place_anew(anchor: int, known: Known, messages: Waiting, out: Out) -> None:
     facts = known.facts
-    start = placed(facts[ASTRAY_NEWEST], rule.length)
+    start = placed(anchor, facts[LENGTH])
     if start <= facts[FURTHEST]:
         facts[SETBACKS] += 1
         start += facts[SETBACKS]
-    last_plausible = start + rule.length + HORIZON * rule.length
+    last_plausible = start + (1 + HORIZON) * facts[LENGTH]
     for row in range(len(known.tracks)):
         track = known.tracks[row]
         if not track[PILED] or track[PILE_NEWEST] <= last_plausible:
@@ -222,52 +235,85 @@ def _place_anew(known: Known, messages: Waiting, rule: Rule, out: Out) -> None:
                 plausible[count] = message
                 count += 1
         for message in plausible[:count]:
-            push(row, message, track, messages)
-    give_out(STALL, known, rule, out)
+            push(row, message, known.tracks, messages)
+    give_out(STALL, known, out)
     facts[HIGH_WATER] = start
-    open_window(start, 0, known, messages, rule, out)
-
-
-@njit(error_model="numpy", inline="always")
-def _add(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, rule: Rule, out: Out) -> None:
-    facts = known.facts
-    if first == stop:
-        return
-    if not facts[BEGUN]:
-        _begin(rows, first, stop, known, messages, rule, out)
-        return
-    if facts[JOINED] == facts[ACTIVE_FROM] and not facts[ALL_PILED]:
-        facts[IS_ASTRAY] = 0
-    start = facts[WINDOW_START]
-    newest = _take(rows, first, stop, known, messages, rule, out)
-    near = newest >= start - HORIZON * rule.length
-    if near:
-        facts[IS_ASTRAY] = 0
-    closed = False
-    timed_out = rule.timeout != NEVER and facts[HIGH_WATER] >= start + rule.timeout
-    if not facts[WAITING] or facts[ALL_PILED] or timed_out:
-        closed = _settle(known, messages, rule, out)
-    if closed:
-        facts[IS_ASTRAY] = 0
-    elif not near:
-        event_time = newest if newest > BEFORE_ALL else messages.times[first:stop].max()
-        if _is_astray(event_time, facts, rule.length):
-            _place_anew(known, messages, rule, out)
-            _settle(known, messages, rule, out)
-            facts[IS_ASTRAY] = 0
+    open_window(start, 0, known, messages, out)
 
 
 @njit(error_model="numpy")
-def _flush(known: Known, messages: Waiting, rule: Rule, out: Out) -> None:
+def _recover(known: Known, messages: Waiting, out: Out) -> None:
+    facts = known.facts
+    start, length, first = facts[WINDOW_START], facts[LENGTH], facts[ACTIVE_FROM]
+    active = facts[JOINED] - first
+    if active:
+        anchor = facts[ASTRAY_NEWEST]
+        if not facts[IS_ASTRAY]:
+            times = np.empty(active, np.int64)
+            for k in range(active):
+                times[k] = messages.times[out.joined[first + k]]
+            anchor = plausible_range(times, length)[1]
+        if start <= anchor <= start + length:
+            give_out(STALL, known, out)
+            open_window(start + length, 1, known, messages, out)
+        else:
+            _place_anew(anchor, known, messages, out)
+    elif facts[ALL_PILED]:
+        steps = max(1, windows_to_first(False, known, messages))
+        open_window(start + steps * length, steps, known, messages, out)
+    _settle(known, messages, out)
+
+
+@njit(error_model="numpy", inline="always")
+def _is_stalled(newest: int, near: bool, now: int, length: int, facts: Ints, times: Ints) -> bool:
+    if len(times) and not near and _is_astray(newest if newest > BEFORE_ALL else times.max(), facts, length):
+        return True
+    facts[SINCE] = min(facts[SINCE], now)
+    return now - facts[SINCE] >= STALLED * length
+
+
+@njit(error_model="numpy", inline="always")
+def _add(rows: Codes, first: int, stop: int, now: int, known: Known, messages: Waiting, out: Out) -> None:
+    facts = known.facts
+    facts[LOOKED] = now
+    if not facts[BEGUN]:
+        if first < stop:
+            _begin(rows, first, stop, known, messages, out)
+            facts[SINCE] = now
+        return
+    if facts[JOINED] == facts[ACTIVE_FROM] and not facts[ALL_PILED]:
+        facts[IS_ASTRAY] = 0
+        facts[SINCE] = now
+    start, length = facts[WINDOW_START], facts[LENGTH]
+    newest = _take(rows, first, stop, known, messages, out)
+    near = newest >= start - HORIZON * length
+    if near:
+        facts[IS_ASTRAY] = 0
+    closed = stalled = False
+    timed_out = facts[TIMEOUT_NS] != NEVER and facts[HIGH_WATER] >= start + facts[TIMEOUT_NS]
+    if not facts[WAITING] or facts[ALL_PILED] or timed_out:
+        closed = _settle(known, messages, out)
+    if not closed:
+        stalled = _is_stalled(newest, near, now, length, facts, messages.times[first:stop])
+        if stalled:
+            _recover(known, messages, out)
+    if closed or stalled:
+        facts[IS_ASTRAY] = 0
+        facts[SINCE] = now
+
+
+@njit(error_model="numpy")
+def _flush(known: Known, messages: Waiting, out: Out) -> None:
     facts = known.facts
     while facts[JOINED] > facts[ACTIVE_FROM] or facts[ALL_PILED]:
         steps = 1
         if facts[JOINED] > facts[ACTIVE_FROM]:
-            give_out(FLUSH, known, rule, out)
+            give_out(FLUSH, known, out)
         else:
-            steps = max(1, windows_to_first(False, known, messages, rule))
-        open_window(facts[WINDOW_START] + steps * rule.length, steps, known, messages, rule, out)
+            steps = max(1, windows_to_first(False, known, messages))
+        open_window(facts[WINDOW_START] + steps * facts[LENGTH], steps, known, messages, out)
     facts[IS_ASTRAY] = 0
+    facts[SINCE] = facts[LOOKED]
 
 
 # Arrow's memory is read-only, and Numba compiles for that only where the signature says so.
@@ -279,7 +325,7 @@ _rows = types.Array(types.int32, 1, "C")
 
 
 _SIGNATURE = types.void(
-    _codes_in, _times_in, _times_in, types.int64, types.int64, types.boolean, _ints, _tables, _tables,
+    _codes_in, _times_in, _times_in, _times_in, types.boolean, _ints, _tables, _tables,
     _rows, _rows, _rows, _ints, _ints, _ints, _ints, _ints, _ints,
 )  # fmt: skip
 
@@ -292,8 +338,7 @@ def _compiled(fingerprint: int) -> Callable[..., None]:
         rows: Codes,
         times: Ints,
         calls: Ints,
-        length: int,
-        timeout: int,
+        clock: Ints,
         flush: bool,
         facts: Ints,
         tracks: Table,
@@ -310,24 +355,24 @@ def _compiled(fingerprint: int) -> Callable[..., None]:
     ) -> None:
         """Run the calls; see `waterclock.batching.rate_columnar.RateAwareColumns`.
 
-        Message k is of track ``rows[k]``; call c brings the messages ``calls[c]`` to ``calls[c + 1]``. Those before
-        ``calls[0]`` are from earlier: in the window where ``waits_for`` is NONE, else waiting for that
-        track. Afterwards it tells so of all messages that are in no batch.
+        Message k is of track ``rows[k]``; call c brings the messages ``calls[c]`` to ``calls[c + 1]``, at ``clock[c]``
+        where there is a clock. Those before ``calls[0]`` are from earlier: in the window where ``waits_for`` is NONE,
+        else waiting for that track. Afterwards it tells so of all messages that are in no batch.
         """
         known = Known(facts, tracks, rings)
         messages = Waiting(times, left, right, waits_for)
         out = Out(joined, starts, ends, closed, reasons, until)
-        rule = Rule(length, timeout)
         for message in range(calls[0]):
             if waits_for[message] == NONE:
                 join(message, facts, out)
             else:
-                push(waits_for[message], message, tracks[waits_for[message]], messages)
+                push(waits_for[message], message, tracks, messages)
                 facts[ALL_PILED] += 1
         for call in range(len(calls) - 1):
-            _add(rows, calls[call], calls[call + 1], known, messages, rule, out)
+            now = clock[call] if len(clock) else facts[LOOKED]
+            _add(rows, calls[call], calls[call + 1], now, known, messages, out)
         if flush:
-            _flush(known, messages, rule, out)
+            _flush(known, messages, out)
         facts[COMPILED_FROM] = fingerprint  # what is closed over must be used
 
     return run

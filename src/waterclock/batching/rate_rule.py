@@ -178,6 +178,9 @@ def gate_chooser(gated: Gated) -> Callable[[str], bool]:
             f"gated: {gated!r} is one text; give a collection of streams, for example {{{gated!r}}}"
         )
     if isinstance(gated, Collection):
+        for stream in gated:
+            if not isinstance(stream, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # users write what they like
+                raise InvalidArgumentError(f"gated: {stream!r} is no text; give the streams' names")
         return frozenset(gated).__contains__
     if callable(gated):
         return gated

@@ -108,10 +108,6 @@ class Track(StreamPeriodEstimator):
             self.grid = grid
             self._settled = False
 
-    def length_changed(self) -> None:
-        """Measure the next window anew."""
-        self._settled = False
-
     def dissolve(self) -> None:
         """Forget the stream's rate and pulses."""
         self.forget()

@@ -62,9 +62,15 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
     JOINED,
     ACTIVE_FROM,
     BATCHES,
+    LENGTH,
+    TIMEOUT_NS,
+    NEXT_LENGTH,
+    NEXT_TIMEOUT,
+    SINCE,
+    LOOKED,
     COMPILED_FROM,
     FACTS,
-) = range(19)
+) = range(25)
 
 NONE = -1
 NEVER = MAX_NS
@@ -72,13 +78,6 @@ BEFORE_ALL = MIN_NS
 
 _SECOND = 1_000_000_000
 _NEAR = 8
-
-
-class Rule(NamedTuple):
-    """Lengths, ns; a timeout of NEVER for none."""
-
-    length: int
-    timeout: int
 
 
 class Known(NamedTuple):
@@ -133,10 +132,26 @@ def _period(ordered: Ints, double: int) -> tuple[float, int]:
 
 
 @njit(error_model="numpy")
+def _obvious(ring: Ints, count: int) -> int:
+    """Find the rate where it does not depend on which difference is the median; 0 where it does."""
+    shortest = longest = ring[0]
+    for k in range(1, count):
+        shortest, longest = min(shortest, ring[k]), max(longest, ring[k])
+    if _NEAR * (longest - shortest) > shortest:
+        return 0  # some may be no single periods
+    slow, fast = _SECOND / longest, _SECOND / shortest
+    rate = int(slow + 0.5)
+    return rate if rate == int(fast + 0.5) and _is_near(slow, rate) and _is_near(fast, rate) else 0
+
+
+@njit(error_model="numpy")
 def estimate(ring: Ints, count: int, current: int) -> int:
     """As `StreamPeriodEstimator.rate_after`; 0 for None."""
     if count < MIN_DIFFERENCES:
         return 0
+    rate = _obvious(ring, count)
+    if rate:
+        return rate
     ordered = np.empty(count, np.int64)
     for k in range(count):
         place = k
@@ -182,22 +197,38 @@ def merge(one: int, other: int, messages: Waiting) -> int:
         one = lower
 
 
+@njit(error_model="numpy", inline="always")  # passing all these arrays on costs thirty times the work
+def push_behind(row: int, message: int, tracks: Table, messages: Waiting) -> bool:
+    """Push a message behind the newest of its pile, as nearly all are; False where it belongs elsewhere.
+
+    It waits as long as any, so that it may be below the newest, and catching up stays linear.
+    """
+    event_time = messages.times[message]
+    last = tracks[row, PILE_LAST]
+    if not tracks[row, PILED] or event_time < tracks[row, PILE_NEWEST] or messages.left[last] != NONE:
+        return False
+    messages.left[last] = message
+    messages.left[message] = messages.right[message] = NONE
+    messages.waits_for[message] = row
+    tracks[row, PILE_NEWEST] = event_time
+    tracks[row, PILE_LAST] = message
+    tracks[row, PILED] += 1
+    return True
+
+
 @njit(error_model="numpy")
-def push(row: int, message: int, track: Ints, messages: Waiting) -> None:
+def push(row: int, message: int, tracks: Table, messages: Waiting) -> None:
     """As `Pile.push`."""
+    if push_behind(row, message, tracks, messages):
+        return
+    track = tracks[row]
     event_time = messages.times[message]
     messages.left[message] = messages.right[message] = NONE
     messages.waits_for[message] = row
-    newest = not track[PILED] or event_time >= track[PILE_NEWEST]
-    last = track[PILE_LAST]
-    if track[PILED] and newest and messages.left[last] == NONE:
-        # In order, as nearly all are: below the newest, which waits as long as any, and catching up stays linear.
-        messages.left[last] = message
-    else:
-        track[ROOT] = merge(track[ROOT], message, messages)
-    if newest:
+    if not track[PILED] or event_time >= track[PILE_NEWEST]:
         track[PILE_NEWEST] = event_time
         track[PILE_LAST] = message
+    track[ROOT] = merge(track[ROOT], message, messages)
     track[PILED] += 1
 
 
@@ -237,25 +268,25 @@ def notice(track: Ints, event_time: int) -> None:
 
 
 @njit(error_model="numpy")
-def place_track(track: Ints, start: int, rule: Rule, steps: int) -> None:
+def place_track(track: Ints, start: int, length: int, steps: int) -> None:
     """As `Track.place`."""
     if steps and track[SETTLED]:
-        moved = steps * rule.length
+        moved = steps * length
         track[OVER_FROM] += moved
         if track[RATE]:
             track[LAST_FROM] += moved
             track[FAR_FROM] += moved
     elif not track[RATE]:
-        track[OVER_FROM] = start + rule.length + 1
+        track[OVER_FROM] = start + length + 1
         track[LAST_FROM] = track[FAR_FROM] = NEVER
         track[SETTLED] = 1
     else:
-        end = start + rule.length
+        end = start + length
         track[OVER_FROM] = earliest(track[ORIGIN], track[RATE], end, 0)
         track[LAST_FROM] = earliest(track[ORIGIN], track[RATE], end, 1)
-        track[FAR_FROM] = earliest(track[ORIGIN], track[RATE], end + HORIZON * rule.length, 0)
-        track[SETTLED] = rule.length % _SECOND * track[RATE] % _SECOND == 0
-    if track[NEWEST] < start - EPOCH * rule.length:
+        track[FAR_FROM] = earliest(track[ORIGIN], track[RATE], end + HORIZON * length, 0)
+        track[SETTLED] = length % _SECOND * track[RATE] % _SECOND == 0
+    if track[NEWEST] < start - EPOCH * length:
         track[NEWEST] = NEVER
     track[PRESENT] = track[SATISFIED] = 0
     track[FIRST] = NEVER
@@ -263,16 +294,16 @@ def place_track(track: Ints, start: int, rule: Rule, steps: int) -> None:
 
 
 @njit(error_model="numpy")
-def regrid(row: int, start: int, rule: Rule, known: Known) -> None:
+def regrid(row: int, start: int, known: Known) -> None:
     """As `Track.regrid`."""
-    track = known.tracks[row]
+    track, length = known.tracks[row], known.facts[LENGTH]
     rate = estimate(known.rings[row], track[KEPT], track[RATE])
     origin = track[ORIGIN]
-    if rate and (_SECOND + rate - 1) // rate > rule.length:
+    if rate and (_SECOND + rate - 1) // rate > length:
         rate = 0
-    if rate and (not track[RATE] or abs(origin - start) > EPOCH * rule.length):
+    if rate and (not track[RATE] or abs(origin - start) > EPOCH * length):
         origin = track[FIRST] if track[PRESENT] else track[NEWEST]
-        if origin == NEVER or abs(origin - start) > EPOCH * rule.length:
+        if origin == NEVER or abs(origin - start) > EPOCH * length:
             rate = 0
     if rate != track[RATE] or (rate and origin != track[ORIGIN]):
         track[RATE] = rate
@@ -290,14 +321,14 @@ def windows_to(track: Ints, event_time: int, start: int, length: int) -> int:
 
 
 @njit(error_model="numpy")
-def begin_track(row: int, known: Known, rule: Rule) -> None:
+def begin_track(row: int, known: Known) -> None:
     """Make a track anew."""
     track = known.tracks[row]
     track[TRACKED] = 1
     track[NEWEST] = NEVER
     track[KEPT] = track[NEXT_KEPT] = track[RATE] = track[SETTLED] = track[ABSENT_BATCHES] = 0
     track[ROOT] = NONE
-    place_track(track, known.facts[WINDOW_START], rule, 0)
+    place_track(track, known.facts[WINDOW_START], known.facts[LENGTH], 0)
 
 
 @njit(error_model="numpy")

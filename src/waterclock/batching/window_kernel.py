@@ -21,11 +21,13 @@ from waterclock.batching.track_kernel import (
     HIGH_WATER,
     JOINED,
     KEPT,
+    LENGTH,
     NEVER,
     NEWEST,
     NEXT_KEPT,
+    NEXT_LENGTH,
+    NEXT_TIMEOUT,
     NONE,
-    NOTICE_FROM,
     OVER_FROM,
     PILE_NEWEST,
     PILED,
@@ -35,17 +37,17 @@ from waterclock.batching.track_kernel import (
     SATISFIED,
     SETTLED,
     STRAYS,
+    TIMEOUT_NS,
     TRACKED,
     WAITING,
     WINDOW_START,
     Ints,
     Known,
-    Rule,
     Waiting,
+    merge,
     notice,
     place_track,
     regrid,
-    take_oldest,
     windows_to,
 )
 
@@ -79,60 +81,85 @@ def notice_and_count(track: Ints, event_time: int, facts: Ints) -> None:
 
 
 @njit(error_model="numpy")
-def windows_to_first(gating_only: bool, known: Known, messages: Waiting, rule: Rule) -> int:
+def windows_to_first(gating_only: bool, known: Known, messages: Waiting) -> int:
     """As `Assembly.windows_to_first`."""
     nearest = NEVER
     for row in range(len(known.tracks)):
         track = known.tracks[row]
         if track[PILED] and (track[RATE] or not gating_only):
             oldest = int(messages.times[int(track[ROOT])])
-            nearest = min(nearest, windows_to(track, oldest, known.facts[WINDOW_START], rule.length))
+            nearest = min(nearest, windows_to(track, oldest, known.facts[WINDOW_START], known.facts[LENGTH]))
     return 0 if nearest == NEVER else nearest
 
 
 @njit(error_model="numpy")
-def gap(known: Known, messages: Waiting, rule: Rule) -> int:
+def gap(known: Known, messages: Waiting) -> int:
     """As `Assembly.gap`."""
     facts = known.facts
     if not facts[ALL_PILED]:
         return 0
     if not facts[GATING]:
         empty = facts[JOINED] - facts[ACTIVE_FROM] <= facts[STRAYS]
-        return windows_to_first(False, known, messages, rule) if empty else 0
+        return windows_to_first(False, known, messages) if empty else 0
     if facts[CONTRIBUTING]:
         return 0
     for row in range(len(known.tracks)):
         if known.tracks[row, RATE] and not known.tracks[row, PILED]:
             return 0
-    return windows_to_first(True, known, messages, rule)
+    return windows_to_first(True, known, messages)
 
 
 @njit(error_model="numpy")
 def _let_in(track: Ints, facts: Ints, messages: Waiting, out: Out) -> None:
-    while track[PILED] and messages.times[track[ROOT]] < track[OVER_FROM]:
-        message = take_oldest(track, messages)
-        join(message, facts, out)
-        facts[HIGH_WATER] = max(facts[HIGH_WATER], messages.times[message])
-        if messages.times[message] >= track[NOTICE_FROM]:
-            notice(track, messages.times[message])
-    if track[PILED] and track[RATE] and messages.times[track[ROOT]] < track[FAR_FROM]:
+    times, left, right, waits_for = messages  # a field looked up in the loop would cost more than all else in it
+    joined = out.joined
+    root, piled, over_from = int(track[ROOT]), track[PILED], track[OVER_FROM]
+    first = last = facts[JOINED]
+    while piled and times[root] < over_from:
+        joined[last] = root
+        last += 1
+        piled -= 1
+        waits_for[root] = NONE
+        lower = int(left[root])
+        root = lower if right[root] == NONE else merge(lower, int(right[root]), messages)
+    if last > first:
+        track[ROOT], track[PILED], facts[JOINED] = root, piled, last
+        oldest, newest = int(times[joined[first]]), int(times[joined[last - 1]])
+        facts[HIGH_WATER] = max(facts[HIGH_WATER], newest)
+        notice(track, oldest)
+        notice(track, newest)
+    if piled and track[RATE] and times[root] < track[FAR_FROM]:
         track[SATISFIED] = 1
 
 
 @njit(error_model="numpy")
-def open_window(start: int, steps: int, known: Known, messages: Waiting, rule: Rule, out: Out) -> None:
+def _change_length(start: int, known: Known) -> None:
+    facts = known.facts
+    facts[LENGTH], facts[TIMEOUT_NS] = facts[NEXT_LENGTH], facts[NEXT_TIMEOUT]
+    facts[NEXT_LENGTH] = 0
+    for row in range(len(known.tracks) - 1):
+        if known.tracks[row, TRACKED]:
+            regrid(row, start, known)
+
+
+@njit(error_model="numpy")
+def open_window(start: int, steps: int, known: Known, messages: Waiting, out: Out) -> None:
     """As `Assembly.open`."""
     facts = known.facts
+    if facts[NEXT_LENGTH]:
+        _change_length(start, known)
+        steps = 0
+    length = facts[LENGTH]
     facts[WINDOW_START] = start
     facts[FURTHEST] = max(facts[FURTHEST], start)
     facts[GATING] = facts[CONTRIBUTING] = facts[WAITING] = facts[ALL_PILED] = 0
     newest_waiting = BEFORE_ALL
-    newest_gating = start + rule.length
+    newest_gating = start + length
     for row in range(len(known.tracks)):
         track = known.tracks[row]
         if not track[TRACKED]:
             continue
-        place_track(track, start, rule, steps)
+        place_track(track, start, length, steps)
         if track[PILED]:
             _let_in(track, facts, messages, out)
         if track[PILED]:
@@ -144,22 +171,22 @@ def open_window(start: int, steps: int, known: Known, messages: Waiting, rule: R
             facts[GATING] += 1
             facts[CONTRIBUTING] += track[PRESENT]
             facts[WAITING] += 1 - track[SATISFIED]
-    facts[HELD_UNTIL] = newest_gating + HORIZON * rule.length
+    facts[HELD_UNTIL] = newest_gating + HORIZON * length
     if not facts[GATING]:
         facts[WAITING] = NONE
         if facts[ALL_PILED]:
-            facts[HIGH_WATER] = max(facts[HIGH_WATER], min(newest_waiting, start + HORIZON * rule.length))
+            facts[HIGH_WATER] = max(facts[HIGH_WATER], min(newest_waiting, start + HORIZON * length))
 
 
 @njit(error_model="numpy")
-def _review(known: Known, rule: Rule) -> None:
+def _review(known: Known) -> None:
     for row in range(len(known.tracks) - 1):
         track = known.tracks[row]
         if not track[TRACKED]:
             continue
         if track[PRESENT]:
             track[ABSENT_BATCHES] = 0
-            regrid(row, known.facts[WINDOW_START], rule, known)
+            regrid(row, known.facts[WINDOW_START], known)
             continue
         track[ABSENT_BATCHES] += 1
         if track[ABSENT_BATCHES] >= ABSENT:
@@ -185,8 +212,8 @@ def write_batch(start: int, end: int, reason: int, facts: Ints, out: Out) -> Non
 
 
 @njit(error_model="numpy")
-def give_out(reason: int, known: Known, rule: Rule, out: Out) -> None:
+def give_out(reason: int, known: Known, out: Out) -> None:
     """As `Assembly.close`, up to the opening of the next window."""
     start = known.facts[WINDOW_START]
-    write_batch(start, start + rule.length, reason, known.facts, out)
-    _review(known, rule)
+    write_batch(start, start + known.facts[LENGTH], reason, known.facts, out)
+    _review(known)

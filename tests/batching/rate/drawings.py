@@ -10,7 +10,7 @@ from tests.batching.rate.traffic import SECOND, at
 from waterclock.figures.rate_drawing import rate_drawing
 
 DRAWINGS = Path(__file__).parents[3] / "docs" / "images" / "rate"
-_LONGEST = 16 * SECOND
+_LONGEST = 32 * SECOND
 
 
 def drawing(path: Path) -> str:
@@ -19,13 +19,16 @@ def drawing(path: Path) -> str:
     batcher, batches = scenario.run()
     assembly = batcher._assembly
     waiting = [] if assembly is None else assembly.active + assembly.waiting_messages()
-    near = [batch for batch in batches if abs(batch.start - at(0)) < _LONGEST]
-    ends = [batch.end for batch in near] or [at(1)]
+    times = [batch.end for batch in batches] + [message.event_time for message in waiting]
+    near = [time for time in times if abs(time - at(0)) < _LONGEST]
+    if batcher.window is not None and waiting:
+        near.append(min(batcher.window[1], max(near) + SECOND // 4))
     return rate_drawing(
         batches,
         waiting,
+        in_progress=batcher.window,
         start=at(-1),
-        end=min(max(ends), at(0) + _LONGEST),
+        end=max(near),
         origin=at(0),
         width=880,
         title=scenario.title,

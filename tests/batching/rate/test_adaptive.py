@@ -39,6 +39,19 @@ def test_three_fast_batches_shrink_the_length_by_root_two_to_whole_pulses() -> N
     assert adaptive.pulses == 14
 
 
+def test_a_batch_that_takes_as_long_as_its_window_is_not_slow() -> None:
+    adaptive = AdaptiveBatchLength("1s")
+    assert [adaptive.processed("1s") for _ in range(4)] == [SECOND] * 4
+
+
+def test_fast_batches_that_do_not_follow_each_other_change_nothing() -> None:
+    adaptive = AdaptiveBatchLength("1s")
+    for _ in range(2):
+        adaptive.processed("3s")
+    for took in ("100ms", "100ms", "1900ms", "100ms", "100ms"):
+        assert adaptive.processed(took) == 2 * SECOND
+
+
 def test_70_percent_of_the_window_is_not_fast() -> None:
     adaptive = AdaptiveBatchLength("1s")
     for _ in range(2):

@@ -31,6 +31,8 @@ from waterclock.message import Message
         ({"timeout": -math.inf}, "timeout: -inf"),
         ({"gated": "det"}, "gated: 'det' is one text"),
         ({"gated": 1}, "gated: 1 is a int"),
+        ({"gated": b"det"}, "gated: 100 is no text"),
+        ({"gated": ["det", None]}, "gated: None is no text"),
     ],
 )
 def test_an_option_that_cannot_be_meant_is_refused_with_its_value(options: dict[str, Any], said: str) -> None:
@@ -143,6 +145,14 @@ def test_streams_that_may_not_gate_leave_no_trace_however_many_there_are() -> No
     assembly = batcher._assembly
     assert assembly is not None
     assert len(assembly.track_of) < 6_000
+
+
+def test_a_collection_changed_afterwards_changes_nothing() -> None:
+    gated = {"det"}
+    batcher = RateAwareBatcher(gated=gated, clock=frozen)
+    before = batcher.state()
+    gated.add("log")
+    assert batcher.state() == before
 
 
 def test_a_function_that_chooses_has_to_be_given_again() -> None:
