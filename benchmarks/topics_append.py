@@ -1,4 +1,4 @@
-"""Appending to a topic: messages a second by size of entry on each database, in turns with a plain insert of bytes."""
+"""Appending to a topic: messages a second by size of entry on each database, in turns with plain inserts."""
 
 from __future__ import annotations
 
@@ -27,12 +27,16 @@ from waterclock.topics.entries import encode_entry
 from waterclock.topics.topic import Topic
 
 SERVICES = Path(__file__).resolve().parent.parent / "scripts" / "services"
-WORK = Path(__file__).parent / "work"
+WORK = Path(__file__).parent / "scratch"
 BEGIN = 1_700_000_000_000_000_000
 ENTRIES = {1: 100, 100: 100, 10_000: 12}
 """Messages of an entry, and how many entries are appended in a round."""
 APPENDERS = (1, 2, 4)
 ROUNDS = 9
+UNCOMPRESSED = "plain insert"
+"""Of the same messages, as Arrow lays them out."""
+COMPRESSED = "plain insert of compressed bytes"
+"""Of the bytes that appending stores; somebody else has compressed them."""
 
 raw = sa.Table("raw", sa.MetaData(), sa.Column("id", Key, primary_key=True), sa.Column("data", Blob, nullable=False))
 
@@ -55,6 +59,13 @@ def messages(count: int, seed: int) -> pa.Table:
             ],
         }
     )
+
+
+def uncompressed(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
 
 
 @contextmanager
@@ -94,6 +105,7 @@ def plain_insert(backend: Backend) -> Callable[[bytes], None]:
 def measure(backend: Backend, folder: str, size: int) -> dict[str, Any]:
     tables = [messages(size, seed) for seed in range(8)]
     encoded = [encode_entry(table, lambda: 0).data for table in tables]
+    loose = [uncompressed(table) for table in tables]
     count = ENTRIES[size]
     name = f"entries of {size}"
     create_topic(backend, name, roll_after=None, roll_size=1 << 40, retention=None, exist_ok=False)
@@ -101,15 +113,18 @@ def measure(backend: Backend, folder: str, size: int) -> dict[str, Any]:
     insert = plain_insert(backend)
     work = list(zip(range(count), cycle(tables), strict=False))
 
-    def insert_plainly() -> None:
-        for _, data in zip(range(count), cycle(encoded), strict=False):
+    def insert_plainly(rows: list[bytes]) -> None:
+        for _, data in zip(range(count), cycle(rows), strict=False):
             insert(data)
 
     def append(pool: ThreadPoolExecutor) -> None:
         list(pool.map(lambda item: topic.append(item[1]), work))
 
     pools = {number: ThreadPoolExecutor(number) for number in APPENDERS}
-    runs: dict[str, Callable[[], object]] = {"plain insert": insert_plainly}
+    runs: dict[str, Callable[[], object]] = {
+        UNCOMPRESSED: lambda: insert_plainly(loose),
+        COMPRESSED: lambda: insert_plainly(encoded),
+    }
     runs |= {f"{number} appending": lambda pool=pool: append(pool) for number, pool in pools.items()}
     seconds = in_turns(runs, ROUNDS, time.perf_counter)
     for pool in pools.values():
@@ -117,11 +132,13 @@ def measure(backend: Backend, folder: str, size: int) -> dict[str, Any]:
     payload = sum(len(data) for data in encoded) / len(encoded)
     return {
         "bytes_of_an_entry": round(payload),
+        "bytes_of_an_entry_uncompressed": len(loose[0]),
         **{
             run: {
                 "messages_per_second": round(size * count / taken),
                 "megabytes_per_second": round(payload * count / taken / 1e6, 2),
-                "of_the_plain_insert": round(seconds["plain insert"] / taken, 2),
+                "of_the_plain_insert": round(seconds[UNCOMPRESSED] / taken, 2),
+                "of_the_plain_insert_of_compressed_bytes": round(seconds[COMPRESSED] / taken, 2),
             }
             for run, taken in seconds.items()
         },
@@ -137,7 +154,8 @@ def main() -> None:
             for size in ENTRIES:
                 row = figures[kind][str(size)] = measure(backend, folder, size)
                 speeds = ", ".join(
-                    f"{run} {each['messages_per_second']:,}/s ({each['of_the_plain_insert']:.0%})"
+                    f"{run} {each['messages_per_second']:,}/s"
+                    f" ({each['of_the_plain_insert']:.0%}, {each['of_the_plain_insert_of_compressed_bytes']:.0%})"
                     for run, each in row.items()
                     if isinstance(each, dict)
                 )

@@ -5,7 +5,7 @@ Times are int64 nanoseconds, never Arrow timestamps, because Spark cannot read n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -38,6 +38,9 @@ POSITIONED_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *POSITION_FIELDS])
 """The columns of a message and its position."""
 
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
+_UNCOMPRESSED = pa.ipc.IpcWriteOptions()
+_WORTH_COMPRESSING = 4096
+"""Bytes written below which compressing takes as long as all else does, and makes a message or two even larger."""
 
 
 def to_arrow(messages: Sequence[Message], *, positions: bool = False) -> pa.RecordBatch:
@@ -95,6 +98,41 @@ def from_arrow(batch: pa.RecordBatch | pa.Table) -> list[Message]:
     ]
 
 
+def cut_apart(batch: pa.RecordBatch, counts: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """Cut columns into runs of rows, each laid out as if it had been made on its own, to the byte.
+
+    Parameters
+    ----------
+    batch
+        As many rows as ``counts`` say together.
+    counts
+        Rows of each run.
+    """
+    # A slice is written with traces of what it was cut from. So numbers get a buffer of just their bytes, and the rest
+    # is copied.
+    copied = [
+        name
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        if column.null_count or not pa.types.is_integer(column.type)
+    ]
+    varying, rows = batch.select(copied), pa.array(range(batch.num_rows), pa.int64())
+    first = 0
+    for count in counts:
+        taken = varying.take(rows.slice(first, count))
+        columns = [
+            taken.column(name) if name in copied else _numbers(column, first, count)
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+        first += count
+
+
+def _numbers(column: pa.Array, first: int, count: int) -> pa.Array:
+    width = column.type.bit_width // 8
+    data = column.buffers()[1].slice((column.offset + first) * width, count * width)
+    return pa.Array.from_buffers(column.type, count, [None, data])
+
+
 def as_message_columns(table: pa.Table | pa.RecordBatch) -> pa.Table:
     """Bring a user's table into `MESSAGE_SCHEMA`: columns ordered and cast, optional ones filled in.
 
@@ -133,9 +171,13 @@ def _absent(field: pa.Field, count: int) -> pa.ChunkedArray:
 
 
 def to_ipc(batch: pa.RecordBatch) -> bytes:
-    """Write a record batch as one compressed Arrow IPC stream."""
+    """Write a record batch as one Arrow IPC stream, compressed where that pays."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=_COMPRESSED) as writer:
+    # The size as it is written, because the size in memory depends on how the columns came about, and equal batches are
+    # to have equal bytes.
+    size = pa.ipc.get_record_batch_size(batch)
+    options = _COMPRESSED if size >= _WORTH_COMPRESSING else _UNCOMPRESSED
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
     return sink.getvalue().to_pybytes()
 

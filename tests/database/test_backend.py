@@ -110,7 +110,7 @@ def test_transactions_that_deadlock_are_run_again(backend: Backend) -> None:
 def test_a_database_that_stays_busy_is_given_up_with_a_word(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Backend(sqlite_url)
     monkeypatch.setattr(backend_module, "BUSY_TIMEOUT", 0)
-    with backend._writer.begin(), pytest.raises(UnavailableError, match="busy for 0 s"):
+    with backend._writer.begin(), pytest.raises(UnavailableError, match="busy or away for 0 s"):
         backend.transact(lambda connection: connection.execute(sa.text("SELECT 1")))
     backend.transact(lambda connection: connection.execute(sa.text("SELECT 1")))
     backend.close()

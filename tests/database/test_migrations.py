@@ -60,6 +60,15 @@ def test_many_who_open_a_new_database_at_once_all_find_it_ready(database_url: st
         assert list(pool.map(open_and_look, range(6))) == [HEAD] * 6
 
 
+def test_the_migration_lock_is_given_back(database_url: str) -> None:
+    backend = Backend(database_url)
+    if backend.dialect.name == "mysql":  # elsewhere it ends with the transaction
+        with backend.engine.connect() as one, backend.engine.connect() as another:  # neither can hide that it has it
+            for connection in (one, another):
+                assert connection.execute(sa.text("SELECT IS_FREE_LOCK('waterclock_migrations')")).scalar() == 1
+    backend.close()
+
+
 def test_a_catalogue_of_a_newer_library_is_refused_and_left_alone(database_url: str) -> None:
     backend = Backend(database_url)
     newer = sa.text("UPDATE waterclock_migrations SET version_num = '9999'")

@@ -160,23 +160,25 @@ def test_an_expiry_that_died_does_not_keep_others_out_for_long(
 
 
 def test_an_expiry_that_races_a_commit_loses_neither(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
-    append_ledgers(topic, [[[1, 2], [3, 4]], [[5]]])
+    append_ledgers(topic, [[[1, 2], [3, 4, 5]], [[6]]])
     expirer, reader = topic.subscribe("s"), topic.subscribe("s")
     find = expiring.find_from
-    answers = iter([Position(0, 1, 0), Position(0, 0, 1)])
+    answers = iter([Position(0, 1, 0), Position(0, 1, 2)])
 
     def commit_in_between(*arguments: object) -> object:
-        reader.read(limit=1)
+        reader.read(limit=reads)
         reader.commit()
         return find(*arguments)._replace(position=next(answers))
 
     monkeypatch.setattr(expiring, "find_from", commit_in_between)
+    reads = 1
     expirer.expire("1h")
     assert reader.position == Position(0, 1, 0)  # the expiry went further than the commit
     reader.read(limit=1)
     reader.commit()
     assert reader.position == Position(0, 1, 1)  # and the reader went on from there, nothing lost to it
+    reads = 2
     expirer.expire("1h")
     assert reader.position == Position(1, 0, 0)  # here the commit went further than the expiry
-    topic.append(published([6]))
-    assert times(reader.read()) == [5, 6]
+    topic.append(published([7]))
+    assert times(reader.read()) == [6, 7]

@@ -75,15 +75,15 @@ def test_a_time_that_goes_on_into_the_next_ledger_is_found_where_it_begins(topic
 
 
 @pytest.mark.parametrize("messages", range(6))
-@pytest.mark.parametrize("entry_size", [1, 2])
+@pytest.mark.parametrize(("entry_messages", "ledger_entries"), [(1, 1), (1, 2), (2, 1)])
 @pytest.mark.parametrize("closed", ["open", "closed", "sealed"])
 def test_every_boundary_of_small_topics(
-    make_sqlite_topic: MakeTopic, messages: int, entry_size: int, closed: str
+    make_sqlite_topic: MakeTopic, messages: int, entry_messages: int, ledger_entries: int, closed: str
 ) -> None:
     topic = make_sqlite_topic()
     times = [10 * (i + 1) for i in range(messages)]
-    entries = [times[i : i + entry_size] for i in range(0, messages, entry_size)]
-    placed = append_ledgers(topic, [[entry] for entry in entries])
+    appends = [times[i : i + entry_messages] for i in range(0, messages, entry_messages)]
+    placed = append_ledgers(topic, [appends[i : i + ledger_entries] for i in range(0, len(appends), ledger_entries)])
     if closed != "open":
         topic.roll()
     if closed == "sealed":

@@ -29,7 +29,7 @@ def shared_backend(tmp_path_factory: pytest.TempPathFactory) -> Generator[Backen
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     flow=LEDGERS,
-    seal_from=st.integers(0, 5),
+    sealed=st.integers(0, 5),
     roll_last=st.booleans(),
     trimmed=st.integers(0, 3),
     forgotten=st.sets(st.integers(0, 4), max_size=2),
@@ -39,7 +39,7 @@ def test_find_equals_the_first_message_that_reaches_the_time(
     shared_backend: Backend,
     monkeypatch: pytest.MonkeyPatch,
     flow: list[list[list[int]]],
-    seal_from: int,
+    sealed: int,
     roll_last: bool,
     trimmed: int,
     forgotten: set[int],
@@ -56,14 +56,13 @@ def test_find_equals_the_first_message_that_reaches_the_time(
         retention=None,
         exist_ok=False,
     )
-    placed = append_ledgers(topic, flow)
+    placed = append_ledgers(topic, flow[:sealed])
+    topic.roll()
+    topic.seal()
+    placed += append_ledgers(topic, flow[sealed:])
     if roll_last:
         topic.roll()
-    if seal_from == 0:
-        topic.seal()
     _trim_and_forget(topic, trimmed, forgotten)
-    if seal_from == 1:
-        topic.seal()
     left = topic.ledgers()[0].ledger
     placed = [(time, position) for time, position in placed if position.ledger >= left]
     for time in range(-1, 14):

@@ -12,7 +12,7 @@ from tests.topics.flows import append_ledgers, ledger_path, published
 from waterclock.database.topic_catalogue import entries, files
 from waterclock.errors import NotFoundError
 from waterclock.message import Message, Position
-from waterclock.topics import retention, sealing
+from waterclock.topics import retention, sealed_file, sealing
 from waterclock.topics.creating import topic_names
 from waterclock.topics.topic import Topic
 
@@ -93,6 +93,9 @@ def test_retention_deletes_ledgers_of_which_every_message_is_too_old(
     assert times(topic) == [40]
     append_ledgers(clocked_topic, FLOW)
     assert clocked_topic.enforce_retention() == 0
+    clock.now = 1000
+    assert topic.seal() == 0  # sealing looks after retention first
+    assert times(topic) == []
 
 
 def test_retention_goes_by_the_time_that_no_producer_can_forge(clocked_topic: Topic, clock: SettableClock) -> None:
@@ -111,6 +114,7 @@ def test_retention_goes_by_the_time_that_no_producer_can_forge(clocked_topic: To
 def test_a_reader_goes_on_after_ledgers_that_were_deleted_under_it(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sealed_file, "ROW_GROUP_MESSAGES", 1)
     append_ledgers(topic, FLOW)
     topic.seal()
     reader = topic.read()
@@ -119,7 +123,7 @@ def test_a_reader_goes_on_after_ledgers_that_were_deleted_under_it(
     assert topic.truncate(6) == 2
     topic.sweep()
     read += reader
-    assert [message.publish_time for message in read] == [0, 1, 2, 6, 7, 8]
+    assert [message.publish_time for message in read] == [0, 6, 7, 8]
 
 
 def test_many_ledgers_are_deleted_in_small_transactions(sqlite_topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +162,23 @@ def test_removing_a_topic_removes_all_it_holds(topic: Topic, tmp_path: Path) -> 
     assert list(tmp_path.rglob("*.parquet")) == []
     with pytest.raises(NotFoundError, match="removed"):
         topic.remove()
+
+
+def test_removing_a_topic_does_not_wait_for_the_lease_of_a_dead_sealer(
+    topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append_ledgers(topic, FLOW)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sealing, "_commit", die)
+    with pytest.raises(KeyboardInterrupt):
+        topic.seal()
+    assert len(list(tmp_path.rglob("*.parquet"))) == 1
+    topic.remove()
+    assert list(tmp_path.rglob("*.parquet")) == []
+    assert topic_names(topic.storage.backend) == []
 
 
 def test_a_removal_that_was_killed_can_be_completed(

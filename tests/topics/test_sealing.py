@@ -15,7 +15,7 @@ from tests.topics.flows import append_ledgers, ledger_path, on_counting_files, p
 from waterclock.database.topic_catalogue import entries, files
 from waterclock.errors import UnavailableError
 from waterclock.message import Message
-from waterclock.topics import sealed_file, sealing
+from waterclock.topics import sealed_file, sealing, sweeping
 from waterclock.topics.topic import Topic
 
 FLOW = [[[0, 1], [2]], [[3, 4, 5]], [[6], [7, 8]]]
@@ -160,6 +160,24 @@ def test_a_sealer_that_was_thought_dead_gives_way(
     assert count(topic, files) == 0
 
 
+def test_a_sweep_leaves_a_file_alone_whose_lease_was_prolonged_after_it_looked(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append_ledgers(topic, FLOW)
+    commit = sealing._commit
+
+    def commit_after_a_sweep(*arguments: Any) -> None:
+        pending = arguments[1]
+        with monkeypatch.context() as patch:
+            patch.setattr(sweeping, "_dead_files", lambda _: [pending.path])  # what it saw a moment ago
+            assert topic.sweep() == 0
+        commit(*arguments)
+
+    monkeypatch.setattr(sealing, "_commit", commit_after_a_sweep)
+    assert topic.seal() == 2
+    assert times(topic) == list(range(9))
+
+
 def test_a_commit_whose_answer_is_lost_keeps_the_file(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     append_ledgers(topic, FLOW)
     commit = sealing._commit
@@ -196,7 +214,9 @@ def test_a_full_disk_is_named_with_its_file_and_leaves_the_ledger_as_it_was(
 def test_a_file_that_reads_back_differently_is_not_taken(
     sqlite_topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append_ledgers(sqlite_topic, FLOW)
+    payload = os.urandom(1000)  # does not compress, so that its bytes stand in the file as they are
+    sqlite_topic.append([Message("a", "b", 0, payload, publish_time=0)])
+    sqlite_topic.roll()
     fsync = os.fsync
 
     def damage(handle: int) -> None:
@@ -204,13 +224,13 @@ def test_a_file_that_reads_back_differently_is_not_taken(
         name = Path(f"/proc/self/fd/{handle}").readlink()
         if name.suffix == ".part":
             data = bytearray(name.read_bytes())
-            data[60] ^= 0xFF
+            data[data.index(payload[500:510])] ^= 0xFF
             name.write_bytes(data)
 
     monkeypatch.setattr(os, "fsync", damage)
     with pytest.raises(UnavailableError, match=r"\.parquet"):
         sqlite_topic.seal()
-    assert times(sqlite_topic) == list(range(9))
+    assert [message.payload for message in sqlite_topic.read()] == [payload]
     assert all_files(tmp_path) == set()
 
 

@@ -10,6 +10,7 @@ from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Position
 from waterclock.topics import sealed_file
 from waterclock.topics.positions import place_of, position_of
+from waterclock.topics.pruning import Wanted
 from waterclock.topics.slicing import read_slice
 from waterclock.topics.topic import Topic
 
@@ -43,6 +44,17 @@ def test_a_slice_holds_no_more_than_asked_for_unless_one_entry_does(flow: tuple[
     assert all(part.messages <= 3 for part in topic.plan(max_messages=3))
     assert max(part.messages for part in topic.plan(max_messages=1)) <= 3
     assert len(topic.plan()) <= len(FLOW)
+
+
+def test_pieces_whose_times_are_out_of_range_are_left_out(flow: tuple[Topic, list[Position]]) -> None:
+    topic, positions = flow
+    for first, last in ((0, 13), (4, 8), (9, 9), (14, 20)):
+        slices = topic.plan(max_messages=3, wanted=Wanted({"publish_time": (first, last)}))
+        read = [time for part in slices for b in read_slice(part) for time in b.column("publish_time").to_pylist()]
+        inside = set(range(first, last + 1)) & set(range(len(positions)))
+        assert inside <= set(read)
+        # A piece is an entry or a row group, and holds at most three messages here.
+        assert all(first - 2 <= time <= last + 2 for time in read)
 
 
 def test_a_slice_that_was_cut_before_sealing_is_read_after_it(topic: Topic) -> None:

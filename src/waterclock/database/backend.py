@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock.database.dialect import Dialect
+from waterclock.database.direct import DirectPool
 from waterclock.database.migrating import HEAD, catalogue_version, migrate
 from waterclock.database.mysql import MysqlDialect
 from waterclock.database.postgresql import PostgresqlDialect
@@ -26,6 +28,7 @@ BUSY_TIMEOUT = 30.0
 _T = TypeVar("_T")
 
 _FIRST_PAUSE = 0.001
+_READING_LASTS = 1_000_000_000  # ns
 
 _DIALECTS: dict[str, type[Dialect]] = {
     "sqlite": SqliteDialect,
@@ -64,10 +67,13 @@ class Backend:
             raise UnavailableError(
                 f"url: {url!r} needs the driver {error.name!r}; install waterclock[{self.dialect.name}]"
             ) from None
+        self._patience = threading.local()
         self._writer = self.dialect.writer(self.engine)
+        self._direct = DirectPool(self.engine, self.dialect.set_up_direct)
         self._reader = self.dialect.reader(self.engine)
         expression = self.dialect.now()
         self._clock = clock or (system_clock if expression is None else None)
+        self._reading = (-_READING_LASTS - 1, 0)
         # One object for all statements, read when they run: so they can be built once, which takes longer than running.
         self._now_sql = sa.bindparam("waterclock_now", callable_=self._clock, type_=sa.BigInteger)
         if self._clock is None and expression is not None:
@@ -91,11 +97,27 @@ class Backend:
         UnavailableError
             Where the database stayed busy, deadlocked or away for `BUSY_TIMEOUT` seconds, or has no room left.
         """
-        give_up_at = time.monotonic() + BUSY_TIMEOUT
+        return self._run(self._writer.begin, work)
+
+    def alone(self, work: Callable[[Any], _T]) -> _T:
+        """Run ``work`` like `transact`, where each of its statements may commit by itself: for work that is one.
+
+        What it gets is a `sqlalchemy.Connection`, or a `Direct` where the database commits alone.
+
+        Raises
+        ------
+        UnavailableError
+            As `transact`.
+        """
+        return self._run(self._direct.lend if self.dialect.commits_alone else self._writer.begin, work)
+
+    def _run(self, begin: Callable[[], AbstractContextManager[Any]], work: Callable[[Any], _T]) -> _T:
+        patience: float = getattr(self._patience, "seconds", BUSY_TIMEOUT)
+        give_up_at = time.monotonic() + patience
         pause = _FIRST_PAUSE
         while True:
             try:
-                with self._writer.begin() as connection:
+                with begin() as connection:
                     return work(connection)
             except exc.DBAPIError as error:
                 if self.dialect.is_full(error):
@@ -106,11 +128,21 @@ class Backend:
                     raise
                 if time.monotonic() >= give_up_at:
                     raise UnavailableError(
-                        f"{self.url.render_as_string()} was busy for {BUSY_TIMEOUT:g} s: {error.orig}"
+                        f"{self.url.render_as_string()} was busy or away for {patience:g} s: {error.orig}"
                     ) from error
             # Jitter, so that writers who met do not meet again.
             time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  # not a secret
             pause = min(pause * 2, self.dialect.longest_pause)
+
+    @contextmanager
+    def patience(self, seconds: float) -> Generator[None]:
+        """Let this thread's transactions give up after so many seconds: for callers who have others to turn to."""
+        before: float = getattr(self._patience, "seconds", BUSY_TIMEOUT)
+        self._patience.seconds = seconds
+        try:
+            yield
+        finally:
+            self._patience.seconds = before
 
     @contextmanager
     def snapshot(self) -> Generator[sa.Connection]:
@@ -121,26 +153,48 @@ class Backend:
         UnavailableError
             Where the database is busy or away.
         """
-        try:
-            with self._reader.connect() as connection, connection.begin():
-                yield connection
-        except exc.DBAPIError as error:
-            if not self.dialect.is_transient(error):
-                raise
-            raise UnavailableError(f"cannot read {self.url.render_as_string()} now: {error.orig}") from error
+        with self._translated(), self._reader.connect() as connection, connection.begin():
+            yield connection
 
     def now_sql(self) -> sa.ColumnElement[int]:
         """Give the clock as an SQL expression, ns: the database's own, or the one that stands in for it."""
         return self._now_sql
 
     def now(self, connection: sa.Connection | None = None) -> int:
-        """Read the clock, ns. On a server this is a round trip, on ``connection`` where one is given."""
+        """Read the clock, ns. On a server this is a round trip, on ``connection`` where one is given.
+
+        Raises
+        ------
+        UnavailableError
+            Where the database is busy or away, and no connection was given.
+        """
         if self._clock is not None:
             return self._clock()
         if connection is not None:
             return connection.execute(sa.select(self.now_sql())).scalar_one()
-        with self.engine.connect() as own:
+        with self._translated(), self.engine.connect() as own:
             return own.execute(sa.select(self.now_sql())).scalar_one()
+
+    def now_about(self) -> int:
+        """Tell the clock from a reading that is a second old at the most, ns: never behind, ahead by a round trip."""
+        if self._clock is not None:
+            return self._clock()
+        read_at, now = self._reading
+        since = time.monotonic_ns() - read_at
+        if since > _READING_LASTS:
+            began = time.monotonic_ns()
+            self._reading = (began, self.now())
+            return self._reading[1]
+        return now + since
+
+    @contextmanager
+    def _translated(self) -> Generator[None]:
+        try:
+            yield
+        except exc.DBAPIError as error:
+            if not self.dialect.is_transient(error):
+                raise
+            raise UnavailableError(f"cannot read {self.url.render_as_string()} now: {error.orig}") from error
 
     @cached_property
     def largest_value(self) -> int:
@@ -150,6 +204,7 @@ class Backend:
 
     def close(self) -> None:
         """Give the connections back. The backend can be used again: it opens new ones."""
+        self._direct.close()
         self.engine.dispose()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -17,12 +17,19 @@ class Dialect(Protocol):
     longest_pause: float
     """Seconds to wait before a transaction that could not run is tried again, at the longest."""
 
+    commits_alone: bool
+    """Whether work of one statement takes fewer round trips where the statement commits by itself."""
+
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine whose connections are set up for durable, concurrent use."""
         ...
 
     def writer(self, engine: sa.Engine) -> sa.Engine:
         """Give the engine's form whose transactions write."""
+        ...
+
+    def set_up_direct(self, connection: Any) -> None:
+        """Prepare a driver's connection for statements that run very often, where the database `commits_alone`."""
         ...
 
     def reader(self, engine: sa.Engine) -> sa.Engine:
@@ -39,6 +46,10 @@ class Dialect(Protocol):
 
     def is_full(self, error: exc.DBAPIError) -> bool:
         """Say whether the database has no room left, or may not write."""
+        ...
+
+    def is_forbidden(self, error: exc.DBAPIError) -> bool:
+        """Say whether the user lacks a privilege for the statement."""
         ...
 
     def largest_value(self, connection: sa.Connection) -> int:

@@ -26,6 +26,10 @@ _FULL = {
     1114,  # table full
     1290,  # server is read-only
 }
+_FORBIDDEN = {
+    1142,  # denied for the table
+    1143,  # denied for a column
+}
 _REST_OF_PACKET = 65_536  # bytes for the rest of the statement
 _SNAPSHOT = "waterclock_snapshot"
 _MIGRATION_LOCK = "waterclock_migrations"
@@ -37,6 +41,7 @@ class MysqlDialect:
 
     name = "mysql"
     longest_pause = 0.05
+    commits_alone = False  # switching to autocommit and back costs more round trips than the commit
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine whose sessions are strict and in UTC, and which outlives a restart of the server."""
@@ -55,6 +60,9 @@ class MysqlDialect:
         """READ COMMITTED, as every session is set to: locks only the rows it touches."""
         return engine
 
+    def set_up_direct(self, connection: Any) -> None:
+        """Nothing to do: no statement commits alone."""
+
     def reader(self, engine: sa.Engine) -> sa.Engine:
         """REPEATABLE READ: the first read fixes the snapshot."""
         return engine.execution_options(**{_SNAPSHOT: True})
@@ -71,6 +79,10 @@ class MysqlDialect:
     def is_full(self, error: exc.DBAPIError) -> bool:
         """No room on the disk or in the table, or a server that only reads."""
         return _code(error) in _FULL
+
+    def is_forbidden(self, error: exc.DBAPIError) -> bool:
+        """Denied for the table, or for a column of it."""
+        return _code(error) in _FORBIDDEN
 
     def largest_value(self, connection: sa.Connection) -> int:
         """Half of max_allowed_packet, because the driver writes bytes as hexadecimal digits."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
-from sqlalchemy import exc
+from sqlalchemy import event, exc
 
 from waterclock.database.pool import ping_after_idling
 
@@ -27,18 +29,29 @@ class PostgresqlDialect:
 
     name = "postgresql"
     longest_pause = 0.05
+    commits_alone = True
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine that outlives a restart of the server."""
         if url.drivername == "postgresql":
             url = url.set(drivername="postgresql+psycopg")
         engine = sa.create_engine(url)
+        event.listen(engine, "connect", _set_up)
         ping_after_idling(engine)
         return engine
 
     def writer(self, engine: sa.Engine) -> sa.Engine:
         """READ COMMITTED: a claim that waited for a row sees what the other one committed instead of failing."""
         return engine.execution_options(isolation_level="READ COMMITTED")
+
+    def set_up_direct(self, connection: Any) -> None:
+        """Keep plans, and such only as stay good.
+
+        Planning costs as much as a claim. But a queue that was empty when its plan was made has a million rows a
+        moment later, so no plan may be kept that reads or sorts a table because it was small.
+        """
+        off = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin")
+        connection.execute("SELECT " + ", ".join("set_config(%s, 'off', false)" for _ in off), off)
 
     def reader(self, engine: sa.Engine) -> sa.Engine:
         """REPEATABLE READ is one snapshot in PostgreSQL."""
@@ -60,6 +73,10 @@ class PostgresqlDialect:
         """disk_full, or a server that only reads."""
         return getattr(error.orig, "sqlstate", None) in _FULL
 
+    def is_forbidden(self, error: exc.DBAPIError) -> bool:
+        """insufficient_privilege."""
+        return getattr(error.orig, "sqlstate", None) == "42501"
+
     def largest_value(self, connection: sa.Connection) -> int:  # noqa: ARG002  # others have to ask
         """Answer a gigabyte, less the rest of the row."""
         return (1 << 30) - (1 << 20)
@@ -70,3 +87,11 @@ class PostgresqlDialect:
 
     def unlock_migrations(self, connection: sa.Connection) -> None:
         """Nothing to do: the lock ends with the transaction."""
+
+
+def _set_up(connection: Any, _record: Any) -> None:
+    # Statements that commit by themselves run at the session's isolation level, which a server may set to another one.
+    connection.autocommit = True
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('default_transaction_isolation', 'read committed', false)")
+    connection.autocommit = False

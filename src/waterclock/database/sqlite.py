@@ -25,6 +25,7 @@ class SqliteDialect:
 
     name = "sqlite"
     longest_pause = 0.005  # the lock is free for moments only: who looks seldom waits long behind a busy writer
+    commits_alone = False
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine whose connections are durable: write-ahead log, synchronous=FULL."""
@@ -42,6 +43,9 @@ class SqliteDialect:
         """Begin with the write lock: a transaction that reads first and writes later fails without remedy."""
         return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
 
+    def set_up_direct(self, connection: Any) -> None:
+        """Nothing to do: no statement commits alone."""
+
     def reader(self, engine: sa.Engine) -> sa.Engine:
         """Begin deferred: the first read fixes the snapshot."""
         return engine.execution_options(**{_BEGIN: "BEGIN"})
@@ -57,6 +61,11 @@ class SqliteDialect:
     def is_full(self, error: exc.DBAPIError) -> bool:
         """Tell a disk that is full, or broken, or may not be written to."""
         return _primary_code(error) in _FULL
+
+    def is_forbidden(self, error: exc.DBAPIError) -> bool:
+        """Never: a file knows no roles."""
+        del error
+        return False
 
     def largest_value(self, connection: sa.Connection) -> int:  # noqa: ARG002  # others have to ask
         """Answer a billion bytes, which is what SQLite is built for."""
@@ -75,13 +84,24 @@ def _primary_code(error: exc.DBAPIError) -> int | None:
 
 
 def _set_up(connection: Any, _record: Any) -> None:
+    connection.text_factory = _read_text
     connection.isolation_level = None  # the driver must not begin transactions of its own
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA page_size={PAGE_SIZE:d}")
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
+    # On a table with triggers each statement keeps a small journal, for which a file would be made and removed.
+    cursor.execute("PRAGMA temp_store=MEMORY")
     cursor.close()
+
+
+def _read_text(raw: bytes) -> str | bytes:
+    # The driver would refuse to read the whole row; SQLite keeps any bytes as a text.
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
 
 
 def _begin(connection: sa.Connection) -> None:

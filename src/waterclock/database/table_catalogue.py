@@ -1,4 +1,4 @@
-"""The catalogue of message tables: their options, and the state of their groups."""
+"""The catalogue of message tables: their options, their totals, and the state of their groups."""
 
 from __future__ import annotations
 
@@ -19,17 +19,48 @@ message_tables = sa.Table(
 )
 """One row for each message table. The messages are in the SQL table of that name."""
 
+totals = sa.Table(
+    "waterclock_table_totals",
+    metadata,
+    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False),
+    sa.Column("purged", BigInt, nullable=False),  # messages that were purged
+    sa.Column("sent", BigInt, nullable=False),  # deliveries that the rows do not tell (any more), see tables/totals.py
+    sa.Column("rate_next", BigInt, nullable=False),  # ns: when the next message was due at a steady rate_limit
+)
+"""One row for each message table: what its rows do not tell.
+
+Apart from the entry in `message_tables`, because a claim under a rate limit holds its row here until it commits.
+"""
+
 groups = sa.Table(
     "waterclock_groups",
     metadata,
     sa.Column("table_id", BigInt, primary_key=True, autoincrement=False),
     sa.Column("group_id", Name, primary_key=True),  # "" is the group of messages that name none
     sa.Column("head", BigInt),  # position of the first message that is not acked
+    sa.Column("next_position", BigInt),  # of the first message that nobody has
     sa.Column("tail", BigInt, nullable=False),  # position of the last message that was routed here
     sa.Column("priority", sa.Integer, nullable=False),  # the head's
-    sa.Column("ready_at", BigInt),  # ns: the head's due time when nobody has the group, else the end of its lease
-    sa.Column("owner", Name),  # the consumer that has the group, or had it last
-    sa.Column("token", BigInt),  # fences the owner's acks; NULL when nobody has the group
-    sa.Index("waterclock_groups_table_id_idx", "table_id", "priority", "ready_at", "group_id"),
+    sa.Column("ready_at", BigInt),  # ns: when there is something to hand out, or a lease ends; NULL: never by itself
+    sa.Column("assigned", Name, nullable=False, server_default=""),  # who alone may have the group; "": anybody
+    sa.Column("drain_to", Name),  # who it is assigned to as soon as nothing of it is out; NULL: it stays
+    sa.Column("pinned", sa.SmallInteger, nullable=False, server_default="0"),  # 1: assigned by hand
+    sa.Column("paused_until", BigInt),  # ns
+    sa.Column("idle_since", BigInt),  # ns; NULL while it has messages
+    # Not by table first: a planner without statistics would take them for the key, and look through the whole table.
+    sa.Index("waterclock_groups_ready_idx", "assigned", "table_id", "priority", "ready_at", "group_id"),
+    sa.Index("waterclock_groups_idle_idx", "idle_since", "table_id"),
 )
-"""One row for each group that has messages: who has it, and when it may be handed out next."""
+"""One row for each group that has messages, or an owner: when it may be handed out next, and to whom."""
+
+consumers = sa.Table(
+    "waterclock_consumers",
+    metadata,
+    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False),
+    sa.Column("name", Name, primary_key=True),
+    sa.Column("session", BigInt, nullable=False),  # the process that goes by the name
+    sa.Column("lease_until", BigInt, nullable=False),  # ns: without a sign of life until then its groups go to others
+    sa.Column("max_groups", BigInt),  # how many it takes at the most
+    sa.Index("waterclock_consumers_lease_idx", "table_id", "lease_until"),
+)
+"""One row for each consumer of a table with exclusive groups that lives."""

@@ -19,6 +19,9 @@ def check_name(name: str) -> str:
         raise InvalidArgumentError(f"name: {name!r} is a {type(name).__name__}; give a text")
     if not 1 <= len(name) <= _LONGEST_NAME:
         raise InvalidArgumentError(f"name: {name!r} has {len(name)} characters; give 1 to {_LONGEST_NAME}")
+    if name != name.strip():
+        # MariaDB takes "a" and "a " for the same, the others do not.
+        raise InvalidArgumentError(f"name: {name!r} begins or ends with a space; give {name.strip()!r}")
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
         raise InvalidArgumentError(f"name: {name!r} holds a control character; use letters, digits, '-' and '.'")
     return name

@@ -113,6 +113,14 @@ def take_over(storage: Storage, name: str) -> tuple[int, int | None]:
     return storage.backend.transact(work)
 
 
+def forget_producers(storage: Storage, prefix: str) -> int:
+    """Forget the producers whose names begin so, and with them what they appended; give how many."""
+    chosen = sa.delete(producers).where(
+        producers.c.topic_id == storage.topic_id, producers.c.name.startswith(prefix, autoescape=True)
+    )
+    return storage.backend.transact(lambda connection: connection.execute(chosen).rowcount)
+
+
 def _row(storage: Storage, connection: sa.Connection, name: str) -> sa.RowMapping | None:
     return connection.execute(sa.select(producers).where(*_key(storage, name))).mappings().one_or_none()
 

@@ -50,6 +50,7 @@ def write_ledger(sink: Any, batches: Iterable[pa.RecordBatch]) -> tuple[list[Row
         FILE_SCHEMA,
         compression="zstd",
         use_dictionary=["source", "stream"],  # pyright: ignore[reportArgumentType]  # the default says bool, it takes names
+        write_statistics=["source", "stream", *_INTEGERS],  # pyright: ignore[reportArgumentType]  # as above
         column_encoding=dict.fromkeys(_INTEGERS, "DELTA_BINARY_PACKED"),
         write_page_checksum=True,
         metadata_collector=footers,

@@ -27,6 +27,7 @@ from waterclock.message import Position
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.ledgers import roll
 from waterclock.topics.reading import read_chunks
+from waterclock.topics.retention import enforce_retention
 from waterclock.topics.row_groups import RowGroup, row_groups_to_json
 from waterclock.topics.sealed_file import FILE_SCHEMA, SealedFile, write_ledger
 from waterclock.topics.storage import Storage
@@ -53,7 +54,8 @@ class _Written(NamedTuple):
 def seal_ledgers(storage: Storage) -> int:
     """Seal every ledger that is closed and that nobody else is sealing; give how many.
 
-    The open ledger is closed first where its age or size says so. What earlier owners left behind is removed.
+    First the topic is put in order: the open ledger is closed where its age or size says so, what earlier owners left
+    behind is removed, and ledgers that are older than the topic's retention are deleted.
 
     Raises
     ------
@@ -62,6 +64,7 @@ def seal_ledgers(storage: Storage) -> int:
     """
     roll(storage, only_if_due=True)
     sweep(storage)
+    enforce_retention(storage)
     sealed = 0
     for ledger in _closed_ledgers(storage):
         pending = _begin(storage, ledger)
@@ -110,7 +113,6 @@ def _begin(storage: Storage, ledger: int) -> _Pending | None:
             files.c.topic_id == storage.topic_id,
             files.c.ledger == ledger,
             files.c.state == "pending",
-            files.c.until > now,
         )
         if connection.execute(held.limit(1)).one_or_none() is not None:
             return None

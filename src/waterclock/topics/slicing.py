@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import sqlalchemy as sa
@@ -14,6 +15,7 @@ from waterclock.database.topic_catalogue import entries, ledgers
 from waterclock.message import Position
 from waterclock.topics.counter import Counter
 from waterclock.topics.ledger_files import LedgerFiles
+from waterclock.topics.pruning import ALL, Wanted
 from waterclock.topics.reading import Chunk, check_columns, cut, positioned, read_chunks
 from waterclock.topics.row_groups import row_groups_from_json
 from waterclock.topics.sealed_file import SealedFile, read_footer
@@ -51,31 +53,33 @@ class Slice:
     groups: tuple[int, int] = (0, 0)
 
 
-def plan_slices(storage: Storage, start: Position, stop: Position | None, max_messages: int) -> list[Slice]:
-    """Cut a range of a topic into slices of about ``max_messages``, as one snapshot shows it.
+def plan_slices(
+    storage: Storage, start: Position, stop: Position | None, max_messages: int, wanted: Wanted = ALL
+) -> list[Slice]:
+    """Cut what is wanted of a range of a topic into slices of about ``max_messages``, as one snapshot shows it.
 
     A slice that was not sealed when it was cut can still be read when it has been sealed since. A ledger that was
     deleted since can be read until its grace time has ended.
     """
     columns = [ledgers.c.ledger, ledgers.c.state, ledgers.c.path, ledgers.c.row_groups]
-    statement = sa.select(*columns).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger >= start.ledger)
+    if wanted.sources is not None:
+        columns.append(ledgers.c.footer)
+    statement = (
+        sa.select(*columns)
+        .where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger >= start.ledger, *wanted.conditions(ledgers))
+        .order_by(ledgers.c.ledger)
+    )
     slices: list[Slice] = []
     with storage.backend.snapshot() as connection:
         head = Counter.of_row(storage.row(connection)).position
         end = head if stop is None else min(stop, head)
-        rows = connection.execute(statement.where(ledgers.c.ledger <= end.ledger).order_by(ledgers.c.ledger)).all()
-        for row in rows:
-            if row.state == "sealed":
-                sizes = [
-                    (Position(row.ledger, g.entry, g.index), g.messages) for g in row_groups_from_json(row.row_groups)
-                ]
-            else:
-                sizes = _entry_sizes(storage, connection, row.ledger)
-            limits = max(start, Position(row.ledger, 0, 0)), min(end, Position(row.ledger + 1, 0, 0))
-            slices += _pieces(storage, sizes, *limits, max_messages, row.path)
+        for row in connection.execute(statement.where(ledgers.c.ledger <= end.ledger)).all():
+            sealed = row.state == "sealed"
+            pieces = _row_groups(row, wanted) if sealed else _entries(storage, connection, row.ledger, wanted)
+            slices += _joined(storage, pieces, start, end, max_messages, row.path)
         if end.ledger == head.ledger:
-            sizes = _entry_sizes(storage, connection, head.ledger)
-            slices += _pieces(storage, sizes, max(start, Position(head.ledger, 0, 0)), end, max_messages, None)
+            pieces = _entries(storage, connection, head.ledger, wanted)
+            slices += _joined(storage, pieces, start, end, max_messages, None)
     return slices
 
 
@@ -110,43 +114,66 @@ def _backend(url: str) -> Backend:
     return Backend(url)
 
 
-def _entry_sizes(storage: Storage, connection: sa.Connection, ledger: int) -> list[tuple[Position, int]]:
+class _Piece(NamedTuple):
+    """An entry or a row group: where it begins and ends, how many messages it holds, and its number."""
+
+    start: Position
+    stop: Position
+    messages: int
+    number: int
+
+
+def _entries(storage: Storage, connection: sa.Connection, ledger: int, wanted: Wanted) -> list[_Piece]:
     statement = (
         sa.select(entries.c.entry, entries.c.messages)
-        .where(entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger)
+        .where(entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger, *wanted.conditions(entries))
         .order_by(entries.c.entry)
     )
-    return [(Position(ledger, row.entry, 0), row.messages) for row in connection.execute(statement)]
+    return [
+        _Piece(Position(ledger, row.entry, 0), Position(ledger, row.entry + 1, 0), row.messages, row.entry)
+        for row in connection.execute(statement)
+    ]
 
 
-def _pieces(
-    storage: Storage,
-    sizes: Sequence[tuple[Position, int]],
-    start: Position,
-    stop: Position,
-    max_messages: int,
-    path: str | None,
-) -> Iterable[Slice]:
-    """Group the row groups or entries of one ledger, given as (first position, messages), into slices."""
-    ends = [*(position for position, _ in sizes[1:]), Position(start.ledger + 1, 0, 0)]
-    inside = [i for i, (position, _) in enumerate(sizes) if position < stop and ends[i] > start]
-    while inside:
-        count = messages = 0
-        for i in inside:
-            if count and messages + sizes[i][1] > max_messages:
-                break
-            messages += sizes[i][1]
-            count += 1
-        first, last = inside[0], inside[count - 1]
-        inside = inside[count:]
-        yield Slice(
-            url=storage.backend.url.render_as_string(hide_password=False),
-            topic_id=storage.topic_id,
-            topic=storage.name,
-            ledgers=storage.files.root,
-            start=max(start, sizes[first][0]),
-            stop=min(stop, ends[last]),
-            messages=messages,
-            path=path,
-            groups=(first, last + 1) if path else (0, 0),
-        )
+def _row_groups(row: sa.Row[Any], wanted: Wanted) -> list[_Piece]:
+    groups = row_groups_from_json(row.row_groups)
+    starts = [Position(row.ledger, group.entry, group.index) for group in groups]
+    stops = [*starts[1:], Position(row.ledger + 1, 0, 0)]
+    by_source = [True] * len(groups)
+    if wanted.sources is not None and row.footer is not None:
+        by_source = wanted.row_groups(row.footer)
+    return [
+        _Piece(starts[number], stops[number], group.messages, number)
+        for number, group in enumerate(groups)
+        if by_source[number] and wanted.meets(group.bounds)
+    ]
+
+
+def _joined(
+    storage: Storage, pieces: Iterable[_Piece], start: Position, stop: Position, max_messages: int, path: str | None
+) -> Iterator[Slice]:
+    """Join pieces of one ledger that follow one another into slices."""
+    run: list[_Piece] = []
+    messages = 0
+    for piece in (piece for piece in pieces if piece.start < stop and piece.stop > start):
+        if run and (messages + piece.messages > max_messages or run[-1].stop != piece.start):
+            yield _slice(storage, run, start, stop, path)
+            run, messages = [], 0
+        run.append(piece)
+        messages += piece.messages
+    if run:
+        yield _slice(storage, run, start, stop, path)
+
+
+def _slice(storage: Storage, run: Sequence[_Piece], start: Position, stop: Position, path: str | None) -> Slice:
+    return Slice(
+        url=storage.backend.url.render_as_string(hide_password=False),
+        topic_id=storage.topic_id,
+        topic=storage.name,
+        ledgers=storage.files.root,
+        start=max(start, run[0].start),
+        stop=min(stop, run[-1].stop),
+        messages=sum(piece.messages for piece in run),
+        path=path,
+        groups=(run[0].number, run[-1].number + 1) if path else (0, 0),
+    )

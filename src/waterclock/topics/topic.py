@@ -24,6 +24,7 @@ from waterclock.topics.names import check_name, check_size
 from waterclock.topics.positions import entry_boundary
 from waterclock.topics.producers import numbered
 from waterclock.topics.producing import Producer
+from waterclock.topics.pruning import ALL, Wanted
 from waterclock.topics.reading import check_columns, check_limit, check_position, positioned, read_chunks
 from waterclock.topics.removing import remove_topic
 from waterclock.topics.retention import delete_before, enforce_retention
@@ -212,7 +213,8 @@ class Topic:
     def seal(self) -> int:
         """Turn every closed ledger that nobody else is sealing into a file; give how many.
 
-        The open ledger is closed first where its age or size says so. What a killed sealer left is removed.
+        First the open ledger is closed where its age or size says so, what a killed sealer left is removed, and
+        ledgers older than the topic's retention are deleted: called now and then, this is all the care a topic needs.
 
         Raises
         ------
@@ -314,7 +316,12 @@ class Topic:
         remove_topic(self.storage)
 
     def plan(
-        self, start: Position | None = None, stop: Position | None = None, *, max_messages: int = 1_000_000
+        self,
+        start: Position | None = None,
+        stop: Position | None = None,
+        *,
+        max_messages: int = 1_000_000,
+        wanted: Wanted = ALL,
     ) -> list[Slice]:
         """Cut a range into slices that other processes can read, each on its own, with `slicing.read_slice`.
 
@@ -326,9 +333,12 @@ class Topic:
             First position and the one to stop before; None: all that is there.
         max_messages
             Size of a slice: it holds more only where a single row group or entry does.
+        wanted
+            What is looked for. What the catalogue knows not to hold it is left out; what is left holds other messages
+            too.
         """
         first = Position(0, 0, 0) if start is None else check_position(start, "start")
-        return plan_slices(self.storage, first, stop, max_messages)
+        return plan_slices(self.storage, first, stop, max_messages, wanted)
 
     def advance(self, position: Position, messages: int) -> Position:
         """Give the position after about so many messages: at the end of an entry, of at least one, never past the end.
