@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, overload
 
 from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError
-from waterclock.tables.message_table import MessageTable, message_table_names
-from waterclock.tables.options import AckOrder, Groups, IdType, OnExhausted, Payload, Ungrouped
+from waterclock.tables.keyspace import WHOLE
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.open_table import message_table_names
+from waterclock.tables.options import AckOrder, Groups, IdType, OnExhausted, Payload, PurgeBy, TableOptions, Ungrouped
+from waterclock.tables.sharded_database import ShardedDatabase
 from waterclock.time import Clock, Duration
 from waterclock.topics.creating import topic_names
 from waterclock.topics.topic import Topic
@@ -98,9 +101,13 @@ class Database:
         ungrouped: Ungrouped = "default",
         ack_order: AckOrder = "strict",
         on_exhausted: OnExhausted = "block",
+        group_idle: Duration | None = None,
         columns: Mapping[str, object] | None = None,
         id_type: IdType = "bigint",
         payload: Payload = "bytes",
+        key_range: str = WHOLE,
+        purge_by: PurgeBy = "rows",
+        adopt: bool = False,
         exist_ok: bool = False,
     ) -> MessageTable:
         """Make a message table, a queue in an ordinary SQL table.
@@ -143,6 +150,8 @@ class Database:
             comes (``"hold"``) or taken (``"lenient"``).
         on_exhausted
             A group whose head has used up its attempts waits (``"block"``) or goes on without it (``"dead_letter"``).
+        group_idle
+            How long an exclusive group without messages stays with its consumer; None: as long as the consumer lives.
         columns
             Further columns: names, each with ``"bigint"``, ``"double"``, ``"boolean"``, ``"text"``, ``"bytes"``,
             ``"json"`` or a SQLAlchemy type.
@@ -150,6 +159,14 @@ class Database:
             ``"bigint"`` (the database generates them where none is given), ``"text"`` or ``"uuid"`` (version 7).
         payload
             ``"bytes"``, ``"text"`` or ``"json"``.
+        key_range
+            The keyspace ids that the table holds; `ShardedDatabase` gives it for the shards of a table.
+        purge_by
+            ``"partition"``: acked messages lie in one partition for each day, on PostgreSQL and MariaDB, and purging
+            drops whole days, which writes next to no log. ``"rows"``: they are deleted.
+        adopt
+            Make the SQL table of this name, which is there already, a message table: it has to have the document's
+            columns ("Creating a message table"), and gets what it lacks beside them. Its rows are delivered.
         exist_ok
             Return the message table that is there already, as it is, instead of raising.
 
@@ -159,10 +176,10 @@ class Database:
             Where the table exists and ``exist_ok`` is False, or where another SQL table has the name.
         InvalidArgumentError
             For an option that cannot be meant, or that this version does not have.
+        NotFoundError, SchemaError
+            Where there is no SQL table to adopt, or where a column of it is missing or has another type.
         """
-        return MessageTable.create(
-            self.backend,
-            name,
+        options = TableOptions.check(
             ack_wait=ack_wait,
             purge_after=purge_after,
             batch_size=batch_size,
@@ -179,11 +196,14 @@ class Database:
             ungrouped=ungrouped,
             ack_order=ack_order,
             on_exhausted=on_exhausted,
-            columns=columns,
+            group_idle=group_idle,
             id_type=id_type,
             payload=payload,
-            exist_ok=exist_ok,
+            columns=columns,
+            key_range=key_range,
+            purge_by=purge_by,
         )
+        return MessageTable.create(self.backend, name, options, columns, adopt=adopt, exist_ok=exist_ok)
 
     def table(self, name: str) -> MessageTable:
         """Open a message table; NotFoundError where there is none of this name."""
@@ -209,7 +229,21 @@ class Database:
         return f"<Database {self.backend.url.render_as_string()}>"
 
 
-def connect(url: str, ledgers: str | Path | None = None, *, clock: Clock | None = None) -> Database:
+@overload
+def connect(url: str, ledgers: str | Path | None = None, *, clock: Clock | None = None) -> Database: ...
+
+
+@overload
+def connect(*, shards: Mapping[str, str], clock: Clock | None = None) -> ShardedDatabase: ...
+
+
+def connect(
+    url: str | None = None,
+    ledgers: str | Path | None = None,
+    *,
+    shards: Mapping[str, str] | None = None,
+    clock: Clock | None = None,
+) -> Database | ShardedDatabase:
     """Open a database, and bring its catalogue to this library's version.
 
     Parameters
@@ -219,16 +253,27 @@ def connect(url: str, ledgers: str | Path | None = None, *, clock: Clock | None 
     ledgers
         Folder or filesystem URL (``s3://bucket/folder``) for sealed ledgers. Default for SQLite: ``FILE-ledgers/``
         beside the file.
+    shards
+        Instead of a URL: several databases whose message tables are spread over them, by key range, such as
+        ``{"-80": url1, "80-": url2}`` ("Subsetting" in the document on message tables).
     clock
         Stands in for the database's clock, for tests and simulations: returns ns since the epoch.
 
     Raises
     ------
     InvalidArgumentError
-        For a URL of another kind, or where a server's database comes without ``ledgers``.
+        For a URL of another kind, where a server's database comes without ``ledgers``, or where the shards' key ranges
+        leave a hole or overlap.
     UnavailableError
-        Where the database cannot be opened.
+        Where the database cannot be opened; of shards, where none can.
     """
+    if shards is not None:
+        if url is not None or ledgers is not None:
+            raise InvalidArgumentError("shards: goes without url and ledgers; each shard has its own URL")
+        # No topic is in a shard, so nothing is ever asked of its ledgers.
+        return ShardedDatabase(shards, lambda each: Database(Backend(each, clock=clock), ""))
+    if url is None:
+        raise InvalidArgumentError("url: is missing; name a database: sqlite:///factory.db")
     backend = Backend(url, clock=clock)
     if ledgers is None:
         if backend.dialect.name != "sqlite":

@@ -41,6 +41,12 @@ def test_an_option_cannot_be_changed_to_what_cannot_be_meant(orders: MessageTabl
     assert orders.options.max_backoff is None
 
 
+def test_an_option_that_cannot_change_is_named_with_those_that_can(database: Database) -> None:
+    orders = database.create_table("orders")
+    with pytest.raises(InvalidArgumentError, match="payload: is no option that can change; those are ack_wait, purge"):
+        orders.alter(payload="text")  # pyright: ignore[reportCallIssue]  # that is the point
+
+
 def test_a_subscription_carries_on_under_changed_options(orders: MessageTable, database: Database) -> None:
     with orders.subscribe() as deliveries:
         orders.put("a")
@@ -116,3 +122,63 @@ def test_a_column_dropped_by_plain_sql_disturbs_nobody(
         connection.execute(sa.text("ALTER TABLE orders DROP COLUMN region"))
     [delivery] = table.receive()
     assert delivery.columns == {}
+
+
+def break_it(database: Database, how: str) -> None:
+    statement = {
+        "option": "UPDATE waterclock_message_tables SET options = '{}', revision = revision + 1",
+        "column": "ALTER TABLE orders DROP COLUMN last_error",
+    }[how]
+    with database.backend.engine.begin() as connection:
+        connection.execute(sa.text(statement))
+
+
+@pytest.mark.parametrize(("how", "named"), [("option", "option 'ack_wait'"), ("column", "column 'last_error'")])
+@pytest.mark.parametrize(
+    "operate",
+    [
+        lambda table: table.put("b"),
+        lambda table: table.receive(),
+        lambda table: table.receive(wait="1s"),
+        lambda table: table.ack(1),
+        lambda table: table.reschedule(1, 0),
+        lambda table: table.purge(),
+        lambda table: table.stats(),
+        lambda table: table.explain(1),
+        lambda table: table.alter(batch_size=3),
+        lambda table: table.pause(),
+        lambda table: table.resume(),
+        lambda table: next(table.subscribe()),
+    ],
+)
+def test_a_table_that_fails_to_load_refuses_every_operation_and_says_why(
+    orders: MessageTable, database: Database, how: str, named: str, operate: Callable[[MessageTable], object]
+) -> None:
+    orders.put("a")
+    break_it(database, how)
+    with pytest.raises(SchemaError, match=f"'orders': .* lacks the {named}"):
+        operate(orders)
+    with pytest.raises(SchemaError, match=named):
+        database.table("orders")
+
+
+def test_a_table_that_is_mended_works_again(orders: MessageTable, database: Database) -> None:
+    orders.put("a")
+    break_it(database, "column")
+    with pytest.raises(SchemaError):
+        orders.put("b")
+    with database.backend.engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE orders ADD COLUMN last_error text"))
+    orders.put("b")
+    assert payloads(orders) == ["a", "b"]
+
+
+def test_a_statement_that_fails_before_the_next_look_names_what_the_table_lacks(
+    orders: MessageTable, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry, "LOOK_EVERY", 3600)
+    orders.put("a")
+    with database.backend.engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE orders DROP COLUMN headers"))
+    with pytest.raises(SchemaError, match="column 'headers'"):
+        orders.put("b")

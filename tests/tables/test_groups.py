@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from waterclock.errors import InvalidArgumentError, LeaseLostError, OrderError
+from waterclock.errors import LeaseLostError, OrderError
 from waterclock.tables.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
 
@@ -186,22 +186,3 @@ def test_a_thousand_groups_flow_beside_a_hot_one(sequenced: MessageTable) -> Non
     received = [delivery for _ in range(11) for delivery in sequenced.receive(100)]
     assert names(received).count("small") == 1000
     assert len(received) == 1100
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("groups", "exclusive"),
-        ("ungrouped", "free"),
-        ("ack_order", "hold"),
-        ("on_exhausted", "dead_letter"),
-        ("max_attempts", 3),
-        ("dead_letter", "dead"),
-        ("rate_limit", 100),
-    ],
-)
-def test_an_option_that_this_version_does_not_have_is_refused(
-    make_table: Callable[..., MessageTable], option: str, value: object
-) -> None:
-    with pytest.raises(InvalidArgumentError, match=rf"^{option}: .*not available in this version"):
-        make_table(**{"groups": "sequenced", option: value})

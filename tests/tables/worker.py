@@ -15,6 +15,9 @@ def main(url: str, table_name: str, behaviour: str) -> None:
             print("took", delivery.id, delivery.epoch, flush=True)
             if behaviour == "hold":
                 time.sleep(3600)
+            if behaviour == "handle":
+                with delivery:
+                    time.sleep(3600)
             delivery.ack()
             print("acked", delivery.id, flush=True)
 

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from waterclock.tables import acking_rows, consumers, group_acking
 from waterclock.tables.context import TableContext
-from waterclock.tables.grouping import UNGROUPED, check_order, lock_groups, route, settle
+from waterclock.tables.group_acking import release_behind
+from waterclock.tables.grouping import UNGROUPED, lock_groups, settle
+from waterclock.tables.held import Held
+from waterclock.tables.routing import route
+from waterclock.tables.totals import add_totals
 
+_T = TypeVar("_T")
 _Row = sa.Row[*tuple[Any, ...]]
 
 
-class Held(NamedTuple):
-    """A message as its consumer holds it.
+def run(context: TableContext, work: Callable[[sa.Connection], _T]) -> _T:
+    """Run a function of this file in a transaction of our own; without groups it is one statement in nearly all cases.
 
-    Attributes
-    ----------
-    seq
-        Which row.
-    lease
-        The claim's number: whatever another one did to the row since changed it.
-    group_id, position
-        Its group and its place there; None in a table without groups.
-    due
-        When it was due before it was claimed, ns.
+    What follows such a statement only looks, so that each may commit by itself.
     """
-
-    seq: int
-    lease: int
-    group_id: str | None
-    position: int | None
-    due: int
+    return (context.backend.transact if context.options.groups else context.backend.alone)(work)
 
 
 def ack_ids(context: TableContext, connection: sa.Connection, ids: Sequence[Any]) -> int:
@@ -43,7 +35,9 @@ def ack_ids(context: TableContext, connection: sa.Connection, ids: Sequence[Any]
     OrderError
         Where an earlier message of the group is not acked.
     """
-    return _ack(context, connection, _lock_unacked(context, connection, ids))
+    if not context.options.groups:
+        return acking_rows.ack_ids(context, connection, ids)
+    return group_acking.ack_rows(context, connection, _lock_unacked(context, connection, ids))
 
 
 def ack_held(context: TableContext, connection: sa.Connection, held: Iterable[Held]) -> set[int]:
@@ -54,17 +48,9 @@ def ack_held(context: TableContext, connection: sa.Connection, held: Iterable[He
     OrderError
         Where an earlier message of the group is not acked.
     """
-    rows = context.rows
-    by_lease: dict[int, list[Held]] = {}
-    for one in held:
-        by_lease.setdefault(one.lease, []).append(one)
-    lost: set[int] = set()
-    for lease, ours in by_lease.items():
-        _lock(context, connection, ours)
-        still = _lock_rows(context, connection, [one.seq for one in ours], rows.c.lease == lease)
-        lost |= {one.seq for one in ours} - {row.seq for row in still}
-        _ack(context, connection, still)
-    return lost
+    if not context.options.groups:
+        return acking_rows.ack_held(context, connection, [(one.seq, one.lease) for one in held])
+    return group_acking.ack_held(context, connection, list(held))
 
 
 def back_off(context: TableContext, connection: sa.Connection, held: Held, delay: int, error: str | None) -> bool:
@@ -72,6 +58,8 @@ def back_off(context: TableContext, connection: sa.Connection, held: Held, delay
 
     In a group those behind it go back as well, at once and without counting an attempt: they may not overtake it.
     """
+    if not context.options.groups:
+        return acking_rows.back_off(context, connection, (held.seq, held.lease), delay, error)
     rows = context.rows
     now = context.backend.now(connection)
     _lock(context, connection, [held])
@@ -80,8 +68,8 @@ def back_off(context: TableContext, connection: sa.Connection, held: Held, delay
         .where(_holds(rows, held))
         .values(time_next=now + delay, lease=None, last_error=sa.func.coalesce(error, rows.c.last_error))
     ).rowcount
-    if changed and context.options.groups:
-        release_behind(context, connection, [(held.group_id, held.lease, held.position)], now)
+    if changed:
+        release_behind(context, connection, [(held.group_id, held.position)], now)
         settle(context, connection, [held.group_id or UNGROUPED])
     return changed == 1
 
@@ -99,8 +87,15 @@ def give_back(context: TableContext, connection: sa.Connection, held: Iterable[H
         .values(time_next=sa.bindparam("due"), epoch=rows.c.epoch - 1, lease=None),
         [{"of": one.seq, "by": one.lease, "due": one.due} for one in ours],
     )
+    context.marks.forget()  # they are due before what came after them
     if context.options.groups:
         settle(context, connection, [one.group_id or UNGROUPED for one in ours])
+
+
+def still_held(context: TableContext, connection: sa.Connection, held: Held) -> bool:
+    """Say whether a consumer still holds a message, and keep it so until the transaction ends."""
+    _lock(context, connection, [held])
+    return bool(_lock_rows(context, connection, [held.seq], context.rows.c.lease == held.lease))
 
 
 def extend(context: TableContext, connection: sa.Connection, held: Held, duration: int) -> int | None:
@@ -118,7 +113,10 @@ def extend(context: TableContext, connection: sa.Connection, held: Held, duratio
     _lock(context, connection, [held])
     ours = _holds(rows, held)
     if context.options.groups and connection.execute(sa.select(rows.c.seq).where(ours)).first() is not None:
-        ours = (rows.c.group_id == held.group_id) & (rows.c.lease == held.lease) & rows.c.time_acked.is_(None)
+        if held.position is not None:
+            ours = (rows.c.group_id == held.group_id) & rows.c.lease.is_not(None) & rows.c.time_acked.is_(None)
+        if context.options.groups == "exclusive":
+            _renew_holder(context, connection, held, until)
     connection.execute(
         sa.update(rows).where(ours).values(time_next=sa.case((rows.c.time_next < until, until), else_=rows.c.time_next))
     )
@@ -127,58 +125,64 @@ def extend(context: TableContext, connection: sa.Connection, held: Held, duratio
     return connection.execute(sa.select(rows.c.time_next).where(_holds(rows, held))).scalar()
 
 
+def extend_all(
+    context: TableContext, connection: sa.Connection, held: Sequence[Held], duration: int
+) -> dict[tuple[int, int], int]:
+    """Hold messages for ``duration`` ns from now, never shorter than before, and with them what went out together.
+
+    Returns
+    -------
+    dict
+        When the leases end now, ns, by seq and lease; those that were lost are not in it.
+    """
+    rows = context.rows
+    if context.options.groups:
+        places = {(one.group_id, one.lease): one for one in held}
+        for one in places.values():
+            extend(context, connection, one, duration)
+    else:
+        until = context.backend.now(connection) + duration
+        wanted = {(one.seq, one.lease) for one in held}
+        locked = _lock_rows(context, connection, [one.seq for one in held], sa.true())
+        connection.execute(
+            sa.update(rows)
+            .where(context.sql.any_of(rows.c.seq, "seqs"), rows.c.time_next < until)
+            .values(time_next=until),
+            {"seqs": [row.seq for row in locked if (row.seq, row.lease) in wanted]},
+        )
+    ends = sa.select(rows.c.seq, rows.c.lease, rows.c.time_next).where(
+        context.sql.any_of(rows.c.seq, "seqs"), rows.c.time_acked.is_(None), rows.c.lease.is_not(None)
+    )
+    found = connection.execute(ends, {"seqs": [one.seq for one in held]})
+    return {(row.seq, row.lease): row.time_next for row in found}
+
+
 def reschedule(context: TableContext, connection: sa.Connection, ids: Sequence[Any], at: int, epoch: int | None) -> int:
     """Set when messages are sent next (ns), and their epoch; return how many. Those that are out lose their lease."""
     rows = context.rows
     known = _lock_unacked(context, connection, ids)
+    told: Any = 0
     values: dict[str, Any] = {"time_next": at, "lease": None}
+    these = context.sql.any_of(rows.c.seq, "seqs")
+    seqs = {"seqs": [row.seq for row in known]}
     if epoch is not None:
         values["epoch"] = epoch
-    connection.execute(
-        sa.update(rows).where(context.sql.any_of(rows.c.seq, "seqs")).values(values),
-        {"seqs": [row.seq for row in known]},
-    )
+        told = connection.execute(sa.select(sa.func.sum(rows.c.epoch)).where(these), seqs).scalar()
+    connection.execute(sa.update(rows).where(these).values(values), seqs)
+    context.marks.forget()
     if context.options.groups:
-        out = [(row.group_id, row.lease, row.position) for row in known if row.lease is not None]
+        out = [(row.group_id, row.position) for row in known if row.lease is not None]
         release_behind(context, connection, out, context.backend.now(connection))
         settle(context, connection, [row.group_id or UNGROUPED for row in known])
+    if epoch is not None:
+        add_totals(connection, context.table_id, sent=int(told or 0) - epoch * len(known))
     return len(known)
 
 
-def release_behind(
-    context: TableContext, connection: sa.Connection, places: Iterable[tuple[str | None, int, int | None]], now: int
-) -> None:
-    """Take back what is out behind places in groups: each a group, a lease and a position."""
+def _renew_holder(context: TableContext, connection: sa.Connection, held: Held, until: int) -> None:
     rows = context.rows
-    for group_id, lease, position in places:
-        connection.execute(
-            sa.update(rows)
-            .where(
-                rows.c.group_id == group_id,
-                rows.c.lease == lease,
-                rows.c.position > position,
-                rows.c.time_acked.is_(None),
-            )
-            .values(time_next=now, epoch=rows.c.epoch - 1, lease=None)
-        )
-
-
-def _ack(context: TableContext, connection: sa.Connection, messages: Sequence[_Row]) -> int:
-    seqs = [row.seq for row in messages]
-    if not seqs:
-        return 0
-    if context.options.groups:
-        check_order(context, connection, seqs)
-    rows = context.rows
-    connection.execute(
-        sa.update(rows)
-        .where(context.sql.any_of(rows.c.seq, "seqs"))
-        .values(time_acked=context.backend.now_sql(), time_next=None, lease=None),
-        {"seqs": seqs},
-    )
-    if context.options.groups:
-        settle(context, connection, [row.group_id or UNGROUPED for row in messages])
-    return len(seqs)
+    holder = connection.execute(sa.select(rows.c.consumer).where(_holds(rows, held))).scalar()
+    consumers.renew(context, connection, holder or "", until)
 
 
 def _lock_unacked(context: TableContext, connection: sa.Connection, ids: Sequence[Any]) -> Sequence[_Row]:
@@ -197,7 +201,7 @@ def _lock_rows(
 ) -> Sequence[_Row]:
     rows = context.rows
     return connection.execute(
-        sa.select(rows.c.seq, rows.c.group_id, rows.c.lease, rows.c.position)
+        sa.select(rows.c.seq, rows.c.id, rows.c.group_id, rows.c.lease, rows.c.position, rows.c.held_at)
         .where(context.sql.any_of(rows.c.seq, "seqs"), rows.c.time_acked.is_(None), which)
         .order_by(rows.c.seq)
         .with_for_update(),

@@ -1,22 +1,82 @@
-"""Noticing that a database changed, so that a consumer need not wait for its poll interval."""
+"""Noticing that a table changed, so that a consumer need not wait for its poll interval."""
 
 from __future__ import annotations
 
+import os
+import select
 import threading
 import time
+from contextlib import suppress
 from typing import Protocol
 
 from waterclock.database.backend import Backend
 
-_LOOK_AFTER = 0.02  # s
 _GLANCE_EVERY = 0.002  # s; a glance costs some microseconds
+_FIRST_LOOK = 0.002  # s
+_GROWTH = 1.5
+_SELDOM = 0.1  # s; ten looks a second cost a server next to nothing
+
+
+class Stop:
+    """A flag as `threading.Event` is one, whose setting also ends a wait for a socket. A signal handler may set it."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        os.set_blocking(self._reader, False)
+
+    def set(self) -> None:
+        """Set the flag, and end the waits."""
+        self._event.set()
+        self.nudge()
+
+    def is_set(self) -> bool:
+        """Say whether the flag is set."""
+        return self._event.is_set()
+
+    def nudge(self) -> None:
+        """End a wait without setting the flag."""
+        with suppress(BlockingIOError):  # a pipe that is full ends the wait as well
+            os.write(self._writer, b"x")
+
+    def wait(self, seconds: float, *descriptors: int) -> bool:
+        """Wait until the flag is set, or somebody nudges, or one of the descriptors can be read; say which it was.
+
+        Returns
+        -------
+        bool
+            Whether it ended before ``seconds`` were over.
+        """
+        if self._event.is_set():
+            return True
+        poll = select.poll()  # unlike select(), it takes any descriptor
+        for descriptor in (self._reader, *descriptors):
+            poll.register(descriptor, select.POLLIN)
+        ready = poll.poll(max(0.0, seconds) * 1000)
+        if any(descriptor == self._reader for descriptor, _ in ready):
+            with suppress(BlockingIOError):
+                os.read(self._reader, 4096)
+        return bool(ready)
+
+    def __del__(self) -> None:
+        # Not earlier: somebody who still has the flag might write to what another file's descriptor is by then.
+        os.close(self._reader)
+        os.close(self._writer)
 
 
 class Changes(Protocol):
-    """Waits for changes of a database."""
+    """Waits for changes of a table."""
 
-    def wait(self, seconds: float, stop: threading.Event) -> None:
-        """Return when something may have changed, when ``stop`` is set, or after ``seconds``."""
+    def arm(self) -> bool:
+        """Make sure that whatever is committed from now on ends the next wait; False where that may not be so.
+
+        Between arming and waiting one looks once more for what is due.
+        """
+        ...
+
+    def wait(self, seconds: float, stop: Stop) -> None:
+        """Return when something may have changed, when ``stop`` is set or nudged, or after ``seconds``."""
         ...
 
     def close(self) -> None:
@@ -25,11 +85,23 @@ class Changes(Protocol):
 
 
 class Polling:
-    """Looks again after a while that grows, for databases that tell nothing."""
+    """Looks again after a while that grows from wait to wait, for databases that tell nothing."""
 
-    def wait(self, seconds: float, stop: threading.Event) -> None:
-        """Wait."""
-        stop.wait(min(seconds, _LOOK_AFTER))
+    def __init__(self) -> None:
+        self._interval = _FIRST_LOOK
+        self._waited_at = 0.0
+
+    def arm(self) -> bool:
+        """Nothing to do: who looks at intervals misses nothing."""
+        return True
+
+    def wait(self, seconds: float, stop: Stop) -> None:
+        """Wait; shortly where something happened since the last wait."""
+        if time.monotonic() - self._waited_at > self._interval:
+            self._interval = _FIRST_LOOK
+        stop.wait(min(seconds, self._interval))
+        self._interval = min(self._interval * _GROWTH, _SELDOM)
+        self._waited_at = time.monotonic()
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -45,7 +117,11 @@ class SqliteChanges:
         self._connection.detach()
         self._seen = self._version()
 
-    def wait(self, seconds: float, stop: threading.Event) -> None:
+    def arm(self) -> bool:
+        """Nothing to do: the version that was seen last is the one to compare with."""
+        return True
+
+    def wait(self, seconds: float, stop: Stop) -> None:
         """Return when another connection has committed."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not stop.wait(min(_GLANCE_EVERY, left)):

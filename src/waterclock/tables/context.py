@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
+from waterclock.tables.claimed import Marks
 from waterclock.tables.dialect import TableDialect
+from waterclock.tables.inserting import DrawnIds
 from waterclock.tables.mysql import MysqlTables
 from waterclock.tables.options import TableOptions
 from waterclock.tables.postgresql import PostgresqlTables
@@ -40,6 +42,12 @@ class TableContext:
         Which version of its entry in the catalogue this is.
     paused_until
         No message is sent before then, ns; None where it is not paused.
+    marks
+        How far the claims through it have come.
+    drawn_ids
+        Ids for messages that are put through it.
+    dead
+        The message table that takes its dead letters; None where there is none.
     """
 
     backend: Backend
@@ -50,6 +58,9 @@ class TableContext:
     sql: TableDialect
     revision: int
     paused_until: int | None
+    marks: Marks = field(default_factory=Marks)
+    drawn_ids: DrawnIds = field(default_factory=DrawnIds)
+    dead: TableContext | None = None
 
 
 def table_dialect(backend: Backend) -> TableDialect:

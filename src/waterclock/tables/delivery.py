@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from waterclock.errors import LeaseLostError, SchemaError
+import sqlalchemy as sa
+
+from waterclock.errors import LeaseLostError
 from waterclock.tables import acking
-from waterclock.tables.acking import Held
 from waterclock.tables.callers import CallerConnections
-from waterclock.tables.claiming import Claimed
+from waterclock.tables.claimed import Claimed
 from waterclock.tables.context import TableContext
+from waterclock.tables.dead_letters import bury_held, exhausted_reason, is_exhausted
+from waterclock.tables.heartbeat import beat_after, heart_of
+from waterclock.tables.held import Held
 from waterclock.tables.putting import MessageId, user_column_names
+from waterclock.tables.reading import unreadable
 from waterclock.time import Duration, format_duration, format_time, to_duration
 
 
 class Delivery:
     """A message that was handed out. In ``with`` it is acked at the end, or backs off where an exception ends it.
+
+    While the block in ``with`` runs, heartbeats extend the lease, and those of what waits behind it in the same
+    subscription.
 
     Attributes
     ----------
@@ -39,31 +48,45 @@ class Delivery:
         When it was put and for when, ns.
     columns
         The values of the table's further columns.
+    lost
+        Whether a heartbeat found that the message is not ours any more; its ack will raise a LeaseLostError.
     """
 
     __slots__ = (
         "_callers",
-        "_context",
         "_headers",
+        "_heartbeat",
         "_over",
+        "_when_over",
+        "beat_at",
         "columns",
+        "context",
         "epoch",
         "group",
         "held",
         "id",
         "lease_until",
+        "lost",
         "payload",
         "priority",
         "time_created",
         "time_scheduled",
+        "waiting",
     )
 
-    def __init__(self, context: TableContext, callers: CallerConnections, claimed: Claimed, lease: int) -> None:
+    def __init__(
+        self, context: TableContext, callers: CallerConnections, claimed: Claimed, lease: int, begun: int
+    ) -> None:
         row = claimed.row
-        self._context = context
+        self.context = context
         self._callers = callers
+        self._heartbeat = True
+        self.beat_at = begun + beat_after(context.options.backoff.wait_bounds[0])
+        self.waiting: Sequence[Delivery] = ()
+        self.lost = False
         self._headers: str | None = row.headers
         self._over = False
+        self._when_over: Callable[[], None] | None = None
         self.id: MessageId = row.id
         self.payload: Any = row.message
         self.group: str | None = row.group_id or None
@@ -77,16 +100,8 @@ class Delivery:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Text by text; SchemaError where a plain-SQL client wrote something else than a JSON object."""
-        if self._headers is None:
-            return {}
-        try:
-            headers = json.loads(self._headers)
-        except ValueError:
-            headers = None
-        if not isinstance(headers, dict):
-            raise SchemaError(f"message {self.id!r}: its headers are {self._headers!r}, which is no JSON object")
-        return headers
+        """Text by text; those who do not look at them do not pay for reading them."""
+        return {} if self._headers is None else json.loads(self._headers)
 
     def ack(self, *, connection: Any = None) -> None:
         """Say that the message is handled: it is never sent again.
@@ -106,10 +121,10 @@ class Delivery:
         if self._over:
             return
         if connection is None:
-            lost = self._context.backend.transact(lambda own: acking.ack_held(self._context, own, [self.held]))
+            lost = acking.run(self.context, lambda own: acking.ack_held(self.context, own, [self.held]))
         else:
             with self._callers.use(connection) as theirs:
-                lost = acking.ack_held(self._context, theirs, [self.held])
+                lost = acking.ack_held(self.context, theirs, [self.held])
         if lost:
             raise self._lost("ack")
         self.end()
@@ -131,13 +146,42 @@ class Delivery:
         """
         if self._over:
             return
-        if delay is None:
-            pause = self._context.options.backoff.delay(self.epoch - 1, random.uniform(-1, 1))  # noqa: S311  # no secret
-        else:
-            pause = to_duration(delay, "delay")
-        kept = self._context.backend.transact(lambda own: acking.back_off(self._context, own, self.held, pause, error))
-        if not kept:
+        pause = None if delay is None else to_duration(delay, "delay")
+        run = self.context.backend.transact if is_exhausted(self.context, self.epoch) else self._run
+        if not run(lambda own: self.nack_in(own, pause, error)):
             raise self._lost("nack")
+        self.end()
+
+    def _run(self, work: Callable[[sa.Connection], bool]) -> bool:
+        return acking.run(self.context, work)
+
+    def nack_in(self, connection: sa.Connection, delay: int | None, error: str | None) -> bool:
+        """Give the message back in a transaction of ours; False where the lease was lost. `end` it after the commit."""
+        if is_exhausted(self.context, self.epoch):
+            return bury_held(self.context, connection, self.held, exhausted_reason(self.context), error)
+        if delay is None:
+            delay = self.context.options.backoff.delay(self.epoch - 1, random.uniform(-1, 1))  # noqa: S311  # no secret
+        return acking.back_off(self.context, connection, self.held, delay, error)
+
+    def dead_letter(self, why: str) -> None:
+        """Move the message to the table's dead-letter table, whatever attempts it has left.
+
+        Parameters
+        ----------
+        why
+            Kept in the column ``dead_reason``.
+
+        Raises
+        ------
+        LeaseLostError
+            Where the lease ended and the message was sent to somebody else, acked or rescheduled.
+        InvalidArgumentError
+            Where the table has no ``dead_letter``.
+        """
+        if self._over:
+            return
+        if not self.context.backend.transact(lambda own: bury_held(self.context, own, self.held, why)):
+            raise self._lost("dead_letter")
         self.end()
 
     def extend(self, duration: Duration) -> None:
@@ -149,7 +193,7 @@ class Delivery:
             Where the lease ended and the message was sent to somebody else, acked or rescheduled.
         """
         length = to_duration(duration, "duration")
-        until = self._context.backend.transact(lambda own: acking.extend(self._context, own, self.held, length))
+        until = self.context.backend.transact(lambda own: acking.extend(self.context, own, self.held, length))
         if until is None:
             raise self._lost("extend")
         self.lease_until = until
@@ -162,21 +206,47 @@ class Delivery:
     def end(self) -> None:
         """Note that it was acked or given back, so that nothing more is done for it."""
         self._over = True
+        if self._when_over is not None:
+            self._when_over()
+
+    def when_over(self, tell: Callable[[], None]) -> None:
+        """Have ``tell`` called when the delivery ends."""
+        self._when_over = tell
+
+    def behind(self) -> Sequence[Delivery]:
+        """Give the deliveries that wait in the same subscription until this one is handled."""
+        return tuple(self.waiting)
+
+    def extended(self, until: int | None) -> None:
+        """Note what a heartbeat found: when the lease ends now, ns, or that it was lost."""
+        if until is None:
+            self.lost = not self._over
+        else:
+            self.lease_until = until
+
+    def without_heartbeat(self) -> None:
+        """Let the lease end where nobody extends it, also in ``with``."""
+        self._heartbeat = False
 
     def _lost(self, verb: str) -> LeaseLostError:
         self.end()
+        self.lost = True
         return LeaseLostError(
-            f"{verb}: message {self.id!r} of {self._context.name!r} is not ours any more: its lease lasted until"
+            f"{verb}: message {self.id!r} of {self.context.name!r} is not ours any more: its lease lasted until"
             f" {format_time(self.lease_until)}, and it was sent to somebody else, acked or rescheduled; use a longer"
-            f" ack_wait than {format_duration(self._context.options.ack_wait)}, or extend the lease"
+            f" ack_wait than {format_duration(self.context.options.ack_wait)}, or extend the lease"
         )
 
     def __enter__(self) -> Self:
+        if self._heartbeat:
+            heart_of(self.context.backend).hold(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._heartbeat:
+            heart_of(self.context.backend).release(self)
         if error is None:
             self.ack()
             return
@@ -188,3 +258,32 @@ class Delivery:
     def __repr__(self) -> str:
         group = f" of group {self.group!r}" if self.group else ""
         return f"<Delivery {self.id!r}{group}, epoch {self.epoch}, until {format_time(self.lease_until)}>"
+
+
+def hand_over(
+    context: TableContext, callers: CallerConnections, claimed: Sequence[Claimed], lease: int, begun: int
+) -> list[Delivery]:
+    """Make deliveries of messages that were claimed.
+
+    One that cannot be read fails like one whose handler failed: nobody else would fare better with it now.
+
+    Parameters
+    ----------
+    begun
+        When the claim began, in ns of the monotonic clock.
+    """
+    deliveries: list[Delivery] = []
+    failed: set[str | None] = set()
+    further = user_column_names(context.rows)
+    for one in claimed:
+        if context.options.groups and one.row.group_id in failed:
+            continue  # it went back with the one before it
+        delivery = Delivery(context, callers, one, lease, begun)
+        problem = unreadable(one.row, further)
+        if problem is None:
+            deliveries.append(delivery)
+            continue
+        failed.add(one.row.group_id)
+        with suppress(LeaseLostError):
+            delivery.nack(error=problem)
+    return deliveries

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
 from waterclock.tables.changes import Changes
+from waterclock.tables.claimed import Claimed, Wanted
+from waterclock.tables.inserting import NewRows
 from waterclock.tables.options import IdType
+from waterclock.tables.partitioning import Days
 from waterclock.tables.schema import IdItem
 
 
@@ -19,12 +22,37 @@ class TableDialect(Protocol):
     one_writer: bool
     """Whether a transaction that writes keeps all others from writing."""
 
+    @property
+    def days(self) -> Days | None:
+        """Partitions by day; None where the database has none."""
+        ...
+
     def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
         """Give what the id's column needs so that the database generates ids; ``name`` is the table's."""
         ...
 
-    def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool) -> None:
-        """Make the SQL table with its defaults and indexes, so that plain SQL works with nothing of ours installed."""
+    def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
+        """Make the SQL table with its defaults and indexes, so that plain SQL works with nothing of ours installed.
+
+        Parameters
+        ----------
+        grouped
+            Whether its messages are in groups.
+        free
+            Whether some of them are in none all the same.
+        """
+        ...
+
+    def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
+        """Make the indexes and triggers of an SQL table that is there."""
+        ...
+
+    def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
+        """Give an SQL table of the user's what `create` makes but for `equip`; ``present`` are the columns it has."""
+        ...
+
+    def type_remedy(self, table: str, column: str, wanted: str) -> str:
+        """Say how a column of the user's gets another type."""
         ...
 
     def drop(self, connection: sa.Connection, rows: sa.Table) -> None:
@@ -32,37 +60,46 @@ class TableDialect(Protocol):
         ...
 
     def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
-        """Give ``count`` ids greater than ``above`` that nobody else gets."""
+        """Give ``count`` ids above ``above`` that nobody else is given."""
         ...
 
     def insert_new(
-        self, connection: sa.Connection, rows: sa.Table, values: dict[str, Any], messages: list[dict[str, Any]]
+        self, connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
     ) -> set[Any]:
-        """Insert messages whose ids are new, and return those ids; ``values`` are expressions for all."""
+        """Insert messages whose ids are new, and return those ids as the driver has them; ``now`` is the clock, ns."""
         ...
 
-    def add_groups(self) -> sa.Insert:
-        """Insert rows of groups that are not there yet."""
+    def lesser(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Give the lesser of two values that are not NULL."""
         ...
 
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Say that ``column`` is one of the values in the list bound as ``name``."""
         ...
 
-    def take(
-        self, connection: sa.Connection, rows: sa.Table, values: dict[str, Any], seqs: list[int]
-    ) -> dict[int, int]:
-        """Change the rows of these seqs, and return the time_next that each of them has now."""
+    def claim(
+        self,
+        connection: sa.Connection,
+        rows: sa.Table,
+        wanted: Wanted,
+        begin: Mapping[int, int],
+        now: sa.ColumnElement[int],
+    ) -> list[Claimed]:
+        """Take messages that are due in a table without groups.
+
+        Parameters
+        ----------
+        begin
+            Where to begin, as `Marks` gives it.
+        now
+            The clock, ns.
+        """
         ...
 
-    def swing(self) -> sa.ColumnElement[float]:
-        """Give a random number from -1 to 1, another one for each row."""
+    def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
+        """Say that a text is like a pattern, case by case; % and _ alone have a meaning in it."""
         ...
 
-    def clamp(self, low: int, value: sa.ColumnElement[int], high: int) -> sa.ColumnElement[int]:
-        """Bring a value between two bounds."""
-        ...
-
-    def changes(self, backend: Backend) -> Changes:
-        """Watch the database for changes."""
+    def changes(self, backend: Backend, name: str) -> Changes:
+        """Watch the database for changes of the table of this name."""
         ...

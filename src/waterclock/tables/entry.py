@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 
 from waterclock.database.backend import Backend
-from waterclock.database.table_catalogue import groups, message_tables
+from waterclock.database.table_catalogue import consumers, groups, message_tables
 from waterclock.errors import NotFoundError
 from waterclock.tables.context import TableContext, table_dialect
 from waterclock.tables.options import TableOptions
 from waterclock.tables.schema import reflect_rows
+from waterclock.tables.totals import drop_totals
 
 LOOK_EVERY = 1.0
 """Seconds after which a table that is open notices that its options changed, or that it was paused or dropped."""
@@ -30,11 +33,21 @@ def load(backend: Backend, name: str) -> TableContext:
         Where its SQL table is gone or lacks a column, or its options are incomplete.
     """
     with backend.snapshot() as connection:
-        entry = connection.execute(sa.select(message_tables).where(message_tables.c.name == name)).first()
-        if entry is None:
+        found = find(backend, connection, name)
+        if found is None:
             raise NotFoundError(f"there is no message table {name!r} in {backend.url.render_as_string()}; create it")
-        options = TableOptions.from_json(name, entry.options)
-        rows = reflect_rows(connection, name, options)
+        dead_letter = found.options.dead_letter
+        dead = None if dead_letter is None else find(backend, connection, dead_letter)
+    return replace(found, dead=dead)
+
+
+def find(backend: Backend, connection: sa.Connection, name: str) -> TableContext | None:
+    """Read a message table's entry and its columns, but not its dead-letter table's; None where there is none."""
+    entry = connection.execute(sa.select(message_tables).where(message_tables.c.name == name)).first()
+    if entry is None:
+        return None
+    options = TableOptions.from_json(name, entry.options)
+    rows = reflect_rows(connection, name, options)
     return TableContext(
         backend, entry.table_id, name, options, rows, table_dialect(backend), entry.revision, entry.paused_until
     )
@@ -52,7 +65,9 @@ def change(connection: sa.Connection, table_id: int, **values: Any) -> None:
 def drop(context: TableContext, connection: sa.Connection) -> None:
     """Remove a message table with all that belongs to it."""
     connection.execute(sa.delete(message_tables).where(message_tables.c.table_id == context.table_id))
-    connection.execute(sa.delete(groups).where(groups.c.table_id == context.table_id))
+    for state in (groups, consumers):
+        connection.execute(sa.delete(state).where(state.c.table_id == context.table_id))
+    drop_totals(connection, context.table_id)
     context.sql.drop(connection, context.rows)
 
 
@@ -90,11 +105,25 @@ class Entry:
             self._context = load(self._context.backend, self._context.name)
             return self._context
 
+    def check(self, error: exc.DBAPIError) -> None:
+        """Say what is wrong with the table where a statement failed because of it; otherwise raise the error."""
+        self.read()
+        raise error
+
     def _look(self) -> None:
         known = self._context
-        statement = sa.select(message_tables.c.table_id, message_tables.c.revision)
-        with known.backend.snapshot() as connection:
-            found = connection.execute(statement.where(message_tables.c.name == known.name)).first()
-        if found is None or tuple(found) != (known.table_id, known.revision):
+        if not _is_as_known(known):
             self._context = load(known.backend, known.name)
         self._looked_at = time.monotonic()
+
+
+def _is_as_known(known: TableContext) -> bool:
+    entry = sa.select(message_tables.c.table_id, message_tables.c.revision).where(message_tables.c.name == known.name)
+    try:
+        with known.backend.snapshot() as connection:
+            # Fails where a column has gone, and reads nothing.
+            connection.execute(sa.select(known.rows).where(known.rows.c.seq == 0, known.rows.c.time_acked.is_(None)))
+            found = connection.execute(entry).first()
+    except exc.DBAPIError:
+        return False
+    return found is not None and tuple(found) == (known.table_id, known.revision)

@@ -1,224 +1,193 @@
-"""Sequenced groups: which messages belong to which group in which order, and when a group may be handed out."""
+"""What is known of a group: its first messages, when it may be handed out, and who may have it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock.database.table_catalogue import groups, message_tables
-from waterclock.errors import OrderError
+from waterclock.database.table_catalogue import consumers, groups
 from waterclock.tables.context import TableContext
+from waterclock.time import MAX_NS
 
 UNGROUPED = ""
 """The group of the messages that name none."""
 
-_ROUTED_AT_ONCE = 10_000
-_SETTLED_AT_ONCE = 1000
+ANYBODY = ""
+"""Who a group is assigned to that anybody may have."""
+
+_SETTLED_AT_ONCE = 5000
 
 
-def route(context: TableContext, connection: sa.Connection) -> None:
-    """Give messages that are new their places in their groups, and note what changed in groups by plain SQL.
+def these_groups(context: TableContext) -> sa.ColumnElement[bool]:
+    """Choose the table's groups that are bound as ``groups``."""
+    return (groups.c.table_id == context.table_id) & context.sql.any_of(groups.c.group_id, "groups")
 
-    Enqueuing only inserts rows, so that a caller's long transaction never holds a group; this runs before each claim.
-    One consumer routes at a time. A group that somebody holds just now is left to the next one.
+
+def lock_groups(context: TableContext, connection: sa.Connection, group_ids: Iterable[str]) -> dict[str, sa.Row[Any]]:
+    """Keep groups from changing until the transaction ends; in order, so that nobody waits in a circle.
+
+    Returns
+    -------
+    dict
+        Their rows, as they are now, by name. A group that has ended has none.
     """
-    turn = sa.select(message_tables.c.table_id).where(message_tables.c.table_id == context.table_id)
-    if connection.execute(turn.with_for_update(skip_locked=True)).first() is None:
-        return
-    while True:
-        found = connection.execute(_unrouted(context.rows)).all()
-        routed = _route_some(context, connection, found)
-        if len(found) < _ROUTED_AT_ONCE or not routed:
-            return
+    found = connection.execute(_locked(context), {"groups": sorted(set(group_ids))})
+    return {row.group_id: row for row in found}
 
 
-def _route_some(context: TableContext, connection: sa.Connection, found: Sequence[sa.Row[Any, Any, Any, Any]]) -> int:
-    fresh = {row.group_id or UNGROUPED for row in found if _is_fresh(row)}
-    _add_groups(context, connection, fresh)
-    tails, busy = _lock_free(context, connection, {row.group_id or UNGROUPED for row in found})
-    updates: list[dict[str, Any]] = []
-    for row in found:
-        group, position = row.group_id or UNGROUPED, row.position
-        if group in busy:
-            continue
-        if _is_fresh(row):
-            position = tails[group] = tails[group] + 1
-        updates.append({"of": row.seq, "place": position})
-    if not updates:
-        return 0
-    nameless = [row.seq for row in found if row.group_id is None]
-    if nameless:
-        connection.execute(_name_group(context), {"seqs": nameless})
-    connection.execute(_place(context.rows), updates)
-    moved = [{"table": context.table_id, "of": group, "to": tails[group]} for group in sorted(fresh & tails.keys())]
-    if moved:
-        connection.execute(_move_tail(), moved)
-    settle(context, connection, tails)
-    return len(updates)
+@lru_cache(maxsize=256)
+def _locked(context: TableContext) -> sa.Select[Any]:
+    return sa.select(groups).where(these_groups(context)).order_by(groups.c.group_id).with_for_update()
 
 
-def _is_fresh(row: sa.Row[*tuple[Any, ...]]) -> bool:
-    return row.position is None and row.time_acked is None
+def settle(context: TableContext, connection: sa.Connection, group_ids: Iterable[str], *, may_end: bool = True) -> None:
+    """Note groups anew after their messages changed: the first ones, and when they may be handed out.
 
+    A group without messages ends, unless it has an owner or was paused or pinned: then its row goes, too. The caller
+    has locked the groups.
 
-def lock_groups(context: TableContext, connection: sa.Connection, group_ids: Iterable[str]) -> None:
-    """Keep groups from changing until the transaction ends. In order, so that nobody waits in a circle."""
-    statement = (
-        sa.select(groups.c.group_id)
-        .where(groups.c.table_id == context.table_id, context.sql.any_of(groups.c.group_id, "groups"))
-        .order_by(groups.c.group_id)
-        .with_for_update()
-    )
-    if not context.sql.one_writer:
-        connection.execute(statement, {"groups": sorted(set(group_ids))})
-
-
-def has_unrouted(context: TableContext, connection: sa.Connection) -> bool:
-    """Say whether `route` would find something."""
-    seq, routed = context.rows.c.seq, context.rows.c.routed
-    return connection.execute(sa.select(seq).where(routed == sa.literal_column("0")).limit(1)).first() is not None
-
-
-def settle(context: TableContext, connection: sa.Connection, group_ids: Iterable[str]) -> None:
-    """Note a group's first message anew after its messages changed: its place, its due time, and whether it is out.
-
-    A group without messages ends: its row goes. A group is out as long as its first message is out under the group's
-    token, because those that are out are always the first ones.
+    Parameters
+    ----------
+    may_end
+        False where the caller knows that messages are left.
     """
-    rows = context.rows
-    head = (rows.c.group_id == groups.c.group_id) & rows.c.time_acked.is_(None)
-    at_head = head & (rows.c.position == groups.c.head)
-    first = sa.select(sa.func.min(rows.c.position)).where(head).scalar_subquery()
-    due = sa.select(rows.c.time_next).where(at_head).scalar_subquery()
-    priority = sa.select(rows.c.priority).where(at_head).scalar_subquery()
-    out = sa.exists().where(at_head, rows.c.lease == groups.c.token)
-    these = (groups.c.table_id == context.table_id) & context.sql.any_of(groups.c.group_id, "groups")
-    statements = (
-        sa.update(groups).where(these).values(head=first),
-        sa.delete(groups).where(these, groups.c.head.is_(None)),
-        sa.update(groups).where(these).values(ready_at=due, priority=priority),
-        sa.update(groups).where(these, ~out).values(token=None, owner=None),
-    )
     names = sorted(set(group_ids))
     for start in range(0, len(names), _SETTLED_AT_ONCE):
-        for statement in statements:
-            connection.execute(statement, {"groups": names[start : start + _SETTLED_AT_ONCE]})
+        chosen = {"groups": names[start : start + _SETTLED_AT_ONCE]}
+        if context.options.ack_order == "hold":
+            _apply_held(context, connection, chosen["groups"])
+        connection.execute(_note(context), chosen)
+        if context.options.groups == "exclusive":
+            connection.execute(_drained(context), chosen)
+        if may_end:
+            connection.execute(_ended(context), chosen)
 
 
-def revoke(context: TableContext, connection: sa.Connection, group_id: str, token: int) -> None:
-    """End what is left of a group's last lease, before the group goes to somebody else in a smaller piece."""
+def first_of(context: TableContext, value: Any, *conditions: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
+    """Look at the first message of a group that is not acked, in a statement about `groups`."""
     rows = context.rows
-    connection.execute(
-        sa.update(rows)
-        .where(rows.c.group_id == group_id, rows.c.lease == token, rows.c.time_acked.is_(None))
-        .values(lease=None)
-    )
-
-
-def leave_out(
-    context: TableContext,
-    connection: sa.Connection,
-    group_id: str,
-    members: Sequence[sa.Row[Any]],
-    until: int,
-    consumer: str | None,
-    lease: int,
-) -> None:
-    """Note that a group's first messages are with a consumer ``until`` then (ns)."""
-    rows = context.rows
-    connection.execute(
-        sa.update(rows)
-        .where(context.sql.any_of(rows.c.seq, "seqs"))
-        .values(time_next=until, epoch=sa.func.coalesce(rows.c.epoch, 0) + 1, lease=lease, consumer=consumer),
-        {"seqs": [row.seq for row in members]},
-    )
-    connection.execute(
-        sa.update(groups)
-        .where(groups.c.table_id == context.table_id, groups.c.group_id == group_id)
-        .values(ready_at=until, owner=consumer, token=lease)
-    )
-
-
-def check_order(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> None:
-    """Refuse to ack messages while an earlier one of their group is not acked and not among them.
-
-    Raises
-    ------
-    OrderError
-        Naming the earlier message.
-    """
-    rows = context.rows
-    earlier = rows.alias("earlier")
-    statement = (
-        sa.select(earlier.c.id, rows.c.id.label("refused"), rows.c.group_id)
-        .join_from(
-            rows,
-            earlier,
-            sa.and_(
-                earlier.c.group_id == rows.c.group_id,
-                earlier.c.position < rows.c.position,
-                earlier.c.time_acked.is_(None),
-            ),
-        )
-        .where(context.sql.any_of(rows.c.seq, "seqs"), ~context.sql.any_of(earlier.c.seq, "seqs"))
-        .order_by(earlier.c.position)
+    return (
+        sa.select(value)
+        .where(rows.c.group_id == groups.c.group_id, rows.c.time_acked.is_(None), *conditions)
+        .order_by(rows.c.position)
         .limit(1)
+        .correlate(groups)
+        .scalar_subquery()
     )
-    blocking = connection.execute(statement, {"seqs": seqs}).first()
-    if blocking is not None:
-        raise OrderError(
-            f"message {blocking.refused!r} of group {blocking.group_id!r} cannot be acked before message"
-            f" {blocking.id!r}; ack that one first, or both together",
-            blocking.id,
+
+
+def is_exhausted_sql(context: TableContext) -> sa.ColumnElement[bool]:
+    """Say that a message holds up its group, because it has used up its attempts."""
+    most = context.options.max_attempts
+    return sa.false() if most is None or context.options.on_exhausted == "dead_letter" else context.rows.c.epoch >= most
+
+
+@lru_cache(maxsize=256)
+def _note(context: TableContext) -> sa.Update:
+    rows = context.rows
+    waiting = (rows.c.position.is_not(None), rows.c.lease.is_(None), rows.c.held_at.is_(None))
+    last = (
+        sa.select(rows.c.position)
+        .where(rows.c.group_id == groups.c.group_id, rows.c.time_acked.is_(None), rows.c.position.is_not(None))
+        .order_by(rows.c.position.desc())
+        .limit(1)
+        .correlate(groups)
+        .scalar_subquery()
+    )
+    routed = rows.c.position.is_not(None)
+    head = first_of(context, rows.c.position, routed)
+    values: dict[str, Any] = {
+        "head": head,
+        "tail": sa.func.coalesce(last, groups.c.tail),
+        "priority": sa.func.coalesce(first_of(context, rows.c.priority, routed), groups.c.priority),
+    }
+    if context.options.groups == "exclusive":
+        values["next_position"] = first_of(context, rows.c.position, *waiting)
+        values["idle_since"] = sa.case(
+            (head.is_(None), sa.func.coalesce(groups.c.idle_since, context.backend.now_sql())), else_=sa.null()
         )
+        lapse = first_of(context, sa.case((rows.c.lease.is_not(None), rows.c.time_next), else_=sa.null()), routed)
+        due = first_of(
+            context, _due(context, sa.or_(is_exhausted_sql(context), groups.c.drain_to.is_not(None))), *waiting
+        )
+        never = sa.literal(MAX_NS, sa.BigInteger)
+        earliest = context.sql.lesser(sa.func.coalesce(lapse, never), sa.func.coalesce(due, never))
+        values["ready_at"] = sa.func.nullif(earliest, never)
+    else:
+        values["next_position"] = head
+        over = rows.c.lease.is_(None) | (rows.c.time_next <= context.backend.now_sql())
+        values["ready_at"] = first_of(context, _due(context, is_exhausted_sql(context) & over), routed)
+    return sa.update(groups).where(these_groups(context)).values(values)
 
 
-def _add_groups(context: TableContext, connection: sa.Connection, group_ids: set[str]) -> None:
-    rows = [{"table_id": context.table_id, "group_id": name, "tail": 0, "priority": 0} for name in sorted(group_ids)]
-    if rows:
-        connection.execute(context.sql.add_groups(), rows)
-
-
-def _lock_free(
-    context: TableContext, connection: sa.Connection, group_ids: set[str]
-) -> tuple[dict[str, int], set[str]]:
-    """Lock the groups that nobody holds; return their tails, and which groups somebody holds."""
-    these = (groups.c.table_id == context.table_id) & context.sql.any_of(groups.c.group_id, "groups")
-    names = {"groups": sorted(group_ids)}
-    free = sa.select(groups.c.group_id, groups.c.tail).where(these).order_by(groups.c.group_id)
-    found = connection.execute(free.with_for_update(skip_locked=True), names)
-    tails = {row.group_id: row.tail for row in found}
-    busy = set(connection.scalars(sa.select(groups.c.group_id).where(these), names)) - tails.keys()
-    return tails, busy
+def _due(context: TableContext, never: sa.ColumnElement[bool]) -> sa.ColumnElement[Any]:
+    paused_until, due = groups.c.paused_until, sa.func.coalesce(context.rows.c.time_next, 0)
+    return sa.case((never, sa.null()), (paused_until > due, paused_until), else_=due)
 
 
 @lru_cache(maxsize=256)
-def _unrouted(rows: sa.Table) -> sa.Select[Any, Any, Any, Any]:
-    return (
-        sa.select(rows.c.seq, rows.c.group_id, rows.c.position, rows.c.time_acked)
-        .where(rows.c.routed == sa.literal_column("0"))
-        .order_by(rows.c.seq)
-        .limit(_ROUTED_AT_ONCE)
-        .with_for_update(skip_locked=True)
+def _drained(context: TableContext) -> sa.Update:
+    # Those that are out are always the first ones, so nothing is out where the head is not.
+    rows = context.rows
+    out = sa.exists().where(
+        rows.c.group_id == groups.c.group_id,
+        rows.c.position == groups.c.head,
+        rows.c.time_acked.is_(None),
+        rows.c.lease.is_not(None),
     )
-
-
-@lru_cache(maxsize=256)
-def _place(rows: sa.Table) -> sa.Update:
-    return sa.update(rows).where(rows.c.seq == sa.bindparam("of")).values(position=sa.bindparam("place"), routed=1)
-
-
-def _name_group(context: TableContext) -> sa.Update:
-    return sa.update(context.rows).where(context.sql.any_of(context.rows.c.seq, "seqs")).values(group_id=UNGROUPED)
-
-
-@lru_cache(maxsize=1)
-def _move_tail() -> sa.Update:
+    due = first_of(context, _due(context, is_exhausted_sql(context)), rows.c.position.is_not(None))
+    lives = sa.exists().where(consumers.c.table_id == groups.c.table_id, consumers.c.name == groups.c.drain_to)
+    heir = sa.case((lives | (groups.c.pinned == 1), groups.c.drain_to), else_=ANYBODY)
     return (
         sa.update(groups)
-        .where(groups.c.table_id == sa.bindparam("table"), groups.c.group_id == sa.bindparam("of"))
-        .values(tail=sa.bindparam("to"))
+        .where(these_groups(context), groups.c.drain_to.is_not(None), ~out)
+        .values(ready_at=due, assigned=heir, drain_to=None)
+    )
+
+
+@lru_cache(maxsize=256)
+def _ended(context: TableContext) -> sa.Delete:
+    return sa.delete(groups).where(these_groups(context), *is_over())
+
+
+def is_over() -> tuple[sa.ColumnElement[bool], ...]:
+    """Say that a group has no messages, and nothing that must be remembered without them."""
+    return (
+        groups.c.head.is_(None),
+        groups.c.assigned == ANYBODY,
+        groups.c.paused_until.is_(None),
+        groups.c.pinned == 0,
+    )
+
+
+def _apply_held(context: TableContext, connection: sa.Connection, names: list[str]) -> None:
+    """Ack what was held back and has nothing before it any more."""
+    for row in connection.execute(_first_unheld(context), {"groups": names}).all():
+        until = MAX_NS if row.until is None else row.until
+        connection.execute(_ack_held(context), {"of": row.group_id, "until": until})
+
+
+@lru_cache(maxsize=256)
+def _first_unheld(context: TableContext) -> sa.Select[Any, Any]:
+    rows = context.rows
+    unheld = first_of(context, rows.c.position, rows.c.position.is_not(None), rows.c.held_at.is_(None))
+    first_is_held = first_of(context, rows.c.held_at, rows.c.position.is_not(None)).is_not(None)
+    return sa.select(groups.c.group_id, unheld.label("until")).where(these_groups(context), first_is_held)
+
+
+@lru_cache(maxsize=256)
+def _ack_held(context: TableContext) -> sa.Update:
+    rows = context.rows
+    return (
+        sa.update(rows)
+        .where(
+            rows.c.group_id == sa.bindparam("of"),
+            rows.c.position < sa.bindparam("until"),
+            rows.c.time_acked.is_(None),
+            rows.c.held_at.is_not(None),
+        )
+        .values(time_acked=context.backend.now_sql(), time_next=None, held_at=None)
     )

@@ -3,188 +3,39 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock.database.backend import Backend
-from waterclock.database.table_catalogue import message_tables
 from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.tables import acking
-from waterclock.tables.callers import CallerConnections
-from waterclock.tables.context import TableContext
-from waterclock.tables.creating import create
+from waterclock.tables.dead_letters import list_dead_letters, redrive
 from waterclock.tables.delivery import Delivery
-from waterclock.tables.entry import Entry, change, drop, load
+from waterclock.tables.entry import load
 from waterclock.tables.explaining import Explanation, explain_message
-from waterclock.tables.options import (
-    UNCHANGED,
-    AckOrder,
-    Groups,
-    IdType,
-    OnExhausted,
-    Payload,
-    TableOptions,
-    Unchanged,
-    Ungrouped,
-)
+from waterclock.tables.groups import MessageGroups
+from waterclock.tables.keyspace import check_unsharded
+from waterclock.tables.open_table import OpenTable
+from waterclock.tables.options import check_rate
 from waterclock.tables.purging import purge_some
 from waterclock.tables.putting import MessageId, PutIds, check_id, prepare_rows, put_rows
-from waterclock.tables.receiving import receive, receive_waiting
+from waterclock.tables.rate import Rate
+from waterclock.tables.receiving import Request, receive, receive_waiting
+from waterclock.tables.retrying import nack_all, retry_delayed, retry_ids
+from waterclock.tables.selection import make_selection
 from waterclock.tables.stats import TableStats, table_stats
 from waterclock.tables.subscribing import Subscription
-from waterclock.time import MAX_NS, Duration, Time, to_duration, to_time
+from waterclock.time import Duration, Time, to_duration, to_time
 
 
-class MessageTable:
+class MessageTable(OpenTable):
     """A queue in a SQL table (message tables). Safe to share between threads.
 
     Plain SQL works beside it: ``INSERT INTO name(id, message) VALUES …`` enqueues, SELECT looks.
     """
-
-    def __init__(self, context: TableContext) -> None:
-        self._entry = Entry(context)
-        self._callers = CallerConnections(context.backend)
-
-    @property
-    def _context(self) -> TableContext:
-        return self._entry.last_seen
-
-    @property
-    def name(self) -> str:
-        """The table's name, also in SQL."""
-        return self._context.name
-
-    @property
-    def options(self) -> TableOptions:
-        """The table's options, durations in ns; another process's changes show after a second."""
-        return self._entry.now().options
-
-    @classmethod
-    def create(
-        cls,
-        backend: Backend,
-        name: str,
-        *,
-        ack_wait: Duration = "30s",
-        purge_after: Duration | None = "1d",
-        batch_size: int = 10,
-        cache_size: int = 10_000,
-        poll_interval: Duration = "30s",
-        min_backoff: Duration | None = None,
-        max_backoff: Duration | None = None,
-        jitter: float = 0.33,
-        max_attempts: int | None = None,
-        dead_letter: str | None = None,
-        rate_limit: float | None = None,
-        groups: Groups | None = None,
-        group_header: str = "waterclock.group",
-        ungrouped: Ungrouped = "default",
-        ack_order: AckOrder = "strict",
-        on_exhausted: OnExhausted = "block",
-        columns: Mapping[str, object] | None = None,
-        id_type: IdType = "bigint",
-        payload: Payload = "bytes",
-        exist_ok: bool = False,
-    ) -> Self:
-        """Make a message table; `Database.create_table` explains the options.
-
-        Raises
-        ------
-        AlreadyExistsError
-            Where the table exists and ``exist_ok`` is False, or where another SQL table has the name.
-        InvalidArgumentError
-            For an option that cannot be meant, or that this version does not have.
-        """
-        options = TableOptions.check(
-            ack_wait=ack_wait,
-            purge_after=purge_after,
-            batch_size=batch_size,
-            cache_size=cache_size,
-            poll_interval=poll_interval,
-            min_backoff=min_backoff,
-            max_backoff=max_backoff,
-            jitter=jitter,
-            max_attempts=max_attempts,
-            dead_letter=dead_letter,
-            rate_limit=rate_limit,
-            groups=groups,
-            group_header=group_header,
-            ungrouped=ungrouped,
-            ack_order=ack_order,
-            on_exhausted=on_exhausted,
-            id_type=id_type,
-            payload=payload,
-            columns={column: kind for column, kind in (columns or {}).items() if isinstance(kind, str)},
-        )
-        create(backend, name, options, columns, exist_ok=exist_ok)
-        return cls.open(backend, name)
-
-    @classmethod
-    def open(cls, backend: Backend, name: str) -> Self:
-        """Open a message table.
-
-        Raises
-        ------
-        NotFoundError
-            Where there is none of this name.
-        SchemaError
-            Where its SQL table is gone or lacks a column, or its options are incomplete.
-        """
-        return cls(load(backend, name))
-
-    def alter(
-        self,
-        *,
-        ack_wait: Duration | Unchanged = UNCHANGED,
-        purge_after: Duration | Unchanged | None = UNCHANGED,
-        batch_size: int | Unchanged = UNCHANGED,
-        cache_size: int | Unchanged = UNCHANGED,
-        poll_interval: Duration | Unchanged = UNCHANGED,
-        min_backoff: Duration | Unchanged | None = UNCHANGED,
-        max_backoff: Duration | Unchanged | None = UNCHANGED,
-        jitter: float | Unchanged = UNCHANGED,
-    ) -> None:
-        """Change options; those that are not given stay. Subscribers carry on under them within a second.
-
-        Raises
-        ------
-        InvalidArgumentError
-            For an option that cannot be meant.
-        """
-        given = {
-            "ack_wait": ack_wait,
-            "purge_after": purge_after,
-            "batch_size": batch_size,
-            "cache_size": cache_size,
-            "poll_interval": poll_interval,
-            "min_backoff": min_backoff,
-            "max_backoff": max_backoff,
-            "jitter": jitter,
-        }
-        wanted = {option: value for option, value in given.items() if value is not UNCHANGED}
-        options = self._entry.read().options.changed(wanted)
-        self._change(options=options.to_json())
-
-    def pause(self, until: Time | None = None) -> None:
-        """Send nothing until then, or until `resume`; what is out already may be acked. Noticed within a second."""
-        self._change(paused_until=MAX_NS if until is None else to_time(until, "until"))
-
-    def resume(self) -> None:
-        """End a pause."""
-        self._change(paused_until=None)
-
-    def drop(self) -> None:
-        """Remove the table with its messages. Subscribers end with a NotFoundError within a second."""
-        context = self._context
-        context.backend.transact(lambda own: drop(context, own))
-
-    def _change(self, **values: Any) -> None:
-        context = self._context
-        context.backend.transact(lambda own: change(own, context.table_id, **values))
-        self._entry.read()
 
     def put(
         self,
@@ -246,14 +97,26 @@ class MessageTable:
 
         Its ``existing`` names the ids that were there already.
         """
-        prepared = prepare_rows(self._context, rows)
-        if connection is None:
-            return self._context.backend.transact(lambda own: put_rows(self._context, own, prepared))
-        with self._callers.use(connection) as theirs:
-            return put_rows(self._context, theirs, prepared)
+        with self._loaded() as context:
+            prepared = prepare_rows(context, rows)
+            if connection is None:
+                # In a table with partitions, a put that meets an acked id is a second statement.
+                one = context.options.purge_by == "rows"
+                run = context.backend.alone if one else context.backend.transact
+                return run(lambda own: put_rows(context, own, prepared))
+            with self._callers.use(connection) as theirs:
+                return put_rows(context, theirs, prepared)
 
     def receive(
-        self, limit: int | None = None, wait: Duration | None = None, consumer: str | None = None
+        self,
+        limit: int | None = None,
+        wait: Duration | None = None,
+        consumer: str | None = None,
+        *,
+        where: str | None = None,
+        order: str | None = None,
+        parameters: Mapping[str, object] | None = None,
+        max_groups: int | None = None,
     ) -> list[Delivery]:
         """Take messages that are due, highest priority first, then the oldest due first.
 
@@ -264,31 +127,97 @@ class MessageTable:
         wait
             For how long to wait where none is due; None: not at all.
         consumer
-            Who takes them, for those who look; None: the host and the process.
+            Who takes them, for those who look; None: the host and the process. Exclusive groups stay with this name for
+            as long as it gives signs of life: until its leases end, and ``ack_wait`` after it asked last.
+        where
+            Which messages, in SQL's words: ``"region = 'eu' AND amount > :min"``. It may name the table's further
+            columns and id, time_scheduled, time_created, epoch, priority and group_id.
+        order
+            In which order, in SQL's words: ``"priority DESC, amount"``; NULL comes last.
+        parameters
+            Values for the ``:names`` in ``where``.
+        max_groups
+            How many exclusive groups the consumer may have; None: any number.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For an argument that cannot be meant; also for ``where`` and ``order`` in a table with groups, whose order
+            they would break.
         """
         count = self.options.batch_size if limit is None else _limit(limit)
-        name = consumer or _this_process()
+        request = self._request(consumer, where, order, parameters, max_groups)
         if wait is None:
-            return receive(self._entry, self._callers, count, name)
-        return receive_waiting(self._entry, self._callers, count, name, to_duration(wait, "wait"))
+            return receive(self._entry, self._callers, count, request)
+        return receive_waiting(self._entry, self._callers, count, request, to_duration(wait, "wait"))
 
-    def subscribe(self, consumer: str | None = None, limit: int | None = None) -> Subscription:
+    def subscribe(
+        self,
+        consumer: str | None = None,
+        limit: int | None = None,
+        shard: str | None = None,
+        key_range: str | None = None,
+        *,
+        where: str | None = None,
+        order: str | None = None,
+        parameters: Mapping[str, object] | None = None,
+        rate_limit: float | None = None,
+        heartbeat: bool = True,
+        max_groups: int | None = None,
+    ) -> Subscription:
         """Take messages one after another as they become due, until the subscription is stopped or closed.
 
         Parameters
         ----------
         consumer
-            Who takes them; None: the host and the process.
+            Who takes them; None: the host and the process, and with exclusive groups a number, since each is one
+            consumer.
         limit
             How many to claim at a time; None: the table's ``batch_size``.
+        shard, key_range
+            A part of a sharded table ("Subsetting"). This one is in one database: ``""`` and ``"0"``, and ``"-"``, name
+            the whole of it, and anything else is an error.
+        where, order, parameters
+            Which messages, and in which order; as in `receive`.
+        rate_limit
+            How many messages a second this subscription takes at the most; None: as many as the table lets it.
+        heartbeat
+            Whether leases are extended while a delivery's ``with`` block runs.
+        max_groups
+            How many exclusive groups the consumer may have; None: any number.
         """
+        check_unsharded(self.name, self._context.options.key_range, shard, key_range)
+        name = _this_process()
+        if self.options.groups == "exclusive":
+            name = f"{name}/{secrets.token_hex(4)}"
+        count = self.options.batch_size if limit is None else _limit(limit)
         return Subscription(
             self._entry,
             self._callers,
-            self._context.sql.changes(self._context.backend),
-            consumer or _this_process(),
-            self.options.batch_size if limit is None else _limit(limit),
+            self._context.sql.changes(self._context.backend, self.name),
+            self._request(consumer or name, where, order, parameters, max_groups),
+            count,
+            rate=None if rate_limit is None else Rate.of(check_rate(rate_limit)),
+            heartbeat=heartbeat,
         )
+
+    def _request(
+        self,
+        consumer: str | None,
+        where: str | None,
+        order: str | None,
+        parameters: Mapping[str, object] | None,
+        max_groups: int | None,
+    ) -> Request:
+        if max_groups is not None:
+            if self.options.groups != "exclusive":
+                raise InvalidArgumentError(
+                    f"max_groups: {max_groups!r} has no meaning with groups={self.options.groups!r}; only exclusive"
+                    " groups stay with a consumer"
+                )
+            _limit(max_groups, "max_groups")
+        selection = make_selection(self._entry.now(), where, order, parameters)
+        return Request(consumer or _this_process(), selection, max_groups)
 
     def ack(self, ids: MessageId | Delivery | Iterable[MessageId | Delivery], *, connection: Any = None) -> int:
         """Ack messages (message tables, "Acknowledging messages"): they are never sent again.
@@ -314,18 +243,22 @@ class MessageTable:
         """
         given = list(ids) if isinstance(ids, Iterable) and not isinstance(ids, str) else [ids]
         deliveries = [one for one in given if isinstance(one, Delivery)]
-        plain = [check_id(self._context, one) for one in given if not isinstance(one, Delivery)]
+        held = list(dict.fromkeys(one.held for one in deliveries if not one.over))
+        with self._loaded() as context:
+            plain = [check_id(context, one) for one in given if not isinstance(one, Delivery)]
 
-        def work(own: sa.Connection) -> tuple[int, set[int]]:
-            lost = acking.ack_held(self._context, own, [one.held for one in deliveries])
-            count = len({one.held.seq for one in deliveries} - lost)
-            return count + (acking.ack_ids(self._context, own, plain) if plain else 0), lost
+            def work(own: sa.Connection) -> tuple[int, set[int]]:
+                lost = acking.ack_held(context, own, held)
+                count = len(held) - len(lost)
+                return count + (acking.ack_ids(context, own, plain) if plain else 0), lost
 
-        if connection is None:
-            count, lost = self._context.backend.transact(work)
-        else:
-            with self._callers.use(connection) as theirs:
-                count, lost = work(theirs)
+            if connection is None:
+                # One claim's deliveries are one statement; so are ids.
+                several = len({one.lease for one in held}) + bool(plain) > 1
+                count, lost = context.backend.transact(work) if several else acking.run(context, work)
+            else:
+                with self._callers.use(connection) as theirs:
+                    count, lost = work(theirs)
         for delivery in deliveries:
             delivery.end()
         if lost:
@@ -348,41 +281,99 @@ class MessageTable:
         """
         given = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
         when = to_time(at, "at")
-        plain = [check_id(self._context, one) for one in given]
-        return self._context.backend.transact(lambda own: acking.reschedule(self._context, own, plain, when, epoch))
+        with self._loaded() as context:
+            plain = [check_id(context, one) for one in given]
+            return context.backend.transact(lambda own: acking.reschedule(context, own, plain, when, epoch))
+
+    def nack(self, deliveries: Iterable[Delivery], delay: Duration | None = None) -> int:
+        """Give deliveries back, as `Delivery.nack` does; return how many were still ours.
+
+        Those whose lease was lost are noted so (`Delivery.lost`) and left alone.
+        """
+        return nack_all(self._entry.now(), deliveries, None if delay is None else to_duration(delay, "delay"))
+
+    def retry(self, ids: MessageId | Iterable[MessageId] | None = None) -> int:
+        """Send messages now that are to be sent later, as if for the first time; return how many.
+
+        Parameters
+        ----------
+        ids
+            Which, whether they are scheduled, back off, or are out; None: all that were sent before and back off.
+        """
+        given = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
+        with self._loaded() as context:
+            if ids is None:
+                return retry_delayed(context)
+            return retry_ids(context, [check_id(context, one) for one in given])
+
+    def redrive(self, ids: MessageId | Iterable[MessageId] | None = None, *, limit: int | None = None) -> int:
+        """Bring dead letters back, in the order that they had in this table; return how many.
+
+        They are due at once and count as never sent. Dead letters that were acked stay where they are, and so do those
+        whose id was put again meanwhile.
+
+        Parameters
+        ----------
+        ids
+            Which; None: all.
+        limit
+            How many at the most; None: all.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Where the table has no ``dead_letter``.
+        """
+        given = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
+        with self._loaded() as context:
+            wanted = None if ids is None else [check_id(context, one) for one in given]
+            return redrive(context, wanted, None if limit is None else _limit(limit))
+
+    def dead_letters(self, limit: int = 100) -> list[dict[str, Any]]:
+        """Read dead letters, those that died last first: id, payload, group_id, epoch, and why and when they died.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Where the table has no ``dead_letter``.
+        """
+        with self._loaded() as context:
+            return list_dead_letters(context, _limit(limit))
 
     def purge(self) -> int:
         """Delete messages that were acked longer ago than ``purge_after``, some at a time; return how many."""
-        context = self._entry.now()
         total = 0
-        while purged := purge_some(context):
-            total += purged
+        with self._loaded() as context:
+            while purged := purge_some(context):
+                total += purged
         return total
+
+    @property
+    def groups(self) -> MessageGroups:
+        """The table's groups: who has them, what holds them up, and what can be done about it.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Where the table has none.
+        """
+        context = self._entry.now()
+        return MessageGroups(context, lambda name: load(context.backend, name))
 
     def stats(self) -> TableStats:
         """Count the messages."""
-        with self._context.backend.snapshot() as connection:
-            return table_stats(self._context, connection)
+        with self._loaded() as context, context.backend.snapshot() as connection:
+            return table_stats(context, connection)
 
     def explain(self, id: MessageId) -> Explanation:  # noqa: A002  # the column's name, which the interface has too
         """Say why a message is not out; NotFoundError where there is none with this id."""
-        wanted = check_id(self._context, id)
-        with self._context.backend.snapshot() as connection:
-            return explain_message(self._context, connection, wanted)
-
-    def __repr__(self) -> str:
-        return f"<MessageTable {self.name!r}>"
+        with self._loaded() as context, context.backend.snapshot() as connection:
+            return explain_message(context, connection, check_id(context, id))
 
 
-def message_table_names(backend: Backend) -> list[str]:
-    """Name every message table, in alphabetical order."""
-    with backend.snapshot() as connection:
-        return list(connection.scalars(sa.select(message_tables.c.name).order_by(message_tables.c.name)))
-
-
-def _limit(value: int) -> int:
+def _limit(value: int, name: str = "limit") -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # users need not check types
-        raise InvalidArgumentError(f"limit: {value!r} is no count; give a whole number from 1")
+        raise InvalidArgumentError(f"{name}: {value!r} is no count; give a whole number from 1")
     return value
 
 

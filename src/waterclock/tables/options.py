@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
-from enum import Enum
-from typing import Any, Literal, get_args
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import Any, Literal, TypedDict, get_args
 
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.tables.backoff import Backoff
+from waterclock.tables.keyspace import KeyRange
 from waterclock.time import Duration, to_duration
 
 Groups = Literal["exclusive", "sequenced"]
@@ -29,25 +30,32 @@ IdType = Literal["bigint", "text", "uuid"]
 Payload = Literal["bytes", "text", "json"]
 """The type of a message's payload."""
 
+PurgeBy = Literal["rows", "partition"]
+"""Whether acked messages are deleted one by one, or dropped with the partition of their day."""
+
 # What the interface names and this version does not do yet is refused, so that nobody relies on it.
-_LATER: dict[str, object] = {
-    "max_attempts": None,
-    "dead_letter": None,
-    "rate_limit": None,
-    "ungrouped": "default",
-    "ack_order": "strict",
-    "on_exhausted": "block",
-}
+_LATER: dict[str, object] = {}
 
 
-class Unchanged(Enum):
-    """Stands for an option that is not given, where None means something."""
-
-    UNCHANGED = "unchanged"
+_LEAST_RATE, _GREATEST_RATE = 1e-6, 1e9  # messages a second
 
 
-UNCHANGED = Unchanged.UNCHANGED
-"""An option that stays as it is."""
+class OptionChanges(TypedDict, total=False):
+    """The options that may change while a table is in use."""
+
+    ack_wait: Duration
+    purge_after: Duration | None
+    batch_size: int
+    cache_size: int
+    poll_interval: Duration
+    min_backoff: Duration | None
+    max_backoff: Duration | None
+    jitter: float
+    max_attempts: int | None
+    dead_letter: str | None
+    rate_limit: float | None
+    on_exhausted: OnExhausted
+    group_idle: Duration | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +76,45 @@ class TableOptions:
     payload: Payload
     columns: dict[str, str]
     """The types of the further columns that were given by our names for them."""
+    key_range: str
+    """The keyspace ids that the table holds."""
+    purge_by: PurgeBy
+    # Those with defaults here came later: entries that were written before lack them.
+    max_attempts: int | None = None
+    dead_letter: str | None = None
+    """The message table that takes dead letters; given wherever ``max_attempts`` is."""
+    rate_limit: float | None = None
+    """Messages a second."""
+    ungrouped: Ungrouped = "default"
+    ack_order: AckOrder = "strict"
+    on_exhausted: OnExhausted = "block"
+    group_idle: int | None = None
+
+    @property
+    def has_free_messages(self) -> bool:
+        """Whether some messages are in no group although others are."""
+        return self.groups is not None and self.ungrouped == "free"
 
     @property
     def backoff(self) -> Backoff:
         """The back-off that these options describe."""
         return Backoff(self.ack_wait, self.min_backoff, self.max_backoff, self.jitter)
 
-    def changed(self, changes: dict[str, Any]) -> TableOptions:
+    def changed(self, changes: OptionChanges) -> TableOptions:
         """Return the options with some of them changed, checked anew."""
-        return TableOptions.check(**{**asdict(self), **changes})
+        for option in changes:
+            if option not in OptionChanges.__annotations__:
+                raise InvalidArgumentError(
+                    f"{option}: is no option that can change; those are {', '.join(OptionChanges.__annotations__)}"
+                )
+        given: dict[str, Any] = {**asdict(self), **changes}
+        return TableOptions.check(**given)
+
+    def with_dead_letter(self, name: str) -> TableOptions:
+        """Name the dead-letter table of the table ``name`` where it must have one and none is named."""
+        if self.max_attempts is None or self.dead_letter is not None:
+            return self
+        return replace(self, dead_letter=f"{name}_dead")
 
     def to_json(self) -> str:
         """Write the options as the catalogue keeps them."""
@@ -87,9 +125,9 @@ class TableOptions:
         """Read what `to_json` wrote for the table ``name``; SchemaError names an option that is missing."""
         known: dict[str, Any] = json.loads(text)
         for field in fields(cls):
-            if field.name not in known:
+            if field.name not in known and field.default is MISSING:
                 raise SchemaError(f"message table {name!r}: its entry in the catalogue lacks the option {field.name!r}")
-        return cls(**{field.name: known[field.name] for field in fields(cls)})
+        return cls(**{field.name: known[field.name] for field in fields(cls) if field.name in known})
 
     @classmethod
     def check(
@@ -107,7 +145,16 @@ class TableOptions:
         group_header: str,
         id_type: IdType,
         payload: Payload,
-        columns: dict[str, str],
+        columns: Mapping[str, object] | None,
+        key_range: str,
+        max_attempts: int | None,
+        dead_letter: str | None,
+        rate_limit: float | None,
+        ungrouped: Ungrouped,
+        ack_order: AckOrder,
+        on_exhausted: OnExhausted,
+        group_idle: Duration | None,
+        purge_by: PurgeBy,
         **later: object,
     ) -> TableOptions:
         """Check what a user wrote; InvalidArgumentError names the option, the value and the remedy."""
@@ -116,8 +163,6 @@ class TableOptions:
                 raise InvalidArgumentError(
                     f"{option}: {value!r} is not available in this version; leave it {_LATER[option]!r}"
                 )
-        if groups == "exclusive":
-            raise InvalidArgumentError("groups: 'exclusive' is not available in this version; use 'sequenced'")
         options = cls(
             ack_wait=to_duration(ack_wait, "ack_wait", minimum=1),
             purge_after=None if purge_after is None else to_duration(purge_after, "purge_after"),
@@ -131,8 +176,22 @@ class TableOptions:
             group_header=_text(group_header, "group_header"),
             id_type=_choice(id_type, "id_type", IdType),
             payload=_choice(payload, "payload", Payload),
-            columns=columns,
+            columns={column: kind for column, kind in (columns or {}).items() if isinstance(kind, str)},
+            key_range=str(KeyRange.parse(key_range, "key_range")),
+            max_attempts=None if max_attempts is None else _count(max_attempts, "max_attempts"),
+            dead_letter=None if dead_letter is None else _text(dead_letter, "dead_letter"),
+            rate_limit=None if rate_limit is None else check_rate(rate_limit),
+            ungrouped=_choice(ungrouped, "ungrouped", Ungrouped),
+            ack_order=_choice(ack_order, "ack_order", AckOrder),
+            on_exhausted=_choice(on_exhausted, "on_exhausted", OnExhausted),
+            group_idle=None if group_idle is None else to_duration(group_idle, "group_idle", minimum=1),
+            purge_by=_choice(purge_by, "purge_by", PurgeBy),
         )
+        if options.group_idle is not None and options.groups != "exclusive":
+            raise InvalidArgumentError(
+                f"group_idle: {group_idle!r} has no meaning with groups={groups!r}; only exclusive groups stay with a"
+                " consumer while they are empty"
+            )
         if options.max_backoff is not None and options.max_backoff < options.backoff.base:
             shortest = "ack_wait" if options.min_backoff is None else "min_backoff"
             raise InvalidArgumentError(f"max_backoff: {max_backoff!r} is shorter than {shortest}; give at least that")
@@ -148,6 +207,15 @@ def _count(value: object, name: str) -> int:
 def _fraction(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise InvalidArgumentError(f"{name}: {value!r} is no fraction; give a number from 0 to less than 1")
+    return float(value)
+
+
+def check_rate(value: object) -> float:
+    """Return a rate limit in messages a second; InvalidArgumentError where it cannot be meant."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _LEAST_RATE <= value <= _GREATEST_RATE:
+        raise InvalidArgumentError(
+            f"rate_limit: {value!r} is no rate; give messages a second, from {_LEAST_RATE:g} to {_GREATEST_RATE:g}"
+        )
     return float(value)
 
 

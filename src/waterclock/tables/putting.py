@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.context import TableContext
+from waterclock.tables.inserting import new_rows
 from waterclock.tables.schema import OWN_COLUMNS
 from waterclock.time import to_time
 
@@ -43,7 +44,7 @@ class PutIds(list[MessageId]):
         self.existing = list(existing)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PreparedRows:
     """Messages as rows, checked.
 
@@ -52,11 +53,17 @@ class PreparedRows:
     rows
         Column by column name.
     nameless
-        Those of the rows that get their ids from us.
+        Those of the rows that get their ids from the database.
+    fresh
+        Whether nobody but us can have chosen any of the ids.
+    tried
+        Whether inserting them was tried before.
     """
 
     rows: list[dict[str, Any]]
     nameless: list[dict[str, Any]]
+    fresh: bool
+    tried: bool = False
 
 
 def prepare_rows(context: TableContext, messages: Iterable[Mapping[str, Any]]) -> PreparedRows:
@@ -68,8 +75,8 @@ def prepare_rows(context: TableContext, messages: Iterable[Mapping[str, Any]]) -
     if context.options.id_type == "uuid":
         for row in nameless:
             row["id"] = _uuid7()
-        return PreparedRows(rows, [])
-    return PreparedRows(rows, nameless)
+        return PreparedRows(rows, [], fresh=len(nameless) == len(rows))
+    return PreparedRows(rows, nameless, fresh=len(nameless) == len(rows))
 
 
 def put_rows(context: TableContext, connection: sa.Connection, prepared: PreparedRows) -> PutIds:
@@ -79,16 +86,20 @@ def put_rows(context: TableContext, connection: sa.Connection, prepared: Prepare
     """
     if not prepared.rows:
         return PutIds()
+    first_try, prepared.tried = not prepared.tried, True
     _number(context, connection, prepared)
-    inserted = _insert(context, connection, prepared.rows)
-    ids = [row["id"] for row in prepared.rows]
-    existing: list[MessageId] = []
-    for message_id in ids:
-        if message_id in inserted:
-            inserted.remove(message_id)
-        else:
-            existing.append(message_id)
-    return PutIds(ids, existing)
+    if any(row["at"] is not None for row in prepared.rows):
+        context.marks.forget()  # it may be due before what was claimed last
+    existing = _insert(context, connection, prepared.rows, fresh=prepared.fresh)
+    while prepared.nameless and first_try:
+        # Somebody chose an id that the database had not given out yet, and we drew it.
+        taken = [row for row in prepared.nameless if any(row is one for one in existing)]
+        if not taken:
+            break
+        _draw(context, connection, taken, max(row["id"] for row in taken))
+        still = _insert(context, connection, taken, fresh=True)
+        existing = [one for one in existing if not any(one is row for row in taken)] + still
+    return PutIds((row["id"] for row in prepared.rows), (row["id"] for row in existing))
 
 
 def _number(context: TableContext, connection: sa.Connection, prepared: PreparedRows) -> None:
@@ -98,18 +109,36 @@ def _number(context: TableContext, connection: sa.Connection, prepared: Prepared
         return
     for row in prepared.nameless:
         row["id"] = None
-    above = max((row["id"] for row in prepared.rows if row["id"] is not None), default=0)
-    new_ids = context.sql.reserve_ids(connection, context.rows, len(prepared.nameless), above)
-    for row, new_id in zip(prepared.nameless, new_ids, strict=True):
+    chosen = [row["id"] for row in prepared.rows if row["id"] is not None]
+    if chosen or context.sql.one_writer:
+        _draw(context, connection, prepared.nameless, max(chosen, default=0))
+        return
+    drawn = context.drawn_ids.take(
+        len(prepared.nameless), lambda count: context.sql.reserve_ids(connection, context.rows, count, 0)
+    )
+    for row, new_id in zip(prepared.nameless, drawn, strict=True):
         row["id"] = new_id
 
 
-def _insert(context: TableContext, connection: sa.Connection, prepared: list[dict[str, Any]]) -> set[MessageId]:
-    now = context.backend.now_sql()
-    at = sa.func.coalesce(sa.bindparam("at", type_=sa.BigInteger), now)
-    # The other columns are those that the rows name.
-    values = {"time_created": now, "time_scheduled": at, "time_next": at}
-    return context.sql.insert_new(connection, context.rows, values, prepared)
+def _draw(context: TableContext, connection: sa.Connection, nameless: list[dict[str, Any]], above: int) -> None:
+    drawn = context.sql.reserve_ids(connection, context.rows, len(nameless), above)
+    for row, new_id in zip(nameless, drawn, strict=True):
+        row["id"] = new_id
+
+
+def _insert(
+    context: TableContext, connection: sa.Connection, messages: list[dict[str, Any]], *, fresh: bool
+) -> list[dict[str, Any]]:
+    """Insert messages; return those whose ids were there."""
+    new = new_rows(context.rows, connection.dialect, messages, fresh=fresh)
+    inserted = context.sql.insert_new(connection, context.rows, new, context.backend.now_sql())
+    existing: list[dict[str, Any]] = []
+    for message_id, message in zip(new.columns["id"], messages, strict=True):
+        if message_id in inserted:
+            inserted.remove(message_id)
+        else:
+            existing.append(message)
+    return existing
 
 
 @lru_cache(maxsize=256)
@@ -193,10 +222,20 @@ def _group(context: TableContext, group: Any, headers: Any) -> str | None:
     if group is None and isinstance(headers, Mapping):
         group = headers.get(context.options.group_header)
     if group is None:
-        return None
+        group = ""
     if not isinstance(group, str) or len(group) > _LONGEST_NAME:
         raise InvalidArgumentError(f"group: {group!r} is not a text of up to {_LONGEST_NAME} characters")
+    if not group:
+        _refuse_ungrouped(context)
     return group or None  # an empty one counts as none
+
+
+def _refuse_ungrouped(context: TableContext) -> None:
+    if context.options.groups and context.options.ungrouped == "reject":
+        raise InvalidArgumentError(
+            f"group: message table {context.name!r} takes no message without one (ungrouped='reject'); give group=,"
+            f" or the header {context.options.group_header!r}"
+        )
 
 
 def _headers(headers: Any) -> str:

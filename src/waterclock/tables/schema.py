@@ -14,6 +14,7 @@ from sqlalchemy.types import TypeEngine
 from waterclock.database.types import BigInt, Key, LongText, Name
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.tables.options import IdType, Payload, TableOptions
+from waterclock.tables.reading import Guarded, Unreadable
 
 IdItem = sa.Identity | sa.DefaultClause
 """What makes a database generate ids."""
@@ -28,7 +29,24 @@ class Bytes(sa.LargeBinary):
     def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
         """Encode texts; copy buffers."""
         del dialect, coltype  # the same for all
-        return lambda value: value.encode() if isinstance(value, str) else None if value is None else bytes(value)
+        return _to_bytes
+
+
+class Text(sa.TypeDecorator[str]):
+    """Text, also where a plain-SQL client wrote bytes into the column, as SQLite allows."""
+
+    impl = LongText
+    cache_ok = True
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
+        """Decode bytes."""
+        del dialect  # the same for all
+        if not isinstance(value, bytes):
+            return value
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            return Unreadable(value, error)
 
 
 class UuidText(sa.TypeDecorator[uuid.UUID]):
@@ -45,17 +63,34 @@ class UuidText(sa.TypeDecorator[uuid.UUID]):
         """Write it in lower case with hyphens."""
         return value if value is None or dialect.name == "postgresql" else str(value)
 
-    def process_result_value(self, value: Any, dialect: sa.Dialect) -> uuid.UUID | None:
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
         """Read any spelling of it."""
         del dialect  # the same for all
-        return value if value is None or isinstance(value, uuid.UUID) else uuid.UUID(value)
+        if value is None or isinstance(value, uuid.UUID):
+            return value
+        try:
+            return uuid.UUID(value)
+        except (ValueError, AttributeError, TypeError) as error:
+            return Unreadable(value, error)
+
+    @property
+    def python_type(self) -> type[uuid.UUID]:
+        """What its values are in Python."""
+        return uuid.UUID
+
+
+def _to_bytes(value: Any) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    # SQLite keeps numbers, too, and bytes(17) would be seventeen zeros.
+    return str(value).encode() if isinstance(value, str | int | float) else bytes(value)
 
 
 _ID_TYPES: dict[IdType, Any] = {"bigint": BigInt, "text": Name, "uuid": UuidText()}
 _PAYLOADS: dict[Payload, Any] = {
     "bytes": Bytes().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"),
-    "text": LongText,
-    "json": sa.JSON().with_variant(postgresql.JSONB(), "postgresql"),
+    "text": Text(),
+    "json": Guarded(sa.JSON().with_variant(postgresql.JSONB(), "postgresql")),
 }
 _COLUMN_TYPES: dict[str, Any] = {
     "bigint": BigInt,
@@ -81,7 +116,7 @@ def user_columns(columns: Mapping[str, object] | None) -> list[sa.Column[Any]]:
     """Make columns of what a user wrote: names, each with one of our type names or a SQLAlchemy type."""
     made: list[sa.Column[Any]] = []
     for name, kind in (columns or {}).items():
-        if not _NAME.fullmatch(name) or name in OWN_COLUMNS or name in _ARGUMENTS:
+        if not _NAME.fullmatch(name) or name in OWN_COLUMNS or name in (*_ARGUMENTS, ACKED_DAY):
             raise InvalidArgumentError(f"columns: {name!r} is taken, or is no column name; choose another")
         column_type = _COLUMN_TYPES.get(kind) if isinstance(kind, str) else kind
         if not isinstance(column_type, TypeEngine) and not (
@@ -119,11 +154,13 @@ def message_rows(
         sa.Column("group_id", Name),
         sa.Column("headers", LongText),  # a JSON object of texts
         sa.Column("last_error", LongText),
-        sa.Column("seq", Key, primary_key=True),  # in the order of insertion
+        # In the order of insertion. An identity, where there are such, because whoever may insert may have its numbers.
+        sa.Column("seq", Key, sa.Identity(), primary_key=True),
         sa.Column("lease", BigInt),  # fences acks; NULL when nobody has the message
         sa.Column("consumer", Name),  # who has the message, or had it last
         sa.Column("position", BigInt),  # place in its group
         sa.Column("routed", sa.SmallInteger, nullable=False, server_default="0"),  # 0: its group has not seen it yet
+        sa.Column("held_at", BigInt),  # when an ack came that waits for those before it
         *columns,
         sqlite_autoincrement=True,
     )
@@ -131,6 +168,21 @@ def message_rows(
 
 OWN_COLUMNS = tuple(column.name for column in message_rows("t", "bigint", "bytes", []).columns)
 """The names that every message table's columns begin with."""
+
+DOCUMENT_COLUMNS = OWN_COLUMNS[:7]
+"""Those of them that the document names."""
+
+INTERNAL_COLUMNS = ("seq", "lease", "consumer", "position", "routed")
+"""Those of them that nobody but us writes."""
+
+ADOPTED = "Waterclock: order of insertion"
+"""Marks a column of ours in a table that we did not make."""
+
+PARTITIONED = "waterclock_partitioned"
+"""Says in a table's ``info`` whether it has partitions."""
+
+ACKED_DAY = "acked_day"
+"""The column by which MariaDB's partitions are told apart."""
 
 _ARGUMENTS = ("payload", "at", "group", "connection")
 
@@ -152,8 +204,25 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
             raise SchemaError(f"message table {name!r}: its SQL table lacks the column {column!r}; add it")
     # What a database reports need not be what was asked for: MariaDB calls a JSON column a text.
     extra = [
-        sa.Column(column, _COLUMN_TYPES.get(options.columns.get(column, ""), kind))
+        sa.Column(column, Guarded(_COLUMN_TYPES.get(options.columns.get(column, ""), kind)))
         for column, kind in found.items()
-        if column not in OWN_COLUMNS
+        if column not in (*OWN_COLUMNS, ACKED_DAY)
     ]
-    return message_rows(name, options.id_type, options.payload, extra)
+    rows = message_rows(name, options.id_type, options.payload, extra)
+    rows.info[PARTITIONED] = options.purge_by == "partition"
+    return rows
+
+
+def has_unique_id(connection: sa.Connection, name: str) -> bool:
+    """Say whether a table's ids are unique by themselves."""
+    inspector = sa.inspect(connection)
+    keys = [
+        inspector.get_pk_constraint(name)["constrained_columns"],
+        *(key["column_names"] for key in inspector.get_unique_constraints(name)),
+        *(
+            index["column_names"]
+            for index in inspector.get_indexes(name)
+            if index["unique"] and not index.get("dialect_options", {}).get("postgresql_where")
+        ),
+    ]
+    return ["id"] in keys

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,8 +13,11 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import DDL, CreateTable, DropTable
 
 from waterclock.database.backend import Backend
-from waterclock.database.table_catalogue import groups
+from waterclock.tables import adopting_sqlite
 from waterclock.tables.changes import SqliteChanges
+from waterclock.tables.claimed import Claimed, Wanted
+from waterclock.tables.claiming_rows import claim_in_steps
+from waterclock.tables.inserting import NewRows
 from waterclock.tables.options import IdType
 from waterclock.tables.schema import IdItem
 
@@ -39,7 +44,8 @@ _TRIGGERS = {
         END""",
     "group": """
         CREATE TRIGGER %(trigger)s AFTER UPDATE OF time_next, time_acked, group_id, priority ON %(table)s
-        WHEN NEW.routed = 1 AND OLD.routed = 1 AND NEW.lease IS OLD.lease
+        WHEN NEW.routed = 1 AND OLD.routed = 1 AND NEW.lease IS OLD.lease AND NEW.held_at IS OLD.held_at
+            AND NOT (NEW.group_id IS NULL AND OLD.group_id IS NULL)
         BEGIN
             UPDATE %(table)s SET
                 routed = 0,
@@ -55,6 +61,11 @@ _NEW_ID = {
         " || '-8' || substr(hex(randomblob(2)), 2) || '-' || hex(randomblob(6)))"
     ),
 }
+
+_GLOB = {"%": "*", "_": "?", "*": "[*]", "?": "[?]", "[": "[[]"}
+
+
+_ROWS_OF_A_STATEMENT = 100  # the text of a statement is made once for each number of rows
 
 
 class _JsonList(sa.TypeDecorator[Any]):
@@ -72,30 +83,37 @@ class SqliteTables:
     """SQLite's statements for message tables."""
 
     one_writer = True
+    days = None
 
     def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
         """Leave ids to the trigger, which sees the row's number."""
         del name, id_type
         return []
 
-    def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool) -> None:
+    def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Make the SQL table, its indexes and its triggers."""
         for column in ("time_scheduled", "time_created"):
             rows.c[column].server_default = sa.DefaultClause(sa.text(_NOW))
         connection.execute(CreateTable(rows))
+        self.equip(connection, rows, id_type, grouped=grouped, free=free)
+
+    def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
+        """Make the indexes and triggers of an SQL table that is there."""
         unacked, acked = rows.c.time_acked.is_(None), rows.c.time_acked.is_not(None)
         name = rows.name
-        indexes = [
-            sa.Index(f"{name}_next_idx", rows.c.priority.desc(), rows.c.time_next, sqlite_where=unacked),
-            sa.Index(f"{name}_acked_idx", rows.c.time_acked, sqlite_where=acked),
-        ]
-        if grouped:
+        indexes = [sa.Index(f"{name}_acked_idx", rows.c.time_acked, rows.c.epoch, sqlite_where=acked)]
+        due = rows.c.priority.desc(), rows.c.time_next
+        if not grouped:
+            indexes.append(sa.Index(f"{name}_next_idx", *due, sqlite_where=unacked))
+        else:
             indexes += [
                 sa.Index(f"{name}_group_idx", rows.c.group_id, rows.c.position, sqlite_where=unacked),
                 sa.Index(f"{name}_unrouted_idx", rows.c.seq, sqlite_where=rows.c.routed == 0),
             ]
+        if free:
+            indexes.append(sa.Index(f"{name}_free_idx", *due, sqlite_where=unacked & rows.c.group_id.is_(None)))
         for index in indexes:
-            index.create(connection)
+            index.create(connection, checkfirst=True)
         quote = connection.dialect.identifier_preparer.quote
         table = quote(name)
         for verb, statement in _TRIGGERS.items():
@@ -108,6 +126,21 @@ class SqliteTables:
                 }
                 connection.execute(DDL(statement, context=context))
 
+    def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
+        """Give an SQL table of the user's what `create` makes but for `equip`; ``present`` are the columns it has."""
+        del id_type  # the trigger that numbers them knows it
+
+        def create() -> None:
+            for column in ("time_scheduled", "time_created"):
+                rows.c[column].server_default = sa.DefaultClause(sa.text(_NOW))
+            connection.execute(CreateTable(rows))
+
+        adopting_sqlite.adopt(connection, rows, present, create)
+
+    def type_remedy(self, table: str, column: str, wanted: str) -> str:
+        """Say how a column of the user's gets another type."""
+        return adopting_sqlite.type_remedy(table, column, wanted)
+
     def drop(self, connection: sa.Connection, rows: sa.Table) -> None:
         """Remove the SQL table; its triggers go with it."""
         connection.execute(DropTable(rows, if_exists=True))
@@ -115,7 +148,7 @@ class SqliteTables:
     def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
         """Give ``count`` ids greater than ``above`` and than any there was; the write lock keeps others from them."""
         # Changes nothing, but takes the write lock, which a transaction of the caller's may not have yet.
-        connection.execute(sa.delete(rows).where(sa.false()))
+        connection.execute(sa.delete(rows).where(rows.c.seq == sa.literal_column("-1")))
         counter = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
         last = sa.select(counter.c.seq).where(counter.c.name == rows.name).scalar_subquery()
         greatest = sa.select(sa.func.max(rows.c.id)).scalar_subquery()
@@ -125,40 +158,80 @@ class SqliteTables:
         return range(first + 1, first + 1 + count)
 
     def insert_new(
-        self, connection: sa.Connection, rows: sa.Table, values: dict[str, Any], messages: list[dict[str, Any]]
+        self, connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
     ) -> set[Any]:
         """Insert messages whose ids are new, and return those ids.
 
-        With RETURNING, rows go many to a statement; one by one, the triggers would cost five times as much.
+        Many rows go to a statement: for each statement on a table with triggers SQLite keeps a journal, which costs
+        four times as much as a row.
         """
-        statement = sqlite.insert(rows).values(values).on_conflict_do_nothing(index_elements=[rows.c.id])
-        return set(connection.scalars(statement.returning(rows.c.id), messages))
+        time = now.effective_value if isinstance(now, sa.BindParameter) else 0
+        new.columns["at"] = [time if at is None else at for at in new.columns["at"]]
+        columns = new.columns | {"time_created": [time] * new.count}
+        tuples = list(zip(*columns.values(), new.columns["at"], strict=True))
+        names = ["time_scheduled" if name == "at" else name for name in columns]
+        inserted: set[Any] = set()
+        for start in range(0, len(tuples), _ROWS_OF_A_STATEMENT):
+            some = tuples[start : start + _ROWS_OF_A_STATEMENT]
+            text = _insert_text(rows, (*names, "time_next"), len(some), connection.dialect)
+            found = connection.exec_driver_sql(text, tuple(chain.from_iterable(some)))
+            inserted.update(row[0] for row in found)
+        return inserted
 
-    def add_groups(self) -> sa.Insert:
-        """Insert rows of groups that are not there yet."""
-        return sqlite.insert(groups).on_conflict_do_nothing()
+    def lesser(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Give the lesser of two values that are not NULL."""
+        return sa.func.min(one, another, type_=sa.BigInteger)
 
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Say that ``column`` is in the JSON array bound as ``name``: one parameter, whatever the length."""
         listed = sa.func.json_each(sa.bindparam(name, type_=_JsonList())).table_valued("value")
         return column.in_(sa.select(listed.c.value))
 
-    def take(
-        self, connection: sa.Connection, rows: sa.Table, values: dict[str, Any], seqs: list[int]
-    ) -> dict[int, int]:
-        """Change rows, and return the time_next that each of them has now."""
-        statement = sa.update(rows).where(self.any_of(rows.c.seq, "seqs")).values(values)
-        changed = connection.execute(statement.returning(rows.c.seq, rows.c.time_next), {"seqs": seqs})
-        return {row.seq: row.time_next for row in changed}
+    def claim(
+        self,
+        connection: sa.Connection,
+        rows: sa.Table,
+        wanted: Wanted,
+        begin: Mapping[int, int],
+        now: sa.ColumnElement[int],
+    ) -> list[Claimed]:
+        """Take messages in two statements, because RETURNING sees no other rows than the new ones."""
+        return claim_in_steps(connection, rows, wanted, begin, now, _take)
 
-    def swing(self) -> sa.ColumnElement[float]:
-        """Give a random number from -1 to 1, another one for each row."""
-        return sa.func.random(type_=sa.Float) / float(2**63)
+    def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
+        """Say that a text is like a pattern, with GLOB: LIKE ignores case here."""
+        globbed = "".join(_GLOB.get(sign, sign) for sign in pattern)
+        return column.op("GLOB", is_comparison=True, return_type=sa.Boolean())(sa.literal(globbed, sa.String()))
 
-    def clamp(self, low: int, value: sa.ColumnElement[int], high: int) -> sa.ColumnElement[int]:
-        """Bring a value between two bounds."""
-        return sa.func.min(sa.func.max(value, low), high, type_=sa.BigInteger)
-
-    def changes(self, backend: Backend) -> SqliteChanges:
-        """Watch the data version."""
+    def changes(self, backend: Backend, name: str) -> SqliteChanges:
+        """Watch the data version, which is the whole file's."""
+        del name
         return SqliteChanges(backend)
+
+
+def _take(connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
+    connection.execute(_taking(rows), {"ends": ends, "by": wanted.lease, "who": wanted.consumer})
+
+
+@lru_cache(maxsize=1024)
+def _insert_text(rows: sa.Table, names: tuple[str, ...], count: int, dialect: sa.Dialect) -> str:
+    into = sa.table(rows.name, *(sa.column(name) for name in names))
+    values = [{name: sa.bindparam(f"{name}_{row}") for name in names} for row in range(count)]
+    insert = sqlite.insert(into).values(values).on_conflict_do_nothing(index_elements=["id"])
+    return str(insert.returning(into.c.id).compile(dialect=dialect))
+
+
+@lru_cache(maxsize=256)
+def _taking(rows: sa.Table) -> sa.Update:
+    listed = sa.func.json_each(sa.bindparam("ends", type_=_JsonList())).table_valued("value")
+    seq, until = (sa.func.json_extract(listed.c.value, f"$[{place}]", type_=sa.BigInteger) for place in (0, 1))
+    return (
+        sa.update(rows)
+        .where(rows.c.seq == seq)
+        .values(
+            time_next=until,
+            epoch=sa.func.coalesce(rows.c.epoch, 0) + 1,
+            lease=sa.bindparam("by"),
+            consumer=sa.bindparam("who"),
+        )
+    )

@@ -2,50 +2,88 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
+
+from sqlalchemy import exc
 
 from waterclock.errors import UnavailableError
 from waterclock.tables import acking
 from waterclock.tables.callers import CallerConnections
-from waterclock.tables.changes import Changes
+from waterclock.tables.changes import Changes, Stop
 from waterclock.tables.context import TableContext
 from waterclock.tables.delivery import Delivery
-from waterclock.tables.entry import Entry
+from waterclock.tables.entry import LOOK_EVERY, Entry
+from waterclock.tables.presence import stay_present
 from waterclock.tables.purging import purge_some
-from waterclock.tables.receiving import pause, receive
+from waterclock.tables.rate import Rate
+from waterclock.tables.receiving import Request, pause, receive
+
+_SECOND = 1_000_000_000
+
+logger = logging.getLogger(__name__)
 
 _PURGE_EVERY = 1.0  # s
 _RETRY_EVERY = 0.2  # s
-_PATIENCE = 60.0  # s for which a subscription waits for a database that is away
 
 
 class Subscription:
     """Iterates over deliveries, and waits for the next one where none is due. Close it, or use it in ``with``.
 
     It holds no more than the table's ``cache_size`` messages that are not over. Closing it gives back at once what it
-    claimed and did not hand out, and counts no attempt. While it is used it purges the table once a second.
+    claimed and did not hand out, and counts no attempt. In a table with groups it gives back what it handed out and is
+    not over, too, so that the groups can go on: ack before. While it is used it purges the table once a second, where
+    the database lets it delete.
+
+    Attributes
+    ----------
+    consumer
+        Who takes the messages.
+    patience
+        For how many seconds it waits for a database that is away.
     """
 
-    def __init__(self, entry: Entry, callers: CallerConnections, changes: Changes, consumer: str, limit: int) -> None:
+    def __init__(
+        self,
+        entry: Entry,
+        callers: CallerConnections,
+        changes: Changes,
+        request: Request,
+        limit: int,
+        *,
+        rate: Rate | None = None,
+        heartbeat: bool = True,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._entry = entry
         self._callers = callers
         self._changes = changes
+        self._request = request
         self._limit = limit
+        self._heartbeat = heartbeat
+        self._rate = rate
+        self._rate_due = 0
+        self._clock = clock
         self._waiting: deque[Delivery] = deque()
         self._handed_out: list[Delivery] = []
-        self._stop = threading.Event()
+        self._stop = Stop()
         self._closed = False
         self._purged_at = -math.inf
         self._away_since: float | None = None
-        self.consumer = consumer
+        self.consumer = request.consumer
+        self.patience = 60.0
+        self._presence = stay_present(entry.last_seen, request.consumer)
 
     def stop(self) -> None:
-        """End the iteration after the delivery that is in hand; other threads and signal handlers may call it."""
+        """End the iteration after the delivery that is in hand; other threads and signal handlers may call it.
+
+        What is in hand is finished; what waits behind it goes back when the subscription is closed.
+        """
         self._stop.set()
 
     def close(self) -> None:
@@ -58,7 +96,22 @@ class Subscription:
         self._waiting.clear()
         context = self._entry.last_seen
         context.backend.transact(lambda own: acking.give_back(context, own, unstarted))
+        if context.options.groups:
+            self._leave(context)
         self._changes.close()
+
+    def _leave(self, context: TableContext) -> None:
+        """Let the next consumer have what was handed out of groups and is not over: it need not wait for the lease."""
+        for delivery in self._handed_out:
+            if not delivery.over:
+                context.backend.transact(lambda own, held=delivery.held: acking.back_off(context, own, held, 0, None))
+                delivery.end()
+        self._presence.close()
+
+    def put_back(self, delivery: Delivery) -> None:
+        """Take a delivery back that nobody began to handle: it comes next, or is given back when this closes."""
+        self._handed_out.remove(delivery)
+        self._waiting.appendleft(delivery)
 
     def __iter__(self) -> Self:
         return self
@@ -80,32 +133,65 @@ class Subscription:
         """Give the next delivery, or None after having waited for one."""
         context = self._entry.now()
         self._purge(context)
-        now = context.backend.now()
+        now = context.backend.now_about()
         while self._waiting:
             delivery = self._waiting.popleft()
-            if delivery.lease_until > now:
-                self._handed_out.append(delivery)
-                return delivery
+            if delivery.lease_until > now and not delivery.lost:
+                return self._hand_out(delivery)
         self._handed_out = [one for one in self._handed_out if not one.over and one.lease_until > now]
         room = min(self._limit, context.options.cache_size - len(self._handed_out))
+        room, rate_pause = self._allowed(room)
+        if rate_pause:
+            self._stop.wait(min(rate_pause, LOOK_EVERY))
+            return None
         if room > 0:
-            self._waiting.extend(receive(self._entry, self._callers, room, self.consumer))
-        if not self._waiting:
-            pause(context, self._changes, self._stop, None)
+            self._waiting.extend(receive(self._entry, self._callers, room, self._request))
+            if self._rate is not None:
+                self._rate_due = self._rate.taken(self._rate_due, self._clock(), len(self._waiting))
+            if not self._waiting:
+                pause(self._entry, self._changes, self._stop, None, self._request)
+        else:
+            # What ends a delivery nudges; a lease may also just end.
+            self._stop.wait(min(LOOK_EVERY, (min(one.lease_until for one in self._handed_out) - now) / _SECOND))
         return None
+
+    def _hand_out(self, delivery: Delivery) -> Delivery:
+        delivery.when_over(self._stop.nudge)
+        self._handed_out.append(delivery)
+        if self._heartbeat:
+            delivery.waiting = self._waiting
+        else:
+            delivery.without_heartbeat()
+        return delivery
+
+    def _allowed(self, room: int) -> tuple[int, float]:
+        """How many messages the subscriber's own rate limit lets it take, and how many seconds to wait where none."""
+        if self._rate is None or room <= 0:
+            return room, 0
+        now = self._clock()
+        allowed = self._rate.allowed(self._rate_due, now, room)
+        return allowed, 0 if allowed else (self._rate.free_at(self._rate_due) - now) / _SECOND
 
     def _may_wait_longer(self) -> bool:
         """Wait a little for a database that restarts; False where it has been away for long."""
         self._away_since = self._away_since or time.monotonic()
-        if time.monotonic() - self._away_since > _PATIENCE:
+        if time.monotonic() - self._away_since > self.patience:
             return False
         self._stop.wait(_RETRY_EVERY)
         return True
 
     def _purge(self, context: TableContext) -> None:
-        if time.monotonic() - self._purged_at >= _PURGE_EVERY:
+        if time.monotonic() - self._purged_at < _PURGE_EVERY:
+            return
+        try:
             purge_some(context)
-            self._purged_at = time.monotonic()
+        except exc.DBAPIError as error:
+            if not context.backend.dialect.is_forbidden(error):
+                raise
+            logger.info("%s may not delete from %r, and leaves purging to others", self.consumer, context.name)
+            self._purged_at = math.inf
+            return
+        self._purged_at = time.monotonic()
 
     def __enter__(self) -> Self:
         return self

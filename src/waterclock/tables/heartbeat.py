@@ -1,0 +1,156 @@
+"""Heartbeats: while deliveries are being handled, their leases are extended before they end.
+
+One thread for each process and database does it for all of them. A process that is stopped or dead beats no more, so
+its leases end. Times are those that pass (monotonic, ns), because only the database's clock judges leases: a beat asks
+it to hold on for ``ack_wait`` from its now.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import exc
+
+from waterclock.database.backend import Backend
+from waterclock.errors import WaterclockError
+from waterclock.tables import acking
+from waterclock.tables.acking import Held
+from waterclock.tables.context import TableContext
+
+_SECOND = 1_000_000_000
+_RETRY = _SECOND  # after a beat that failed
+_IDLE = 10.0  # s after which a thread that has nothing to hold ends
+_log = logging.getLogger(__name__)
+
+
+class Holding(Protocol):
+    """A delivery whose lease is kept up.
+
+    Attributes
+    ----------
+    beat_at
+        When its lease is to be extended, in ns of the monotonic clock.
+    """
+
+    beat_at: int
+    held: Held
+    context: TableContext
+
+    @property
+    def over(self) -> bool:
+        """Whether it needs no lease any more."""
+        ...
+
+    def behind(self) -> Sequence[Holding]:
+        """Give the deliveries that wait for this one to be handled, in the same hand."""
+        ...
+
+    def extended(self, until: int | None) -> None:
+        """Note when the lease ends now, ns; None where it was lost."""
+        ...
+
+
+def beat_after(lease: int) -> int:
+    """How long after a lease of this length began it is extended, ns: when a third of it is left."""
+    return lease * 2 // 3
+
+
+class Heart:
+    """Extends leases in time. Safe to share between threads.
+
+    Parameters
+    ----------
+    clock
+        The monotonic clock, ns.
+    beats
+        Whether it beats by itself; where not, call `beat`.
+    """
+
+    def __init__(self, clock: Callable[[], int] = time.monotonic_ns, *, beats: bool = True) -> None:
+        self._clock = clock
+        self._beats = beats
+        self._changed = threading.Condition()
+        self._holding: dict[int, Holding] = {}
+        self._thread: threading.Thread | None = None
+        self._sleeps_until = 0
+
+    def hold(self, delivery: Holding) -> None:
+        """Keep a delivery's lease up from now on."""
+        with self._changed:
+            self._holding[id(delivery)] = delivery
+            if not self._beats:
+                return
+            # A thread that a fork left behind is not alive here.
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="waterclock-heart", daemon=True)
+                self._sleeps_until = 0
+                self._thread.start()
+            elif delivery.beat_at < self._sleeps_until:
+                self._changed.notify()
+
+    def release(self, delivery: Holding) -> None:
+        """Let a delivery's lease be."""
+        with self._changed:
+            self._holding.pop(id(delivery), None)
+
+    def beat(self) -> int | None:
+        """Extend the leases that are due for it; return when the next one is, None where nothing is held."""
+        now = self._clock()
+        with self._changed:
+            due = [one for one in self._holding.values() if one.beat_at <= now]
+        by_table: dict[int, list[Holding]] = {}
+        for one in (each for front in due for each in (front, *front.behind())):
+            if not one.over:
+                by_table.setdefault(one.context.table_id, []).append(one)
+        for deliveries in by_table.values():
+            _extend(deliveries, now)
+        with self._changed:
+            return min((one.beat_at for one in self._holding.values()), default=None)
+
+    def _run(self) -> None:
+        while True:
+            next_beat = self.beat()
+            with self._changed:
+                if next_beat is None and not self._holding:
+                    self._sleeps_until = self._clock() + int(_IDLE * _SECOND)
+                    if not self._changed.wait(_IDLE) and not self._holding:
+                        self._thread = None
+                        return
+                    continue
+                self._sleeps_until = min(one.beat_at for one in self._holding.values()) if self._holding else 0
+                self._changed.wait(max(0, self._sleeps_until - self._clock()) / _SECOND)
+
+
+def _extend(deliveries: Iterable[Holding], now: int) -> None:
+    mine = list(deliveries)
+    context = mine[0].context
+    length = context.options.ack_wait
+    try:
+        ends = context.backend.transact(lambda own: acking.extend_all(context, own, [one.held for one in mine], length))
+    except (WaterclockError, exc.SQLAlchemyError) as error:
+        # Whether the lease lasted is told by the ack, so there is nobody to tell but the log.
+        _log.warning("cannot extend the leases of %d messages of %r: %s", len(mine), context.name, error)
+        for one in mine:
+            one.beat_at = now + _RETRY
+        return
+    for one in mine:
+        one.beat_at = now + beat_after(length)
+        one.extended(ends.get((one.held.seq, one.held.lease)))
+
+
+_hearts: WeakKeyDictionary[Backend, Heart] = WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def heart_of(backend: Backend) -> Heart:
+    """Give the heart of a database in this process."""
+    with _making:
+        heart = _hearts.get(backend)
+        if heart is None:
+            heart = _hearts[backend] = Heart()
+        return heart

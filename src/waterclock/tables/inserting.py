@@ -1,0 +1,87 @@
+"""What the databases share in inserting many messages at once: values as the driver takes them, column by column."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+
+_BUSY = 1.0  # s; who puts again within this draws ahead
+_MOST_AHEAD = 128
+
+
+@dataclass(frozen=True, slots=True)
+class NewRows:
+    """Messages to insert.
+
+    Attributes
+    ----------
+    columns
+        Their values by column, as the driver takes them; ``at`` is when they are to be sent, None for now.
+    fresh
+        Whether nobody else can have chosen their ids.
+    """
+
+    columns: dict[str, list[Any]]
+    fresh: bool
+
+    @property
+    def count(self) -> int:
+        """How many messages there are."""
+        return len(self.columns["id"])
+
+    def tuples(self, names: Sequence[str]) -> list[tuple[Any, ...]]:
+        """Give the values of these columns, message by message."""
+        return list(zip(*(self.columns[name] for name in names), strict=True))
+
+
+def new_rows(rows: sa.Table, dialect: sa.Dialect, messages: Sequence[dict[str, Any]], *, fresh: bool) -> NewRows:
+    """Lay messages out in columns."""
+    columns: dict[str, list[Any]] = {}
+    for name in messages[0]:
+        values = [message[name] for message in messages]
+        process = None if name == "at" else _processor(rows.c[name].type, dialect)
+        columns[name] = values if process is None else [process(value) for value in values]
+    return NewRows(columns, fresh)
+
+
+@lru_cache(maxsize=256)
+def _processor(column_type: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> Callable[[Any], Any] | None:
+    return column_type.dialect_impl(dialect).bind_processor(dialect)
+
+
+class DrawnIds:
+    """Ids drawn from a sequence ahead of their use, so that a put need not ask for its own first.
+
+    A put has to know its id before it is tried: were it tried twice, because the answer was lost, the database could
+    not tell. Who puts often draws twice as many each time. Ids that are never used leave gaps. Safe to share between
+    threads.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._ids: list[int] = []
+        self._ahead = 1
+        self._drawn_at = -_BUSY
+
+    def take(self, count: int, draw: Callable[[int], Sequence[int]]) -> list[int]:
+        """Give ``count`` ids; ``draw`` asks the database for some."""
+        with self._lock:
+            ids, self._ids = self._ids[:count], self._ids[count:]
+            if len(ids) == count:
+                return ids
+            now = self._clock()
+            self._ahead = min(self._ahead * 2, _MOST_AHEAD) if now - self._drawn_at < _BUSY else 1
+            self._drawn_at = now
+            ahead = self._ahead
+        missing = count - len(ids)
+        drawn = list(draw(max(missing, ahead)))
+        with self._lock:
+            self._ids += drawn[missing:]
+        return ids + drawn[:missing]

@@ -1,0 +1,38 @@
+"""Counting a sharded table's messages: every shard's figures, and their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from waterclock.tables.stats import TableStats
+
+_GREATEST = ("oldest_age",)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedStats(TableStats):
+    """The figures of `TableStats` over all shards that answered: sums, but of ages the greatest.
+
+    Attributes
+    ----------
+    by_shard
+        Each shard's own.
+    away
+        The shards that are not counted, each with the reason.
+    """
+
+    by_shard: Mapping[str, TableStats] = field(default_factory=dict[str, TableStats])
+    away: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @classmethod
+    def add_up(cls, by_shard: Mapping[str, TableStats], away: Mapping[str, str]) -> ShardedStats:
+        """Add the figures of the shards that answered."""
+        totals: dict[str, Any] = {}
+        for one in fields(TableStats):
+            figures = [getattr(stats, one.name) for stats in by_shard.values()]
+            known = [figure for figure in figures if figure is not None]
+            total = max if one.name in _GREATEST else sum
+            totals[one.name] = total(known) if known else None
+        return cls(**totals, by_shard=by_shard, away=away)

@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import waterclock as wc
+from waterclock.connection import Database
+
+from .conftest import MovableClock
+from .test_plain_sql import catch_up, run
+from .test_putting import payloads
+
+# The document's ("Creating a message table"), without what is MySQL's alone, and with columns of the user's.
+DOCUMENTS = """
+    CREATE TABLE orders(
+        time_scheduled bigint,
+        id bigint,
+        time_next bigint,
+        epoch bigint,
+        time_created bigint,
+        time_acked bigint,
+        message varchar(128),
+        region varchar(20) DEFAULT 'eu',
+        PRIMARY KEY (time_scheduled, id)
+    )"""
+INDEXES = ("CREATE UNIQUE INDEX id_idx ON orders(id)", "CREATE INDEX next_idx ON orders(time_next, epoch)")
+
+
+def make_documents(database: Database, ddl: str = DOCUMENTS, indexes: tuple[str, ...] = INDEXES) -> None:
+    for statement in (ddl, *indexes):
+        run(database, statement)
+
+
+def insert(database: Database, message_id: Any, text: str, **values: Any) -> None:
+    row = {"time_scheduled": 1, "time_next": 1, "epoch": 0, "time_created": 1, "time_acked": None, **values}
+    run(
+        database,
+        "INSERT INTO orders(id, message, time_scheduled, time_next, epoch, time_created, time_acked)"
+        " VALUES (:id, :message, :time_scheduled, :time_next, :epoch, :time_created, :time_acked)",
+        id=message_id,
+        message=text,
+        **row,
+    )
+
+
+def test_a_table_made_by_the_documents_ddl_becomes_a_message_table(database: Database, clock: MovableClock) -> None:
+    make_documents(database)
+    insert(database, 3, "due")
+    insert(database, 5, "sent before", time_scheduled=2, epoch=4)
+    insert(database, 7, "acked", time_next=None, time_acked=9)
+    insert(database, 9, "later", time_next=clock.now + 10**12)
+    table = database.create_table("orders", payload="text", jitter=0, adopt=True)
+    deliveries = table.receive()
+    assert [(one.id, one.payload, one.epoch, one.columns) for one in deliveries] == [
+        (3, "due", 1, {"region": "eu"}),
+        (5, "sent before", 5, {"region": "eu"}),
+    ]
+    table.ack(deliveries)
+    stats = table.stats()
+    assert (stats.scheduled, stats.acked) == (1, 3)
+    clock.move("1h")
+    assert payloads(table) == ["later"]
+
+
+def test_rows_that_plain_sql_left_open_are_delivered(database: Database) -> None:
+    make_documents(database)
+    insert(database, 1, "no time_next", time_next=None, epoch=None, time_created=None)
+    table = database.create_table("orders", payload="text", adopt=True)
+    [delivery] = table.receive()
+    assert (delivery.payload, delivery.epoch, delivery.time_created) == ("no time_next", 1, 1)
+
+
+def test_an_adopted_table_does_what_one_of_ours_does(database: Database, clock: MovableClock) -> None:
+    make_documents(database)
+    insert(database, 41, "old")
+    table = database.create_table("orders", payload="text", jitter=0, adopt=True, groups="sequenced", batch_size=100)
+    assert table.put("new") == 42
+    assert table.put("again", id=41) == 41
+    run(database, "INSERT INTO orders(id, message) VALUES (50, 'plain')")
+    run(database, "INSERT INTO orders(id, message, group_id) VALUES (51, 'in a group', 'g'), (52, 'behind it', 'g')")
+    catch_up(clock)
+    assert sorted(payloads(table)) == ["behind it", "in a group", "new", "old", "plain"]
+    ack = "UPDATE orders SET time_acked = :now, time_next = NULL WHERE id IN (41, 42) AND time_acked IS NULL"
+    assert run(database, ack, now=clock.now) == 2
+    assert table.stats().acked == 2
+    assert not database.table("orders").put_many([{"payload": "a"}, {"payload": "b"}]).existing
+
+
+def test_a_plain_insert_without_an_id_gets_one_that_is_free(database: Database, clock: MovableClock) -> None:
+    make_documents(database)
+    insert(database, 41, "old")
+    table = database.create_table("orders", payload="text", adopt=True)
+    run(database, "INSERT INTO orders(message) VALUES ('new')")
+    catch_up(clock)
+    ids = {delivery.id for delivery in table.receive()}
+    assert len(ids) == 2
+    assert 41 in ids
+
+
+@pytest.mark.parametrize("id_type", ["text", "uuid"])
+def test_ids_may_be_texts_and_uuids(database: Database, id_type: Any) -> None:
+    mariadb = database.backend.dialect.name == "mysql"
+    kind = "varchar(64)" if id_type == "text" else "char(36)"
+    if database.backend.dialect.name == "postgresql" and id_type == "uuid":
+        kind = "uuid"
+    kind += " COLLATE utf8mb4_bin" * mariadb
+    make_documents(database, DOCUMENTS.replace("id bigint", f"id {kind}"))
+    known = str(uuid.uuid4())
+    insert(database, known, "old")
+    table = database.create_table("orders", payload="text", id_type=id_type, adopt=True)
+    assert str(table.put("again", id=known)) == known
+    table.put("new", id=str(uuid.uuid4()))
+    assert payloads(table) == ["old", "new"]
+
+
+def test_ids_need_an_index_of_their_own_and_get_it(database: Database) -> None:
+    make_documents(database, indexes=())
+    insert(database, 1, "a")
+    table = database.create_table("orders", payload="text", adopt=True)
+    table.put("b", id=1)
+    assert payloads(table) == ["a"]
+
+
+def test_further_columns_can_be_added(database: Database) -> None:
+    make_documents(database)
+    insert(database, 1, "a")
+    table = database.create_table("orders", payload="text", adopt=True, columns={"weight": "double", "paid": "boolean"})
+    table.put("b", region="us", weight=1.5, paid=True)
+    assert [delivery.columns for delivery in table.receive()] == [
+        {"region": "eu", "weight": None, "paid": None},
+        {"region": "us", "weight": 1.5, "paid": True},
+    ]
+
+
+@pytest.mark.parametrize(
+    "column", ["time_scheduled", "id", "time_next", "epoch", "time_created", "time_acked", "message"]
+)
+def test_a_column_of_the_document_that_is_missing_is_named_with_the_remedy(database: Database, column: str) -> None:
+    kind = "varchar(128)" if column == "message" else "bigint"
+    ddl = DOCUMENTS.replace(f"{column} {kind}", f"other {kind}").replace("time_scheduled, id)", "other)", 1)
+    if column not in ("time_scheduled", "id"):
+        ddl = DOCUMENTS.replace(f"{column} {kind}", f"other {kind}")
+    make_documents(database, ddl, ())
+    with pytest.raises(
+        wc.SchemaError, match=rf"lacks the column '{column}'; run ALTER TABLE orders ADD COLUMN {column} "
+    ):
+        database.create_table("orders", payload="text", adopt=True)
+    assert database.tables() == []
+
+
+@pytest.mark.parametrize(
+    ("column", "has", "made"),
+    [("time_next", "bigint", "varchar(20)"), ("id", "bigint", "varchar(20)"), ("message", "varchar(128)", "bigint")],
+)
+def test_a_column_of_another_type_is_named_with_both_types_and_the_remedy(
+    database: Database, column: str, has: str, made: str
+) -> None:
+    make_documents(database, DOCUMENTS.replace(f"{column} {has}", f"{column} {made}"), ())
+    with pytest.raises(wc.SchemaError) as raised:
+        database.create_table("orders", payload="text", adopt=True)
+    found = re.search(
+        rf"the column '{column}' is {made.partition('(')[0]}.*, and must be [A-Z].*;"
+        r" run ((?:ALTER|CREATE) TABLE[^;]*)(;?)",
+        str(raised.value),
+        re.IGNORECASE,
+    )
+    assert found
+    assert bool(found[2]) == (column != "time_next")
+    if database.backend.dialect.name != "sqlite":
+        run(database, found[1])
+        database.create_table("orders", payload="text", adopt=True)
+
+
+def test_a_table_that_numbers_its_ids_by_itself_goes_on_doing_so(database: Database, clock: MovableClock) -> None:
+    numbered = {
+        "sqlite": "id bigint",
+        "postgresql": "id bigserial",
+        "mysql": "id bigint AUTO_INCREMENT UNIQUE",
+    }[database.backend.dialect.name]
+    make_documents(database, DOCUMENTS.replace("id bigint", numbered), ())
+    insert(database, 41, "old")
+    table = database.create_table("orders", payload="text", adopt=True)
+    run(database, "INSERT INTO orders(message) VALUES ('plain')")
+    assert table.put("ours") not in (41, None)
+    catch_up(clock)
+    assert len({delivery.id for delivery in table.receive()}) == 3
+
+
+def test_text_ids_that_mariadb_would_mix_up_are_refused(database: Database) -> None:
+    if database.backend.dialect.name == "mysql":
+        make_documents(database, DOCUMENTS.replace("id bigint", "id varchar(64)"))
+        with pytest.raises(wc.SchemaError, match=r"'id' compares by .*_ci.*; run ALTER TABLE") as raised:
+            database.create_table("orders", payload="text", id_type="text", adopt=True)
+        run(database, str(raised.value).partition("; run ")[2])
+        database.create_table("orders", payload="text", id_type="text", adopt=True)
+
+
+def test_what_cannot_be_adopted_is_refused_with_the_reason_and_left_as_it_is(database: Database) -> None:
+    with pytest.raises(wc.NotFoundError, match="no SQL table 'orders' to adopt"):
+        database.create_table("orders", payload="text", adopt=True)
+    make_documents(database, indexes=("ALTER TABLE orders ADD COLUMN lease bigint",))
+    with pytest.raises(wc.AlreadyExistsError, match="adopt=True"):
+        database.create_table("orders", payload="text")
+    with pytest.raises(wc.SchemaError, match="'lease' of its own; rename yours"):
+        database.create_table("orders", payload="text", adopt=True)
+    run(database, "ALTER TABLE orders DROP COLUMN lease")
+    insert(database, 1, "a")
+    insert(database, 1, "b", time_scheduled=2)
+    with pytest.raises(wc.SchemaError, match="2 rows have the id 1"):
+        database.create_table("orders", payload="text", adopt=True)
+    run(database, "DELETE FROM orders WHERE message = 'b'")
+    table = database.create_table("orders", payload="text", adopt=True)
+    with pytest.raises(wc.AlreadyExistsError):
+        database.create_table("orders", payload="text", adopt=True)
+    database.create_table("orders", payload="text", adopt=True, exist_ok=True)
+    assert payloads(table) == ["a"]
+
+
+@pytest.mark.parametrize("moment", range(0, 14, 2))
+def test_adopting_that_was_broken_off_can_be_done_again(
+    database: Database, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    make_documents(database)
+    insert(database, 3, "a")
+    seen = 0
+
+    def break_off(_c: object, _cursor: object, statement: str, *_: object) -> None:
+        nonlocal seen
+        if statement.lstrip().startswith(("ALTER", "CREATE", "UPDATE", "INSERT", "DROP")):
+            seen += 1
+            if seen == moment + 1:
+                raise ZeroDivisionError
+
+    engine = database.backend.engine
+    sa.event.listen(engine, "before_cursor_execute", break_off)
+    try:
+        database.create_table("orders", payload="text", adopt=True)
+    except ZeroDivisionError:
+        assert database.tables() == []
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", break_off)
+    table = database.create_table("orders", payload="text", adopt=True, exist_ok=True)
+    assert table.put("b") != 3
+    assert payloads(table) == ["a", "b"]
+
+
+def test_indexes_and_triggers_of_the_users_are_kept(database: Database) -> None:
+    make_documents(database)
+    if database.backend.dialect.name == "sqlite":
+        run(database, "CREATE TABLE log(id bigint)")
+        run(database, "CREATE TRIGGER noting AFTER INSERT ON orders BEGIN INSERT INTO log(id) VALUES (NEW.id); END")
+    table = database.create_table("orders", payload="text", adopt=True)
+    names = {index["name"] for index in sa.inspect(database.backend.engine).get_indexes("orders")}
+    assert {"id_idx", "next_idx", "orders_next_idx"} <= names
+    if database.backend.dialect.name == "sqlite":
+        table.put("a", id=5)
+        with database.backend.engine.connect() as connection:
+            assert connection.execute(sa.text("SELECT id FROM log")).scalars().all() == [5]
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ("CREATE TABLE lines(id integer, ordered bigint REFERENCES orders(id))", "a foreign key of lines refers to it"),
+        (None, "it has CHECK constraints"),
+    ],
+)
+def test_sqlite_does_not_copy_what_a_copy_would_lose(sqlite_url: str, more: str | None, reason: str) -> None:
+    with wc.connect(sqlite_url) as database:
+        make_documents(
+            database,
+            DOCUMENTS
+            if more
+            else DOCUMENTS.replace("message varchar(128)", "message varchar(128) CHECK (message <> '')"),
+        )
+        if more:
+            run(database, more)
+        with pytest.raises(wc.SchemaError, match=reason):
+            database.create_table("orders", payload="text", adopt=True)

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import sqlalchemy as sa
+
+from waterclock.connection import Database
+from waterclock.tables import retrying
+from waterclock.tables.message_table import MessageTable
+
+from .conftest import MovableClock
+from .test_putting import payloads
+
+MakeTable = Callable[..., MessageTable]
+
+
+@pytest.fixture
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrying, "_CHUNK", 3)
+
+
+pytestmark = pytest.mark.usefixtures("_small_pieces")
+
+
+def test_many_deliveries_are_given_back_together(orders: MessageTable, clock: MovableClock) -> None:
+    orders.put_many([{"payload": str(number)} for number in range(8)])
+    deliveries = orders.receive(8)
+    deliveries[0].ack()
+    orders.ack(2)
+    assert orders.nack(deliveries, "5s") == 6
+    assert deliveries[1].lost
+    assert all(delivery.over for delivery in deliveries)
+    assert orders.stats().delayed == 6
+    clock.move("5s")
+    assert payloads(orders) == [str(number) for number in range(2, 8)]
+
+
+def test_what_is_given_back_without_a_delay_backs_off(orders: MessageTable, clock: MovableClock) -> None:
+    orders.put("tea")
+    assert orders.nack(orders.receive()) == 1
+    clock.move("29s")
+    assert orders.receive() == []
+    clock.move("1s")
+    assert payloads(orders) == ["tea"]
+
+
+def test_all_that_backs_off_is_sent_now_as_if_for_the_first_time(orders: MessageTable, clock: MovableClock) -> None:
+    orders.put_many([{"payload": str(number)} for number in range(7)])
+    orders.put("later", at=clock.now + 10**12)
+    orders.nack(orders.receive(7), "1h")
+    out = orders.receive()
+    assert out == []
+    orders.put("out")
+    [out] = orders.receive()
+    assert orders.retry() == 7
+    again = orders.receive(10)
+    assert [(one.payload, one.epoch) for one in again] == [(str(number), 1) for number in range(7)]
+    out.ack()
+    assert orders.retry() == 0
+
+
+def test_messages_that_are_named_are_sent_now_whatever_held_them_back(
+    orders: MessageTable, clock: MovableClock
+) -> None:
+    orders.put_many([{"payload": name, "at": clock.now + 10**12} for name in "abcd"])
+    orders.ack(4)
+    assert orders.retry([1, 3, 4, 99]) == 2
+    assert orders.retry(2) == 1
+    assert sorted(payloads(orders)) == ["a", "b", "c"]
+
+
+def test_deliveries_ever_are_told_whatever_became_of_their_messages(
+    make_table: MakeTable, database: Database, clock: MovableClock
+) -> None:
+    table = make_table(purge_after="1h", max_attempts=3)
+    table.put_many([{"payload": str(number)} for number in range(6)])
+    table.nack(table.receive(6), "0s")
+    assert table.stats().sent == 6
+    table.nack(table.receive(2), "1h")
+    assert table.retry() == 2
+    assert table.stats().sent == 8
+    first, second, *rest = table.receive(6)
+    second.dead_letter("why")
+    table.ack([first, *rest])
+    assert (table.stats().sent, table.stats().dead) == (14, 1)
+    assert table.stats().ack_rate == pytest.approx(5 / 60)
+    assert table.stats().put_rate == pytest.approx(5 / 60)
+    clock.move("3601s")
+    assert table.purge() == 5
+    assert table.redrive() == 1
+    stats = table.stats()
+    assert (stats.sent, stats.purged, stats.dead, stats.acked, stats.ready) == (14, 5, 0, 0, 1)
+    assert (stats.ack_rate, stats.put_rate) == (0, 0)
+
+
+def test_what_was_put_in_the_last_minute_is_counted_from_the_newest_on(
+    orders: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("waterclock.tables.stats._FIRST_LOOK", 2)
+    orders.put_many([{"payload": "old"} for _ in range(20)])
+    clock.move("61s")
+    assert orders.stats().put_rate == 0
+    orders.put_many([{"payload": "new"} for _ in range(12)])
+    assert orders.stats().put_rate == pytest.approx(12 / 60)
+
+
+def test_a_message_that_nobody_began_does_not_count_as_sent(orders: MessageTable) -> None:
+    orders.put_many([{"payload": str(number)} for number in range(5)])
+    with orders.subscribe(limit=5) as deliveries:
+        next(deliveries).ack()
+    assert orders.stats().sent == 1
+
+
+@pytest.mark.parametrize("groups", [None, "sequenced"])
+def test_stopping_finishes_what_is_in_hand_and_gives_the_rest_back(make_table: MakeTable, groups: str | None) -> None:
+    table = make_table(groups=groups)
+    table.put_many([{"payload": str(number), "group": "g"} for number in range(5)])
+    handled = []
+    with table.subscribe(limit=5) as deliveries:
+        for delivery in deliveries:
+            with delivery:
+                handled.append(delivery.payload)
+                if delivery.payload == "1":
+                    deliveries.stop()
+    assert handled == ["0", "1"]
+    assert table.stats().acked == 2
+    assert [(one.payload, one.epoch) for one in table.receive()] == [("2", 1), ("3", 1), ("4", 1)]
+
+
+@pytest.mark.parametrize("column", ["headers", "message", "region"])
+def test_a_message_that_cannot_be_read_backs_off_and_the_others_go_on(
+    make_table: MakeTable, database: Database, clock: MovableClock, column: str
+) -> None:
+    table = make_table(payload="json", columns={"region": "json"}, max_attempts=2)
+    table.put_many([{"payload": number, "headers": {"a": "b"}, "region": 1} for number in range(3)])
+    # Only SQLite keeps texts that are no JSON in columns for it.
+    if column != "headers" and database.backend.dialect.name != "sqlite":
+        return
+    with database.backend.engine.begin() as connection:
+        connection.execute(sa.text(f"UPDATE orders SET {column} = '[17' WHERE id = 2"))  # noqa: S608  # ours
+    table.ack(table.receive())
+    assert table.stats().delayed == 1
+    with database.backend.snapshot() as connection:
+        said = connection.execute(sa.text("SELECT last_error FROM orders WHERE id = 2")).scalar()
+    assert f"the column {column} cannot be read: '[17'" in str(said)
+    clock.move("1h")
+    assert table.receive() == []
+    assert table.explain(2).state == "dead"
+
+
+def test_a_text_that_is_none_backs_off(orders: MessageTable, database: Database) -> None:
+    if database.backend.dialect.name == "sqlite":  # the others do not take it
+        orders.put_many([{"payload": "a"}, {"payload": "b"}])
+        with database.backend.engine.begin() as connection:
+            connection.execute(sa.text("UPDATE orders SET message = CAST(x'ff' AS TEXT) WHERE id = 1"))
+        assert payloads(orders) == ["b"]
+        assert orders.stats().delayed == 1
+
+
+def test_what_cannot_be_read_takes_what_is_behind_it_in_its_group_along(
+    make_table: MakeTable, database: Database, clock: MovableClock
+) -> None:
+    table = make_table(groups="sequenced")
+    table.put_many([{"payload": str(number), "group": "g", "headers": {"a": "b"}} for number in range(3)])
+    with database.backend.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE orders SET headers = 'no JSON' WHERE id = 2"))
+    [first] = table.receive()
+    first.ack()
+    assert table.receive() == []
+    with database.backend.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE orders SET headers = NULL WHERE id = 2"))
+    clock.move("1h")
+    assert [(one.payload, one.epoch) for one in table.receive()] == [("1", 2), ("2", 1)]

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import sqlalchemy as sa
+
+from waterclock.connection import Database
+from waterclock.database.table_catalogue import consumers
+from waterclock.errors import InvalidArgumentError, LeaseLostError
+from waterclock.tables.delivery import Delivery
+from waterclock.tables.group_moving import plan_moves
+from waterclock.tables.message_table import MessageTable
+
+from .conftest import MovableClock
+
+
+@pytest.fixture
+def exclusive(make_table: Callable[..., MessageTable]) -> MessageTable:
+    return make_table(groups="exclusive")
+
+
+def put(table: MessageTable, *names: str) -> None:
+    table.put_many([{"payload": name, "group": name[0]} for name in names])
+
+
+def names(deliveries: list[Delivery]) -> list[str]:
+    return [delivery.payload for delivery in deliveries]
+
+
+def test_a_group_stays_with_its_consumer_and_others_take_other_groups(exclusive: MessageTable) -> None:
+    put(exclusive, "a1", "a2", "b1")
+    [first] = exclusive.receive(1, consumer="x")
+    assert names(exclusive.receive(5, consumer="y")) == ["b1"]
+    first.ack()
+    assert exclusive.receive(5, consumer="y") == []
+    assert names(exclusive.receive(5, consumer="x")) == ["a2"]
+
+
+def test_later_messages_go_to_the_owner_while_earlier_ones_are_in_its_hands(exclusive: MessageTable) -> None:
+    put(exclusive, "a1")
+    exclusive.receive(consumer="x")
+    put(exclusive, "a2", "a3")
+    assert exclusive.receive(consumer="y") == []
+    assert names(exclusive.receive(consumer="x")) == ["a2", "a3"]
+
+
+def test_a_group_stays_with_its_consumer_while_it_is_empty(exclusive: MessageTable) -> None:
+    put(exclusive, "a1")
+    exclusive.receive(consumer="x")[0].ack()
+    put(exclusive, "a2")
+    assert exclusive.receive(consumer="y") == []
+    assert names(exclusive.receive(consumer="x")) == ["a2"]
+
+
+def test_an_empty_group_goes_after_its_idle_time(make_table: Callable[..., MessageTable], clock: MovableClock) -> None:
+    table = make_table(groups="exclusive", group_idle="5s")
+    put(table, "a1")
+    table.receive(consumer="x")[0].ack()
+    clock.move("4s")
+    put(table, "b1")
+    assert names(table.receive(consumer="y")) == ["b1"]
+    assert table.groups.info("a").owner == "x"
+    clock.move("1s")
+    put(table, "b2")
+    table.receive(consumer="y")
+    assert "a" not in [info.group for info in table.groups.list()]
+
+
+def test_what_a_dead_consumer_had_goes_to_another_in_order(exclusive: MessageTable, clock: MovableClock) -> None:
+    put(exclusive, "a1", "a2", "a3")
+    lost = exclusive.receive(2, consumer="x")
+    clock.move("30s")
+    again = exclusive.receive(consumer="y")
+    assert names(again) == ["a1", "a2", "a3"]
+    assert [delivery.epoch for delivery in again] == [2, 2, 1]
+    with pytest.raises(LeaseLostError):
+        lost[0].ack()
+    assert exclusive.receive(consumer="x") == []
+
+
+def test_a_consumer_that_asks_lives_on(exclusive: MessageTable, clock: MovableClock) -> None:
+    put(exclusive, "a1")
+    exclusive.receive(consumer="x")[0].ack()
+    for _ in range(3):
+        clock.move("20s")
+        assert exclusive.receive(consumer="x") == []
+    put(exclusive, "a2")
+    assert exclusive.receive(consumer="y") == []
+    assert names(exclusive.receive(consumer="x")) == ["a2"]
+
+
+def test_an_extended_lease_keeps_the_consumer_alive(exclusive: MessageTable, clock: MovableClock) -> None:
+    put(exclusive, "a1")
+    [delivery] = exclusive.receive(consumer="x")
+    delivery.extend("5m")
+    clock.move("4m")
+    assert exclusive.receive(consumer="y") == []
+    delivery.ack()
+
+
+def test_closing_gives_everything_to_others_at_once_and_counts_only_what_was_started(exclusive: MessageTable) -> None:
+    put(exclusive, "a1", "a2", "a3")
+    with exclusive.subscribe("x", limit=3) as deliveries:
+        started = next(deliveries)
+    again = exclusive.receive(consumer="y")
+    assert [(delivery.payload, delivery.epoch) for delivery in again] == [("a1", 2), ("a2", 1), ("a3", 1)]
+    started.ack()  # it is over: does nothing
+    assert exclusive.groups.info("a").owner == "y"
+
+
+def test_a_subscription_gives_signs_of_life_while_a_message_takes_long(connect: Callable[..., Database]) -> None:
+    database = connect()
+    table = database.create_table("orders", payload="text", groups="exclusive", ack_wait="200ms")
+    table.put("a1", group="a")
+    lease = sa.select(consumers.c.lease_until)
+
+    def lease_until() -> int:
+        with database.backend.snapshot() as connection:
+            return connection.execute(lease).scalar_one()
+
+    with table.subscribe("x") as deliveries:
+        next(deliveries)
+        first = lease_until()
+        while lease_until() < first + 1_000_000_000:
+            pass
+
+
+def test_associations_are_rows_that_another_process_sees(
+    exclusive: MessageTable, connect: Callable[..., Database], clock: MovableClock
+) -> None:
+    put(exclusive, "a1", "a2")
+    exclusive.receive(1, consumer="x")
+    elsewhere = connect(clock=clock).table("orders")
+    assert elsewhere.receive(consumer="y") == []
+    assert elsewhere.groups.info("a").owner == "x"
+
+
+def test_two_processes_cannot_go_by_one_name_at_a_time(
+    exclusive: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(exclusive, "a1", "a2")
+    exclusive.receive(1, consumer="x")
+    monkeypatch.setattr("waterclock.tables.consumers.this_session", lambda: 7)
+    assert exclusive.receive(consumer="x") == []
+    clock.move("30s")
+    assert names(exclusive.receive(consumer="x")) == ["a1", "a2"]
+
+
+def test_max_groups_limits_what_a_consumer_has(exclusive: MessageTable) -> None:
+    put(exclusive, "a1", "b1", "c1", "a2")
+    assert names(exclusive.receive(10, consumer="x", max_groups=2)) == ["a1", "a2", "b1"]
+    assert exclusive.receive(10, consumer="x", max_groups=2) == []
+    assert names(exclusive.receive(10, consumer="y")) == ["c1"]
+
+
+def test_max_groups_and_group_idle_are_refused_where_they_mean_nothing(
+    sequenced: MessageTable, make_table: Callable[..., MessageTable]
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^max_groups: 2 has no meaning"):
+        sequenced.receive(max_groups=2)
+    with pytest.raises(InvalidArgumentError, match=r"^group_idle: .* has no meaning"):
+        make_table("other", groups="sequenced", group_idle="1s")
+
+
+def test_rebalancing_drains_a_group_before_it_moves(exclusive: MessageTable) -> None:
+    put(exclusive, "a1", "b1", "a2", "b2")
+    first = exclusive.receive(2, consumer="x")
+    assert names(first) == ["a1", "a2"]
+    second = exclusive.receive(2, consumer="x")
+    assert names(second) == ["b1", "b2"]
+    assert exclusive.receive(consumer="y") == []
+    assert (exclusive.groups.rebalance(dry_run=True).skipped, exclusive.groups.rebalance().skipped) == (1, 1)
+    put(exclusive, "a3", "b3")
+    assert names(exclusive.receive(consumer="x")) == ["a3"]
+    assert exclusive.receive(consumer="y") == []
+    exclusive.ack(second)
+    assert names(exclusive.receive(consumer="y")) == ["b3"]
+
+
+@pytest.mark.parametrize(
+    ("owned", "limits", "counts"),
+    [
+        ("xxxx", {"x": None, "y": None}, {"x": 2, "y": 2}),
+        ("xxxxx", {"x": None, "y": None, "z": None}, {"x": 2, "y": 2, "z": 1}),
+        ("xxxxxx", {"x": None, "y": 1}, {"x": 5, "y": 1}),
+        ("xy", {"x": None, "y": None}, {"x": 1, "y": 1}),
+    ],
+)
+def test_groups_are_shared_to_within_one(owned: str, limits: dict[str, int | None], counts: dict[str, int]) -> None:
+    having = [(f"g{number}", owner) for number, owner in enumerate(owned)]
+    moves = plan_moves(having, limits)
+    after = [moves.get(group, owner) for group, owner in having]
+    assert {name: after.count(name) for name in limits} == counts
+
+
+def test_closing_a_group_lets_it_go_once_nothing_is_in_flight(exclusive: MessageTable) -> None:
+    put(exclusive, "a1", "a2")
+    [first] = exclusive.receive(1, consumer="x")
+    assert exclusive.groups.close("a").skipped == 1
+    assert exclusive.receive(consumer="x") == []
+    assert exclusive.receive(consumer="y") == []
+    first.ack()
+    assert names(exclusive.receive(consumer="y")) == ["a2"]
+
+
+def test_a_message_that_is_not_acked_in_time_takes_those_behind_it_with_it(
+    exclusive: MessageTable, clock: MovableClock
+) -> None:
+    put(exclusive, "a1")
+    exclusive.receive(consumer="x")
+    clock.move("20s")
+    put(exclusive, "a2")
+    [second] = exclusive.receive(consumer="x")
+    clock.move("10s")
+    again = exclusive.receive(consumer="x")
+    assert [(delivery.payload, delivery.epoch) for delivery in again] == [("a1", 2), ("a2", 1)]
+    with pytest.raises(LeaseLostError):
+        second.ack()
+
+
+def test_dropping_a_table_with_owners_leaves_nothing_behind(exclusive: MessageTable, database: Database) -> None:
+    put(exclusive, "a1")
+    exclusive.receive(consumer="x")
+    exclusive.drop()
+    with database.backend.snapshot() as connection:
+        for table in ("waterclock_groups", "waterclock_consumers"):
+            assert connection.execute(sa.select(sa.func.count()).select_from(sa.table(table))).scalar() == 0

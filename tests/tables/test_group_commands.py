@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from waterclock.connection import Database
+from waterclock.errors import InvalidArgumentError, LeaseLostError, NotFoundError
+from waterclock.tables.delivery import Delivery
+from waterclock.tables.group_commands import GroupChange
+from waterclock.tables.message_table import MessageTable
+
+from .conftest import MovableClock
+
+
+def put(table: MessageTable, *names: str) -> None:
+    table.put_many([{"payload": name, "group": name[0]} for name in names])
+
+
+def names(deliveries: list[Delivery]) -> list[str]:
+    return [delivery.payload for delivery in deliveries]
+
+
+def test_the_list_shows_id_owner_counts_and_the_head(sequenced: MessageTable, clock: MovableClock) -> None:
+    put(sequenced, "a1", "a2", "a3", "b1")
+    sequenced.receive(2, consumer="x")
+    clock.move("7s")
+    a, b = sequenced.groups.list()
+    assert (a.group, a.owner, a.in_flight, a.waiting) == ("a", "x", 2, 1)
+    assert (a.head_id, a.head_age, a.head_attempts) == (1, 7_000_000_000, 1)
+    assert "message 1 is with x until" in (a.blocked_by or "")
+    assert (b.group, b.owner, b.in_flight, b.waiting, b.blocked_by) == ("b", None, 0, 1, None)
+
+
+def test_looking_takes_nothing(sequenced: MessageTable) -> None:
+    put(sequenced, "a1")
+    assert sequenced.groups.info("a").waiting == 1
+    assert names(sequenced.receive(consumer="x")) == ["a1"]
+
+
+def test_a_group_that_never_was_is_not_found(sequenced: MessageTable) -> None:
+    with pytest.raises(NotFoundError, match="'nobody'"):
+        sequenced.groups.info("nobody")
+
+
+def test_a_table_without_groups_has_none_to_handle(orders: MessageTable) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^groups: "):
+        _ = orders.groups
+
+
+def test_purging_skips_what_is_in_flight_and_obeys_a_count(sequenced: MessageTable) -> None:
+    put(sequenced, "a1", "a2", "a3", "a4", "b1")
+    out = sequenced.receive(2)
+    assert sequenced.groups.purge("a", count=1, dry_run=True) == GroupChange(1, 2)
+    assert sequenced.groups.purge("a", count=1) == GroupChange(1, 2)
+    for delivery in out:
+        delivery.ack()
+    assert names(sequenced.receive()) == ["b1", "a4"] or names(sequenced.receive()) == []
+
+
+def test_a_purge_that_is_forced_takes_what_is_in_flight_too(sequenced: MessageTable) -> None:
+    put(sequenced, "a1", "a2")
+    [first] = sequenced.receive(1)
+    assert sequenced.groups.purge("a", force=True) == GroupChange(2, 0)
+    with pytest.raises(LeaseLostError):
+        first.ack()
+    assert sequenced.groups.list() == []
+
+
+def test_moving_leaves_what_is_in_flight_and_keeps_the_order(
+    sequenced: MessageTable, make_table: Callable[..., MessageTable]
+) -> None:
+    other = make_table("other", groups="sequenced")
+    put(sequenced, "a1", "a2", "a3", "a4")
+    [first] = sequenced.receive(1)
+    assert sequenced.groups.move("a", other, count=1) == GroupChange(1, 1)
+    assert sequenced.groups.move("a", "other") == GroupChange(2, 1)
+    assert names(other.receive()) == ["a2", "a3", "a4"]
+    first.ack()
+    assert sequenced.receive() == []
+
+
+def test_a_message_whose_id_the_other_table_has_stays(
+    sequenced: MessageTable, make_table: Callable[..., MessageTable]
+) -> None:
+    other = make_table("other", groups="sequenced")
+    other.put("there", id=1, group="a")
+    put(sequenced, "a1", "a2")
+    assert sequenced.groups.move("a", other) == GroupChange(1, 1)
+    assert names(sequenced.receive()) == ["a1"]
+
+
+def test_a_table_of_another_kind_takes_no_group(
+    sequenced: MessageTable, make_table: Callable[..., MessageTable]
+) -> None:
+    make_table("texts", id_type="text")
+    with pytest.raises(InvalidArgumentError, match=r"^to: 'texts' has id_type='text'"):
+        sequenced.groups.move("a", "texts")
+
+
+def test_rerouting_puts_messages_behind_those_of_another_group(sequenced: MessageTable) -> None:
+    put(sequenced, "a1", "a2", "b1", "a3")
+    out = sequenced.receive(1)
+    assert names(out) == ["a1"]
+    assert sequenced.groups.reroute("a", "b") == GroupChange(2, 1)
+    put(sequenced, "b2")
+    assert names(sequenced.receive()) == ["b1", "a2", "a3", "b2"]
+
+
+def test_a_paused_group_waits_and_says_so(sequenced: MessageTable, clock: MovableClock) -> None:
+    put(sequenced, "a1", "b1")
+    sequenced.groups.pause("a", clock.now + 5_000_000_000)
+    assert names(sequenced.receive()) == ["b1"]
+    assert "it is paused until" in (sequenced.groups.info("a").blocked_by or "")
+    assert sequenced.explain(1).state == "paused"
+    clock.move("5s")
+    assert names(sequenced.receive()) == ["a1"]
+
+
+def test_a_group_can_be_paused_before_it_has_messages(sequenced: MessageTable) -> None:
+    sequenced.groups.pause("a")
+    put(sequenced, "a1")
+    assert sequenced.receive() == []
+    assert sequenced.groups.resume("a").done == 1
+    assert names(sequenced.receive()) == ["a1"]
+
+
+def test_releasing_takes_a_group_from_its_consumer_only_by_force(sequenced: MessageTable) -> None:
+    put(sequenced, "a1", "a2")
+    [first] = sequenced.receive(1)
+    assert sequenced.groups.release("a") == GroupChange(0, 1)
+    assert sequenced.groups.release("a", force=True) == GroupChange(1, 0)
+    with pytest.raises(LeaseLostError):
+        first.ack()
+    assert names(sequenced.receive()) == ["a1", "a2"]
+
+
+@pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
+def test_a_pinned_group_waits_for_its_consumer(make_table: Callable[..., MessageTable], policy: str) -> None:
+    table = make_table(groups=policy)
+    table.groups.pin("a", "x")
+    put(table, "a1", "a2")
+    assert table.receive(consumer="y") == []
+    assert names(table.receive(1, consumer="x")) == ["a1"]
+    table.groups.unpin("a")
+    table.ack(1)
+    assert names(table.receive(consumer="y")) == ["a2"]
+
+
+def test_skipping_the_head_lets_a_group_go_on(sequenced: MessageTable, clock: MovableClock) -> None:
+    put(sequenced, "a1", "a2")
+    sequenced.receive(1)[0].nack("1h")
+    assert sequenced.receive() == []
+    assert sequenced.groups.skip_head("a") == GroupChange(1)
+    assert names(sequenced.receive()) == ["a2"]
+    assert sequenced.groups.skip_head("a") == GroupChange(0, 1)
+
+
+def test_a_group_whose_head_used_up_its_attempts_blocks_and_says_so(
+    make_table: Callable[..., MessageTable], clock: MovableClock
+) -> None:
+    table = make_table(groups="sequenced", max_attempts=2)
+    put(table, "a1", "a2", "b1")
+    for _ in range(2):
+        next(one for one in table.receive() if one.payload == "a1").nack(0)
+    clock.move("1h")
+    assert names(table.receive()) == ["b1"]
+    assert "sent 2 times" in (table.groups.info("a").blocked_by or "")
+    assert table.explain(1).state == "exhausted"
+    assert table.explain(2).blocking_id == 1
+    table.groups.skip_head("a")
+    assert names(table.receive()) == ["a2"]
+
+
+def test_a_held_ack_counts_once_its_turn_comes_also_after_a_restart(
+    make_table: Callable[..., MessageTable], connect: Callable[..., Database], clock: MovableClock
+) -> None:
+    table = make_table(groups="sequenced", ack_order="hold")
+    put(table, "a1", "a2", "a3", "a4")
+    first, second, third = table.receive(3)
+    third.ack()
+    second.ack()
+    stats = table.stats()
+    assert (stats.acked, stats.held) == (0, 2)
+    first.nack(0)
+    elsewhere = connect(clock=clock).table("orders")
+    again = elsewhere.receive(1)
+    assert names(again) == ["a1"]
+    again[0].ack()
+    assert elsewhere.stats().acked == 3
+    assert names(elsewhere.receive()) == ["a4"]
+
+
+def test_lenient_acks_pass_over_earlier_ones(make_table: Callable[..., MessageTable]) -> None:
+    table = make_table(groups="sequenced", ack_order="lenient")
+    put(table, "a1", "a2", "a3")
+    first, second, _ = table.receive()
+    second.ack()
+    first.nack(0)
+    assert names(table.receive()) == ["a1", "a3"]
+
+
+def test_messages_that_are_free_have_no_order_and_flow_beside_groups(make_table: Callable[..., MessageTable]) -> None:
+    table = make_table(groups="sequenced", ungrouped="free")
+    table.put_many(
+        [{"payload": "free"} for _ in range(4)] + [{"payload": "a1", "group": "a"}, {"payload": "a2", "group": "a"}]
+    )
+    one, two = (table.receive(1, consumer=who) for who in ("x", "y"))
+    rest = table.receive(10)
+    assert sorted(names([*one, *two, *rest])) == ["a1", "a2", "free", "free", "free", "free"] or len(rest) == 3
+    for delivery in [*one, *two, *rest]:
+        delivery.ack()
+    for delivery in table.receive(10):
+        delivery.ack()
+    assert table.stats().acked == 6
+
+
+def test_a_message_without_a_group_is_refused_where_the_table_says_so(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="sequenced", ungrouped="reject")
+    with pytest.raises(InvalidArgumentError, match=r"^group: "):
+        table.put("1")
+    with pytest.raises(InvalidArgumentError, match=r"^group: "):
+        table.put("1", group="")
+    import sqlalchemy as sa  # noqa: PLC0415
+
+    for value in (None, ""):
+        with pytest.raises(sa.exc.DBAPIError), database.backend.engine.begin() as connection:
+            connection.execute(sa.text("INSERT INTO orders(id, message, group_id) VALUES (1, 'x', :g)"), {"g": value})
+
+
+def test_a_group_goes_on_without_a_head_that_died_and_the_dead_letter_keeps_its_group(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="sequenced", max_attempts=1, on_exhausted="dead_letter")
+    put(table, "a1", "a2")
+    table.receive(1)[0].nack(0)
+    assert names(table.receive()) == ["a2"]
+    [dead] = database.table("orders_dead").receive()
+    assert (dead.payload, dead.group) == ("a1", "a")
+
+
+def test_a_free_message_that_used_up_its_attempts_dies(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="sequenced", ungrouped="free", max_attempts=1)
+    table.put("1")
+    table.receive(1)[0].nack(0)
+    assert table.receive() == []
+    assert names(database.table("orders_dead").receive()) == ["1"]

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+
+from waterclock.connection import Database
+from waterclock.errors import LeaseLostError
+from waterclock.tables import heartbeat
+from waterclock.tables.heartbeat import Heart, beat_after
+from waterclock.tables.message_table import MessageTable
+
+from .conftest import MovableClock
+
+MakeTable = Callable[..., MessageTable]
+SECOND = 1_000_000_000
+
+
+class Pulse:
+    """A heart that beats when it is told, on the clock that judges the leases, too."""
+
+    def __init__(self, clock: MovableClock) -> None:
+        self.clock = clock
+        self.began = clock.now
+        self.base = time.monotonic_ns()
+        self.heart = Heart(lambda: self.base + clock.now - self.began, beats=False)
+
+    def pass_time(self, duration: str) -> None:
+        """Let time pass, and the heart beat when it wants to."""
+        until = self.clock.now
+        self.clock.move(duration)
+        until, self.clock.now = self.clock.now, until
+        while self.clock.now < until:
+            self.clock.now = min(until, self.clock.now + SECOND)
+            self.heart.beat()
+
+
+@pytest.fixture
+def pulse(clock: MovableClock, monkeypatch: pytest.MonkeyPatch) -> Pulse:
+    made = Pulse(clock)
+    monkeypatch.setattr("waterclock.tables.delivery.heart_of", lambda _backend: made.heart)
+    return made
+
+
+def test_a_lease_is_extended_when_a_third_of_it_is_left() -> None:
+    assert beat_after(30 * SECOND) == 20 * SECOND
+
+
+@pytest.mark.parametrize("groups", [None, "sequenced"])
+def test_a_message_that_is_handled_for_long_is_not_sent_again(
+    make_table: MakeTable, pulse: Pulse, groups: str | None
+) -> None:
+    table = make_table(groups=groups)
+    table.put("tea", group="g")
+    [delivery] = table.receive()
+    with delivery:
+        pulse.pass_time("1h")
+        assert table.receive() == []
+        assert delivery.lease_until > pulse.clock.now
+    assert table.stats().acked == 1
+    assert pulse.heart.beat() is None
+
+
+def test_when_the_block_ends_so_does_the_extending(orders: MessageTable, pulse: Pulse) -> None:
+    orders.put("tea")
+    [delivery] = orders.receive()
+    with pytest.raises(ZeroDivisionError), delivery:
+        raise ZeroDivisionError
+    assert pulse.heart.beat() is None
+    pulse.pass_time("31s")
+    assert len(orders.receive()) == 1
+
+
+def test_all_that_is_due_is_extended_in_one_statement(make_table: MakeTable, pulse: Pulse, database: Database) -> None:
+    table = make_table()
+    table.put_many([{"payload": "x"} for _ in range(5)])
+    deliveries = table.receive()
+    for delivery in deliveries:
+        delivery.__enter__()
+    updates: list[str] = []
+
+    @event.listens_for(database.backend.engine, "before_cursor_execute")
+    def _note(_connection: object, _cursor: object, statement: str, *_more: object) -> None:
+        updates.extend([statement] if statement.startswith("UPDATE") else [])
+
+    pulse.pass_time("29s")
+    assert len(updates) == 1
+    assert len({delivery.lease_until for delivery in deliveries}) == 1
+
+
+def test_a_lease_that_was_lost_is_known_to_the_handler_and_reported_at_the_ack(
+    orders: MessageTable, pulse: Pulse
+) -> None:
+    orders.put("tea")
+    [delivery] = orders.receive()
+    with pytest.raises(LeaseLostError, match=r"^ack: message 1"), delivery:  # noqa: PT012  # the block is what is tested
+        assert not delivery.lost
+        orders.reschedule(1, pulse.clock.now)
+        pulse.pass_time("21s")
+        assert delivery.lost
+
+
+def test_what_waits_behind_a_slow_handler_stays_with_its_subscription(orders: MessageTable, pulse: Pulse) -> None:
+    orders.put_many([{"payload": str(number)} for number in range(3)])
+    with orders.subscribe(limit=3) as deliveries:
+        with next(deliveries):
+            pulse.pass_time("10m")
+            assert orders.receive() == []
+        handled = []
+        for _ in range(2):
+            with next(deliveries) as delivery:
+                handled.append((delivery.payload, delivery.epoch))
+    assert handled == [("1", 1), ("2", 1)]
+
+
+def test_without_heartbeats_a_lease_ends_in_its_time(orders: MessageTable, pulse: Pulse) -> None:
+    orders.put("tea")
+    with orders.subscribe(heartbeat=False) as deliveries, pytest.raises(LeaseLostError), next(deliveries):  # noqa: PT012  # the block is what is tested
+        pulse.pass_time("31s")
+        orders.receive()[0].ack()
+
+
+def test_a_beat_that_fails_is_tried_again_soon(
+    orders: MessageTable, pulse: Pulse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    orders.put("tea")
+    [delivery] = orders.receive()
+    with delivery:
+        with monkeypatch.context() as patch:
+            patch.setattr(heartbeat.acking, "extend_all", _fail)
+            pulse.pass_time("25s")
+        assert "cannot extend the leases of 1 messages of 'orders'" in caplog.text
+        pulse.pass_time("10m")
+        assert not delivery.lost
+
+
+def _fail(*_arguments: object) -> None:
+    raise LeaseLostError("the database is away")
+
+
+def test_one_thread_beats_for_all_and_ends_when_it_has_nothing_to_hold(
+    connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "_IDLE", 0.05)
+    table = connect().create_table("orders", payload="text", ack_wait="60ms")
+    table.put_many([{"payload": "a"}, {"payload": "b"}])
+    first, second = table.receive()
+    earlier = set(threading.enumerate())  # other tests' databases have hearts, too
+    with first, second:
+        (thread,) = (one for one in set(threading.enumerate()) - earlier if one.name == "waterclock-heart")
+        before = first.lease_until
+        deadline = time.monotonic() + 30
+        while before in (first.lease_until, second.lease_until):
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.005)
+    thread.join(30)
+    assert not thread.is_alive()
+    assert table.stats().acked == 2
+
+
+def test_a_heart_does_not_keep_a_database_alive(database: Database) -> None:
+    backend = weakref.ref(database.backend)
+    assert heartbeat.heart_of(database.backend) is heartbeat.heart_of(database.backend)
+    assert backend() in heartbeat._hearts
+    gc.collect()
+
+
+WORKER = Path(__file__).parent / "worker.py"
+
+
+def test_a_process_that_is_stopped_beats_no_more(connect: Callable[..., Database], database_url: str) -> None:
+    table = connect().create_table("orders", payload="text", ack_wait="3s", jitter=0)
+    table.put("tea")
+    command = [sys.executable, str(WORKER), database_url, "orders", "handle"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"took 1 1\n"
+            # As long as it runs it keeps the message, for more than one lease.
+            assert table.receive(wait="4s") == []
+            os.kill(holder.pid, signal.SIGSTOP)
+            [delivery] = table.receive(wait="30s")
+            assert delivery.epoch == 2
+            delivery.ack()
+        finally:
+            holder.kill()

@@ -1,0 +1,113 @@
+"""Answers that got lost: the statement went through, and the connection broke before we heard so."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+
+from waterclock.connection import Database
+from waterclock.database.direct import Direct
+from waterclock.errors import LeaseLostError
+from waterclock.tables.message_table import MessageTable
+
+from .conftest import MovableClock
+
+
+@contextmanager
+def losing_the_answer_to(database: Database, verb: str) -> Generator[list[str]]:
+    """Commit what the next statement with this verb did, and then behave as if the server were gone."""
+    lost: list[str] = []
+    engine = database.backend.engine
+
+    def break_off(connection: sa.Connection, cursor: Any, statement: str, *_: Any) -> None:
+        if verb in statement and not lost:
+            lost.append(statement)
+            connection.connection.driver_connection.commit()
+            raise exc.OperationalError(statement, None, _gone(database), connection_invalidated=True)
+
+    execute = Direct.exec_driver_sql
+
+    def execute_and_break_off(self: Direct, text: str, parameters: Any = None) -> Any:
+        result = execute(self, text, parameters)
+        if verb in text and not lost:
+            lost.append(text)
+            raise exc.OperationalError(text, None, _gone(database), connection_invalidated=True)
+        return result
+
+    event.listen(engine, "after_cursor_execute", break_off)
+    Direct.exec_driver_sql = execute_and_break_off
+    try:
+        yield lost
+    finally:
+        Direct.exec_driver_sql = execute
+        event.remove(engine, "after_cursor_execute", break_off)
+
+
+def _gone(database: Database) -> Exception:
+    error = database.backend.engine.dialect.loaded_dbapi.OperationalError(2013, "lost connection")
+    if database.backend.dialect.name == "sqlite":
+        error.sqlite_errorcode = 5  # a busy commit is the nearest that an embedded database has
+    return error
+
+
+def test_an_ack_whose_answer_was_lost_is_no_lost_lease(orders: MessageTable, database: Database) -> None:
+    orders.put("tea")
+    [delivery] = orders.receive()
+    with losing_the_answer_to(database, "UPDATE") as lost:
+        delivery.ack()
+    assert lost
+    assert orders.stats().acked == 1
+
+
+def test_an_ack_of_many_claims_whose_answer_was_lost_is_no_lost_lease(orders: MessageTable, database: Database) -> None:
+    orders.put_many([{"payload": str(number)} for number in range(4)])
+    deliveries = orders.receive(2) + orders.receive(2)
+    with losing_the_answer_to(database, "UPDATE") as lost:
+        assert orders.ack(deliveries) == 4
+    assert lost
+    assert orders.stats().acked == 4
+
+
+def test_a_claim_whose_answer_was_lost_is_a_lease_that_runs_out(
+    orders: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    orders.put("tea")
+    with losing_the_answer_to(database, "epoch=") as lost:
+        assert orders.receive() == []
+    assert lost
+    clock.move("30s")
+    assert [(delivery.payload, delivery.epoch) for delivery in orders.receive()] == [("tea", 2)]
+
+
+def test_a_put_whose_answer_was_lost_puts_one_message(orders: MessageTable, database: Database) -> None:
+    for _ in range(3):  # also where ids were drawn ahead
+        with losing_the_answer_to(database, "INSERT INTO") as lost:
+            orders.put("tea")
+        assert lost
+    assert [delivery.id for delivery in orders.receive()] == [1, 2, 3]
+
+
+def test_many_puts_whose_answer_was_lost_put_each_message_once(orders: MessageTable, database: Database) -> None:
+    with losing_the_answer_to(database, "INSERT INTO") as lost:
+        orders.put_many([{"payload": str(number)} for number in range(5)])
+    assert lost
+    assert [delivery.payload for delivery in orders.receive()] == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("by_somebody_else", ["ack", "reschedule"])
+def test_what_somebody_else_acked_or_rescheduled_is_a_lost_lease(
+    orders: MessageTable, clock: MovableClock, by_somebody_else: str
+) -> None:
+    orders.put("tea")
+    [delivery] = orders.receive()
+    if by_somebody_else == "ack":
+        orders.ack(delivery.id)
+    else:
+        orders.reschedule(delivery.id, clock.now)
+    with pytest.raises(LeaseLostError):
+        delivery.ack()

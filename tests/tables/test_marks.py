@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from waterclock.tables.claimed import LOOK_BACK_EVERY, Claimed, Marks
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def claimed(priority: int, time_next: int) -> Claimed:
+    return Claimed(SimpleNamespace(priority=priority, time_next=time_next), 0)
+
+
+def test_marks_are_where_the_last_claim_stopped_in_each_priority() -> None:
+    marks = Marks(Clock())
+    marks.advance([claimed(9, 5), claimed(9, 7), claimed(0, 3)])
+    assert marks.now() == {9: 7, 0: 3}
+    marks.advance([claimed(0, 4)])
+    assert marks.now() == {9: 7, 0: 4}
+    marks.forget()
+    assert marks.now() == {}
+
+
+def test_marks_are_given_up_after_a_second_even_where_claims_go_on() -> None:
+    clock = Clock()
+    marks = Marks(clock)
+    for _ in range(3):
+        marks.advance([claimed(0, 5)])
+        clock.now += LOOK_BACK_EVERY / 2
+    assert marks.now() == {}
+    marks.advance([claimed(0, 8)])
+    assert marks.now() == {0: 8}

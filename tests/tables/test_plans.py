@@ -1,0 +1,125 @@
+"""Every statement that runs often goes down an index: with a hundred thousand messages of which a thousand matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from waterclock.connection import Database
+from waterclock.database.direct import Direct
+from waterclock.tables.changes import Stop
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.receiving import Request, pause
+
+MESSAGES = 100_000
+OTHERS = ("acked", "in flight", "scheduled")
+Statement = tuple[str, Any]
+
+
+@pytest.fixture(scope="module")
+def many() -> list[dict[str, Any]]:
+    return [{"payload": "x"} for _ in range(1000)]
+
+
+def crowd(database: Database, state: str) -> None:
+    """Give 99 of 100 messages a state that no claim is for, of a higher priority where that may be in its way."""
+    backend = database.backend
+    now = backend.now()
+    change = {
+        "acked": {"time_acked": now, "time_next": None},
+        "in flight": {"time_next": now + 10**15, "lease": 1, "priority": 9},
+        "scheduled": {"time_next": now + 10**15, "priority": 9},
+    }[state]
+    rows = sa.table("orders", *(sa.column(name) for name in ("id", *change)))
+    with backend.engine.begin() as connection:
+        connection.execute(sa.update(rows).where(rows.c.id % 100 != 0).values(change))
+    analyze = {"sqlite": "ANALYZE", "postgresql": "ANALYZE orders", "mysql": "ANALYZE TABLE orders"}
+    with backend.engine.connect() as connection:
+        connection.exec_driver_sql(analyze[backend.dialect.name])
+        connection.commit()
+
+
+@contextmanager
+def statements(database: Database) -> Generator[list[Statement]]:
+    """Collect what reaches the driver."""
+    seen: list[Statement] = []
+    execute = Direct.exec_driver_sql
+
+    def note(_connection: Any, _cursor: Any, text: str, parameters: Any, *_: Any) -> None:
+        seen.append((text, parameters))
+
+    def note_and_execute(self: Direct, text: str, parameters: Any = None) -> Any:
+        seen.append((text, parameters))
+        return execute(self, text, parameters)
+
+    event.listen(database.backend.engine, "before_cursor_execute", note)
+    Direct.exec_driver_sql = note_and_execute
+    try:
+        yield seen
+    finally:
+        Direct.exec_driver_sql = execute
+        event.remove(database.backend.engine, "before_cursor_execute", note)
+
+
+def complaints(database: Database, text: str, parameters: Any) -> list[str]:
+    """Say which steps of a statement's plan read or sort the whole table."""
+    if isinstance(parameters, list):
+        parameters = parameters[0]
+    name = database.backend.dialect.name
+    with database.backend.engine.connect() as connection:
+        explain = "EXPLAIN QUERY PLAN " if name == "sqlite" else "EXPLAIN "
+        found = connection.exec_driver_sql(explain + text, parameters)
+        if name == "sqlite":
+            plan = [row.detail for row in found]
+            # The highest priority is the first entry of its index.
+            scans = [step for step in plan if step.startswith("SCAN orders") and "orders_next_idx" not in step]
+            return scans + [step for step in plan if "TEMP B-TREE" in step and "ORDER" in step]
+        if name == "postgresql":
+            steps = [row[0] for row in found]
+            # A claim also sorts its marks: an array of a handful.
+            sorts = [step for step, key in pairwise(steps) if "Sort  (" in step and "given" not in key]
+            return sorts + [step for step in steps if "Seq Scan on orders" in step]
+        rows = [dict(row) for row in found.mappings()]
+        bad = [row for row in rows if row["type"] in ("ALL", "index") or "filesort" in str(row["Extra"])]
+        return [str(row) for row in bad if int(row["rows"] or 0) > MESSAGES // 50]
+
+
+@pytest.mark.parametrize("state", OTHERS)
+def test_no_frequent_statement_reads_or_sorts_the_table(
+    make_table: Callable[..., MessageTable], database: Database, many: list[dict[str, Any]], state: str
+) -> None:
+    table = make_table(purge_after="1s")
+    for _ in range(MESSAGES // len(many)):
+        table.put_many(many)
+    crowd(database, state)
+    with statements(database) as seen:
+        first = table.receive(10)
+        second = table.receive(10)  # from a mark on
+        table.ack(first)
+        second[0].ack()
+        second[1].nack()
+        table.ack([one.id for one in second[2:]])
+        table.put("new")
+        table.put_many([{"payload": "known", "id": 1}, {"payload": "new", "id": 10**6}])
+        stop = Stop()
+        stop.set()
+        changes = table._context.sql.changes(database.backend, "orders")
+        pause(table._entry, changes, stop, 0, Request(None))
+        changes.close()
+        table.purge()
+    ours = [(text, values) for text, values in seen if "orders" in text and _explains(text)]
+    assert len(ours) >= 8
+    for text, values in ours:
+        assert not complaints(database, text, values), text
+
+
+def _explains(text: str) -> bool:
+    if text.startswith("SELECT") and "WHERE" not in text:  # asks which columns there are, and for no row
+        return False
+    return text.lstrip().split()[0] in ("SELECT", "WITH", "UPDATE", "DELETE", "INSERT")

@@ -1,0 +1,155 @@
+"""The grants of the how-to page: each role can do its work, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import exc
+from tests.services import Service
+
+import waterclock as wc
+from waterclock.tables.message_table import MessageTable
+
+from .shells import ShellError, run_shell
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "give-every-role-what-it-needs.md"
+PASSWORD = "change me"  # noqa: S105  # the page's
+ROLES = ("inserter", "producer", "consumer", "auditor")
+TITLES = {"postgresql": "PostgreSQL", "mariadb": "MariaDB"}
+
+
+def statements(title: str) -> list[str]:
+    blocks = re.findall(rf'```sql title="{title}"\n(.*?)```', PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return [one.strip() for block in blocks for one in block.split(";") if one.strip()]
+
+
+class Roles:
+    """A database whose owner has made a table, and its roles."""
+
+    def __init__(self, url: str, folder: Path, opened: ExitStack) -> None:
+        self.url_of_owner = url
+        self._folder = folder
+        self._opened = opened
+        self.owner = opened.enter_context(wc.connect(url, folder))
+        self.orders = self.owner.create_table("orders", payload="text", purge_after="0s")
+
+    def grant(self, title: str, role: str = "") -> None:
+        with self.owner.backend.engine.begin() as connection:
+            for statement in statements(title):
+                if role in statement:
+                    connection.exec_driver_sql(statement)
+
+    def url(self, role: str) -> str:
+        return (
+            sa.make_url(self.url_of_owner).set(username=role, password=PASSWORD).render_as_string(hide_password=False)
+        )
+
+    def table(self, role: str) -> MessageTable:
+        return self._opened.enter_context(wc.connect(self.url(role), self._folder)).table("orders")
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def roles(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Roles]:
+    server: Service = request.getfixturevalue(f"{request.param}_server")
+    # Roles belong to the server, and grants to the database, so the database goes first.
+    remove = "DROP ROLE IF EXISTS {}" if request.param == "postgresql" else "DROP USER IF EXISTS {}"
+    try:
+        with server.new_database() as url, ExitStack() as opened:
+            made = Roles(url, tmp_path, opened)
+            made.grant(TITLES[request.param])
+            yield made
+    finally:
+        engine = sa.create_engine(server.url, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            for role in ROLES:
+                connection.exec_driver_sql(remove.format(role))
+        engine.dispose()
+
+
+def refused(operate: Callable[[], object]) -> bool:
+    try:
+        operate()
+    except (exc.DBAPIError, ShellError) as error:
+        assert re.search(r"(?i)denied", str(error))  # noqa: PT017  # what is looked for is the reason
+        return True
+    return False
+
+
+def test_the_inserter_inserts_and_sees_nothing(roles: Roles) -> None:
+    run_shell(roles.url("inserter"), "INSERT INTO orders(id, message) VALUES (7, 'a');")
+    run_shell(roles.url("inserter"), "INSERT INTO orders(message) VALUES ('b');")
+    for statement in (
+        "SELECT id FROM orders",
+        "UPDATE orders SET epoch = 0",
+        "DELETE FROM orders",
+        "DROP TABLE orders",
+    ):
+        with pytest.raises(ShellError, match=r"denied|must be owner"):
+            run_shell(roles.url("inserter"), f"{statement};")
+    assert sorted(delivery.payload for delivery in roles.orders.receive()) == ["a", "b"]
+
+
+def test_the_producer_puts_and_neither_takes_nor_changes_anything(roles: Roles) -> None:
+    table = roles.table("producer")
+    first = table.put("a")
+    assert table.put_many([{"payload": "b", "id": first}, {"payload": "c", "id": 99}]).existing == [first]
+    table.put("d")
+    assert refused(table.receive)
+    assert refused(lambda: table.ack(first))
+    assert refused(lambda: table.reschedule(first, 0))
+    assert refused(table.pause)
+    assert refused(table.drop)
+    assert sorted(delivery.payload for delivery in roles.orders.receive()) == ["a", "c", "d"]
+
+
+def test_the_consumer_takes_acks_and_gives_back_and_neither_puts_nor_removes(roles: Roles) -> None:
+    roles.orders.put_many([{"payload": str(number)} for number in range(6)])
+    table = roles.table("consumer")
+    with table.subscribe(limit=2) as deliveries:
+        next(deliveries).ack()
+        next(deliveries).nack("0s", error="no tea")
+        next(deliveries).extend("5m")
+        next(deliveries)
+    [delivery] = table.receive(1)
+    assert table.ack(delivery.id) == 1
+    assert table.reschedule(4, 0) == 1
+    assert refused(lambda: table.put("a"))
+    assert refused(table.purge)
+    assert refused(table.pause)
+    assert refused(table.drop)
+    with pytest.raises(ShellError, match="denied"):
+        run_shell(roles.url("consumer"), "UPDATE orders SET message = 'b';")
+    assert roles.orders.stats().acked == 2
+    assert roles.orders.purge() == 2
+
+
+def test_the_auditor_sees_all_and_changes_nothing(roles: Roles) -> None:
+    message_id = roles.orders.put("a")
+    table = roles.table("auditor")
+    assert table.stats().ready == 1
+    assert table.explain(message_id).state == "ready"
+    assert refused(table.receive)
+    assert refused(lambda: table.put("a"))
+    assert refused(lambda: table.ack(message_id))
+    assert run_shell(roles.url("auditor"), "SELECT message FROM orders;") == "a\n"
+
+
+@pytest.mark.parametrize("roles", ["postgresql"], indirect=True)
+def test_a_consumer_of_groups_needs_their_state(roles: Roles) -> None:
+    roles.orders.drop()
+    ordered = roles.owner.create_table("orders", payload="text", groups="sequenced")
+    ordered.put_many([{"payload": str(number), "group": "a"} for number in range(3)])
+    run_shell(roles.url_of_owner, "DROP OWNED BY consumer; DROP ROLE consumer;")
+    for title in ("PostgreSQL", "PostgreSQL, with groups"):
+        roles.grant(title, "consumer")
+    received: list[str] = []
+    with roles.table("consumer").subscribe() as deliveries:
+        for _ in range(3):
+            with next(deliveries) as delivery:
+                received.append(delivery.payload)
+    assert received == ["0", "1", "2"]

@@ -1,0 +1,277 @@
+"""Waking consumers that wait: whoever writes, through us or by plain SQL, and however the two meet."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from tests.services import Service
+
+from waterclock.connection import Database
+from waterclock.connection import connect as connect_to
+from waterclock.tables.changes import Polling, Stop
+from waterclock.tables.listening import CHANNEL, WRITING, Listening
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.subscribing import Subscription
+
+FAR = 3600.0
+
+
+@pytest.fixture
+def table(connect: Callable[..., Database]) -> MessageTable:
+    """Give a table whose consumers would look by themselves after an hour only, on the database's own clock."""
+    return connect().create_table("orders", payload="text", poll_interval="1h")
+
+
+@contextmanager
+def running(deliveries: Subscription) -> Generator[list[str]]:
+    """Run a consumer in a thread; go on when it waits."""
+    received: list[str] = []
+    waits = threading.Event()
+    wait = deliveries._changes.wait
+
+    def wait_and_tell(seconds: float, stop: Stop) -> None:
+        waits.set()
+        wait(seconds, stop)
+
+    deliveries._changes.wait = wait_and_tell
+
+    def run() -> None:
+        for delivery in deliveries:
+            received.append(delivery.payload)
+            delivery.ack()
+            deliveries.stop()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert waits.wait(60)
+        yield received
+    finally:
+        thread.join(60)
+        deliveries.close()
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("writer", ["plain SQL", "reschedule", "nack", "closing"])
+def test_a_waiting_subscriber_is_woken_whatever_makes_a_message_due(
+    table: MessageTable, connect: Callable[..., Database], writer: str
+) -> None:
+    other = connect().table("orders")
+    if writer == "reschedule":
+        other.put("tea", at=time.time_ns() + 10**13)
+    elif writer == "nack":
+        other.put("tea")
+        [held] = other.receive()
+    elif writer == "closing":
+        other.put_many([{"payload": "coffee"}, {"payload": "tea"}])
+        holder = other.subscribe()
+        next(holder)
+    with running(table.subscribe()) as received:
+        if writer == "plain SQL":
+            with other._context.backend.engine.begin() as connection:
+                connection.execute(sa.text("INSERT INTO orders(id, message) VALUES (7, 'tea')"))
+        elif writer == "reschedule":
+            other.reschedule(1, time.time_ns())
+        elif writer == "nack":
+            held.nack(0)
+        else:
+            holder.close()
+    assert received == ["tea"]
+
+
+def test_room_in_a_full_cache_is_used_at_once(connect: Callable[..., Database]) -> None:
+    table = connect().create_table("orders", payload="text", poll_interval="1h", cache_size=1)
+    table.put_many([{"payload": "a"}, {"payload": "b"}])
+    with table.subscribe() as deliveries:
+        first = next(deliveries)
+        acker = threading.Timer(0.05, first.ack)
+        acker.start()
+        assert next(deliveries).payload == "b"
+        acker.join()
+
+
+def test_a_waiting_flag_can_be_set_before_while_and_after_somebody_waits() -> None:
+    stop = Stop()
+    stop.nudge()
+    assert stop.wait(FAR)
+    assert not stop.wait(0)
+    setter = threading.Timer(0.01, stop.set)
+    setter.start()
+    assert stop.wait(FAR)
+    assert stop.wait(FAR)
+    setter.join()
+
+
+def test_polling_looks_less_and_less_often_and_shortly_again_after_something_happened() -> None:
+    polling, stop = Polling(), Stop()
+    intervals: list[float] = []
+    for _ in range(14):
+        intervals.append(polling._interval)
+        polling.wait(0, stop)
+    assert intervals == sorted(intervals)
+    assert intervals[-1] == 0.1
+    polling._waited_at -= 1
+    polling.wait(0, stop)
+    assert polling._interval < 0.01
+
+
+@pytest.fixture
+def postgresql_table(postgresql_server: Service, tmp_path: Path) -> Generator[MessageTable]:
+    with (
+        postgresql_server.new_database() as url,
+        connect_to(url, tmp_path / "ledgers") as database,
+    ):
+        yield database.create_table("orders", payload="text", poll_interval="1h")
+
+
+@contextmanager
+def listener(table: MessageTable) -> Generator[Callable[[], int]]:
+    """Give a function that counts the notifications that came since it was asked last."""
+    connection = table._context.backend.engine.raw_connection()
+    driver = connection.driver_connection
+    driver.rollback()
+    driver.autocommit = True
+    heard: list[object] = []
+    driver.add_notify_handler(heard.append)
+    driver.execute(f'LISTEN "{CHANNEL}{table.name}"')
+
+    def count() -> int:
+        driver.execute("SELECT 1")
+        number = len(heard)
+        heard.clear()
+        return number
+
+    yield count
+    driver.execute("UNLISTEN *")
+    driver.autocommit = False
+    connection.invalidate()
+
+
+def test_nobody_is_notified_while_nobody_waits_even_where_writers_overlap(postgresql_table: MessageTable) -> None:
+    engine = postgresql_table._context.backend.engine
+    with listener(postgresql_table) as count, engine.connect() as one, engine.connect() as two:
+        postgresql_table.put("one", connection=one)
+        postgresql_table.put("two", connection=two)
+        one.commit()
+        two.commit()
+        assert count() == 0
+
+
+def test_a_transaction_notifies_once_however_much_it_writes(postgresql_table: MessageTable) -> None:
+    context = postgresql_table._context
+    waiting = Listening(context.backend, context.name)
+    assert waiting.arm()
+    with listener(postgresql_table) as count, context.backend.engine.begin() as connection:
+        postgresql_table.put_many([{"payload": str(number)} for number in range(10)], connection=connection)
+        postgresql_table.put("more", connection=connection)
+        connection.commit()
+        assert count() == 1
+    waiting.close()
+
+
+def test_a_consumer_does_not_sleep_while_a_writer_is_under_way_that_may_not_have_seen_it(
+    postgresql_table: MessageTable,
+) -> None:
+    context = postgresql_table._context
+    waiting = Listening(context.backend, context.name)
+    with context.backend.engine.connect() as writer:
+        postgresql_table.put("tea", connection=writer)  # before the consumer waits, so it notifies nobody
+        assert not waiting.arm()
+        writer.commit()
+    assert waiting.arm()
+    assert [delivery.payload for delivery in postgresql_table.receive()] == ["tea"]
+    waiting.close()
+
+
+def test_a_writer_that_comes_after_a_consumer_armed_wakes_it_although_it_began_before(
+    postgresql_table: MessageTable,
+) -> None:
+    context = postgresql_table._context
+    waiting, stop = Listening(context.backend, context.name), Stop()
+    with context.backend.engine.connect() as writer:
+        writer.execute(sa.text("SELECT 1"))
+        assert waiting.arm()
+        postgresql_table.put("tea", connection=writer)
+        writer.commit()
+    began = time.monotonic()
+    waiting.wait(FAR, stop)
+    assert time.monotonic() - began < FAR / 2
+    waiting.close()
+
+
+def test_a_savepoint_that_was_rolled_back_holds_up_no_consumer(postgresql_table: MessageTable) -> None:
+    context = postgresql_table._context
+    waiting = Listening(context.backend, context.name)
+    with context.backend.engine.connect() as writer:
+        writer.execute(sa.text("SELECT 1"))
+        nested = writer.begin_nested()
+        postgresql_table.put("tea", connection=writer)
+        nested.rollback()
+        assert waiting.arm()
+    waiting.close()
+
+
+def test_a_consumer_that_works_asks_for_no_notifications(postgresql_table: MessageTable) -> None:
+    context = postgresql_table._context
+    waiting, stop = Listening(context.backend, context.name), Stop()
+    assert waiting.arm()
+    stop.nudge()
+    waiting.wait(FAR, stop)
+    with listener(postgresql_table) as count:
+        postgresql_table.put("tea")
+        assert count() == 0
+    waiting.close()
+
+
+def test_a_claim_and_an_ack_notify_nobody(postgresql_table: MessageTable) -> None:
+    context = postgresql_table._context
+    postgresql_table.put("tea")
+    waiting = Listening(context.backend, context.name)
+    assert waiting.arm()
+    with listener(postgresql_table) as count:
+        [delivery] = postgresql_table.receive()
+        delivery.ack()
+        assert count() == 0
+    waiting.close()
+
+
+def test_puts_and_waits_that_meet_anyhow_lose_nothing(postgresql_table: MessageTable) -> None:
+    received: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def consume() -> None:
+        with postgresql_table.subscribe(limit=1) as deliveries:
+            for delivery in deliveries:
+                delivery.ack()
+                received.put(delivery.payload)
+                if delivery.payload == "299":
+                    return
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    for number in range(300):
+        postgresql_table.put(str(number))
+        # Now the consumer is about to wait: the next message meets it at any step of that.
+        assert received.get(timeout=60) == str(number)
+    consumer.join(60)
+    assert not consumer.is_alive()
+
+
+def test_the_locks_of_the_wake_up_are_not_left_behind(postgresql_table: MessageTable) -> None:
+    context = postgresql_table._context
+    waiting = Listening(context.backend, context.name)
+    assert waiting.arm()
+    postgresql_table.put("tea")
+    waiting.close()
+    held = sa.text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid IN (:one, :other)")
+    locks = {"one": WRITING - 1, "other": WRITING}
+    with context.backend.engine.connect() as connection:
+        give_up_at = time.monotonic() + 60
+        while connection.execute(held, locks).scalar():  # the server ends the session after we have left
+            assert time.monotonic() < give_up_at
