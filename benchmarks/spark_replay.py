@@ -7,68 +7,33 @@ other work on the machine disturbs less; and how many times as fast `event_time_
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 
 from benchmarks.measure import in_turns, write_results
+from benchmarks.spark_messages import STREAMS, generate
+from waterclock.batching.columnar import assign_batches
 from waterclock.spark import event_time_batches
 from waterclock.spark.session import session
 
 SOURCES = 1_000
-STREAMS = ("temperature", "pressure", "humidity", "voltage", "current")
 FILES = 10
 BURSTS = 200
-"""Bursts of each source in a file: every second each stream sends once within 200 ms."""
+"""Bursts of each source in a file."""
 
 GAP = "500 milliseconds"
 """Of Spark's session windows; as long as our window, so that both find one batch a burst."""
 
 ROUNDS = 5
 CPU_ROUNDS = 3
-WORK = Path(__file__).parent / "work" / "spark_replay"
-NS_PER_MS = 1_000_000
-NS_PER_S = 1_000_000_000
+WORK = Path(__file__).parent / "scratch" / "spark_replay"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
-
-def generate(folder: Path) -> None:
-    """Write messages as a topic's sealed ledgers hold them: in order of receive time, all sources mixed."""
-    unfinished = folder.with_suffix(".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    chance = np.random.default_rng(1)
-    shape = (BURSTS, SOURCES, len(STREAMS))
-    count = BURSTS * SOURCES * len(STREAMS)
-    sources = np.broadcast_to(np.arange(SOURCES)[:, None], shape).ravel()
-    streams = np.broadcast_to(np.arange(len(STREAMS)), shape).ravel()
-    phases = chance.integers(0, NS_PER_S, SOURCES)
-    for number in range(FILES):
-        bursts = 1_790_000_000 * NS_PER_S + (np.arange(BURSTS) + number * BURSTS) * NS_PER_S
-        times = (bursts[:, None, None] + phases[:, None] + chance.integers(0, 200 * NS_PER_MS, shape)).ravel()
-        received = times + chance.integers(0, 300 * NS_PER_MS, count)
-        order = np.argsort(received, kind="stable")
-        table = pa.table(
-            {
-                "source": pa.array([f"source-{n:04d}" for n in range(SOURCES)]).take(pa.array(sources[order])),
-                "stream": pa.array(STREAMS).take(pa.array(streams[order])),
-                "event_time": times[order],
-                "receive_time": received[order],
-                "ledger": np.full(count, number),
-                "entry": np.arange(count) // 1_000,
-                "index": (np.arange(count) % 1_000).astype(np.int32),
-            }
-        )
-        pq.write_table(table, unfinished / f"{number}.parquet", compression="zstd", row_group_size=2**17)
-    unfinished.rename(folder)
 
 
 def replay(messages: DataFrame) -> tuple[int, int]:
@@ -81,6 +46,13 @@ def native(messages: DataFrame) -> tuple[int, int]:
     happened = F.timestamp_micros(F.expr("event_time div 1000"))
     windows = messages.select("source", happened.alias("at")).groupBy("source", F.session_window("at", GAP))
     return _counted(windows.count().select("count"))
+
+
+def without_spark() -> int:
+    """Read the same files into this process, and give them to the same kernel; count the rejected messages."""
+    table = pq.read_table(WORK, columns=["source", "stream", "event_time", "receive_time"])
+    assigned = assign_batches(table, window="500ms", max_delay="400ms")
+    return assigned.num_rows - assigned.column("rejected").null_count
 
 
 def _counted(windows: DataFrame) -> tuple[int, int]:
@@ -114,7 +86,7 @@ def _is_ours(process: int, parents: dict[int, int]) -> bool:
 
 def main() -> None:
     if not WORK.exists():
-        generate(WORK)
+        generate(WORK, sources=SOURCES, files=FILES, bursts=BURSTS)
     spark = session("waterclock benchmark", **{"spark.driver.memory": "4g"})
     positioned = spark.read.parquet(str(WORK))
     messages = positioned.drop("ledger", "entry", "index")
@@ -122,6 +94,7 @@ def main() -> None:
         "session_window": lambda: native(messages),
         "event_time_batches": lambda: replay(messages),
         "event_time_batches, positions": lambda: replay(positioned),
+        "assign_batches, without Spark": without_spark,
     }
     batches, count = replay(messages)
     assert count == SOURCES * len(STREAMS) * FILES * BURSTS, f"{count} messages are in batches, not all"

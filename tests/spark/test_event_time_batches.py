@@ -12,13 +12,15 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from tests.scenario import SOURCE, Scenario, scenario_files
-from tests.spark.fates import facts, fates_in_frames, fates_one_by_one, frame, in_entries
+from tests.spark.fates import METADATA, facts, fates_in_frames, fates_one_by_one, frame, in_entries
 
 from waterclock.arrow import to_arrow
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
-from waterclock.spark import batches_of, event_time_batches, event_time_outcomes, rejected_of
+from waterclock.spark import batches_of, event_time_batches, event_time_outcomes, rate_aware_batches, rejected_of
 
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+COLUMNS_OF_RATE = ["'x' AS source", "'a' AS stream", "value AS event_time", "value AS receive_time"]
 RANDOM_RULE = {"window": 50, "max_delay": 40, "max_lead": 2}
 
 
@@ -111,9 +113,12 @@ def test_a_null_fails_the_job_with_its_column(spark: SparkSession, traffic: list
         event_time_batches(holed).collect()
 
 
-def test_a_streaming_frame_is_refused_with_what_to_do(spark: SparkSession):
-    with pytest.raises(InvalidArgumentError, match=r"streaming .* spark\.read instead"):
-        event_time_batches(spark.readStream.format("rate").load())
+def test_a_stream_without_rocksdb_is_refused_with_what_to_do(spark: SparkSession):
+    other = spark.newSession()
+    other.conf.set(PROVIDER, "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider")
+    arriving = other.readStream.format("rate").load().selectExpr(*COLUMNS_OF_RATE)
+    with pytest.raises(InvalidArgumentError, match=r"HDFSBacked.*batching needs RocksDB: .*session\(\), or call"):
+        event_time_batches(arriving)
 
 
 @pytest.mark.parametrize(
@@ -143,3 +148,31 @@ def test_wrong_options_are_refused_before_anything_runs(spark: SparkSession, tra
 
 def _plan(df: DataFrame) -> str:
     return str(df._jdf.queryExecution().executedPlan().toString())
+
+
+def test_the_bytes_that_are_shuffled_do_not_grow_with_the_payloads(spark: SparkSession, tmp_path: Path):
+    chance = random.Random(9)  # noqa: S311  # repeatable, nothing secret
+    written: list[int] = []
+    for name, size in (("without", 0), ("with", 2_000)):
+        messages = [
+            Message(f"s{k % 7}", "a", k * 10**6, chance.randbytes(size), receive_time=k * 10**6) for k in range(3_000)
+        ]
+        table = pa.Table.from_batches([to_arrow(in_entries(messages, 100), positions=True)])
+        pq.write_table(table.select([*METADATA, "payload"]), tmp_path / f"{name}.parquet")
+        arrived = spark.read.parquet(str(tmp_path / f"{name}.parquet"))
+        written.append(_shuffled(spark, f"payloads {name}", event_time_batches(arrived, window="5ms")))
+        written.append(_shuffled(spark, f"payloads {name}, by rate", rate_aware_batches(arrived, gated=["a"])))
+    assert written[0] > 0
+    assert written[:2] == written[2:]
+
+
+def _shuffled(spark: SparkSession, group: str, batches: DataFrame) -> int:
+    """Count the bytes that a job's stages wrote for the next one, as Spark measured them."""
+    context = spark.sparkContext
+    context.setJobGroup(group, group)
+    batches.collect()
+    context.setLocalProperty("spark.jobGroup.id", None)
+    jobs = context.statusTracker().getJobIdsForGroup(group)
+    store = context._jsc.sc().statusStore()
+    stages = {stage for job in jobs for stage in context.statusTracker().getJobInfo(job).stageIds}
+    return sum(store.lastStageAttempt(stage).shuffleWriteBytes() for stage in stages)

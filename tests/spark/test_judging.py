@@ -15,7 +15,7 @@ from tests.spark.fates import METADATA, Fates, fates_in_rows, fates_one_by_one, 
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.rule import EventTimeRule
-from waterclock.message import Message
+from waterclock.message import Message, Position
 from waterclock.spark import judging, packing
 from waterclock.spark.judging import judge
 from waterclock.spark.packing import PLAIN, POSITIONED, pack
@@ -82,13 +82,25 @@ def test_a_receive_clock_that_went_back_is_judged_as_a_reader_of_the_topic_does(
 
 
 @settings(deadline=None)
-@given(messages=arrivals(sources="xy"), rule=rules, order=st.randoms(use_true_random=False))
+@given(
+    messages=arrivals(sources="xy"),
+    rule=rules,
+    order=st.randoms(use_true_random=False),
+    apart=st.sampled_from([(1, 1), (2**20, 2**20), (2**62, 2**58)]),
+)
 def test_positions_give_the_order_however_the_messages_were_read(
-    messages: list[Message], rule: Rule, order: random.Random
+    messages: list[Message], rule: Rule, order: random.Random, apart: tuple[int, int]
 ):
-    messages = in_entries(messages, 3)
+    numbered = ((m, m.position or Position(0, 0, 0)) for m in in_entries(messages, 3))
+    messages = [m.replace(position=Position(p[0] * apart[0], p[1] * apart[1], p[2])) for m, p in numbered]
     read = order.sample(messages, len(messages))
     assert judged(read, rule._asdict(), positions=True) == fates_one_by_one(messages, **rule._asdict())
+
+
+def test_no_rows_are_judged_as_nothing():
+    (packed,) = pack([_columns([Message("x", "a", 0, receive_time=0)])], PLAIN)
+    assert list(judge([packed.slice(0, 0)], PLAIN, EventTimeRule.checked(1, 1, 0, "split"))) == []
+    assert list(judge([], PLAIN, EventTimeRule.checked(1, 1, 0, "split"))) == []
 
 
 def test_a_window_at_the_end_of_time_closes_with_it():

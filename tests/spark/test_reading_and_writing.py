@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import waterclock as wc
+from waterclock.database import topic_catalogue as catalogue
 from waterclock.spark import batches_of, event_time_outcomes, register, rejected_of
-from waterclock.spark.sink import POSITION_HEADER, REASON_HEADER
-from waterclock.spark.source import METADATA_COLUMNS
+from waterclock.spark.columns import METADATA_COLUMNS
+from waterclock.spark.message_writer import POSITION_HEADER, REASON_HEADER
 from waterclock.time import MAX_NS
 
 SECOND = 1_000_000_000
@@ -187,3 +189,53 @@ def test_overwriting_and_rows_of_another_shape_are_refused(
         writer.mode("overwrite").save()
     with pytest.raises(PySparkException, match="lack the column 'stream'"):
         writer.mode("append").save()
+
+
+def producers(database: wc.Database, topic: str) -> list[str]:
+    statement = sa.select(catalogue.producers.c.name).where(
+        catalogue.producers.c.topic_id == database.topic(topic).storage.topic_id
+    )
+    with database.backend.snapshot() as connection:
+        return list(connection.execute(statement).scalars())
+
+
+def test_a_write_to_a_topic_leaves_no_producer_behind_unless_it_is_named(
+    spark: SparkSession, database: wc.Database
+) -> None:
+    database.create_topic("copy")
+    rows = read(spark, database, columns="source,stream,event_time,publish_time,receive_time,headers,payload")
+    writer = rows.write.format("waterclock").mode("append").options(url=str(database.backend.url), topic="copy")
+    writer.save()
+    assert producers(database, "copy") == []
+    for _ in range(2):  # the second time changes nothing, although the rows come without positions to order them by
+        writer.option("producer", "copier").save()
+    assert all(name.startswith("copier-") for name in producers(database, "copy"))
+    copied = Counter(message.payload for message in database.topic("copy").read())
+    assert copied == Counter({message.payload: 2 for message in traffic()})
+
+
+def test_streams_write_each_message_and_each_batch_once_however_often_a_micro_batch_runs(
+    spark: SparkSession, database: wc.Database, tmp_path: Path
+) -> None:
+    database.create_topic("mirror", exist_ok=True)
+    place = {"url": str(database.backend.url)}
+    columns = "source,stream,event_time,publish_time,receive_time,ledger,entry,index"
+    stream = spark.readStream.format("waterclock").options(
+        **place, topic="telemetry", columns=columns, maxMessagesPerTrigger=30
+    )
+    checkpoint = tmp_path / "checkpoint"
+
+    def run() -> None:
+        rows = stream.load().repartition(2)
+        sink = rows.writeStream.format("waterclock").options(**place, topic="mirror", payloads="telemetry")
+        sink.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
+
+    run()
+    # Killed after it wrote and before it said so: the last micro-batches run again.
+    for commit in (checkpoint / "commits").glob("[1-9]*"):
+        commit.unlink()
+        (commit.parent / f".{commit.name}.crc").unlink(missing_ok=True)
+    run()
+    mirrored = Counter(message.payload for message in database.topic("mirror").read())
+    assert mirrored == Counter(message.payload for message in traffic())
+    assert len(producers(database, "mirror")) <= 2

@@ -6,10 +6,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from waterclock.spark.batching import batches_of, event_time_batches, event_time_outcomes, rejected_of
+    from waterclock.spark.batching import (
+        batches_of,
+        event_time_batches,
+        event_time_outcomes,
+        rate_aware_batches,
+        rate_aware_outcomes,
+        rejected_of,
+    )
     from waterclock.spark.registering import register
 
-__all__ = ["batches_of", "event_time_batches", "event_time_outcomes", "register", "rejected_of"]
+__all__ = [
+    "batches_of",
+    "event_time_batches",
+    "event_time_outcomes",
+    "rate_aware_batches",
+    "rate_aware_outcomes",
+    "register",
+    "rejected_of",
+]
 
 
 def __getattr__(name: str) -> object:

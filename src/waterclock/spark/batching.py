@@ -12,11 +12,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.types import IntegerType, LongType, StringType
 
+from waterclock.batching.rate_rule import Gated
 from waterclock.batching.rule import EventTimeRule, OnConflict
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.judging import OUTCOMES_SCHEMA, judge
 from waterclock.spark.packing import PACKED_SCHEMA, PLAIN, POSITIONED, UNPACKED_COLUMNS, pack, unpack
-from waterclock.time import Duration
+from waterclock.spark.rate_stream import RateOptions, judge_by_rate
+from waterclock.spark.stateful import event_time_stream, rate_stream
+from waterclock.time import Duration, to_duration
 
 _NEEDED = {"source": StringType(), "stream": StringType(), "event_time": LongType(), "receive_time": LongType()}
 _POSITION = {"ledger": LongType(), "entry": LongType(), "index": IntegerType()}
@@ -29,18 +32,23 @@ def event_time_batches(
     max_delay: Duration = "400ms",
     max_lead: Duration = 0,
     on_conflict: OnConflict = "split",
+    max_skew: Duration = "10s",
 ) -> DataFrame:
     """Batch messages by the time at which they happened, as `waterclock.EventTimeBatcher` does for each source.
 
     Parameters
     ----------
     df
-        Messages, with columns source and stream (STRING), event_time and receive_time (BIGINT ns) and, where they come
-        from a topic, their position: ledger, entry (BIGINT) and index (INT). Other columns, such as the payload, are
-        not read. With positions a source's messages are taken in that order, and a receive time that lies behind an
-        earlier one counts as that one, as it does for a reader of the topic; without, each counts as it is.
+        Messages, batch or streaming, with columns source and stream (STRING), event_time and receive_time (BIGINT ns)
+        and, where they come from a topic, their position: ledger, entry (BIGINT) and index (INT). Other columns, such
+        as the payload, are not read. With positions a source's messages are taken in that order, and a receive time
+        that lies behind an earlier one counts as that one, as it does for a reader of the topic; without, each counts
+        as it is, in a stream as long as no earlier micro-batch was further.
     window, max_delay, max_lead, on_conflict
         As of `waterclock.EventTimeBatcher`.
+    max_skew
+        Of a stream only: how far a receive time may lie behind the newest one of earlier micro-batches, of any source.
+        So much after a window's time it closes for a source that sends nothing more. See Notes.
 
     Returns
     -------
@@ -53,14 +61,21 @@ def event_time_batches(
     Raises
     ------
     InvalidArgumentError
-        For a streaming DataFrame, a missing column or one of another type, and an option that cannot be meant.
+        For a missing column or one of another type, an option that cannot be meant, and a streaming DataFrame in a
+        session whose streaming state is not in RocksDB.
 
     Notes
     -----
     The messages of one source meet in one task, which needs about 200 bytes of memory for each of them.
     `event_time_outcomes` gives the rejected messages from the same pass.
+
+    In a stream a source's own messages close its windows. For sources that fall silent the receive times of the others
+    do it: where these have passed t + ``max_skew``, the stream calls ``advance(t)``, which is a promise that nothing
+    received at or before t comes later. While the topic keeps it, the batches are those of a replay. A message that
+    breaks it is judged as received now, so it may be rejected as late: never lost, nor in a batch given out before.
+    Where all sources are silent nothing closes until something arrives.
     """
-    return batches_of(event_time_outcomes(df, window, max_delay, max_lead, on_conflict))
+    return batches_of(event_time_outcomes(df, window, max_delay, max_lead, on_conflict, max_skew))
 
 
 def event_time_outcomes(
@@ -69,6 +84,7 @@ def event_time_outcomes(
     max_delay: Duration = "400ms",
     max_lead: Duration = 0,
     on_conflict: OnConflict = "split",
+    max_skew: Duration = "10s",
 ) -> DataFrame:
     """Find the batch of every message, or why it is in none, as packed rows to be persisted and read twice.
 
@@ -78,22 +94,92 @@ def event_time_outcomes(
     -------
     DataFrame
         Columns `waterclock.spark.judging.OUTCOMES_SCHEMA`, for `batches_of` and `rejected_of`. The sum of ``count`` by
-        ``rejection`` says how many messages met which fate.
+        ``rejection`` says how many messages met which fate. Of a stream, take both from the DataFrame that
+        ``foreachBatch`` gets: two queries would batch twice.
     """
     rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict)
+    skew = to_duration(max_skew, "max_skew")
     record = _record(df)
     # Only what is selected crosses into Python, and only that is read from the files.
-    return (
-        df.select("source", *(record.names or ()))
-        .mapInArrow(partial(pack, record=record), PACKED_SCHEMA)
-        .repartition("source")
-        .sortWithinPartitions("source")
-        .mapInArrow(partial(judge, record=record, rule=rule), OUTCOMES_SCHEMA)
-    )
+    needed = df.select("source", *(record.names or ()))
+    if df.isStreaming:
+        return event_time_stream(needed, rule, record, skew)
+    return _by_source(needed, record).mapInArrow(partial(judge, record=record, rule=rule), OUTCOMES_SCHEMA)
+
+
+def rate_aware_batches(
+    df: DataFrame,
+    batch_length: Duration = "1s",
+    timeout: Duration | float | None = None,
+    gated: Gated = True,
+) -> DataFrame:
+    """Batch messages by the rates of their streams, as `waterclock.RateAwareBatcher` does for each source.
+
+    Parameters
+    ----------
+    df
+        Messages of a topic, batch or streaming, with columns source and stream (STRING), event_time and receive_time
+        (BIGINT ns) and their position: ledger, entry (BIGINT) and index (INT). The messages of one entry arrived
+        together: a source's share of it is one call of its batcher.
+    batch_length, timeout, gated
+        As of `waterclock.RateAwareBatcher`; a function for ``gated`` must be one that can be pickled.
+
+    Returns
+    -------
+    DataFrame
+        One row a batch, as `event_time_batches` says. A replay ends with what is open, reason ``"flush"``, so that no
+        message is missing; a stream never does so.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For a missing column, also of the position, or one of another type, an option that cannot be meant, and a
+        streaming DataFrame in a session whose streaming state is not in RocksDB.
+
+    Notes
+    -----
+    A stream must deliver entries whole and in order, as the format ``waterclock`` does; it fails where one goes on in a
+    later micro-batch. The part of the stall rule that looks at a clock does not apply, so that replays agree; the part
+    that looks at event times does. No message is rejected.
+    """
+    return batches_of(rate_aware_outcomes(df, batch_length, timeout, gated))
+
+
+def rate_aware_outcomes(
+    df: DataFrame,
+    batch_length: Duration = "1s",
+    timeout: Duration | float | None = None,
+    gated: Gated = True,
+) -> DataFrame:
+    """Find the batch of every message, as packed rows for `batches_of`.
+
+    Takes and raises what `rate_aware_batches` does.
+
+    Returns
+    -------
+    DataFrame
+        Columns `waterclock.spark.judging.OUTCOMES_SCHEMA`; ``rejection`` is null everywhere.
+    """
+    options = RateOptions.checked(batch_length, timeout, gated)
+    if _record(df) != POSITIONED:
+        raise InvalidArgumentError(
+            "df: there is no position (ledger, entry, index); batching by rate needs it to know which messages arrived"
+            ' together: read the topic with format "waterclock"'
+        )
+    needed = df.select("source", *(POSITIONED.names or ()))
+    if df.isStreaming:
+        return rate_stream(needed, options)
+    return _by_source(needed, POSITIONED).mapInArrow(partial(judge_by_rate, options=options), OUTCOMES_SCHEMA)
+
+
+def _by_source(df: DataFrame, record: np.dtype[Any]) -> DataFrame:
+    """Pack messages, and bring the rows of each source together, one after another."""
+    packed = df.mapInArrow(partial(pack, record=record), PACKED_SCHEMA)
+    return packed.repartition("source").sortWithinPartitions("source")
 
 
 def batches_of(outcomes: DataFrame) -> DataFrame:
-    """Take the batches out of what `event_time_outcomes` gave; one row each, as `event_time_batches` describes it."""
+    """Take the batches out of outcomes; one row each, as `event_time_batches` describes it."""
     width = F.expr("length(messages) div packed")
     batch = F.col("batch")
     return (
@@ -105,7 +191,7 @@ def batches_of(outcomes: DataFrame) -> DataFrame:
             batch["start"].alias("start"),
             batch["end"].alias("end"),
             batch["closed_at"].alias("closed_at"),
-            F.when(batch["conflict"], "conflict").otherwise("timeout").alias("reason"),
+            batch["reason"].alias("reason"),
             batch["count"].alias("count"),
             "streams",
             F.substring("messages", batch["first"] * width + 1, batch["count"] * width).alias("messages"),
@@ -135,10 +221,6 @@ def _rejected(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _record(df: DataFrame) -> np.dtype[Any]:
     """Check the columns, and say whether messages have positions."""
-    if df.isStreaming:
-        raise InvalidArgumentError(
-            "df: a streaming DataFrame cannot be batched yet; read it with spark.read instead of spark.readStream"
-        )
     types = {field.name: field.dataType for field in df.schema}
     for name, wanted in _NEEDED.items():
         if name not in types:

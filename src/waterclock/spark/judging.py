@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from waterclock.batching.columnar import Assignment, assign_arrays
 from waterclock.batching.rule import EventTimeRule
+from waterclock.spark.outcome_rows import BATCH, BATCHES_TYPE, REASONS, batch_structs
 from waterclock.spark.packing import PACKED_SCHEMA, POSITIONED, Records, cells, encoded, local_streams, stream_numbers
 from waterclock.time import MAX_NS
 
-OUTCOMES_SCHEMA = (
-    f"{PACKED_SCHEMA}, rejection STRING, batches ARRAY<STRUCT<"
-    "start: BIGINT, end: BIGINT, closed_at: BIGINT, conflict: BOOLEAN, first: INT, count: INT>>"
-)
+OUTCOMES_SCHEMA = f"{PACKED_SCHEMA}, rejection STRING, batches {BATCHES_TYPE}"
 """Packed rows of messages that met the same fate, as Spark writes them.
 
 ``rejection`` says why the messages are in no batch, or is null. Then they are in order of event time and stream, and
@@ -69,27 +67,19 @@ def judge(batches: Iterable[pa.RecordBatch], record: np.dtype[Any], rule: EventT
 
 
 def _whole_sources(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Gather about a million messages at a time, without the last source, which may go on."""
+    """Cut rows between sources, so that about a million messages are judged at once."""
     held: list[pa.Table] = []
-    count = 0
-    for batch in batches:
-        held.append(pa.table(batch))
-        count += _message_count(held[-1])
-        if count < _JUDGED_AT_ONCE:
-            continue
-        rows = pa.concat_tables(held)
-        names = rows.column("source")
-        ended = pc.call_function("index", [names], pc.IndexOptions(names[-1])).as_py()
-        if ended:
-            yield rows.slice(0, ended)
-            held = [rows.slice(ended)]
-            count = _message_count(held[0])
-    if held:
-        yield pa.concat_tables(held)
-
-
-def _message_count(rows: pa.Table) -> int:
-    return int(rows.column("count").to_numpy().sum())
+    for batch in filter(len, batches):
+        rows = pa.concat_tables([*held, pa.table(batch)])
+        new_source = np.flatnonzero(_begins(encoded(rows.column("source"))[1]))
+        counts = rows.column("count").to_numpy()
+        begins = (np.cumsum(counts) - counts)[new_source]
+        cuts = new_source[_begins(begins // _JUDGED_AT_ONCE)]
+        for first, stop in pairwise(cuts):
+            yield rows.slice(first, stop - first)
+        # The last source may go on in the next batch.
+        held = [rows.slice(cuts[-1])]
+    yield from held
 
 
 def _judge(packed: pa.Table, record: np.dtype[Any], rule: EventTimeRule) -> pa.RecordBatch:
@@ -100,7 +90,7 @@ def _judge(packed: pa.Table, record: np.dtype[Any], rule: EventTimeRule) -> pa.R
     stream_names, streams = stream_numbers(pa.concat_arrays(packed.column("streams").chunks), rows, messages["stream"])
     clock = messages["receive_time"]
     if record == POSITIONED:
-        order = _reading_order(messages, sources, packed.column("count").to_numpy())
+        order = _reading_order(messages, sources)
         messages, streams = messages[order], streams[order]
         clock = _running_maximum(sources, messages["receive_time"])
     event_times = np.ascontiguousarray(messages["event_time"])
@@ -125,30 +115,17 @@ def _records(cells: pa.BinaryArray, record: np.dtype[Any]) -> Records:
     return np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]].view(record)
 
 
-def _reading_order(
-    messages: Records, sources: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]
-) -> npt.NDArray[np.intp]:
-    """Order the messages of each source by position; ``counts`` says how many each packed row brought."""
-    begins = np.cumsum(counts) - counts
-    rows = _by_position(messages[begins], sources[begins])
-    moved = counts[rows]
-    order = np.repeat(begins[rows] - (np.cumsum(moved) - moved), moved) + np.arange(len(messages))
-    # Rows come in any order, but what they hold was read in order, nearly always.
-    if _is_ordered(messages[order], sources):
-        return order
-    return _by_position(messages, sources)
-
-
-def _by_position(messages: Records, sources: npt.NDArray[np.int32]) -> npt.NDArray[np.intp]:
-    return np.lexsort((messages["index"], messages["entry"], messages["ledger"], sources))
-
-
-def _is_ordered(messages: Records, sources: npt.NDArray[np.int32]) -> bool:
-    behind = np.zeros(len(messages) - 1, np.bool_)
-    for name in ("index", "entry", "ledger"):
-        values = messages[name]
-        behind = (values[1:] < values[:-1]) | ((values[1:] == values[:-1]) & behind)
-    return not (behind & (sources[1:] == sources[:-1])).any()
+def _reading_order(messages: Records, sources: npt.NDArray[np.int32]) -> npt.NDArray[np.intp]:
+    """Order the messages of each source by position."""
+    parts = [messages[name].astype(np.int64) for name in ("ledger", "entry", "index")]
+    key = sources.astype(np.int64)
+    for part in parts:
+        low, high = int(part.min()), int(part.max())
+        if (int(key.max()) + 1) * (high - low + 1) > MAX_NS:
+            return np.lexsort((*reversed(parts), sources))
+        key = key * (high - low + 1) + (part - low)
+    # One number for all, because NumPy is then several times as fast; the runs of a source are in order already.
+    return np.argsort(key, kind="stable")
 
 
 def _running_maximum(sources: npt.NDArray[np.int32], times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -216,17 +193,14 @@ def _batches(
 ) -> pa.StructArray:
     """Describe the batches that begin at the places ``windows``, in rows that begin at ``row_begins``."""
     ends = judged.ends[windows]
+    facts = np.empty(len(windows), BATCH)
+    facts["start"], facts["end"] = judged.starts[windows], ends
     # Beyond int64 there is no time, so the last windows close at its end.
-    closed_at = np.where(ends > MAX_NS - rule.max_delay, MAX_NS, ends + rule.max_delay)
-    columns = {
-        "start": judged.starts[windows],
-        "end": ends,
-        "closed_at": closed_at,
-        "conflict": judged.conflicts[windows].astype(np.bool_),
-        "first": (windows - row_begins).astype(np.int32),
-        "count": np.diff(windows, append=accepted).astype(np.int32),
-    }
-    return pa.StructArray.from_arrays([pa.array(column) for column in columns.values()], list(columns))
+    facts["closed_at"] = np.minimum(ends, MAX_NS - rule.max_delay) + rule.max_delay
+    facts["reason"] = np.where(judged.conflicts[windows], REASONS.index("conflict"), REASONS.index("timeout"))
+    facts["first"] = windows - row_begins
+    facts["count"] = np.diff(windows, append=accepted)
+    return batch_structs(facts)
 
 
 def _begins(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 
-from waterclock.errors import InvalidArgumentError
+from waterclock.errors import InvalidArgumentError, WaterclockError
 
 
 def needed(options: Mapping[str, str], name: str) -> str:
@@ -14,8 +16,39 @@ def needed(options: Mapping[str, str], name: str) -> str:
     return options[name]
 
 
-def refuse_unknown(options: Mapping[str, str], known: frozenset[str]) -> None:
+def refuse_unknown(options: Mapping[str, str], known: Iterable[str]) -> None:
     """Refuse options that nobody would read: a typing error must not change what is done."""
+    spelt = {name.lower() for name in known}
     for name in options:
-        if name not in known:
+        if name.lower() not in spelt:
             raise InvalidArgumentError(f"the option {name!r} is not known; there are {', '.join(sorted(known))}")
+
+
+def number(options: Mapping[str, str], name: str) -> int | None:
+    """Read an option that is a count of at least 1; None where it is not given."""
+    given = options.get(name.lower())
+    if given is None:
+        return None
+    if not given.isdecimal() or int(given) < 1:
+        raise InvalidArgumentError(f"{name}: {given!r} is no count; give a whole number of at least 1")
+    return int(given)
+
+
+def truth(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """Read an option that is true or false."""
+    given = options.get(name.lower(), str(default)).lower()
+    if given not in ("true", "false"):
+        raise InvalidArgumentError(f"{name}: {given!r} is neither true nor false")
+    return given == "true"
+
+
+@contextmanager
+def plainly() -> Generator[None]:
+    """Let a mistake of the user's reach them as its text, without the trace of the Python process that noticed it."""
+    try:
+        yield
+    except WaterclockError:
+        # Spark writes a worker's trace into the error unless this is set; the worker ends with its first error, so
+        # nothing else comes after it. Errors that are not ours keep their trace.
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise

@@ -33,10 +33,16 @@ POSITIONED = np.dtype([*PLAIN.descr, ("ledger", "<i8"), ("entry", "<i8"), ("inde
 PACKED_SCHEMA = "source STRING, streams ARRAY<STRING>, count INT, messages BINARY"
 """The columns of a packed row, as Spark writes them."""
 
+CLOCKED_SCHEMA = f"{PACKED_SCHEMA}, clock BIGINT"
+"""The same, and how far the receive clock has come in the task that packed the row, microseconds since the epoch."""
+
 UNPACKED_COLUMNS = "stream STRING, event_time BIGINT, receive_time BIGINT, ledger BIGINT, entry BIGINT, `index` INT"
 """What `unpack` gives of each message beside its source, as Spark writes it."""
 
 Records = npt.NDArray[Any]
+
+PackedRow = tuple[list[str], int, bytes]
+"""Streams, count and messages of a packed row whose source is known."""
 
 _NUMBERS = {
     "event_time": pa.int64(),
@@ -46,6 +52,7 @@ _NUMBERS = {
     "index": pa.int32(),
 }
 
+_NS_PER_US = 1_000
 _PACKED_AT_ONCE = 2**20
 # Spark hands 10,000 rows at once to Python whatever their size, once its costly count of bytes is off (see session).
 _LARGEST_CELL = 2**15
@@ -83,7 +90,14 @@ def pack(batches: Iterable[pa.RecordBatch], record: np.dtype[Any]) -> Iterator[p
         yield _pack(pa.Table.from_batches(held), record)
 
 
-def records(cell: bytes | memoryview | pa.Buffer, count: int) -> Records:
+def pack_clocked(batches: Iterable[pa.RecordBatch], record: np.dtype[Any]) -> Iterator[pa.RecordBatch]:
+    """Pack messages as `pack` does, into rows of `CLOCKED_SCHEMA`."""
+    for rows in pack(batches, record):
+        newest = max(int(records(cell.as_buffer(), count)["receive_time"].max()) for cell, count in _cells(rows))
+        yield rows.append_column("clock", pa.repeat(newest // _NS_PER_US, rows.num_rows))
+
+
+def records(cell: bytes | bytearray | memoryview | pa.Buffer, count: int) -> Records:
     """Read the ``messages`` of a packed row as a NumPy array of records, without copying.
 
     Raises
@@ -177,6 +191,41 @@ def local_streams(
     return streams, local[met.indices.to_numpy()]
 
 
+def gathered(
+    known: Iterable[tuple[list[str], Records]], rows: Iterable[PackedRow], record: np.dtype[Any]
+) -> tuple[list[str], Records]:
+    """Lay the messages of one source one after another, their streams numbered alike.
+
+    Parameters
+    ----------
+    known
+        Streams and messages that come first.
+    rows
+        Streams, count and messages of packed rows.
+    record
+        `PLAIN` or `POSITIONED`, which all of them must be.
+
+    Returns
+    -------
+    streams
+        Each stream once, in the order in which they occur.
+    messages
+        All of them, in an array of their own.
+    """
+    numbers: dict[str, int] = {}
+    parts: list[Records] = []
+    every = [*known, *((streams, records(cell, count)) for streams, count, cell in rows)]
+    for streams, messages in every:
+        if messages.dtype != record:
+            raise SchemaError(f"messages of {messages.dtype.itemsize} bytes came where {record.itemsize} are due")
+        common = np.array([numbers.setdefault(stream, len(numbers)) for stream in streams], np.uint32)
+        part = messages.copy()
+        if len(part):
+            part["stream"] = common[part["stream"]]
+        parts.append(part)
+    return list(numbers), np.concatenate(parts) if parts else np.empty(0, record)
+
+
 def cells(messages: Records, bounds: npt.NDArray[np.int64]) -> pa.BinaryArray:
     """Make cells of ``messages`` without copying: cell i holds those from ``bounds[i]`` to ``bounds[i + 1]``."""
     offsets = (bounds * messages.itemsize).astype(np.int32)
@@ -205,6 +254,10 @@ def _pack(table: pa.Table, record: np.dtype[Any]) -> pa.RecordBatch:
             "messages": cells(messages, bounds),
         }
     )
+
+
+def _cells(rows: pa.RecordBatch) -> Iterator[tuple[pa.BinaryScalar, int]]:
+    return zip(rows.column("messages"), rows.column("count").to_pylist(), strict=True)
 
 
 def _field(messages: Records, name: str, kind: pa.DataType) -> pa.Array:

@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
 from pyspark.sql.types import StructType
 
-from waterclock.spark.sink import WriteOptions, make_writer
-from waterclock.spark.source import ReadOptions, TopicReader, check_columns, spark_schema
+from waterclock.spark.columns import spark_schema
+from waterclock.spark.options import plainly
+from waterclock.spark.read_options import ReadOptions, refuse_expired, refuse_for
+from waterclock.spark.sink import make_writer
+from waterclock.spark.source import TopicReader
+from waterclock.spark.table_read_options import TableReadOptions, refuse_batch_read
+from waterclock.spark.table_stream import TableStreamReader
+from waterclock.spark.topic_stream import TopicStreamReader
+from waterclock.spark.write_options import WriteOptions
 
 
 class WaterclockSource(DataSource):
@@ -19,24 +32,58 @@ class WaterclockSource(DataSource):
         super().__init__(options)
         self.options = options
 
+    @property
+    def _reads_a_table(self) -> bool:
+        return "table" in self.options and "topic" not in self.options
+
     @classmethod
     def name(cls) -> str:
         """Give the name after ``format``."""
         return "waterclock"
 
     def schema(self) -> str:
-        """Give the columns that a read was asked for."""
-        return spark_schema(check_columns(self.options.get("columns")))
+        """Check what a read was asked for, since this is called by ``load``, and give its columns."""
+        with plainly():
+            if self._reads_a_table:
+                return TableReadOptions.checked(self.options).schema()
+            options = ReadOptions.checked(self.options)
+            with options.connect() as database:
+                topic = database.topic(options.topic)
+                if options.start is not None and options.fail_on_data_loss:
+                    refuse_expired(topic, options.start)
+            return spark_schema(options.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  # called by keyword
-        """Check the options and prepare a read."""
-        return TopicReader(ReadOptions.checked(self.options))
+        """Prepare a read."""
+        with plainly():
+            if self._reads_a_table:
+                refuse_batch_read()
+            refuse_for(self.options, streaming=False)
+            return TopicReader(ReadOptions.checked(self.options))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  # Spark's name
+        """Prepare a stream."""
+        with plainly():
+            if self._reads_a_table:
+                return TableStreamReader(TableReadOptions.checked(self.options))
+            refuse_for(self.options, streaming=True)
+            return TopicStreamReader(ReadOptions.checked(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Check the options and prepare a write."""
-        return make_writer(WriteOptions.checked(self.options), schema, overwrite=overwrite)
+        with plainly():
+            return make_writer(WriteOptions.checked(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802  # Spark's
+        """Check the options and prepare the writes of a stream."""
+        with plainly():
+            return make_writer(WriteOptions.checked(self.options), schema, overwrite=overwrite, streaming=True)
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``spark`` know the format ``waterclock``; doing it twice changes nothing."""
+    """Make ``spark`` know the format ``waterclock``; doing it twice changes nothing.
+
+    Lets Spark hand filters to data sources in Python too, which it does not by default.
+    """
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(WaterclockSource)

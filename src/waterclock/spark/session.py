@@ -32,6 +32,8 @@ _EVERYWHERE = {
     # Python data sources see filters only where this is on; topics prune their ledgers by them.
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
+    # What a micro-batch changed is written to the checkpoint, not the store's files anew.
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),

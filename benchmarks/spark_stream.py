@@ -1,0 +1,140 @@
+"""Times event-time batching of a Spark stream against Spark's own session windows on the same micro-batches.
+
+``python -m benchmarks.spark_stream`` measures: messages a second by the micro-batch, ours and Spark's in turns; the
+same for few and for many sources, with the bytes of state that a source takes; and how long a micro-batch takes at
+1,000 messages a second, with where the time goes. ``--messages`` and ``--batches`` make it smaller, ``--sources``
+chooses the numbers of sources, the first of which is compared, and ``--latency-batches 0`` leaves the last part out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
+
+from benchmarks.measure import write_results
+from benchmarks.spark_messages import MESSAGES_SCHEMA, STREAMS, generate
+from waterclock.spark import event_time_batches
+from waterclock.spark.session import session
+
+GAP = "500 milliseconds"
+WORK = Path(__file__).parent / "scratch" / "spark_stream"
+LATENCY_SOURCES = 100
+UNSTEADY = 3
+"""Micro-batches at the start that also compile and start workers."""
+
+
+def ours(messages: DataFrame) -> DataFrame:
+    return event_time_batches(messages, max_skew="1s")
+
+
+def native(messages: DataFrame) -> DataFrame:
+    happened = F.timestamp_micros(F.expr("event_time div 1000"))
+    watermarked = messages.select("source", happened.alias("at")).withWatermark("at", "400 milliseconds")
+    return watermarked.groupBy("source", F.session_window("at", GAP)).count()
+
+
+def run(spark: SparkSession, folder: Path, operator: Callable[[DataFrame], DataFrame]) -> list[Mapping[str, Any]]:
+    """Stream a folder, a file a micro-batch, and give Spark's account of those that had messages."""
+    arriving = spark.readStream.schema(MESSAGES_SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder))
+    checkpoint = tempfile.mkdtemp(dir=WORK)
+    writer = operator(arriving).writeStream.format("noop").outputMode("append")
+    query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    query.awaitTermination()
+    shutil.rmtree(checkpoint)
+    return [progress for progress in query.recentProgress if progress["numInputRows"]]
+
+
+def seconds(progress: list[Mapping[str, Any]]) -> list[float]:
+    """Give the seconds of each micro-batch but the first, which also compiles and starts workers."""
+    return [each["durationMs"]["triggerExecution"] / 1_000 for each in progress[1:]]
+
+
+def compared(spark: SparkSession, folder: Path, messages: int, rounds: int) -> dict[str, Any]:
+    taken: dict[str, list[float]] = {"event_time_batches": [], "session_window": []}
+    for _ in range(rounds):
+        taken["event_time_batches"] += seconds(run(spark, folder, ours))
+        taken["session_window"] += seconds(run(spark, folder, native))
+    medians = {name: statistics.median(each) for name, each in taken.items()}
+    return {
+        "messages_a_second": {name: round(messages / each) for name, each in medians.items()},
+        "times_as_fast": round(medians["session_window"] / medians["event_time_batches"], 2),
+    }
+
+
+def scaled(spark: SparkSession, folder: Path, messages: int, sources: int) -> dict[str, Any]:
+    progress = run(spark, folder, ours)
+    last = progress[-1]["stateOperators"][0]
+    return {
+        "messages_a_second": round(messages / statistics.median(seconds(progress))),
+        "rows_of_state": last["numRowsTotal"],
+        "bytes_of_state_a_source": round(int(last["customMetrics"]["rocksdbSstFileSize"]) / sources),
+        "state_seconds": {"updates": last["allUpdatesTimeMs"] / 1_000, "commit": last["commitTimeMs"] / 1_000},
+    }
+
+
+def latency(spark: SparkSession, micro_batches: int) -> dict[str, Any]:
+    """Take 1,000 messages a second as they come, and say how long micro-batches take, ms, and with what."""
+    arriving = spark.readStream.format("rate").option("rowsPerSecond", 1_000).load()
+    at = F.unix_micros("timestamp") * 1_000
+    source = F.concat(F.lit("source-"), F.col("value") % LATENCY_SOURCES)
+    stream = F.element_at(F.array(*map(F.lit, STREAMS)), (F.col("value") % len(STREAMS)).cast("int") + 1)
+    messages = arriving.select(
+        source.alias("source"), stream.alias("stream"), at.alias("event_time"), at.alias("receive_time")
+    )
+    query = ours(messages).writeStream.format("noop").outputMode("append").start()
+    steady: list[Mapping[str, Any]] = []
+    while len(steady) < micro_batches:
+        query.awaitTermination(1)
+        steady = [each for each in query.recentProgress if each["numInputRows"]][UNSTEADY:]
+    query.stop()
+    parts = sorted({part for each in steady for part in each["durationMs"]})
+    p50 = {part: statistics.median(each["durationMs"].get(part, 0) for each in steady) for part in parts}
+    state = [each["stateOperators"][0] for each in steady]
+    return {
+        "micro_batches": len(steady),
+        "p50_ms": p50,
+        "p50_ms_state_commit": statistics.median(each["commitTimeMs"] for each in state),
+        "p50_ms_state_updates": statistics.median(each["allUpdatesTimeMs"] for each in state),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--messages", type=int, default=1_000_000, help="in a micro-batch (default: %(default)s)")
+    parser.add_argument("--batches", type=int, default=6, help="micro-batches, the first unmeasured (%(default)s)")
+    parser.add_argument("--sources", type=int, nargs="+", default=[1_000, 10, 100_000])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--latency-batches", type=int, default=40)
+    chosen = parser.parse_args()
+    folders = {sources: WORK / f"{sources}-{chosen.messages}-{chosen.batches}" for sources in chosen.sources}
+    for sources, folder in folders.items():
+        if not folder.exists():
+            bursts = max(1, chosen.messages // (sources * len(STREAMS)))
+            generate(folder, sources=sources, files=chosen.batches, bursts=bursts)
+    spark = session("waterclock benchmark", **{"spark.driver.memory": "4g"})
+    first = chosen.sources[0]
+    figures: dict[str, Any] = {
+        "messages_a_micro_batch": chosen.messages,
+        "sources": first,
+        "cores": spark.sparkContext.defaultParallelism,
+        "compared": compared(spark, folders[first], chosen.messages, chosen.rounds),
+        "by_sources": {str(n): scaled(spark, folder, chosen.messages, n) for n, folder in folders.items()},
+    }
+    if chosen.latency_batches:
+        figures["at_1000_messages_a_second"] = latency(spark, chosen.latency_batches)
+    spark.stop()
+    for name, figure in figures.items():
+        print(name, figure)
+    print(f"wrote {write_results('spark_stream', figures, ('waterclock', 'pyspark', 'pyarrow', 'numba', 'numpy'))}")
+
+
+if __name__ == "__main__":
+    main()

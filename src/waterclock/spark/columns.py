@@ -1,0 +1,71 @@
+"""The columns that Spark sees of a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waterclock.arrow import POSITIONED_SCHEMA
+from waterclock.errors import InvalidArgumentError
+
+METADATA_COLUMNS = ("source", "stream", "event_time", "receive_time", "ledger", "entry", "index")
+"""What batching needs of a message; give them as option ``columns`` so that payloads stay where they are."""
+
+TIMESTAMPS = {
+    "event_timestamp": "event_time",
+    "publish_timestamp": "publish_time",
+    "receive_timestamp": "receive_time",
+}
+"""Spark's timestamps end at microseconds, so they stand beside the exact times, for people and for SQL's functions."""
+
+NS_PER_US = 1000
+
+_SPARK_TYPES = {
+    "source": "STRING",
+    "stream": "STRING",
+    "event_time": "BIGINT",
+    "publish_time": "BIGINT",
+    "receive_time": "BIGINT",
+    "headers": "MAP<STRING, STRING>",
+    "payload": "BINARY",
+    "ledger": "BIGINT",
+    "entry": "BIGINT",
+    "index": "INT",
+}
+
+
+def check_columns(given: str | None) -> tuple[str, ...]:
+    """Read the option ``columns``: names, a comma between them; None means all."""
+    known = (*POSITIONED_SCHEMA.names, *TIMESTAMPS)
+    if given is None:
+        return known
+    names = tuple(name.strip() for name in given.split(","))
+    for name in names:
+        if name not in known:
+            raise InvalidArgumentError(f"columns: {name!r} is none of a topic's; choose from {', '.join(known)}")
+    if len(set(names)) < len(names):
+        raise InvalidArgumentError(f"columns: {given!r} names a column twice")
+    return names
+
+
+def spark_schema(columns: Sequence[str]) -> str:
+    """Give the columns as Spark's DDL: times BIGINT ns, and timestamps to the microsecond beside them."""
+    return ", ".join(f"`{name}` {'TIMESTAMP' if name in TIMESTAMPS else _SPARK_TYPES[name]}" for name in columns)
+
+
+def stored_columns(columns: Sequence[str]) -> list[str]:
+    """Name the columns of a topic that ``columns`` are made of."""
+    return list(dict.fromkeys(TIMESTAMPS.get(name, name) for name in columns))
+
+
+def laid_out(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    """Bring what was read of a topic into the columns asked for."""
+    arrays = [_timestamps(batch, name) if name in TIMESTAMPS else batch.column(name) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+def _timestamps(batch: pa.RecordBatch, name: str) -> pa.Array:
+    micros = pc.call_function("divide", [batch.column(TIMESTAMPS[name]), pa.scalar(NS_PER_US, pa.int64())])
+    return micros.cast(pa.timestamp("us", tz="UTC"))

@@ -1,0 +1,107 @@
+"""The options of a stream that reads a message table, and the columns that it gives."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from waterclock.connection import Database, connect
+from waterclock.errors import InvalidArgumentError
+from waterclock.spark.options import needed, number, refuse_unknown
+
+_KNOWN = ("url", "ledgers", "table", "maxMessagesPerTrigger", "consumer", "tasks")
+_COLUMNS: dict[str, tuple[str, Any]] = {
+    "id": ("STRING", pa.string()),
+    "payload": ("BINARY", pa.binary()),
+    "headers": ("MAP<STRING, STRING>", pa.map_(pa.string(), pa.string())),
+    "group": ("STRING", pa.string()),
+    "priority": ("INT", pa.int32()),
+    "epoch": ("BIGINT", pa.int64()),
+    "time_created": ("BIGINT", pa.int64()),
+    "time_scheduled": ("BIGINT", pa.int64()),
+}
+
+
+class TableReadOptions(NamedTuple):
+    """The options of a stream from a message table, checked.
+
+    Attributes
+    ----------
+    url, ledgers, table
+        What to open.
+    max_messages
+        Messages of a micro-batch at the most; None: the default.
+    consumer
+        Under which name the messages are claimed.
+    tasks
+        Among how many tasks the groups of a micro-batch are shared out.
+    """
+
+    url: str
+    ledgers: str | None
+    table: str
+    max_messages: int | None
+    consumer: str
+    tasks: int
+
+    @classmethod
+    def checked(cls, options: Mapping[str, str]) -> TableReadOptions:
+        """Check what the user gave, without opening anything.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Naming the option that is missing, unknown or has a wrong value.
+        """
+        refuse_unknown(options, _KNOWN)
+        given = {name.lower(): value for name, value in options.items()}
+        return cls(
+            url=needed(given, "url"),
+            ledgers=given.get("ledgers"),
+            table=needed(given, "table"),
+            max_messages=number(given, "maxMessagesPerTrigger"),
+            consumer=given.get("consumer", "spark"),
+            tasks=number(given, "tasks") or os.cpu_count() or 1,
+        )
+
+    def connect(self) -> Database:
+        """Open the database."""
+        return connect(self.url, self.ledgers)
+
+    def schema(self) -> str:
+        """Give the columns as Spark's DDL, for a table that exists."""
+        with self.connect() as database:
+            database.table(self.table)
+        return ", ".join(f"`{name}` {kind}" for name, (kind, _) in _COLUMNS.items())
+
+    def batch(self, rows: Sequence[Any], epochs: Sequence[int]) -> pa.RecordBatch:
+        """Lay out rows of the SQL table in these columns."""
+        values: dict[str, list[Any]] = {
+            "id": [str(row.id) for row in rows],
+            "payload": [_payload_bytes(row.message) for row in rows],
+            "headers": [None if row.headers is None else list(json.loads(row.headers).items()) for row in rows],
+            "group": [row.group_id or None for row in rows],
+            "priority": [row.priority for row in rows],
+            "epoch": list(epochs),
+            "time_created": [row.time_created for row in rows],
+            "time_scheduled": [row.time_scheduled for row in rows],
+        }
+        return pa.record_batch([pa.array(values[name], kind) for name, (_, kind) in _COLUMNS.items()], list(_COLUMNS))
+
+
+def refuse_batch_read() -> None:
+    """Say how to read a message table without claiming from it."""
+    raise InvalidArgumentError(
+        'a message table is read with spark.readStream, which claims and acks; to look at it use format("jdbc"): it is'
+        " an ordinary SQL table"
+    )
+
+
+def _payload_bytes(message: Any) -> bytes | None:
+    if message is None or isinstance(message, bytes):
+        return message
+    return (message if isinstance(message, str) else json.dumps(message)).encode()

@@ -1,0 +1,93 @@
+"""The options of a write, batch or streaming."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from waterclock.connection import Database, connect
+from waterclock.errors import InvalidArgumentError
+from waterclock.spark.options import needed, refuse_unknown
+from waterclock.topics.names import check_name
+from waterclock.topics.topic import Topic
+
+_KNOWN = ("url", "ledgers", "table", "topic", "payloads", "producer", "microBatch")
+# Spark hands a stream's own options to its sink too.
+_SPARKS = ("checkpointLocation", "path", "queryName")
+
+
+class WriteOptions(NamedTuple):
+    """The options of a write, checked.
+
+    Attributes
+    ----------
+    url, ledgers
+        What to open.
+    table, topic
+        Where to write: exactly one of them is given.
+    payloads
+        Topic in which the messages' payloads lie, found by position; None: what is written has none.
+    producer
+        Name under which a topic remembers what was written, so that the same write, done again, adds nothing; None:
+        the stream's own id, or one for this write alone.
+    micro_batch
+        Number of this write among the producer's, where ``foreachBatch`` writes; each is larger than the one before.
+    """
+
+    url: str
+    ledgers: str | None
+    table: str | None
+    topic: str | None
+    payloads: str | None
+    producer: str | None
+    micro_batch: int | None
+
+    @classmethod
+    def checked(cls, options: Mapping[str, str]) -> WriteOptions:
+        """Check what the user gave, and that what it names exists.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Naming the option that is missing, unknown or has a wrong value.
+        NotFoundError
+            Where the table or a topic does not exist.
+        """
+        sparks = {name.lower() for name in _SPARKS}
+        given = {name.lower(): value for name, value in options.items() if name.lower() not in sparks}
+        refuse_unknown(given, _KNOWN)
+        table, topic, producer = given.get("table"), given.get("topic"), given.get("producer")
+        if (table is None) == (topic is None):
+            raise InvalidArgumentError(f"the options table ({table}) and topic ({topic}): give one of them")
+        if producer is not None and topic is None:
+            raise InvalidArgumentError("the option 'producer' is for topics; a table knows a batch by its id")
+        if producer is not None:
+            check_name(producer)
+        micro_batch = given.get("microbatch")
+        if micro_batch is not None and (producer is None or not micro_batch.isdecimal()):
+            raise InvalidArgumentError(
+                f"microBatch: {micro_batch!r} must be a number, and needs the option 'producer' that it counts for"
+            )
+        checked = cls(
+            url=needed(given, "url"),
+            ledgers=given.get("ledgers"),
+            table=table,
+            topic=topic,
+            payloads=given.get("payloads"),
+            producer=producer,
+            micro_batch=None if micro_batch is None else int(micro_batch),
+        )
+        with checked.connect() as database:
+            if table is not None:
+                database.table(table)
+            for name in filter(None, (topic, checked.payloads)):
+                database.topic(name)
+        return checked
+
+    def connect(self) -> Database:
+        """Open the database."""
+        return connect(self.url, self.ledgers)
+
+    def open_payloads(self, database: Database) -> Topic | None:
+        """Open the topic in which the payloads lie."""
+        return None if self.payloads is None else database.topic(self.payloads)

@@ -1,0 +1,22 @@
+"""What writers of DataFrames and of streams have in common, so that one class serves both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+
+class Writer(DataSourceArrowWriter, DataSourceStreamArrowWriter):
+    """Writes in its tasks so that doing it again changes nothing; therefore nothing is left to commit or to abort."""
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: ARG002, N803  # Spark's names
+        """Tidy up after a write, on the driver."""
+        self.finish()
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: ARG002, N803  # Spark's names
+        """Tidy up after a write that failed, on the driver; what it wrote stays, and is known to later tries."""
+        self.finish()
+
+    def finish(self) -> None:
+        """Tidy up; nothing to do unless a writer says otherwise."""

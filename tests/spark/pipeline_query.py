@@ -1,0 +1,71 @@
+"""A streaming query in a process of its own, which tests kill: a topic in, batches to a message table and to Parquet.
+
+Its arguments: the database's URL, a folder of its own, the master, and ``once`` or ``on``. It says on stdout when it
+is ready and when each micro-batch begins and ends.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+
+from waterclock.spark import batches_of, event_time_outcomes, register
+from waterclock.spark.columns import METADATA_COLUMNS
+from waterclock.spark.session import session
+
+RULE = {"window": "500ms", "max_delay": "400ms"}
+TOPIC, TABLE = "telemetry", "batches"
+SETTINGS = {
+    "spark.sql.shuffle.partitions": 2,
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    # It runs for seconds, so what is compiled for speed never pays.
+    "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.executor.defaultJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # A killed executor takes its tasks' tries with it; the query is to survive many.
+    "spark.task.maxFailures": 100,
+    "spark.deploy.maxExecutorRetries": -1,
+    "spark.executor.memory": "512m",
+}
+
+
+def main(url: str, folder: str, master: str, until: str) -> None:
+    spark = session("pipeline", master, **SETTINGS)
+    register(spark)
+    say("ready")
+    options = {"url": url, "topic": TOPIC, "columns": ",".join(METADATA_COLUMNS)}
+    if until == "on":
+        options["maxMessagesPerTrigger"] = "200"
+    arriving = spark.readStream.format("waterclock").options(**options).load()
+    writer = (
+        event_time_outcomes(arriving, **RULE, max_skew="1s")
+        .writeStream.foreachBatch(partial(write, url=url, folder=Path(folder)))
+        .option("checkpointLocation", f"{folder}/checkpoint")
+    )
+    query = (writer.trigger(availableNow=True) if until == "once" else writer).start()
+    query.awaitTermination()
+    say("done")
+
+
+def write(outcomes: DataFrame, number: int, *, url: str, folder: Path) -> None:
+    """Write a micro-batch; after a kill it comes again, with the same number, and changes nothing."""
+    say(f"begin {number}")
+    outcomes.persist()
+    place = {"url": url, "table": TABLE, "payloads": TOPIC}
+    batches_of(outcomes).write.format("waterclock").options(**place).mode("append").save()
+    outcomes.write.mode("overwrite").parquet(f"{folder}/outcomes/micro_batch={number}")
+    outcomes.unpersist()
+    say(f"end {number}")
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

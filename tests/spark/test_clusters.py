@@ -1,0 +1,99 @@
+"""The stream on a standalone cluster, a master and two workers of the pip package: the same batches, byte for byte."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pyspark
+import pytest
+from tests.spark.test_exactly_once import Pipeline, end_group
+
+from waterclock.spark.java import find_java, make_java_home
+
+SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+MASTER_SAYS = re.compile(r"Starting Spark master at (spark://\S+)")
+WORKER_SAYS = re.compile(r"Successfully registered with master")
+LOUD_LOGGING = """\
+rootLogger.level = info
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %m%n
+"""
+
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@contextmanager
+def daemon(folder: Path, ready: re.Pattern[str], *words: str) -> Generator[re.Match[str]]:
+    """Run one of Spark's daemons, from when it says that it is ready."""
+    folder.mkdir()
+    (folder / "log4j2.properties").write_text(LOUD_LOGGING)
+    environment = {
+        **os.environ,
+        "JAVA_HOME": str(make_java_home(find_java(), folder / "java")),
+        "SPARK_HOME": str(SPARK_CLASS.parents[1]),
+        "SPARK_CONF_DIR": str(folder),
+        "SPARK_LOCAL_DIRS": str(folder / "local"),
+        "SPARK_WORKER_DIR": str(folder / "work"),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_NO_DAEMONIZE": "1",
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    process = subprocess.Popen(
+        ["bash", str(SPARK_CLASS), *words],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stderr is not None
+        said: list[str] = []
+        for line in process.stderr:
+            said.append(line)
+            if found := ready.search(line):
+                break
+        else:
+            pytest.fail("".join(said)[-2_000:])
+        # Read on, or the daemon would wait for us once the pipe is full.
+        drain = subprocess.Popen(["cat"], stdin=process.stderr, stdout=subprocess.DEVNULL)
+        yield found
+    finally:
+        end_group(process)
+    drain.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """Give the URL of a master with two workers of one core each."""
+    folder = tmp_path_factory.mktemp("cluster")
+    deploy = "org.apache.spark.deploy"
+    place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    with ExitStack() as running:
+        found = running.enter_context(daemon(folder / "master", MASTER_SAYS, f"{deploy}.master.Master", *place))
+        url = found[1]
+        for name in ("first", "second"):
+            words = (f"{deploy}.worker.Worker", *place, "--cores", "1", "--memory", "1g", url)
+            running.enter_context(daemon(folder / name, WORKER_SAYS, *words))
+        yield url
+
+
+@pytest.mark.slow  # a cluster of four JVMs takes minutes on two cores
+def test_a_standalone_cluster_gives_the_batches_of_one_process(cluster: str, tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, seed=6)
+    with pipeline.appended_to():
+        for _ in range(8):
+            pipeline.append_entry()
+    pipeline.finish(cluster)
+    pipeline.check()

@@ -1,0 +1,120 @@
+"""One source in a stream, without Spark: cut anywhere, restored anywhere, it gives what the batcher gives."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.batching.definition import Rule
+from tests.batching.traffic import arrivals, rules
+from tests.spark.fates import METADATA, Fates, fates_in_rows, fates_one_by_one, in_entries
+
+from waterclock.arrow import to_arrow
+from waterclock.batching.rule import EventTimeRule
+from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.message import Message
+from waterclock.spark.event_time_stream import EventTimeStream
+from waterclock.spark.outcome_rows import Outcome, expand, outcome_rows
+from waterclock.spark.packing import PLAIN, POSITIONED, PackedRow, pack
+from waterclock.time import MAX_NS
+
+MS = 1_000_000
+END_MS = MAX_NS // MS + 1
+UC = EventTimeRule.checked(50, 20, 0, "split")
+
+
+def rows_of(messages: list[Message], record: np.dtype, chance: random.Random) -> list[PackedRow]:
+    """Pack messages in pieces, as several tasks do, in any order."""
+    cut = chance.randrange(len(messages) + 1)
+    rows: list[PackedRow] = []
+    for piece in (messages[:cut], messages[cut:]):
+        for packed in pack([to_arrow(piece, positions=True).select(METADATA)] if piece else [], record):
+            rows += [(r["streams"], r["count"], r["messages"]) for r in packed.to_pylist()]
+    chance.shuffle(rows)
+    return rows
+
+
+def fates(outcomes: list[Outcome]) -> Fates:
+    return fates_in_rows(expand([outcome_rows("x", outcomes)]))
+
+
+@given(
+    messages=arrivals(sources="x"),
+    rule=rules,
+    positions=st.booleans(),
+    disorder=st.booleans(),
+    cuts=st.lists(st.integers(0, 60), max_size=6),
+    chance=st.randoms(use_true_random=False),
+)
+def test_a_stream_gives_what_the_batcher_gives_wherever_it_is_cut_and_restored(
+    messages: list[Message],
+    rule: Rule,
+    positions: bool,
+    disorder: bool,
+    cuts: list[int],
+    chance: random.Random,
+):
+    if disorder and positions:
+        chance.shuffle(messages)
+    messages = in_entries(messages, 3)
+    if not positions:
+        messages = sorted(messages, key=lambda m: m.receive_time or 0)
+    record = POSITIONED if positions else PLAIN
+    checked = EventTimeRule.checked(**rule._asdict())
+    stream = EventTimeStream(checked, record)
+    outcomes: list[Outcome] = []
+    for first, stop in zip([0, *sorted(cuts)], [*sorted(cuts), len(messages)], strict=True):
+        outcomes += stream.take(rows_of(messages[first:stop], record, chance), 0)
+        stream = EventTimeStream.restore(stream.state(), checked, record)
+    outcomes += stream.take([], END_MS)
+    if not positions:
+        messages = [m.replace(position=None) for m in messages]
+    assert fates(outcomes) == fates_one_by_one(messages, **rule._asdict())
+
+
+def times(*sent: tuple[str, int, int]) -> list[PackedRow]:
+    messages = [Message("x", stream, event_time, receive_time=received) for stream, event_time, received in sent]
+    return rows_of(messages, PLAIN, random.Random(1))  # noqa: S311  # repeatable, nothing secret
+
+
+def test_a_watermark_closes_what_is_due_before_it_and_says_when_to_come_again():
+    rule = EventTimeRule.checked("50ms", "20ms", 0, "split")
+    stream = EventTimeStream(rule, PLAIN)
+    assert stream.take(times(("a", 100 * MS, 100 * MS)), 0) == []
+    assert stream.wakes_at == 171
+    assert stream.take([], 170) == []  # a message received at 170 ms may still come, and belong
+    (given_out,) = stream.take([], 171)
+    assert given_out.batches["closed_at"].tolist() == [170 * MS]
+
+
+def test_a_promise_that_was_broken_is_late_and_not_lost():
+    stream = EventTimeStream(UC, PLAIN)
+    (refused,) = stream.take(times(("a", 100, 100)), 1)
+    assert (refused.rejection, len(refused.messages)) == ("late", 1)
+
+
+def test_a_source_is_forgotten_once_the_promise_says_as_much_as_it_remembers():
+    stream = EventTimeStream(EventTimeRule.checked("1ms", "1ms", 0, "split"), PLAIN)
+    assert stream.wakes_at is None
+    stream.take(times(("a", 5 * MS, 5 * MS), ("a", 0, 9 * MS)), 0)
+    assert [o.rejection for o in stream.take([], 8)] == []
+    assert not stream.forgettable(8)
+    assert stream.wakes_at == 9
+    assert stream.forgettable(9)
+
+
+def test_a_state_of_other_options_is_refused_with_what_to_do():
+    state = EventTimeStream(UC, PLAIN).state()
+    with pytest.raises(InvalidArgumentError, match=r"\[50, 20, 0, 'split'\].*\[51, .*new checkpoint"):
+        EventTimeStream.restore(state, UC._replace(window=51), PLAIN)
+    with pytest.raises(InvalidArgumentError, match=r"positions False.*positions True"):
+        EventTimeStream.restore(state, UC, POSITIONED)
+
+
+@pytest.mark.parametrize("state", [b"", b"something", b"waterclock event-time stream [2, [], false, 0, []]\n"])
+def test_a_strange_state_is_refused(state: bytes):
+    with pytest.raises(SchemaError):
+        EventTimeStream.restore(state, UC, PLAIN)

@@ -1,0 +1,116 @@
+"""One source by rate, without Spark: cut between entries and restored anywhere, it gives what the batcher gives."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.batching.rate.traffic import calls, frozen, message, options
+from tests.spark.fates import METADATA, Fates, facts, fates_in_rows, fates_of
+
+from waterclock.arrow import to_arrow
+from waterclock.batching.batch import Batch
+from waterclock.batching.rate_aware import RateAwareBatcher
+from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.message import Message, Position
+from waterclock.spark.outcome_rows import Outcome, expand, outcome_rows
+from waterclock.spark.packing import POSITIONED, PackedRow, pack
+from waterclock.spark.rate_stream import RateOptions, RateStream, judge_by_rate
+
+PLAIN_OPTIONS = RateOptions.checked("1s", None, gated=True)
+
+
+def numbered(arrivals: list[list[Message]]) -> list[list[Message]]:
+    """Make an entry of each call, three entries a ledger."""
+    return [
+        [
+            m.replace(receive_time=m.event_time, position=Position(*divmod(number, 3), index))
+            for index, m in enumerate(call)
+        ]
+        for number, call in enumerate(arrivals)
+    ]
+
+
+def packed(messages: list[Message], chance: random.Random) -> list[pa.RecordBatch]:
+    cut = chance.randrange(len(messages) + 1)
+    pieces = [piece for piece in (messages[cut:], messages[:cut]) if piece]
+    return list(pack([to_arrow(m, positions=True).select(METADATA) for m in pieces], POSITIONED))
+
+
+def rows_of(messages: list[Message], chance: random.Random) -> list[PackedRow]:
+    rows = [(r["streams"], r["count"], r["messages"]) for p in packed(messages, chance) for r in p.to_pylist()]
+    chance.shuffle(rows)
+    return rows
+
+
+def one_by_one(arrivals: list[list[Message]], chosen: dict[str, Any]) -> Fates:
+    batcher = RateAwareBatcher(**chosen, clock=frozen)
+    batches: list[Batch] = [batch for call in arrivals for batch in batcher.add(call)] + batcher.flush()
+    return fates_of(batches, [])
+
+
+@settings(max_examples=100)
+@given(calls(), options, st.lists(st.integers(0, 60), max_size=5), st.randoms(use_true_random=False))
+def test_a_stream_gives_what_the_batcher_gives_wherever_it_is_cut_and_restored(
+    arrivals: list[list[Message]], chosen: dict[str, Any], cuts: list[int], chance: random.Random
+) -> None:
+    arrivals = numbered([call for call in arrivals if call])
+    checked = RateOptions.checked(**{"batch_length": "1s", "timeout": None, "gated": True, **chosen})
+    stream = RateStream(checked)
+    outcomes: list[Outcome] = []
+    for first, stop in pairwise([0, *sorted(cuts), len(arrivals)]):
+        outcomes += stream.take(rows_of([m for call in arrivals[first:stop] for m in call], chance))
+        stream = RateStream.restore(stream.state(), checked)
+    outcomes += stream.take([], flush=True)
+    source = arrivals[0][0].source if arrivals else "x"
+    expected = one_by_one(arrivals, chosen)
+    assert fates_in_rows(expand([outcome_rows(source, outcomes)])) == expected
+    messages = [m for call in arrivals for m in call]
+    assert fates_in_rows(judge_by_rate(packed(messages, chance), checked)) == expected
+
+
+def test_sources_are_judged_apart_in_a_replay() -> None:
+    arrivals = numbered([[message("det", at * 10**8)] for at in range(40)])
+    by_source = {name: [[m.replace(source=name) for m in call] for call in arrivals] for name in "ab"}
+    rows = [p for calls in by_source.values() for p in packed([m for c in calls for m in c], random.Random(1))]  # noqa: S311
+    found = fates_in_rows(judge_by_rate(rows, PLAIN_OPTIONS))
+    assert {s: found.batches[s] for s in "ab"} == {s: one_by_one(by_source[s], {}).batches[s] for s in "ab"}
+
+
+def test_an_entry_in_two_micro_batches_is_refused_with_what_to_do() -> None:
+    (call,) = numbered([[message("det", 0), message("det", 1)]])
+    stream = RateStream(PLAIN_OPTIONS)
+    stream.take(rows_of(call[:1], random.Random(1)))  # noqa: S311
+    stream = RateStream.restore(stream.state(), PLAIN_OPTIONS)
+    with pytest.raises(InvalidArgumentError, match=r"entry 0:0 came in a micro-batch after .* entries whole"):
+        stream.take(rows_of(call[1:], random.Random(1)))  # noqa: S311
+
+
+def test_a_state_of_other_options_is_refused_with_what_to_do() -> None:
+    state = RateStream(PLAIN_OPTIONS).state()
+    with pytest.raises(InvalidArgumentError, match=r"1000000000.*2000000000.*new checkpoint"):
+        RateStream.restore(state, RateOptions.checked("2s", None, gated=True))
+    with pytest.raises(InvalidArgumentError, match="'det'"):
+        RateStream.restore(state, RateOptions.checked("1s", None, gated=["det"]))
+
+
+@pytest.mark.parametrize("state", [b"", b"something", b"waterclock rate stream [2, [], [], 0, null, 0]\n"])
+def test_a_strange_state_is_refused(state: bytes) -> None:
+    with pytest.raises(SchemaError):
+        RateStream.restore(state, PLAIN_OPTIONS)
+
+
+def test_numbers_of_messages_do_not_matter_to_what_is_kept() -> None:
+    late_stream = numbered([[message("det", at * 10**8)] for at in range(5)])
+    stream = RateStream(PLAIN_OPTIONS)
+    for call in late_stream:
+        stream.take(rows_of(call, random.Random(1)))  # noqa: S311
+    (last,) = stream.take([], flush=True)
+    times = [facts(m)[1] for call in late_stream[1:] for m in call]
+    assert np.array_equal(last.messages["event_time"], times)

@@ -1,0 +1,105 @@
+"""The stateful operators, without a query: state, timers and watermark as Spark's own tester plays them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming import TwsTester
+from tests.spark.fates import METADATA, in_entries
+
+from waterclock.arrow import to_arrow
+from waterclock.batching.rule import EventTimeRule
+from waterclock.errors import InvalidArgumentError
+from waterclock.message import Message
+from waterclock.spark.outcome_rows import BATCH
+from waterclock.spark.packing import POSITIONED, pack
+from waterclock.spark.rate_stream import RateOptions
+from waterclock.spark.stateful import EventTimeProcessor, RateProcessor
+from waterclock.time import MAX_NS
+
+MS = 1_000_000
+RULE = EventTimeRule.checked("50ms", "20ms", 0, "split")
+
+
+def by_event_time() -> TwsTester:
+    # The rows that reach the operator have no time of their own, so Spark finds none of them late.
+    return TwsTester(EventTimeProcessor(RULE, POSITIONED), timeMode="EventTime", eventTimeExtractor=lambda _: MAX_NS)
+
+
+def row(*sent: tuple[str, int, int], entry: int = 0) -> list[Row]:
+    """Pack messages given as stream, event time and receive time, ms."""
+    messages = [Message("x", stream, at * MS, receive_time=received * MS) for stream, at, received in sent]
+    numbered = [m.replace(position=m.position._replace(entry=entry)) for m in in_entries(messages, 100)]
+    (packed,) = pack([to_arrow(numbered, positions=True).select(METADATA)], POSITIONED)
+    return [Row(**each) for each in packed.to_pylist()]
+
+
+def starts(rows: list[Row]) -> list[int]:
+    return [int(start) // MS for r in rows for start in np.frombuffer(r["batches"], BATCH)["start"]]
+
+
+def test_messages_close_the_windows_of_their_own_source():
+    spark = by_event_time()
+    assert spark.test("x", row(("a", 100, 100))) == []
+    (given_out,) = spark.test("x", row(("a", 200, 200), entry=1))
+    assert (given_out["source"], given_out["count"], given_out["rejection"]) == ("x", 1, None)
+    assert starts([given_out]) == [100]
+
+
+def test_a_silent_source_closes_when_the_watermark_has_passed_its_window_and_is_then_forgotten():
+    spark = by_event_time()
+    spark.test("x", row(("a", 100, 100)))
+    spark.test("y", row(("a", 130, 130)))
+    assert spark.setWatermark(170) == []  # 100 + 50 + 20, but one received at 170 may still come
+    assert [r["source"] for r in spark.setWatermark(171)] == ["x"]
+    assert spark.peekValueState("batcher", "x") is None
+    assert [r["source"] for r in spark.setWatermark(1_000)] == ["y"]
+    assert list(spark.handle._timers.getAllKeysWithTimers()) == []
+
+
+def test_a_source_that_is_read_ahead_of_the_watermark_is_remembered_until_it_has_caught_up():
+    spark = by_event_time()
+    spark.test("x", row(("a", 100, 100), ("a", 90, 500)))
+    assert spark.peekValueState("batcher", "x") is not None
+    assert spark.setWatermark(499) == []
+    assert spark.peekValueState("batcher", "x") is not None
+    spark.setWatermark(500)
+    assert spark.peekValueState("batcher", "x") is None
+
+
+def test_a_timer_that_comes_too_early_is_set_anew():
+    spark = by_event_time()
+    spark.test("x", row(("a", 100, 100)))
+    spark.test("x", row(("a", 160, 170), ("a", 190, 195), entry=1))
+    found = [batch for watermark in (171, 231, 261) for batch in starts(spark.setWatermark(watermark))]
+    assert found == [160, 190]
+
+
+def test_nothing_is_dropped_silently_behind_the_watermark():
+    spark = by_event_time()
+    spark.setWatermark(1_000)
+    (late,) = spark.test("x", row(("a", 100, 100)))
+    assert spark.peekValueState("batcher", "x") is None
+    assert (late["rejection"], late["count"], late["batches"]) == ("late", 1, b"")
+
+
+def test_rejected_messages_come_with_their_reasons():
+    spark = by_event_time()
+    found = spark.test("x", row(("a", 100, 100), ("a", 100, 101), ("a", 10, 102), ("a", 500, 103)))
+    assert {r["rejection"]: r["count"] for r in found} == {"late": 1, "future": 1, "duplicate": 1}
+
+
+def test_a_rate_is_learned_over_micro_batches():
+    spark = TwsTester(RateProcessor(RateOptions.checked("1s", None, gated=True)))
+    found = [r for k in range(100) for r in spark.test("x", row(("det", 100 * k, 100 * k), entry=k))]
+    # The first call is the first batch; then the stream must show its rate before it gates.
+    assert starts(found)[:3] == [-1, 0, 1_000]
+    assert sum(r["count"] for r in found) + 10 >= 100
+
+
+def test_an_entry_in_two_micro_batches_stops_the_query():
+    spark = TwsTester(RateProcessor(RateOptions.checked("1s", None, gated=True)))
+    spark.test("x", row(("det", 0, 0)))
+    with pytest.raises(InvalidArgumentError, match="entry 0:0 came in a micro-batch after"):
+        spark.test("x", row(("det", 1, 1)))
