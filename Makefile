@@ -46,5 +46,5 @@ lock: setup ## Pin every dependency anew in requirements.lock
 	    --generate-hashes --no-emit-index-url --python-version 3.11 --upgrade --quiet -o requirements.lock
 
 clean: ## Remove everything that the other targets made
-	@rm -rf .venv .tools $(DEMO_FOLDER) site dist benchmarks/work .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .tools $(DEMO_FOLDER) site dist benchmarks/scratch .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

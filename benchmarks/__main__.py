@@ -7,7 +7,7 @@ import runpy
 import sys
 from pathlib import Path
 
-NOT_BENCHMARKS = {"__main__", "measure"}
+NOT_BENCHMARKS = {"__main__", "measure", "peers", "spark_messages"}
 
 
 def names() -> list[str]:

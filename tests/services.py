@@ -10,6 +10,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,14 +42,26 @@ class Service:
 
     def restart(self, *, immediate: bool = False) -> None:
         """Stop it and start it again on the same port with the same data; ``immediate`` kills it, as a crash would."""
+        how = ["--immediate"] if immediate else []
+        _services("restart", self._own_folder(), self.name, *how)
+
+    @contextmanager
+    def stopped(self) -> Generator[None]:
+        """Stop it for a while; afterwards it is there again on the same port with the same data."""
+        _services("halt", self._own_folder(), self.name)
+        try:
+            yield
+        finally:
+            self.restart()
+
+    def _own_folder(self) -> str:
         if self.folder is None:
             pytest.fail(
                 f"this test restarts {self.name}, and only a server of scripts/services can be restarted:"
                 f" unset {_variable(self.name)}, or use scripts/services run",
                 pytrace=False,
             )
-        how = ["--immediate"] if immediate else []
-        _services("restart", str(self.folder), self.name, *how)
+        return str(self.folder)
 
     @contextmanager
     def new_database(self) -> Generator[str]:
@@ -86,6 +99,12 @@ def running_service(name: str) -> Generator[Service]:
     facts = json.loads(_services("start", name, "--in-memory", "--end-with", str(os.getpid())))
     yield Service(name, facts["servers"][name]["url"], Path(facts["folder"]))
     _services("stop", facts["folder"])
+
+
+@cache
+def program(product: str, name: str) -> str:
+    """Give the path of a program of PostgreSQL, MariaDB or SQLite, such as ``psql``."""
+    return json.loads(_services("programs", product))[name]
 
 
 def _variable(name: str) -> str:

@@ -107,6 +107,14 @@ def test_positions_compare_in_reading_order_and_survive_being_written() -> None:
             Position.parse(text)
 
 
+def test_few_messages_are_written_as_they_are_and_many_compressed() -> None:
+    message = Message("press", "load", 1, b"x" * 40)
+    few, many = to_arrow([message] * 2), to_arrow([message] * 200)
+    assert len(to_ipc(few)) > few.nbytes
+    assert len(to_ipc(many)) < many.nbytes / 5
+    assert from_arrow(from_ipc(to_ipc(few))) == [message] * 2
+
+
 @given(st.lists(messages, max_size=5))
 def test_messages_survive_being_laid_out_as_columns(given_messages: list[Message]) -> None:
     assert from_arrow(from_ipc(to_ipc(to_arrow(given_messages, positions=True)))) == given_messages

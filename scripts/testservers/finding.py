@@ -43,13 +43,20 @@ class Product:
 PRODUCTS = {
     product.name: product
     for product in (
-        Product("postgresql", "PostgreSQL", (14, 0), ("postgres", "initdb"), "--version", ("postgresql",)),
+        Product(
+            "postgresql",
+            "PostgreSQL",
+            (14, 0),
+            ("postgres", "initdb", "psql"),
+            "--version",
+            ("postgresql", "postgresql-client"),
+        ),
         Product(
             "mariadb",
             "MariaDB",
             (10, 6),
             # my_print_defaults is what mariadb-install-db calls.
-            ("mariadbd", "mariadb-install-db", "my_print_defaults"),
+            ("mariadbd", "mariadb-install-db", "my_print_defaults", "mariadb"),
             "--version",
             # The core packages have the programs alone: no service, no account, no data folder.
             ("mariadb-server-core", "mariadb-client-core"),
@@ -57,6 +64,12 @@ PRODUCTS = {
         Product("mosquitto", "Mosquitto", (2, 0), ("mosquitto", "mosquitto_passwd"), "-h", ("mosquitto",)),
     )
 }
+"""The servers."""
+
+_SQLITE = Product("sqlite", "SQLite's shell", (3, 35), ("sqlite3",), "--version", ("sqlite3",))
+
+WITH_PROGRAMS = PRODUCTS | {_SQLITE.name: _SQLITE}
+"""The servers, and what is a program alone."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +98,14 @@ def find(product: Product) -> Found | None:
 
 
 def find_all(names: Sequence[str]) -> list[Found]:
-    """Find these servers. As root, install with apt what is missing.
+    """Find these servers, or programs. As root, install with apt what is missing.
 
     Raises
     ------
     MissingError
         Where one is neither here nor to be installed.
     """
-    products = [PRODUCTS[name] for name in names]
+    products = [WITH_PROGRAMS[name] for name in names]
     missing = [product for product in products if find(product) is None]
     # Packages do not go into the folders that somebody has named to look in.
     if missing and SEARCH_VARIABLE not in os.environ and os.geteuid() == 0 and shutil.which("apt-get"):

@@ -189,10 +189,10 @@ def _serve(
         request = _request(peer)
         if request.get("do") == "stop":
             return peer
-        _answer(peer, _restart(folder, servers, request) if request.get("do") == "restart" else {})
+        _answer(peer, _change(folder, servers, request) if request.get("do") in ("restart", "halt") else {})
 
 
-def _restart(folder: Path, servers: Mapping[str, Server], request: Mapping[str, Any]) -> dict[str, Any]:
+def _change(folder: Path, servers: Mapping[str, Server], request: Mapping[str, Any]) -> dict[str, Any]:
     server = servers.get(request["name"])
     if server is None:
         return {"error": f"{folder} has no server {request['name']!r}, only {', '.join(servers)}"}
@@ -201,7 +201,8 @@ def _restart(folder: Path, servers: Mapping[str, Server], request: Mapping[str, 
             server.kill()
         else:
             server.stop()
-        server.start()
+        if request["do"] == "restart":
+            server.start()
     except ServerError as error:
         return {"error": str(error)}
     return _write_facts(folder, servers)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class WaterclockError(Exception):
     """Base of every error below: ``except WaterclockError`` catches them all."""
@@ -47,3 +50,21 @@ class SchemaError(WaterclockError):
 
 class UnavailableError(WaterclockError):
     """A database, file or Java runtime could not be reached; trying again later may help."""
+
+
+class PartlyPutError(UnavailableError):
+    """Shards were away while messages were put, so only those of the other shards are in.
+
+    Attributes
+    ----------
+    ids
+        The ids of all messages, in their order, also of those that got theirs in the call.
+    missing
+        Those of them that are not in. Where a shard went away in the middle of a commit they may be in after all;
+        putting them again changes nothing then.
+    """
+
+    def __init__(self, message: str, ids: Sequence[Any], missing: Sequence[Any]) -> None:
+        super().__init__(message)
+        self.ids = ids
+        self.missing = missing

@@ -97,6 +97,21 @@ def test_what_reading_prints_can_be_appended_again(shell: Shell) -> None:
     assert shell("topic", "read", "second", "--json") == printed
 
 
+def test_a_single_hyphen_is_standard_input(shell: Shell) -> None:
+    line = Path(write_messages(shell.folder, {})).read_bytes()
+    shell("topic", "add", "telemetry")
+    for words in (["topic", "append", "telemetry", "-"], ["batch", "-", "--window", "500ms", "--max-delay", "400ms"]):
+        command = [sys.executable, "-m", "waterclock", *words]
+        done = subprocess.run(command, input=line, capture_output=True, check=True)
+        assert b"1 messages" in done.stderr
+
+
+def test_what_cannot_be_meant_is_refused_before_anybody_is_asked(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    shell("topic", "expire", "telemetry", "old", expect=WRONG_USAGE)
+    assert "ttl: 'old'" in shell.said
+
+
 def test_a_message_is_put_received_and_acked(shell: Shell) -> None:
     shell("table", "add", "orders", "--payload", "text")
     (put,) = shell.json("table", "put", "orders", "hello", "--header", "colour=red")
@@ -273,3 +288,26 @@ def test_following_a_topic_prints_what_is_appended_later(shell: Shell) -> None:
         shell("topic", "append", "telemetry", write_messages(shell.folder, {"payload": "second"}))
         assert json.loads(follower.stdout.readline())["payload"] == "second"
         follower.terminate()
+
+
+def test_groups_are_listed_paused_moved_and_purged_only_with_consent(shell: Shell) -> None:
+    for name in ("orders", "other"):
+        shell("table", "add", name, "--groups", "sequenced", "--payload", "text")
+    for payload in ("1", "2", "3"):
+        shell("table", "put", "orders", payload, "--group", "a")
+    shell("group", "pause", "orders", "a")
+    [row] = shell.json("group", "ls", "orders")
+    assert (row["group"], row["waiting"], row["blocked_by"]) == ("a", 3, "it is paused")
+    assert shell.json("group", "info", "orders", "a")[0]["paused_until"] == "resumed"
+    shell("group", "resume", "orders", "a")
+    shell("table", "receive", "orders", "--limit", "1")
+    assert shell.json("group", "move", "orders", "a", "other", "--dry-run") == [{"done": 2, "skipped": 1}]
+    shell("group", "move", "orders", "a", "other", "--count", "1")
+    assert "moved 1 message, left 1 in flight" in shell.said
+    shell("group", "purge", "orders", "a", expect=WRONG_USAGE)
+    shell("group", "purge", "orders", "a", "--yes")
+    assert "deleted 1 message" in shell.said
+    shell("group", "release", "orders", "a", "--force")
+    shell("group", "skip-head", "orders", "a")
+    assert shell.json("group", "ls", "orders") == []
+    shell("group", "info", "orders", "a", expect=FAILED)

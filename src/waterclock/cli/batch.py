@@ -25,7 +25,7 @@ _COLUMNS = ("id", "start", "end", "closed_at", "reason", "messages", "streams")
 
 
 def batch(
-    messages: str,
+    messages: Annotated[str, Parameter(allow_leading_hyphen=True)],
     /,
     *,
     window: str,

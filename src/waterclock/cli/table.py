@@ -19,7 +19,7 @@ from waterclock.time import format_duration, format_time, to_time
 app = App(name="table", help="Message tables: queues in ordinary SQL tables.")
 
 _DELIVERY_COLUMNS = ("id", "group", "epoch", "lease_until", "headers", "payload")
-_STATES = ("ready", "scheduled", "in_flight", "delayed", "acked")
+_STATES = ("ready", "scheduled", "in_flight", "delayed", "acked", "dead")
 
 
 @app.command
@@ -29,9 +29,19 @@ def add(
     *,
     id_type: Literal["bigint", "text", "uuid"] = "bigint",
     payload: Literal["bytes", "text", "json"] = "bytes",
-    groups: Literal["sequenced"] | None = None,
+    groups: Literal["sequenced", "exclusive"] | None = None,
     ack_wait: str = "30s",
     purge_after: str = "1d",
+    batch_size: int = 10,
+    cache_size: int = 10_000,
+    poll_interval: str = "30s",
+    min_backoff: str | None = None,
+    max_backoff: str | None = None,
+    jitter: float = 0.33,
+    max_attempts: int | None = None,
+    dead_letter: str | None = None,
+    rate_limit: float | None = None,
+    column: Annotated[list[str] | None, Parameter(name="--column", negative="")] = None,
     exist_ok: bool = False,
     common: Common = Common(),  # noqa: B008  # immutable
 ) -> None:
@@ -46,11 +56,32 @@ def add(
     payload
         What a message is.
     groups
-        sequenced: the messages of a group are handed out in order.
+        sequenced: the messages of a group are handed out in order, to one consumer at a time; exclusive: and a group
+        stays with its consumer.
     ack_wait
         How long a consumer has before a message is sent again; doubles each time.
     purge_after
         How long acked messages are kept.
+    batch_size
+        How many messages a consumer takes at a time, where it does not say.
+    cache_size
+        How many messages a subscription holds at the most.
+    poll_interval
+        How often consumers look for messages that they were not told of.
+    min_backoff
+        Shortest pause after a failed attempt.
+    max_backoff
+        Longest wait.
+    jitter
+        Fraction by which waits vary.
+    max_attempts
+        How often a message is sent at the most; then it becomes a dead letter.
+    dead_letter
+        The message table that takes dead letters; NAME_dead unless given.
+    rate_limit
+        How many messages a second are handed out at the most.
+    column
+        A further column, name=type with bigint, double, boolean, text, bytes or json; may be given several times.
     exist_ok
         Do nothing where the table exists already.
     """
@@ -62,6 +93,16 @@ def add(
             groups=groups,
             ack_wait=ack_wait,
             purge_after=purge_after,
+            batch_size=batch_size,
+            cache_size=cache_size,
+            poll_interval=poll_interval,
+            min_backoff=min_backoff,
+            max_backoff=max_backoff,
+            jitter=jitter,
+            max_attempts=max_attempts,
+            dead_letter=dead_letter,
+            rate_limit=rate_limit,
+            columns=_pairs("column", column or []),
             exist_ok=exist_ok,
         )
         common.output.talk(f"message table {name} is there")
@@ -89,6 +130,9 @@ def info(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # i
             "oldest_age": None if age is None else format_duration(age),
             **options,
             "ack_wait": format_duration(table.options.ack_wait),
+            "max_attempts": table.options.max_attempts,
+            "dead_letter": table.options.dead_letter,
+            "rate_limit": table.options.rate_limit,
         }
         common.output.facts(facts)
 
@@ -132,7 +176,7 @@ def put(
             content = content.decode()
         given = table.put(
             content,
-            id=None if id is None else _id(table, id),
+            id=None if id is None else message_id(table, id),
             at=at,
             group=group,
             priority=priority,
@@ -148,6 +192,8 @@ def receive(
     *,
     limit: int | None = None,
     wait: str | None = None,
+    where: str | None = None,
+    order: str | None = None,
     ack: bool = False,
     common: Common = Common(),  # noqa: B008  # immutable
 ) -> int:
@@ -161,11 +207,15 @@ def receive(
         At most this many; the table's batch size unless given.
     wait
         How long to wait for the first one, for example 30s.
+    where
+        Which messages, in SQL's words, for example "region = 'eu' AND amount > 3".
+    order
+        In which order, for example "priority DESC, amount".
     ack
         Ack them once they are printed; without this they are sent again when the lease ends.
     """
     with common.connect() as database:
-        deliveries = database.table(name).receive(limit=limit, wait=wait)
+        deliveries = database.table(name).receive(limit=limit, wait=wait, where=where, order=order)
         common.output.rows(map(_delivery, deliveries), _DELIVERY_COLUMNS)
         sys.stdout.flush()
         if ack:
@@ -179,13 +229,13 @@ def ack(name: str, ids: list[str], /, *, common: Common = Common()) -> None:  # 
     """Ack messages by id: they are never sent again."""
     with common.connect() as database:
         table = database.table(name)
-        common.output.talk(f"acked {table.ack([_id(table, text) for text in ids])} of {len(ids)}")
+        common.output.talk(f"acked {table.ack([message_id(table, text) for text in ids])} of {len(ids)}")
 
 
 @app.command
 def retry(
     name: str,
-    ids: list[str],
+    ids: list[str] | None = None,
     /,
     *,
     at: str | None = None,
@@ -198,14 +248,19 @@ def retry(
     name
         The table.
     ids
-        Which messages.
+        Which messages; all that back off unless given.
     at
         A time with offset; now unless given.
     """
     with common.connect() as database:
         table = database.table(name)
+        if not ids:
+            if at is not None:
+                raise InvalidArgumentError(f"at: {at!r} is for messages that are named; name them")
+            common.output.talk(f"{table.retry()} are sent again now")
+            return
         when = database.backend.now() if at is None else to_time(at, "at")
-        count = table.reschedule([_id(table, text) for text in ids], when, epoch=0)
+        count = table.reschedule([message_id(table, text) for text in ids], when, epoch=0)
         common.output.talk(f"{count} of {len(ids)} are sent again from {format_time(when)} on")
 
 
@@ -221,14 +276,15 @@ def explain(name: str, id: str, /, *, common: Common = Common()) -> None:  # noq
     """Say why a message is not out."""
     with common.connect() as database:
         table = database.table(name)
-        explanation = table.explain(_id(table, id))
+        explanation = table.explain(message_id(table, id))
         if common.json:
             common.output.facts(asdict(explanation))
         else:
             common.output.text(str(explanation))
 
 
-def _id(table: MessageTable, text: str) -> MessageId:
+def message_id(table: MessageTable, text: str) -> MessageId:
+    """Read an id as the table has them."""
     if table.options.id_type != "bigint":
         return text
     try:
@@ -249,13 +305,17 @@ def _content(payload: str) -> bytes:
 
 
 def _headers(given: list[str]) -> dict[str, str] | None:
-    headers: dict[str, str] = {}
+    return _pairs("header", given) or None
+
+
+def _pairs(option: str, given: list[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals:
-            raise InvalidArgumentError(f"header: {text!r} is not name=text")
-        headers[name] = value
-    return headers or None
+            raise InvalidArgumentError(f"{option}: {text!r} is not name=text")
+        pairs[name] = value
+    return pairs
 
 
 def _delivery(delivery: Delivery) -> dict[str, Any]:

@@ -6,14 +6,14 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from waterclock.cli.common import Common
 from waterclock.ingest.files import read_messages
 from waterclock.message import Message, Position
-from waterclock.time import format_time
+from waterclock.time import format_duration, format_time, to_duration
 from waterclock.topics.ledgers import LedgerInfo
 
 app = App(name="topic", help="Logs of messages, found by time.")
@@ -83,7 +83,13 @@ def info(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # i
 
 
 @app.command
-def append(name: str, /, file: str = "-", *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def append(
+    name: str,
+    file: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-",
+    /,
+    *,
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> None:
     """Append the messages of a file: JSON lines, or .parquet; - is standard input.
 
     Parameters
@@ -218,8 +224,9 @@ def expire(name: str, ttl: str, /, *, common: Common = Common()) -> None:  # noq
     """
     with common.connect() as database:
         topic = database.topic(name)
-        common.confirm(f"expire what is older than {ttl} in topic {name}")
-        expired = topic.expire(ttl)
+        age = to_duration(ttl, "ttl")
+        common.confirm(f"expire what is older than {format_duration(age)} in topic {name}")
+        expired = topic.expire(age)
         common.output.facts(expired._asdict())
 
 
@@ -238,8 +245,9 @@ def truncate(name: str, before: str, /, *, force: bool = False, common: Common =
     """
     with common.connect() as database:
         topic = database.topic(name)
+        place = position_or_time(before)
         common.confirm(f"delete the ledgers of topic {name} before {before}")
-        count = topic.truncate(position_or_time(before), force=force)
+        count = topic.truncate(place, force=force)
         common.output.talk(f"deleted {count} ledgers")
 
 

@@ -20,9 +20,9 @@ from waterclock.figures.timeline import timeline
 from waterclock.ingest.recording import read_recording
 from waterclock.message import Message, Position
 from waterclock.spark import batches_of, event_time_outcomes, register, rejected_of
+from waterclock.spark.columns import METADATA_COLUMNS
+from waterclock.spark.message_writer import REASON_HEADER
 from waterclock.spark.session import session
-from waterclock.spark.sink import REASON_HEADER
-from waterclock.spark.source import METADATA_COLUMNS
 from waterclock.time import format_time
 from waterclock.topics.topic import Topic
 

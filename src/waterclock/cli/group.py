@@ -1,0 +1,196 @@
+"""``waterclock group``: the groups of a message table, who has them, and what to do about them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from cyclopts import App
+
+from waterclock.cli.common import Common
+from waterclock.cli.output import Output
+from waterclock.tables.group_commands import GroupChange
+from waterclock.tables.group_info import GroupInfo
+from waterclock.time import MAX_NS, format_duration, format_time
+
+app = App(
+    name="group",
+    help="Groups of a message table. Commands leave messages in flight alone unless --force; --dry-run only tells.",
+)
+
+_COLUMNS = ("group", "owner", "in_flight", "waiting", "head_id", "head_age", "head_attempts", "blocked_by")
+
+
+@app.command
+def ls(table: str, /, *, limit: int | None = None, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """List a table's groups: owner, messages, the first one, and what holds them up.
+
+    Parameters
+    ----------
+    table
+        The message table.
+    limit
+        At most this many.
+    """
+    with common.connect() as database:
+        common.output.rows([_row(info) for info in database.table(table).groups.list(limit)], _COLUMNS)
+
+
+@app.command
+def info(table: str, group: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Show one group. "" is that of the messages that name none."""
+    with common.connect() as database:
+        common.output.facts(_row(database.table(table).groups.info(group)))
+
+
+@app.command
+def purge(
+    table: str,
+    group: str,
+    /,
+    *,
+    count: int | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> None:
+    """Delete a group's messages, the first COUNT of them."""
+    with common.connect() as database:
+        if not dry_run:
+            common.confirm(f"delete messages of group {group!r} of {table!r}")
+        change = database.table(table).groups.purge(group, count=count, force=force, dry_run=dry_run)
+        _say(common.output, "deleted", change)
+
+
+@app.command
+def move(
+    table: str,
+    group: str,
+    to: str,
+    /,
+    *,
+    count: int | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> None:
+    """Move a group's messages to another message table."""
+    with common.connect() as database:
+        change = database.table(table).groups.move(group, to, count=count, force=force, dry_run=dry_run)
+        _say(common.output, "moved", change)
+
+
+@app.command
+def reroute(
+    table: str,
+    group: str,
+    to: str,
+    /,
+    *,
+    count: int | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> None:
+    """Put a group's messages behind those of another group of the table."""
+    with common.connect() as database:
+        change = database.table(table).groups.reroute(group, to, count=count, force=force, dry_run=dry_run)
+        _say(common.output, "rerouted", change)
+
+
+@app.command
+def pause(
+    table: str,
+    group: str,
+    /,
+    *,
+    until: str | None = None,
+    dry_run: bool = False,
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> None:
+    """Hand out nothing of a group until a time, or until it is resumed."""
+    with common.connect() as database:
+        _say(common.output, "paused", database.table(table).groups.pause(group, until, dry_run=dry_run), "group")
+
+
+@app.command
+def resume(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """End a group's pause."""
+    with common.connect() as database:
+        _say(common.output, "resumed", database.table(table).groups.resume(group, dry_run=dry_run), "group")
+
+
+@app.command
+def close(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Let an exclusive group go from its consumer, as soon as nothing of it is in flight."""
+    with common.connect() as database:
+        _say(common.output, "closed", database.table(table).groups.close(group, dry_run=dry_run), "group")
+
+
+@app.command
+def release(
+    table: str,
+    group: str,
+    /,
+    *,
+    force: bool = False,
+    dry_run: bool = False,
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> None:
+    """Take a group from its consumer; with --force what is in flight is sent again."""
+    with common.connect() as database:
+        _say(common.output, "released", database.table(table).groups.release(group, force=force, dry_run=dry_run))
+
+
+@app.command
+def pin(table: str, group: str, consumer: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Give a group to one consumer alone, until it is unpinned."""
+    with common.connect() as database:
+        _say(common.output, "pinned", database.table(table).groups.pin(group, consumer, dry_run=dry_run), "group")
+
+
+@app.command
+def unpin(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Let any consumer have a group that was pinned."""
+    with common.connect() as database:
+        _say(common.output, "unpinned", database.table(table).groups.unpin(group, dry_run=dry_run), "group")
+
+
+@app.command
+def skip_head(
+    table: str,
+    group: str,
+    /,
+    *,
+    force: bool = False,
+    dry_run: bool = False,
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> None:
+    """Ack a group's first message although nobody handled it, so that the group goes on."""
+    with common.connect() as database:
+        _say(common.output, "skipped", database.table(table).groups.skip_head(group, force=force, dry_run=dry_run))
+
+
+@app.command
+def rebalance(table: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Share exclusive groups evenly among the consumers that live."""
+    with common.connect() as database:
+        _say(common.output, "moved", database.table(table).groups.rebalance(dry_run=dry_run), "group")
+
+
+def _say(output: Output, verb: str, change: GroupChange, noun: str = "message") -> None:
+    if output.as_json:
+        output.facts(asdict(change))
+        return
+    left = f", left {change.skipped} in flight or in the way" if change.skipped else ""
+    output.talk(f"{verb} {change.done} {noun}{'' if change.done == 1 else 's'}{left}")
+
+
+def _row(info: GroupInfo) -> dict[str, Any]:
+    row = asdict(info)
+    row["group"] = info.group or ""
+    row["head_age"] = None if info.head_age is None else format_duration(info.head_age)
+    row["due_at"] = None if info.due_at in (None, MAX_NS) else format_time(info.due_at or 0)
+    paused = info.paused_until
+    row["paused_until"] = "resumed" if paused == MAX_NS else None if paused is None else format_time(paused)
+    return row

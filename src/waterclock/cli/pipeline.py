@@ -1,0 +1,142 @@
+"""``waterclock pipeline``: run what a file describes on Spark, as a stream or over the archive."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+
+from cyclopts import App
+from rich.console import Console
+
+from waterclock.cli.common import Common
+from waterclock.errors import InvalidArgumentError
+from waterclock.time import system_clock, to_time
+
+if TYPE_CHECKING:
+    from waterclock.spark.pipeline import Progress
+
+app = App(name="pipeline", help="Run pipelines from files: topic, batching, outputs, on Spark.")
+
+
+@app.command
+def run(
+    file: Path,
+    /,
+    *,
+    once: bool = False,
+    master: str = "local[*]",
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> None:
+    """Batch a topic as it grows, and write the batches; go on where the checkpoint says.
+
+    Parameters
+    ----------
+    file
+        The pipeline: a TOML file.
+    once
+        Read what there is now, and end.
+    master
+        Spark's cluster; an embedded Spark on every core unless given.
+    """
+    from waterclock.spark.pipeline import run_pipeline  # noqa: PLC0415  # other commands work without Spark
+    from waterclock.spark.pipeline_file import PipelineFile  # noqa: PLC0415
+    from waterclock.spark.session import session  # noqa: PLC0415
+
+    pipeline = PipelineFile.read(file)
+    pipeline.check_places()
+    output = common.output
+    with _stopping() as stop, _telling(quiet=output.quiet) as tell:
+        spark = session(f"waterclock {pipeline.name}", master)
+        progress = run_pipeline(spark, pipeline, once=once, tell=tell, stopping=stop.is_set)
+    output.facts(_facts(progress))
+
+
+@app.command
+def replay(
+    file: Path,
+    /,
+    *,
+    since: str,
+    until: str,
+    master: str = "local[*]",
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> None:
+    """Batch a range of the archive anew, and write the batches.
+
+    Parameters
+    ----------
+    file
+        The pipeline: a TOML file.
+    since
+        Publish time to begin at, or how long ago.
+    until
+        Publish time to stop before, or how long ago.
+    master
+        Spark's cluster; an embedded Spark on every core unless given.
+    """
+    from waterclock.spark.pipeline import replay_pipeline  # noqa: PLC0415  # other commands work without Spark
+    from waterclock.spark.pipeline_file import PipelineFile  # noqa: PLC0415
+    from waterclock.spark.session import session  # noqa: PLC0415
+
+    pipeline = PipelineFile.read(file)
+    pipeline.check_places()
+    now = system_clock()
+    begin, end = to_time(since, "since", now=now), to_time(until, "until", now=now)
+    if begin >= end:
+        raise InvalidArgumentError(f"since: {since!r} is not before until: {until!r}")
+    spark = session(f"waterclock {pipeline.name}", master)
+    progress = replay_pipeline(spark, pipeline, begin, end)
+    common.output.facts({"messages": progress.messages, "rejected": progress.rejected})
+
+
+def _facts(progress: Progress) -> dict[str, object]:
+    return {
+        "micro_batches": progress.micro_batches,
+        "messages": progress.messages,
+        "lag": progress.lag,
+        "open_sources": progress.open_sources,
+        "rejected": progress.rejected,
+    }
+
+
+@contextmanager
+def _stopping() -> Generator[Event]:
+    """Turn SIGINT and SIGTERM into a wish to stop after the micro-batch under way; a second one ends at once."""
+    wish = Event()
+
+    def note(number: int, _frame: object) -> None:
+        wish.set()
+        signal.signal(number, before[number])
+
+    before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield wish
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _telling(*, quiet: bool) -> Generator[Callable[[Progress], None]]:
+    """Show progress on a line that changes, where somebody watches it."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with Console(stderr=True).status("starting Spark") as status:
+        yield lambda progress: status.update(_line(progress))
+
+
+def _line(progress: Progress) -> str:
+    lag = "?" if progress.lag is None else f"{progress.lag:,}"
+    opened = "?" if progress.open_sources is None else f"{progress.open_sources:,}"
+    return (
+        f"{progress.messages:,} messages, {progress.rate:,.0f}/s, {lag} behind; {opened} sources open,"
+        f" {progress.rejected:,} rejected"
+    )

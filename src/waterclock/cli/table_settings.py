@@ -1,0 +1,164 @@
+"""``waterclock table pause | resume | alter | rm | dead | redrive``: what becomes of a whole table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from waterclock.cli.common import Common
+from waterclock.cli.table import app, message_id
+from waterclock.errors import InvalidArgumentError
+from waterclock.tables.options import OptionChanges
+from waterclock.time import format_time, to_time
+
+_DEAD_COLUMNS = ("id", "time_died", "dead_reason", "last_error", "epoch", "group_id", "payload")
+
+
+@app.command
+def pause(name: str, /, *, until: str | None = None, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Send nothing until a time, or until `resume`; what is out may be acked.
+
+    Parameters
+    ----------
+    name
+        The table.
+    until
+        A time with offset; without it the pause has no end.
+    """
+    moment = None if until is None else to_time(until, "until")
+    with common.connect() as database:
+        database.table(name).pause(moment)
+        common.output.talk(f"{name} is paused until {'it is resumed' if moment is None else format_time(moment)}")
+
+
+@app.command
+def resume(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """End a pause."""
+    with common.connect() as database:
+        database.table(name).resume()
+        common.output.talk(f"{name} sends again")
+
+
+@app.command
+def alter(
+    name: str,
+    /,
+    *,
+    ack_wait: str | None = None,
+    purge_after: str | None = None,
+    batch_size: int | None = None,
+    cache_size: int | None = None,
+    poll_interval: str | None = None,
+    min_backoff: str | None = None,
+    max_backoff: str | None = None,
+    jitter: float | None = None,
+    max_attempts: int | None = None,
+    dead_letter: str | None = None,
+    rate_limit: float | None = None,
+    unset: list[str] | None = None,
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> None:
+    """Change options; those that are not given stay. Consumers carry on under them within a second.
+
+    Parameters
+    ----------
+    name
+        The table.
+    ack_wait
+        How long a consumer has before a message is sent again; doubles each time.
+    purge_after
+        How long acked messages are kept.
+    batch_size
+        How many messages a consumer takes at a time, where it does not say.
+    cache_size
+        How many messages a subscription holds at the most.
+    poll_interval
+        How often consumers look for messages that they were not told of.
+    min_backoff
+        Shortest pause after a failed attempt.
+    max_backoff
+        Longest wait.
+    jitter
+        Fraction by which waits vary.
+    max_attempts
+        How often a message is sent at the most.
+    dead_letter
+        The message table that takes messages whose attempts are used up.
+    rate_limit
+        How many messages a second are handed out at the most.
+    unset
+        An option to take back, for example rate_limit; may be given several times.
+    """
+    given: dict[str, Any] = {
+        "ack_wait": ack_wait,
+        "purge_after": purge_after,
+        "batch_size": batch_size,
+        "cache_size": cache_size,
+        "poll_interval": poll_interval,
+        "min_backoff": min_backoff,
+        "max_backoff": max_backoff,
+        "jitter": jitter,
+        "max_attempts": max_attempts,
+        "dead_letter": dead_letter,
+        "rate_limit": rate_limit,
+    }
+    changes = OptionChanges(**{option: value for option, value in given.items() if value is not None})  # type: ignore[typeddict-item]
+    for option in unset or []:
+        changes[option.replace("-", "_")] = None  # type: ignore[literal-required]  # checked where it is changed
+    if not changes:
+        raise InvalidArgumentError("alter: no option is given; name at least one")
+    with common.connect() as database:
+        database.table(name).alter(**changes)
+        common.output.talk(f"changed {', '.join(changes)} of {name}")
+
+
+@app.command
+def rm(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Remove a table with all its messages; dead letters stay in theirs."""
+    with common.connect() as database:
+        table = database.table(name)
+        common.confirm(f"remove message table {name} with all its messages")
+        table.drop()
+        common.output.talk(f"removed {name}")
+
+
+@app.command
+def dead(name: str, /, *, limit: int = 100, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """List a table's dead letters, those that died last first.
+
+    Parameters
+    ----------
+    name
+        The table whose messages they were.
+    limit
+        At most this many.
+    """
+    with common.connect() as database:
+        letters = database.table(name).dead_letters(limit)
+        rows = [{**letter, "time_died": format_time(letter["time_died"])} for letter in letters]
+        common.output.rows(rows, _DEAD_COLUMNS)
+
+
+@app.command
+def redrive(
+    name: str,
+    ids: list[str] | None = None,
+    /,
+    *,
+    limit: int | None = None,
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> None:
+    """Bring dead letters back to their table, in their order, as never sent.
+
+    Parameters
+    ----------
+    name
+        The table whose messages they were.
+    ids
+        Which; all unless given.
+    limit
+        At most this many.
+    """
+    with common.connect() as database:
+        table = database.table(name)
+        wanted = [message_id(table, text) for text in ids] if ids else None
+        common.output.talk(f"brought {table.redrive(wanted, limit=limit)} dead letters back to {name}")

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+
+from waterclock.cli.app import FAILED, WRONG_USAGE
+
+from .test_cli import Shell, shell
+
+__all__ = ["shell"]
+
+
+@pytest.fixture
+def orders(shell: Shell) -> Shell:
+    shell("table", "add", "orders", "--payload", "text", "--column", "region=text", "--max-backoff", "1h")
+    return shell
+
+
+def test_a_table_is_made_with_its_options_and_they_are_shown_and_changed(orders: Shell) -> None:
+    orders("table", "alter", "orders", "--rate-limit", "50", "--max-attempts", "3")
+    assert "changed max_attempts, rate_limit of orders" in orders.said
+    (info,) = orders.json("table", "info", "orders")
+    assert (info["rate_limit"], info["max_attempts"], info["dead_letter"]) == (50.0, 3, "orders_dead")
+    orders("table", "alter", "orders", "--unset", "rate-limit")
+    (info,) = orders.json("table", "info", "orders")
+    assert info["rate_limit"] is None
+    orders("table", "alter", "orders", "--rate-limit", "0", expect=WRONG_USAGE)
+    orders("table", "alter", "orders", expect=WRONG_USAGE)
+    assert "name at least one" in orders.said
+
+
+def test_a_table_is_paused_and_resumed(orders: Shell) -> None:
+    orders("table", "put", "orders", "tea")
+    orders("table", "pause", "orders", "--until", "2100-01-01T00:00:00Z")
+    assert "until 2100-01-01T00:00:00Z" in orders.said
+    orders("table", "receive", "orders", expect=FAILED)
+    assert "is paused until 2100" in orders("table", "explain", "orders", "1")
+    orders("table", "pause", "orders")
+    assert "until it is resumed" in orders.said
+    orders("table", "resume", "orders")
+    assert len(orders.json("table", "receive", "orders")) == 1
+
+
+def test_dead_letters_are_listed_and_brought_back(shell: Shell) -> None:
+    shell("table", "add", "orders", "--payload", "text", "--ack-wait", "1ms", "--max-attempts", "1")
+    for payload in ("tea", "coffee"):
+        shell("table", "put", "orders", payload)
+    shell("table", "receive", "orders")
+    shell("table", "receive", "orders", "--wait", "100ms", expect=FAILED)
+    letters = shell.json("table", "dead", "orders")
+    assert [letter["payload"] for letter in letters] == ["coffee", "tea"]
+    assert letters[0]["dead_reason"] == "sent 1 times without an ack"
+    shell("table", "redrive", "orders", str(letters[0]["id"]))
+    assert "brought 1 dead letters back" in shell.said
+    shell("table", "redrive", "orders")
+    assert {row["payload"] for row in shell.json("table", "receive", "orders")} == {"tea", "coffee"}
+
+
+def test_messages_are_chosen_in_sqls_words(orders: Shell) -> None:
+    for priority in ("1", "2", "3"):
+        orders("table", "put", "orders", priority, "--priority", priority)
+    chosen = orders.json("table", "receive", "orders", "--where", "priority > 1", "--order", "priority")
+    assert [row["payload"] for row in chosen] == ["2", "3"]
+    orders("table", "receive", "orders", "--where", "price > 1", expect=WRONG_USAGE)
+    assert "there is no column 'price'" in orders.said
+
+
+def test_all_that_backs_off_is_retried(shell: Shell) -> None:
+    shell("table", "add", "orders", "--payload", "text")
+    shell("table", "retry", "orders")
+    assert "0 are sent again now" in shell.said
+    shell("table", "retry", "orders", "--at", "2100-01-01T00:00:00Z", expect=WRONG_USAGE)
+    assert "name them" in shell.said
+
+
+def test_a_table_is_removed_only_with_consent(orders: Shell) -> None:
+    orders("table", "rm", "orders", expect=WRONG_USAGE)
+    assert "--yes" in orders.said
+    orders("table", "rm", "orders", "--yes")
+    assert orders.json("table", "ls") == []
