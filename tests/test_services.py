@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,10 @@ def services(place: Path, *arguments: str, exit_code: int = 0, **environment: st
 
 
 def family(pid: int) -> list[int]:
-    """Open a process and everything below it: what is opened tells when it ends, and is never mistaken for another."""
+    """Open a process and everything below it: what is opened tells when it ends, and is never mistaken for another.
+
+    A database server starts and ends helpers all the time: one that has gone meanwhile is no family any more.
+    """
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -78,7 +82,11 @@ def family(pid: int) -> list[int]:
     found = [pid]
     for member in found:
         found += [child for child, parent in parents.items() if parent == member]
-    return [os.pidfd_open(member) for member in found]
+    opened: list[int] = []
+    for member in found:
+        with suppress(ProcessLookupError):
+            opened.append(os.pidfd_open(member))
+    return opened
 
 
 def all_end(processes: Iterable[int]) -> bool:

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy import event
 
 from waterclock.database import mysql, table_catalogue, topic_catalogue
 from waterclock.database.backend import Backend
@@ -30,6 +32,35 @@ def test_the_migrations_make_exactly_the_tables_that_the_code_expects(database_u
         assert compare_metadata(context, metadata) == []
         assert catalogue_version(connection) == HEAD
     backend.close()
+
+
+class Killed(BaseException):
+    """Stands for a process that dies: no handler for errors sees it."""
+
+
+def test_a_migration_that_dies_after_each_of_its_steps_goes_on_where_it_was(database_url: str) -> None:
+    deaths = steps = 0
+
+    def die(*facts: Any) -> None:
+        nonlocal steps
+        if not facts[2].lstrip().startswith(("SELECT", "SHOW", "PRAGMA")):
+            steps += 1
+            if steps > deaths:  # one step further each time
+                raise Killed
+
+    event.listen(sa.Engine, "after_cursor_execute", die)
+    try:
+        while True:
+            steps = 0
+            try:
+                Backend(database_url).close()
+                break
+            except Killed:
+                deaths += 1
+    finally:
+        event.remove(sa.Engine, "after_cursor_execute", die)
+    assert deaths > 10
+    test_the_migrations_make_exactly_the_tables_that_the_code_expects(database_url)
 
 
 def test_the_last_version_is_the_head() -> None:

@@ -99,7 +99,13 @@ class MysqlDialect:
             )
 
     def unlock_migrations(self, connection: sa.Connection) -> None:
-        """Give the named lock back: it belongs to the session, and the pool keeps that."""
+        """Commit, then give the named lock back: it belongs to the session, and the pool keeps that.
+
+        The next one must find the new version; where the lock went first, it could migrate a second time.
+        """
+        if connection.invalidated:  # its session has ended, and the lock with it
+            return
+        connection.exec_driver_sql("COMMIT")
         connection.execute(sa.select(sa.func.release_lock(_MIGRATION_LOCK)))
 
 

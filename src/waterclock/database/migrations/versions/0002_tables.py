@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from alembic import op
 
+from waterclock.database.migration_steps import create_index, create_table
 from waterclock.database.types import BigInt, Key, LongText, Name
 
 revision = "0002"
@@ -13,7 +13,7 @@ down_revision = "0001"
 
 def upgrade() -> None:
     """Create the catalogue of message tables."""
-    op.create_table(
+    create_table(
         "waterclock_message_tables",
         sa.Column("table_id", Key, nullable=False),
         sa.Column("name", Name, nullable=False),
@@ -24,7 +24,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("table_id", name="waterclock_message_tables_pkey"),
         sa.UniqueConstraint("name", name="waterclock_message_tables_name_key"),
     )
-    op.create_table(
+    create_table(
         "waterclock_groups",
         sa.Column("table_id", BigInt, nullable=False, autoincrement=False),
         sa.Column("group_id", Name, nullable=False),
@@ -36,6 +36,6 @@ def upgrade() -> None:
         sa.Column("token", BigInt),
         sa.PrimaryKeyConstraint("table_id", "group_id", name="waterclock_groups_pkey"),
     )
-    op.create_index(
+    create_index(
         "waterclock_groups_table_id_idx", "waterclock_groups", ["table_id", "priority", "ready_at", "group_id"]
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from alembic import op
 
+from waterclock.database.migration_steps import add_column, create_index, create_table, drop_column, drop_index
 from waterclock.database.types import BigInt, Name
 
 revision = "0004"
@@ -13,9 +13,9 @@ down_revision = "0003"
 
 def upgrade() -> None:
     """Add what groups need, and the catalogue of consumers."""
-    op.drop_index("waterclock_groups_table_id_idx", "waterclock_groups")
-    op.drop_column("waterclock_groups", "owner")
-    op.drop_column("waterclock_groups", "token")
+    drop_index("waterclock_groups_table_id_idx", "waterclock_groups")
+    drop_column("waterclock_groups", "owner")
+    drop_column("waterclock_groups", "token")
     for column in (
         sa.Column("next_position", BigInt),
         sa.Column("assigned", Name, nullable=False, server_default=""),
@@ -24,12 +24,12 @@ def upgrade() -> None:
         sa.Column("paused_until", BigInt),
         sa.Column("idle_since", BigInt),
     ):
-        op.add_column("waterclock_groups", column)
-    op.create_index(
+        add_column("waterclock_groups", column)
+    create_index(
         "waterclock_groups_ready_idx", "waterclock_groups", ["assigned", "table_id", "priority", "ready_at", "group_id"]
     )
-    op.create_index("waterclock_groups_idle_idx", "waterclock_groups", ["idle_since", "table_id"])
-    op.create_table(
+    create_index("waterclock_groups_idle_idx", "waterclock_groups", ["idle_since", "table_id"])
+    create_table(
         "waterclock_consumers",
         sa.Column("table_id", BigInt, nullable=False, autoincrement=False),
         sa.Column("name", Name, nullable=False),
@@ -38,4 +38,4 @@ def upgrade() -> None:
         sa.Column("max_groups", BigInt),
         sa.PrimaryKeyConstraint("table_id", "name", name="waterclock_consumers_pkey"),
     )
-    op.create_index("waterclock_consumers_lease_idx", "waterclock_consumers", ["table_id", "lease_until"])
+    create_index("waterclock_consumers_lease_idx", "waterclock_consumers", ["table_id", "lease_until"])

@@ -1,0 +1,45 @@
+"""The steps of migrations, each done once: MySQL commits every DDL alone, so a crash may leave half of them done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+
+def create_table(name: str, *parts: sa.schema.SchemaItem, **options: Any) -> None:
+    """Create a table unless it is there."""
+    op.create_table(name, *parts, if_not_exists=True, **options)
+
+
+def create_index(name: str, table: str, columns: list[str]) -> None:
+    """Create an index unless it is there."""
+    if not _has_index(name, table):
+        op.create_index(name, table, columns)
+
+
+def drop_index(name: str, table: str) -> None:
+    """Drop an index if it is there still."""
+    if _has_index(name, table):
+        op.drop_index(name, table)
+
+
+def add_column(table: str, column: sa.Column[Any]) -> None:
+    """Add a column unless it is there."""
+    if column.name not in _columns(table):
+        op.add_column(table, column)
+
+
+def drop_column(table: str, name: str) -> None:
+    """Drop a column if it is there still."""
+    if name in _columns(table):
+        op.drop_column(table, name)
+
+
+def _has_index(name: str, table: str) -> bool:
+    return any(index["name"] == name for index in sa.inspect(op.get_bind()).get_indexes(table))
+
+
+def _columns(table: str) -> set[str]:
+    return {column["name"] for column in sa.inspect(op.get_bind()).get_columns(table)}
