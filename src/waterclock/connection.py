@@ -9,11 +9,11 @@ from typing import Self, overload
 
 from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError
-from waterclock.tables.keyspace import WHOLE
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.open_table import message_table_names
 from waterclock.tables.options import AckOrder, Groups, IdType, OnExhausted, Payload, PurgeBy, TableOptions, Ungrouped
-from waterclock.tables.sharded_database import ShardedDatabase
+from waterclock.tables.sharding.keyspace import WHOLE
+from waterclock.tables.sharding.sharded_database import ShardedDatabase
 from waterclock.time import Clock, Duration
 from waterclock.topics.creating import topic_names
 from waterclock.topics.topic import Topic

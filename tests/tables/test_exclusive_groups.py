@@ -9,7 +9,7 @@ from waterclock.connection import Database
 from waterclock.database.table_catalogue import consumers
 from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.tables.delivery import Delivery
-from waterclock.tables.group_moving import plan_moves
+from waterclock.tables.groups.group_moving import plan_moves
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
@@ -141,7 +141,7 @@ def test_two_processes_cannot_go_by_one_name_at_a_time(
 ) -> None:
     put(exclusive, "a1", "a2")
     exclusive.receive(1, consumer="x")
-    monkeypatch.setattr("waterclock.tables.consumers.this_session", lambda: 7)
+    monkeypatch.setattr("waterclock.tables.groups.consumers.this_session", lambda: 7)
     assert exclusive.receive(consumer="x") == []
     clock.move("30s")
     assert names(exclusive.receive(consumer="x")) == ["a1", "a2"]

@@ -7,7 +7,7 @@ import pytest
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError, LeaseLostError, NotFoundError
 from waterclock.tables.delivery import Delivery
-from waterclock.tables.group_commands import GroupChange
+from waterclock.tables.groups.group_commands import GroupChange
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock

@@ -10,8 +10,8 @@ from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables import entry
 from waterclock.tables.changes import Stop
+from waterclock.tables.claiming.rate import Rate
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.rate import Rate
 from waterclock.tables.receiving import Request
 from waterclock.tables.subscribing import Subscription
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from waterclock.tables.claimed import LOOK_BACK_EVERY, Claimed, Marks
+from waterclock.tables.claiming.claimed import LOOK_BACK_EVERY, Claimed, Marks
 
 
 class Clock:

@@ -16,7 +16,7 @@ from tests.services import Service
 from waterclock.connection import Database
 from waterclock.connection import connect as connect_to
 from waterclock.tables.changes import Polling, Stop
-from waterclock.tables.listening import CHANNEL, WRITING, Listening
+from waterclock.tables.databases.listening import CHANNEL, WRITING, Listening
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.subscribing import Subscription
 

@@ -9,8 +9,8 @@ from cyclopts import App
 
 from waterclock.cli.common import Common
 from waterclock.cli.output import Output
-from waterclock.tables.group_commands import GroupChange
-from waterclock.tables.group_info import GroupInfo
+from waterclock.tables.groups.group_commands import GroupChange
+from waterclock.tables.groups.group_info import GroupInfo
 from waterclock.time import MAX_NS, format_duration, format_time
 
 app = App(

@@ -7,12 +7,13 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from waterclock.tables import acking_rows, consumers, group_acking
+from waterclock.tables import acking_rows
 from waterclock.tables.context import TableContext
-from waterclock.tables.group_acking import release_behind
-from waterclock.tables.grouping import UNGROUPED, lock_groups, settle
+from waterclock.tables.groups import consumers, group_acking
+from waterclock.tables.groups.group_acking import release_behind
+from waterclock.tables.groups.grouping import UNGROUPED, lock_groups, settle
+from waterclock.tables.groups.routing import route
 from waterclock.tables.held import Held
-from waterclock.tables.routing import route
 from waterclock.tables.totals import add_totals
 
 _T = TypeVar("_T")

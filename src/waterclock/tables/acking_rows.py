@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.tables.context import TableContext
-from waterclock.tables.dialect import TableDialect
+from waterclock.tables.databases.dialect import TableDialect
 
 Holding = tuple[int, int]
 """Which row, and the number of the claim under which it is held."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
-from waterclock.tables.claimed import Marks
-from waterclock.tables.dialect import TableDialect
-from waterclock.tables.inserting import DrawnIds
-from waterclock.tables.mysql import MysqlTables
+from waterclock.tables.claiming.claimed import Marks
+from waterclock.tables.databases.dialect import TableDialect
+from waterclock.tables.databases.inserting import DrawnIds
+from waterclock.tables.databases.mysql import MysqlTables
+from waterclock.tables.databases.postgresql import PostgresqlTables
+from waterclock.tables.databases.sqlite import SqliteTables
 from waterclock.tables.options import TableOptions
-from waterclock.tables.postgresql import PostgresqlTables
-from waterclock.tables.sqlite import SqliteTables
 
 _DIALECTS: dict[str, type[TableDialect]] = {
     "sqlite": SqliteTables,

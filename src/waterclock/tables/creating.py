@@ -15,11 +15,11 @@ from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import message_tables
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, SchemaError
 from waterclock.tables.context import TableContext, table_dialect
+from waterclock.tables.databases.dialect import TableDialect
+from waterclock.tables.databases.partitioning import LONGEST_NAME, Days, days_to_add
 from waterclock.tables.dead_letters import DEAD_COLUMNS
-from waterclock.tables.dialect import TableDialect
 from waterclock.tables.entry import find
 from waterclock.tables.options import TableOptions
-from waterclock.tables.partitioning import LONGEST_NAME, Days, days_to_add
 from waterclock.tables.schema import OWN_COLUMNS, check_table_name, message_rows, user_columns
 from waterclock.tables.totals import start_totals
 

@@ -16,7 +16,7 @@ from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.tables import acking
 from waterclock.tables.acking import Held
 from waterclock.tables.context import TableContext
-from waterclock.tables.grouping import UNGROUPED, settle
+from waterclock.tables.groups.grouping import UNGROUPED, settle
 from waterclock.tables.putting import user_column_names
 from waterclock.tables.totals import add_totals
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from waterclock.errors import LeaseLostError
 from waterclock.tables import acking
 from waterclock.tables.callers import CallerConnections
-from waterclock.tables.claimed import Claimed
+from waterclock.tables.claiming.claimed import Claimed
 from waterclock.tables.context import TableContext
 from waterclock.tables.dead_letters import bury_held, exhausted_reason, is_exhausted
 from waterclock.tables.heartbeat import beat_after, heart_of

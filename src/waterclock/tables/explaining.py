@@ -8,11 +8,11 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from waterclock.errors import NotFoundError
+from waterclock.tables.claiming.limiting import rate_free_at
 from waterclock.tables.context import TableContext
 from waterclock.tables.dead_letters import DIED, REASON
-from waterclock.tables.group_info import GroupInfo, list_groups
-from waterclock.tables.grouping import UNGROUPED
-from waterclock.tables.limiting import rate_free_at
+from waterclock.tables.groups.group_info import GroupInfo, list_groups
+from waterclock.tables.groups.grouping import UNGROUPED
 from waterclock.time import MAX_NS, format_time
 
 State = Literal["acked", "in_flight", "scheduled", "delayed", "held", "ready", "paused", "rate", "dead", "exhausted"]

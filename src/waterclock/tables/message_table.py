@@ -12,20 +12,20 @@ import sqlalchemy as sa
 
 from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.tables import acking
+from waterclock.tables.claiming.rate import Rate
+from waterclock.tables.conditions.selection import make_selection
 from waterclock.tables.dead_letters import list_dead_letters, redrive
 from waterclock.tables.delivery import Delivery
 from waterclock.tables.entry import load
 from waterclock.tables.explaining import Explanation, explain_message
-from waterclock.tables.groups import MessageGroups
-from waterclock.tables.keyspace import check_unsharded
+from waterclock.tables.groups.groups import MessageGroups
 from waterclock.tables.open_table import OpenTable
 from waterclock.tables.options import check_rate
 from waterclock.tables.purging import purge_some
 from waterclock.tables.putting import MessageId, PutIds, check_id, prepare_rows, put_rows
-from waterclock.tables.rate import Rate
 from waterclock.tables.receiving import Request, receive, receive_waiting
 from waterclock.tables.retrying import nack_all, retry_delayed, retry_ids
-from waterclock.tables.selection import make_selection
+from waterclock.tables.sharding.keyspace import check_unsharded
 from waterclock.tables.stats import TableStats, table_stats
 from waterclock.tables.subscribing import Subscription
 from waterclock.time import Duration, Time, to_duration, to_time

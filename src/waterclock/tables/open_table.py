@@ -11,12 +11,12 @@ from sqlalchemy import exc
 
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import message_tables
-from waterclock.tables.adopting import adopt as adopt_table
+from waterclock.tables.adopting.adopting import adopt as adopt_table
 from waterclock.tables.callers import CallerConnections
+from waterclock.tables.claiming.limiting import forget_rate
 from waterclock.tables.context import TableContext
 from waterclock.tables.creating import create, ensure_dead_letter_table
 from waterclock.tables.entry import Entry, change, drop, load
-from waterclock.tables.limiting import forget_rate
 from waterclock.tables.options import OptionChanges, TableOptions
 from waterclock.tables.putting import user_column_names
 from waterclock.time import MAX_NS, Time, to_time

@@ -8,8 +8,8 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, Literal, TypedDict, get_args
 
 from waterclock.errors import InvalidArgumentError, SchemaError
-from waterclock.tables.backoff import Backoff
-from waterclock.tables.keyspace import KeyRange
+from waterclock.tables.claiming.backoff import Backoff
+from waterclock.tables.sharding.keyspace import KeyRange
 from waterclock.time import Duration, to_duration
 
 Groups = Literal["exclusive", "sequenced"]

@@ -8,8 +8,8 @@ import threading
 from sqlalchemy import exc
 
 from waterclock.errors import UnavailableError
-from waterclock.tables import consumers
 from waterclock.tables.context import TableContext
+from waterclock.tables.groups import consumers
 
 _SIGNS_OF_A_LEASE = 4
 _SECOND = 1_000_000_000

@@ -11,7 +11,7 @@ from sqlalchemy import exc
 
 from waterclock.errors import UnavailableError
 from waterclock.tables.context import TableContext
-from waterclock.tables.partitioning import Days, Gone, days_to_add, days_to_drop
+from waterclock.tables.databases.partitioning import Days, Gone, days_to_add, days_to_drop
 from waterclock.tables.totals import add_totals
 
 _T = TypeVar("_T")

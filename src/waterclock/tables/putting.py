@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.context import TableContext
-from waterclock.tables.inserting import new_rows
+from waterclock.tables.databases.inserting import new_rows
 from waterclock.tables.schema import OWN_COLUMNS
 from waterclock.time import to_time
 

@@ -12,14 +12,14 @@ from sqlalchemy import exc
 
 from waterclock.tables.callers import CallerConnections
 from waterclock.tables.changes import Changes, Stop
-from waterclock.tables.claimed import Claimed, Wanted
-from waterclock.tables.claiming import claim, claim_within, next_due
+from waterclock.tables.claiming.claimed import Claimed, Wanted
+from waterclock.tables.claiming.claiming import claim, claim_within, next_due
+from waterclock.tables.claiming.limiting import note_sent, rate_allows, rate_free_at
+from waterclock.tables.conditions.selection import Selection, select_on
 from waterclock.tables.context import TableContext
 from waterclock.tables.dead_letters import bury_claimed, is_exhausted
 from waterclock.tables.delivery import Delivery, hand_over
 from waterclock.tables.entry import LOOK_EVERY, Entry
-from waterclock.tables.limiting import note_sent, rate_allows, rate_free_at
-from waterclock.tables.selection import Selection, select_on
 
 _SECOND = 1_000_000_000
 _TOKENS_FOR = 0.01  # s

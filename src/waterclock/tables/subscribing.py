@@ -16,12 +16,12 @@ from waterclock.errors import UnavailableError
 from waterclock.tables import acking
 from waterclock.tables.callers import CallerConnections
 from waterclock.tables.changes import Changes, Stop
+from waterclock.tables.claiming.rate import Rate
 from waterclock.tables.context import TableContext
 from waterclock.tables.delivery import Delivery
 from waterclock.tables.entry import LOOK_EVERY, Entry
 from waterclock.tables.presence import stay_present
 from waterclock.tables.purging import purge_some
-from waterclock.tables.rate import Rate
 from waterclock.tables.receiving import Request, pause, receive
 
 _SECOND = 1_000_000_000

@@ -1,0 +1,1 @@
+"""Which messages go out: rows, groups, rates."""

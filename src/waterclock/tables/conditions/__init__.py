@@ -1,0 +1,1 @@
+"""Conditions in SQL's words, read and bound safely."""

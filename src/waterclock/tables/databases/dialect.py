@@ -1,0 +1,105 @@
+"""What message tables need that differs between the databases, as one interface. Each database has one file for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+
+from waterclock.database.backend import Backend
+from waterclock.tables.changes import Changes
+from waterclock.tables.claiming.claimed import Claimed, Wanted
+from waterclock.tables.databases.inserting import NewRows
+from waterclock.tables.databases.partitioning import Days
+from waterclock.tables.options import IdType
+from waterclock.tables.schema import IdItem
+
+
+class TableDialect(Protocol):
+    """One database's statements for message tables."""
+
+    one_writer: bool
+    """Whether a transaction that writes keeps all others from writing."""
+
+    @property
+    def days(self) -> Days | None:
+        """Partitions by day; None where the database has none."""
+        ...
+
+    def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
+        """Give what the id's column needs so that the database generates ids; ``name`` is the table's."""
+        ...
+
+    def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
+        """Make the SQL table with its defaults and indexes, so that plain SQL works with nothing of ours installed.
+
+        Parameters
+        ----------
+        grouped
+            Whether its messages are in groups.
+        free
+            Whether some of them are in none all the same.
+        """
+        ...
+
+    def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
+        """Make the indexes and triggers of an SQL table that is there."""
+        ...
+
+    def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
+        """Give an SQL table of the user's what `create` makes but for `equip`; ``present`` are the columns it has."""
+        ...
+
+    def type_remedy(self, table: str, column: str, wanted: str) -> str:
+        """Say how a column of the user's gets another type."""
+        ...
+
+    def drop(self, connection: sa.Connection, rows: sa.Table) -> None:
+        """Remove the SQL table with what `create` made beside it."""
+        ...
+
+    def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
+        """Give ``count`` ids above ``above`` that nobody else is given."""
+        ...
+
+    def insert_new(
+        self, connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
+    ) -> set[Any]:
+        """Insert messages whose ids are new, and return those ids as the driver has them; ``now`` is the clock, ns."""
+        ...
+
+    def lesser(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Give the lesser of two values that are not NULL."""
+        ...
+
+    def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+        """Say that ``column`` is one of the values in the list bound as ``name``."""
+        ...
+
+    def claim(
+        self,
+        connection: sa.Connection,
+        rows: sa.Table,
+        wanted: Wanted,
+        begin: Mapping[int, int],
+        now: sa.ColumnElement[int],
+    ) -> list[Claimed]:
+        """Take messages that are due in a table without groups.
+
+        Parameters
+        ----------
+        begin
+            Where to begin, as `Marks` gives it.
+        now
+            The clock, ns.
+        """
+        ...
+
+    def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
+        """Say that a text is like a pattern, case by case; % and _ alone have a meaning in it."""
+        ...
+
+    def changes(self, backend: Backend, name: str) -> Changes:
+        """Watch the database for changes of the table of this name."""
+        ...

@@ -1,0 +1,92 @@
+"""MariaDB's insert of many messages: rows of one statement, ids that are known left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from waterclock.tables.databases.inserting import NewRows
+
+_DUPLICATE = 1062
+# The driver cuts what is longer than about a million bytes into several statements, of which one could fail alone. A
+# character is at most four bytes, and may be escaped.
+_CHARACTERS_OF_A_STATEMENT = 100_000
+_ROWS_OF_A_STATEMENT = 1000
+
+
+def insert_new(connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]) -> set[Any]:
+    """Insert messages whose ids are new, and return those ids.
+
+    Neither IGNORE nor ON DUPLICATE KEY UPDATE says exactly which were new, and IGNORE also bends values that do not
+    fit. So ids that are known are left out, and who meets one that came meanwhile looks again.
+    """
+    inserted: set[Any] = set()
+    for messages in _statements(new, now):
+        # Nobody else can have chosen fresh ids.
+        known: set[Any] = set() if new.fresh else _known(connection, rows, messages)
+        inserted |= _insert(connection, rows, messages, known)
+    return inserted
+
+
+def _insert(
+    connection: sa.Connection, rows: sa.Table, messages: dict[Any, dict[str, Any]], known: set[Any]
+) -> set[Any]:
+    while unknown := {message_id: message for message_id, message in messages.items() if message_id not in known}:
+        try:
+            text = _insert_text(rows, tuple(next(iter(unknown.values()))), connection.dialect)
+            connection.exec_driver_sql(text, list(unknown.values()))
+        except exc.IntegrityError as error:
+            if error.orig is None or error.orig.args[0] != _DUPLICATE:
+                raise
+            found = _known(connection, rows, unknown)
+            if not found:  # it is another unique column that has the value already
+                raise
+            known |= found
+        else:
+            break
+    return set(unknown)
+
+
+def _known(connection: sa.Connection, rows: sa.Table, messages: dict[Any, dict[str, Any]]) -> set[Any]:
+    # A locking read sees what is committed, whatever snapshot a transaction of the caller's has.
+    statement = _looking_up(rows)
+    return set(connection.scalars(statement, {"ids": sorted(messages)}))
+
+
+@lru_cache(maxsize=256)
+def _looking_up(rows: sa.Table) -> sa.Select[Any]:
+    # The ids are as the driver has them, so that they are compared as they were sent.
+    bare = sa.table(rows.name, sa.column("id"))
+    return sa.select(bare.c.id).where(bare.c.id.in_(sa.bindparam("ids", expanding=True))).with_for_update(read=True)
+
+
+@lru_cache(maxsize=256)
+def _insert_text(rows: sa.Table, names: tuple[str, ...], dialect: sa.Dialect) -> str:
+    # The driver joins rows into one statement only where it sees nothing but placeholders.
+    return str(sa.insert(sa.table(rows.name, *(sa.column(name) for name in names))).compile(dialect=dialect))
+
+
+def _statements(new: NewRows, now: sa.ColumnElement[int]) -> Iterator[dict[Any, dict[str, Any]]]:
+    """Cut messages into what one statement takes: rows by id, of an id that comes twice the first one."""
+    # Where the clock is the database's, its triggers and defaults read it.
+    time = now.effective_value if isinstance(now, sa.BindParameter) else None
+    names = tuple(new.columns)
+    some: dict[Any, dict[str, Any]] = {}
+    characters = 0
+    for values in new.tuples(names):
+        message = dict(zip(names, values, strict=True))
+        at = message.pop("at")
+        message["time_scheduled"] = message["time_next"] = time if at is None else at
+        if time is not None:
+            message["time_created"] = time
+        size = sum(len(value) for value in values if isinstance(value, str | bytes))
+        if some and (characters + size > _CHARACTERS_OF_A_STATEMENT or len(some) == _ROWS_OF_A_STATEMENT):
+            yield some
+            some, characters = {}, 0
+        some.setdefault(message["id"], message)
+        characters += size
+    yield some

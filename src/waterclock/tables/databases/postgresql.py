@@ -1,0 +1,237 @@
+"""What message tables need of PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.schema import DDL, CreateTable, DropTable
+
+from waterclock.database.backend import Backend
+from waterclock.tables.adopting import adopting_postgresql
+from waterclock.tables.changes import Changes
+from waterclock.tables.claiming.claimed import Claimed, Wanted
+from waterclock.tables.claiming.claiming_rows import columns_read
+from waterclock.tables.databases.inserting import NewRows
+from waterclock.tables.databases.listening import TRIGGERS, Listening
+from waterclock.tables.databases.partitioning import Days
+from waterclock.tables.databases.postgresql_claim import claim_statement
+from waterclock.tables.databases.postgresql_insert import insert_text
+from waterclock.tables.databases.postgresql_partitions import PostgresqlDays, insert_unacked
+from waterclock.tables.options import IdType
+from waterclock.tables.schema import PARTITIONED, IdItem
+
+_NOW = "CAST(EXTRACT(epoch FROM statement_timestamp()) * 1000000000 AS BIGINT)"
+# The conditions keep our own statements from calling the functions: they name every column, and change the lease.
+_TRIGGERS = (
+    """
+    CREATE FUNCTION %(due)s() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        NEW.time_scheduled := COALESCE(NEW.time_scheduled, %(now)s);
+        IF NEW.time_acked IS NULL THEN
+            NEW.time_next := COALESCE(
+                NEW.time_next, CASE WHEN TG_OP = 'INSERT' THEN NEW.time_scheduled ELSE %(now)s END);
+        END IF;
+        RETURN NEW;
+    END $$""",
+    """
+    CREATE TRIGGER %(due)s BEFORE INSERT OR UPDATE OF time_next, time_acked ON %(table)s
+    FOR EACH ROW WHEN (NEW.time_scheduled IS NULL OR (NEW.time_next IS NULL AND NEW.time_acked IS NULL))
+    EXECUTE FUNCTION %(due)s()""",
+)
+_GROUP_TRIGGERS = (
+    """
+    CREATE FUNCTION %(moved)s() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        NEW.routed := 0;
+        IF NEW.group_id IS DISTINCT FROM OLD.group_id OR OLD.time_acked IS NOT NULL THEN
+            NEW.position := NULL;
+        END IF;
+        RETURN NEW;
+    END $$""",
+    """
+    CREATE TRIGGER %(moved)s BEFORE UPDATE OF time_next, time_acked, group_id, priority ON %(table)s
+    FOR EACH ROW WHEN (
+        NEW.routed = 1 AND OLD.routed = 1
+        AND NEW.lease IS NOT DISTINCT FROM OLD.lease AND NEW.held_at IS NOT DISTINCT FROM OLD.held_at
+        AND NOT (NEW.group_id IS NULL AND OLD.group_id IS NULL)
+    )
+    EXECUTE FUNCTION %(moved)s()""",
+)
+
+
+def _by_priority(one: Claimed) -> tuple[int, int, int]:
+    return -one.row.priority, one.row.time_next, one.row.seq
+
+
+@lru_cache(maxsize=256)
+def _drawing(rows: sa.Table, dialect: sa.Dialect) -> sa.Select[Any]:
+    name = sa.func.pg_get_serial_sequence(dialect.identifier_preparer.quote(rows.name), "id")
+    return sa.select(sa.func.nextval(name)).select_from(sa.func.generate_series(1, sa.bindparam("count")).alias())
+
+
+@lru_cache(maxsize=256)
+def _mends(rows: sa.Table, dialect: sa.Dialect, codes: tuple[int, ...]) -> list[tuple[str, Callable[[Any], Any]]]:
+    found = [
+        (column.name, column.type.dialect_impl(dialect).result_processor(dialect, code))
+        for column, code in zip(columns_read(rows), codes, strict=False)
+    ]
+    return [(name, process) for name, process in found if process is not None]
+
+
+class PostgresqlTables:
+    """PostgreSQL's statements for message tables."""
+
+    one_writer = False
+
+    @property
+    def days(self) -> Days:
+        """Partitions by day."""
+        return PostgresqlDays(_NOW, _index, _guard)
+
+    def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
+        """Let an identity number the ids, and draw UUIDs at random."""
+        del name  # only databases without identities need it
+        items: dict[IdType, list[IdItem]] = {
+            "bigint": [sa.Identity()],
+            "uuid": [sa.DefaultClause(sa.func.gen_random_uuid())],
+            "text": [],
+        }
+        return items[id_type]
+
+    def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
+        """Make the SQL table, its indexes and its triggers."""
+        for column in ("time_scheduled", "time_created"):
+            rows.c[column].server_default = sa.DefaultClause(sa.text(_NOW))
+        connection.execute(CreateTable(rows))
+        self.equip(connection, rows, id_type, grouped=grouped, free=free)
+
+    def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
+        """Make the indexes and triggers of an SQL table that is there."""
+        del id_type  # the columns say it
+        _index(connection, rows, grouped=grouped, free=free)
+        _guard(connection, rows, grouped=grouped)
+
+    def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
+        """Give an SQL table of the user's what `create` makes but for `equip`; ``present`` are the columns it has."""
+        adopting_postgresql.adopt(connection, rows, id_type, present, _NOW)
+
+    def type_remedy(self, table: str, column: str, wanted: str) -> str:
+        """Say how a column of the user's gets another type."""
+        return adopting_postgresql.type_remedy(table, column, wanted)
+
+    def drop(self, connection: sa.Connection, rows: sa.Table) -> None:
+        """Remove the SQL table and the functions of its triggers."""
+        connection.execute(DropTable(rows, if_exists=True))
+        quote = connection.dialect.identifier_preparer.quote
+        for verb in ("due", "moved", "wake", "once"):
+            context = {"function": quote(f"{rows.name}_{verb}")}
+            connection.execute(DDL("DROP FUNCTION IF EXISTS %(function)s()", context=context))
+
+    def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
+        """Draw ids from the table's sequence; where they meet ids that were given, it is brought up to those."""
+        drawing = _drawing(rows, connection.dialect)
+        ids = list(connection.scalars(drawing, {"count": count}))
+        if above >= ids[0]:
+            greatest = sa.select(sa.func.coalesce(sa.func.max(rows.c.id), 0)).scalar_subquery()
+            name = sa.func.pg_get_serial_sequence(connection.dialect.identifier_preparer.quote(rows.name), "id")
+            list(connection.scalars(sa.select(sa.func.setval(name, sa.func.greatest(greatest, above)))))
+            ids = list(connection.scalars(drawing, {"count": count}))
+        return ids
+
+    def insert_new(
+        self, connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
+    ) -> set[Any]:
+        """Insert messages whose ids are new, and return those ids. One statement, one parameter for each column."""
+        if rows.info.get(PARTITIONED):
+            return insert_unacked(connection, rows, new, lambda these: self._insert(connection, rows, these, now))
+        return self._insert(connection, rows, new, now)
+
+    def _insert(self, connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]) -> set[Any]:
+        text, parameters = insert_text(rows, tuple(new.columns), now, connection.dialect)
+        parameters = parameters | new.columns
+        if isinstance(now, sa.BindParameter):
+            parameters[now.key] = now.effective_value
+        return {row[0] for row in connection.exec_driver_sql(text, parameters)}
+
+    def lesser(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Give the lesser of two values that are not NULL."""
+        return sa.func.least(one, another, type_=sa.BigInteger)
+
+    def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+        """Say that ``column`` is in the array bound as ``name``: one parameter, whatever the length."""
+        return column == sa.any_(sa.bindparam(name, type_=sa.ARRAY(column.type)))
+
+    def claim(
+        self,
+        connection: sa.Connection,
+        rows: sa.Table,
+        wanted: Wanted,
+        begin: Mapping[int, int],
+        now: sa.ColumnElement[int],
+    ) -> list[Claimed]:
+        """Take messages in one statement."""
+        found = connection.execute(
+            claim_statement(rows, now, wanted.backoff, wanted.where, wanted.order, wanted.limit),
+            {"known": list(begin), "lows": list(begin.values()), "by": wanted.lease, "who": wanted.consumer},
+        )
+        # Straight from the driver the values are as it has them, and their types are ours to mend.
+        codes: list[int] = [column.type_code for column in getattr(found, "description", ())]
+        mends = _mends(rows, connection.dialect, tuple(codes)) if codes else []
+        names = [column.name for column in columns_read(rows)]
+        claimed: list[Claimed] = []
+        places: dict[int, int] = {}
+        for values in found:
+            row = SimpleNamespace(**dict(zip(names, values, strict=False)))
+            for name, mend in mends:
+                setattr(row, name, mend(getattr(row, name)))
+            claimed.append(Claimed(row, values[-1]))
+            places[row.seq] = values[-2]
+        claimed.sort(key=(lambda one: places[one.row.seq]) if wanted.order else _by_priority)
+        return claimed
+
+    def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
+        """Say that a text is like a pattern; the backslash, which escapes here, escapes itself."""
+        return column.like(sa.literal(pattern.replace("\\", "\\\\"), sa.String()))
+
+    def changes(self, backend: Backend, name: str) -> Changes:
+        """Listen for notifications."""
+        return Listening(backend, name)
+
+
+def _index(connection: sa.Connection, rows: sa.Table, *, grouped: bool, free: bool) -> None:
+    unacked, acked = rows.c.time_acked.is_(None), rows.c.time_acked.is_not(None)
+    name = rows.name
+    indexes = [sa.Index(f"{name}_acked_idx", rows.c.time_acked, rows.c.epoch, postgresql_where=acked)]
+    # With seq, else messages that were put together, and so are due together, were sorted at each claim.
+    due = rows.c.priority.desc(), rows.c.time_next, rows.c.seq
+    if not grouped:
+        indexes.append(sa.Index(f"{name}_next_idx", *due, postgresql_where=unacked))
+    else:
+        indexes += [
+            sa.Index(f"{name}_group_idx", rows.c.group_id, rows.c.position, postgresql_where=unacked),
+            sa.Index(f"{name}_unrouted_idx", rows.c.seq, postgresql_where=rows.c.routed == 0),
+        ]
+    if free:
+        indexes.append(sa.Index(f"{name}_free_idx", *due, postgresql_where=unacked & rows.c.group_id.is_(None)))
+    for index in indexes:
+        index.create(connection, checkfirst=True)
+
+
+def _guard(connection: sa.Connection, rows: sa.Table, *, grouped: bool) -> None:
+    """Make the triggers."""
+    quote = connection.dialect.identifier_preparer.quote
+    context = {
+        "table": quote(rows.name),
+        "due": quote(f"{rows.name}_due"),
+        "moved": quote(f"{rows.name}_moved"),
+        "wake": quote(f"{rows.name}_wake"),
+        "wake_earlier": quote(f"{rows.name}_wake_earlier"),
+        "name": f"'{rows.name}'",  # of letters, digits and underscores
+        "now": _NOW,
+    }
+    for statement in (*_TRIGGERS, *TRIGGERS, *(_GROUP_TRIGGERS if grouped else ())):
+        connection.execute(DDL(statement, context=context))

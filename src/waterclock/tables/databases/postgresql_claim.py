@@ -1,0 +1,138 @@
+"""PostgreSQL's claim in a table without groups: one statement, one round trip."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+
+from waterclock.tables.claiming.backoff import Backoff
+from waterclock.tables.claiming.claiming_rows import ABOVE_EVERY_PRIORITY, BELOW_EVERY_PRIORITY, columns_read
+
+_BEFORE = ("time_next", "epoch")  # columns whose old values a delivery needs: RETURNING gives the new ones
+
+
+@lru_cache(maxsize=1024)
+def claim_statement(
+    rows: sa.Table,
+    now: sa.ColumnElement[int],
+    backoff: Backoff,
+    where: sa.ColumnElement[bool] | None,
+    order: tuple[sa.ColumnElement[Any], ...],
+    limit: int,
+) -> sa.Update:
+    """Build the claim.
+
+    It returns `columns_read`, as they were before, and behind them the place in the order that was asked for and the
+    end of the lease. The limit is written into the statement: only then does the planner know how little it is about.
+    """
+    found = (
+        (_in_order if order else _level_by_level)(rows, now, where, order, limit)
+        .cte("found")
+        .prefix_with("MATERIALIZED")
+    )
+    epoch = sa.func.coalesce(found.c.epoch, 0)
+    swing = 2 * sa.func.random(type_=sa.Float) - 1
+    shortest, longest = backoff.wait_bounds
+    wait = sa.func.least(sa.func.greatest(backoff.wait_sql(epoch, swing), shortest), longest, type_=sa.BigInteger)
+    before = [found.c[column.name] if column.name in _BEFORE else column for column in columns_read(rows)]
+    return (
+        sa.update(rows)
+        .where(rows.c.seq == found.c.seq)
+        .values(
+            time_next=now + wait,
+            epoch=epoch + 1,
+            lease=sa.bindparam("by", type_=sa.BigInteger),
+            consumer=sa.bindparam("who", type_=sa.Text),
+        )
+        .returning(*before, found.c.place.label(None), rows.c.time_next.label(None))
+    )
+
+
+def _level_by_level(
+    rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None, _order: object, limit: int
+) -> sa.Select[Any, Any, Any, Any]:
+    levels = _levels(rows)
+    due = (
+        sa.select(rows.c.seq, rows.c.time_next, rows.c.epoch)
+        .where(
+            rows.c.time_acked.is_(None),
+            rows.c.priority == levels.c.priority,
+            rows.c.time_next <= now,
+            rows.c.time_next >= levels.c.low,
+            sa.true() if where is None else where,
+        )
+        .order_by(rows.c.time_next, rows.c.seq)
+        .limit(sa.literal_column(f"{limit:d}"))
+        .with_for_update(skip_locked=True)
+        .lateral("due")
+    )
+    return (
+        sa.select(due.c.seq, due.c.time_next, due.c.epoch, sa.literal_column("0").label("place"))
+        .select_from(levels.join(due, sa.true()))
+        .limit(sa.literal_column(f"{limit:d}"))
+    )
+
+
+def _in_order(
+    rows: sa.Table,
+    now: sa.ColumnElement[int],
+    where: sa.ColumnElement[bool] | None,
+    order: tuple[sa.ColumnElement[Any], ...],
+    limit: int,
+) -> sa.Select[Any, Any, Any, Any]:
+    due = (
+        sa.select(rows.c.seq, rows.c.time_next, rows.c.epoch)
+        .where(rows.c.time_acked.is_(None), rows.c.time_next <= now, sa.true() if where is None else where)
+        .order_by(*order)
+        .limit(sa.literal_column(f"{limit:d}"))
+        .with_for_update(skip_locked=True)
+        .subquery("due")
+    )
+    return sa.select(due.c.seq, due.c.time_next, due.c.epoch, sa.func.row_number().over().label("place"))
+
+
+def _levels(rows: sa.Table) -> sa.CTE:
+    """Walk down the priorities. Those known from earlier claims come with the mark to begin at.
+
+    Only between them is the index asked, so that it need not step over what was acked at the head of a level.
+    The walk is lazy: a claim that has enough goes no further down.
+    """
+    given = sa.func.unnest(_bigints("known"), _bigints("lows")).table_valued(
+        sa.column("priority", sa.BigInteger), sa.column("low", sa.BigInteger)
+    )
+    given = given.render_derived("given")
+    levels = sa.select(
+        sa.cast(sa.literal_column(str(ABOVE_EVERY_PRIORITY)), sa.BigInteger).label("priority"),
+        sa.cast(sa.literal_column("0"), sa.BigInteger).label("low"),
+    ).cte("levels", recursive=True)
+    known = (
+        sa.select(given.c.priority, given.c.low)
+        .where(given.c.priority < levels.c.priority)
+        .order_by(given.c.priority.desc())
+        .limit(sa.literal_column("1"))
+        .lateral("known")
+    )
+    beneath = sa.func.coalesce(known.c.priority, sa.literal_column(str(BELOW_EVERY_PRIORITY), sa.BigInteger))
+    between = (
+        sa.select(rows.c.priority)
+        .where(rows.c.time_acked.is_(None), rows.c.priority < levels.c.priority, rows.c.priority > beneath)
+        .order_by(rows.c.priority.desc())
+        .limit(sa.literal_column("1"))
+        .lateral("between")
+    )
+    step = (
+        sa.select(
+            sa.func.coalesce(between.c.priority, known.c.priority),
+            sa.case((between.c.priority.is_(None), known.c.low), else_=sa.literal_column("0")),
+        )
+        .select_from(levels.outerjoin(known, sa.true()).outerjoin(between, sa.true()))
+        .where(sa.or_(between.c.priority.is_not(None), known.c.priority.is_not(None)))
+    )
+    return levels.union_all(step)
+
+
+def _bigints(name: str) -> sa.BindParameter[Any]:
+    return sa.bindparam(name, type_=postgresql.ARRAY(sa.BigInteger))

@@ -1,0 +1,1 @@
+"""Messages that must be handled in order."""

@@ -1,0 +1,158 @@
+"""Consumers that live: a row each, with a lease that their activity renews. Groups stay with them for as long."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.table_catalogue import consumers, groups
+from waterclock.tables.context import TableContext
+from waterclock.tables.groups.grouping import ANYBODY, settle
+
+_RELEASED_AT_ONCE = 1000
+
+
+def join(context: TableContext, connection: sa.Connection, name: str, max_groups: int | None, now: int) -> bool:
+    """Sign a consumer in, or renew its lease; False where another process that lives goes by the name."""
+    known = connection.execute(_known(), {"table": context.table_id, "who": name}).first()
+    session, until = this_session(), now + context.options.ack_wait
+    values: dict[str, Any] = {"session": session, "lease_until": until, "max_groups": max_groups}
+    if known is None:
+        connection.execute(sa.insert(consumers).values(table_id=context.table_id, name=name, **values))
+        return True
+    if known.session != session and known.lease_until > now:
+        return False
+    stale = known.lease_until < until - context.options.ack_wait // 3
+    if stale or (known.session, known.max_groups) != (session, max_groups):
+        values["lease_until"] = max(known.lease_until, until)
+        connection.execute(sa.update(consumers).where(*_one(context, name)).values(values))
+    return True
+
+
+def renew(context: TableContext, connection: sa.Connection, name: str, until: int) -> None:
+    """Let a consumer live until then at least, ns."""
+    connection.execute(
+        sa.update(consumers).where(*_one(context, name), consumers.c.lease_until < until).values(lease_until=until)
+    )
+
+
+def sign_of_life_due(context: TableContext, connection: sa.Connection, name: str) -> int:
+    """Say when a consumer has to claim next, so as to live on or to begin to, ns."""
+    known = connection.execute(_lease(), {"table": context.table_id, "who": name}).first()
+    if known is None:
+        return 0
+    if known.session != this_session():
+        return known.lease_until
+    return known.lease_until - context.options.ack_wait // 2
+
+
+def next_lapse(context: TableContext, connection: sa.Connection) -> int | None:
+    """Say when the next consumer dies that gives no sign of life, ns."""
+    return connection.execute(
+        sa.select(sa.func.min(consumers.c.lease_until)).where(consumers.c.table_id == context.table_id)
+    ).scalar()
+
+
+def release_lapsed(context: TableContext, connection: sa.Connection, now: int) -> None:
+    """Take the groups of consumers that died."""
+    for name in list(connection.scalars(_lapsed(), {"table": context.table_id, "now": now})):
+        sign_out(context, connection, name)
+
+
+def release_idle(context: TableContext, connection: sa.Connection, now: int) -> None:
+    """Take groups that have had no messages for ``group_idle``."""
+    before = now - (context.options.group_idle or 0)
+    found = list(connection.scalars(_idle(), {"table": context.table_id, "before": before}))
+    _release(context, connection, found)
+
+
+def sign_out(context: TableContext, connection: sa.Connection, name: str) -> bool:
+    """Take a consumer's groups, some thousand at a time; False where some are left."""
+    found = list(connection.scalars(_assigned(), {"table": context.table_id, "who": name}))
+    _release(context, connection, found)
+    if len(found) == _RELEASED_AT_ONCE:
+        return False
+    connection.execute(sa.delete(consumers).where(*_one(context, name)))
+    return True
+
+
+def _release(context: TableContext, connection: sa.Connection, names: list[str]) -> None:
+    if names:
+        connection.execute(_releasing(context), {"groups": names})
+        settle(context, connection, names)
+
+
+_SESSIONS: dict[int, int] = {}
+
+
+def this_session() -> int:
+    """Give a number that no other process has, also after a fork."""
+    return _SESSIONS.setdefault(os.getpid(), secrets.randbits(63))
+
+
+def _one(context: TableContext, name: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return consumers.c.table_id == context.table_id, consumers.c.name == name
+
+
+@lru_cache(maxsize=1)
+def _lease() -> sa.Select[Any, Any, Any]:
+    return sa.select(consumers.c.session, consumers.c.lease_until, consumers.c.max_groups).where(
+        consumers.c.table_id == sa.bindparam("table"), consumers.c.name == sa.bindparam("who")
+    )
+
+
+@lru_cache(maxsize=1)
+def _known() -> sa.Select[Any, Any, Any]:
+    return _lease().with_for_update()
+
+
+@lru_cache(maxsize=1)
+def _lapsed() -> sa.Select[Any]:
+    return (
+        sa.select(consumers.c.name)
+        .where(
+            consumers.c.table_id == sa.bindparam("table"),
+            consumers.c.lease_until <= sa.bindparam("now", type_=sa.BigInteger),
+        )
+        .order_by(consumers.c.lease_until)
+        .limit(3)
+        .with_for_update(skip_locked=True)
+    )
+
+
+@lru_cache(maxsize=1)
+def _assigned() -> sa.Select[Any]:
+    return (
+        sa.select(groups.c.group_id)
+        .where(
+            groups.c.table_id == sa.bindparam("table"), groups.c.assigned == sa.bindparam("who"), groups.c.pinned == 0
+        )
+        .order_by(groups.c.group_id)
+        .limit(_RELEASED_AT_ONCE)
+        .with_for_update(skip_locked=True)
+    )
+
+
+@lru_cache(maxsize=1)
+def _idle() -> sa.Select[Any]:
+    return (
+        sa.select(groups.c.group_id)
+        .where(
+            groups.c.table_id == sa.bindparam("table"),
+            groups.c.idle_since <= sa.bindparam("before", type_=sa.BigInteger),
+            groups.c.pinned == 0,
+        )
+        .order_by(groups.c.group_id)
+        .limit(_RELEASED_AT_ONCE)
+        .with_for_update(skip_locked=True)
+    )
+
+
+@lru_cache(maxsize=256)
+def _releasing(context: TableContext) -> sa.Update:
+    these = (groups.c.table_id == context.table_id) & context.sql.any_of(groups.c.group_id, "groups")
+    return sa.update(groups).where(these).values(assigned=ANYBODY, drain_to=None)

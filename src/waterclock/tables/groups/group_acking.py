@@ -1,0 +1,209 @@
+"""Acking messages that are in groups: in order, or as the table's ``ack_order`` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.errors import OrderError
+from waterclock.tables.context import TableContext
+from waterclock.tables.groups.grouping import UNGROUPED, lock_groups, settle
+from waterclock.tables.held import Held
+
+_Row = sa.Row[*tuple[Any, ...]]
+
+
+def ack_held(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> set[int]:
+    """Ack messages that a consumer holds; return the seqs of those that it holds no more.
+
+    Raises
+    ------
+    OrderError
+        Where an earlier message of the group is not acked, and ``ack_order`` is strict.
+    """
+    if not held:
+        return set()
+    noted = lock_groups(context, connection, [one.group_id or UNGROUPED for one in held])
+    if len(held) == 1 and _is_head(held[0], noted):
+        if _ack_head(context, connection, held[0], noted[held[0].group_id or UNGROUPED]):
+            return set()
+        return _lost(context, connection, held)
+    leases = {one.seq: one.lease for one in held}
+    found = connection.execute(_to_ack(context), {"seqs": sorted(leases)}).all()
+    ours = [row for row in found if row.lease == leases[row.seq]]
+    _ack(context, connection, ours, noted)
+    still = {row.seq for row in ours}
+    return _lost(context, connection, [one for one in held if one.seq not in still])
+
+
+def ack_rows(context: TableContext, connection: sa.Connection, found: Sequence[_Row]) -> int:
+    """Ack messages, whoever has them, whose groups and rows are locked; return how many.
+
+    Raises
+    ------
+    OrderError
+        As `ack_held`.
+    """
+    _ack(context, connection, [row for row in found if row.held_at is None], {})
+    return sum(row.held_at is None for row in found)
+
+
+def release_behind(
+    context: TableContext,
+    connection: sa.Connection,
+    places: Iterable[tuple[str | None, int | None]],
+    now: int,
+    *,
+    started: bool = False,
+) -> None:
+    """Take back at once what is out behind places in groups, each a group and a position.
+
+    Parameters
+    ----------
+    started
+        Whether that counts as an attempt.
+    """
+    for group_id, position in places:
+        if position is not None:
+            at = {"of": group_id, "behind": position, "now": now, "uncounted": 0 if started else 1}
+            connection.execute(_releasing(context), at)
+
+
+def _is_head(held: Held, noted: dict[str, sa.Row[Any]]) -> bool:
+    group = noted.get(held.group_id or UNGROUPED)
+    return group is not None and held.position is not None and held.position == group.head
+
+
+def _ack_head(context: TableContext, connection: sa.Connection, held: Held, group: sa.Row[Any]) -> bool:
+    changed = connection.execute(_acking_one(context), {"of": held.seq, "by": held.lease}).rowcount
+    if changed:
+        settle(context, connection, [group.group_id], may_end=group.tail == held.position)
+    return changed == 1
+
+
+def _lost(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> set[int]:
+    # An acked row keeps the claim's number, negated: so when the answer to an ack was lost, and the ack is tried
+    # again, it is told from an ack by somebody else.
+    if not held:
+        return set()
+    found = connection.execute(_acked(context), {"seqs": [one.seq for one in held]})
+    acked = {row.seq: row.lease for row in found}
+    return {one.seq for one in held if acked.get(one.seq) != -one.lease}
+
+
+def _ack(
+    context: TableContext, connection: sa.Connection, messages: Sequence[_Row], noted: dict[str, sa.Row[Any]]
+) -> None:
+    if not messages:
+        return
+    chosen = {"seqs": [row.seq for row in messages]}
+    grouped = [row for row in messages if row.position is not None]
+    if context.options.ack_order == "hold":
+        # Settling acks those of them that have nothing before them.
+        connection.execute(_holding(context), {"seqs": [row.seq for row in grouped]})
+        chosen["seqs"] = [row.seq for row in messages if row.position is None]
+    elif context.options.ack_order == "strict":
+        _check_order(context, connection, chosen["seqs"])
+    connection.execute(_acking(context), chosen)
+    last = {row.group_id: row.position for row in sorted(grouped, key=lambda row: row.position)}
+    may_end = any(name not in noted or noted[name].tail <= position for name, position in last.items())
+    settle(context, connection, last, may_end=may_end)
+
+
+def _check_order(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> None:
+    blocking = connection.execute(_blocking(context), {"seqs": seqs}).first()
+    if blocking is not None:
+        raise OrderError(
+            f"message {blocking.refused!r} of group {blocking.group_id!r} cannot be acked before message"
+            f" {blocking.id!r}; ack that one first, or both together",
+            blocking.id,
+        )
+
+
+@lru_cache(maxsize=256)
+def _to_ack(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    return (
+        sa.select(rows.c.seq, rows.c.group_id, rows.c.lease, rows.c.position, rows.c.held_at)
+        .where(context.sql.any_of(rows.c.seq, "seqs"), rows.c.time_acked.is_(None))
+        .order_by(rows.c.seq)
+        .with_for_update()
+    )
+
+
+@lru_cache(maxsize=256)
+def _acked(context: TableContext) -> sa.Select[Any, Any]:
+    rows = context.rows
+    return sa.select(rows.c.seq, rows.c.lease).where(
+        context.sql.any_of(rows.c.seq, "seqs"), rows.c.time_acked.is_not(None)
+    )
+
+
+def _done(context: TableContext) -> dict[str, Any]:
+    return {"time_acked": context.backend.now_sql(), "time_next": None, "lease": -context.rows.c.lease}
+
+
+@lru_cache(maxsize=256)
+def _acking_one(context: TableContext) -> sa.Update:
+    rows = context.rows
+    by = sa.bindparam("by", type_=sa.BigInteger)
+    return (
+        sa.update(rows)
+        .where(rows.c.seq == sa.bindparam("of"), rows.c.lease == by, rows.c.time_acked.is_(None))
+        .values(_done(context))
+    )
+
+
+@lru_cache(maxsize=256)
+def _acking(context: TableContext) -> sa.Update:
+    return sa.update(context.rows).where(context.sql.any_of(context.rows.c.seq, "seqs")).values(_done(context))
+
+
+@lru_cache(maxsize=256)
+def _holding(context: TableContext) -> sa.Update:
+    rows = context.rows
+    return (
+        sa.update(rows)
+        .where(context.sql.any_of(rows.c.seq, "seqs"))
+        .values(held_at=context.backend.now_sql(), lease=None)
+    )
+
+
+@lru_cache(maxsize=256)
+def _blocking(context: TableContext) -> sa.Select[Any, Any, Any]:
+    rows = context.rows
+    earlier = rows.alias("earlier")
+    before = sa.and_(
+        earlier.c.group_id == rows.c.group_id,
+        earlier.c.position < rows.c.position,
+        earlier.c.time_acked.is_(None),
+    )
+    return (
+        sa.select(earlier.c.id, rows.c.id.label("refused"), rows.c.group_id)
+        .join_from(rows, earlier, before)
+        .where(context.sql.any_of(rows.c.seq, "seqs"), ~context.sql.any_of(earlier.c.seq, "seqs"))
+        .order_by(earlier.c.position)
+        .limit(1)
+    )
+
+
+@lru_cache(maxsize=256)
+def _releasing(context: TableContext) -> sa.Update:
+    rows = context.rows
+    return (
+        sa.update(rows)
+        .where(
+            rows.c.group_id == sa.bindparam("of"),
+            rows.c.position > sa.bindparam("behind", type_=sa.BigInteger),
+            rows.c.time_acked.is_(None),
+            rows.c.lease.is_not(None),
+        )
+        .values(
+            time_next=sa.bindparam("now", type_=sa.BigInteger),
+            epoch=rows.c.epoch - sa.bindparam("uncounted", type_=sa.BigInteger),
+            lease=None,
+        )
+    )

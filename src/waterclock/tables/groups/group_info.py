@@ -1,0 +1,167 @@
+"""Looking at groups: who has them, how many messages wait, and what holds them up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.table_catalogue import groups
+from waterclock.tables.context import TableContext
+from waterclock.tables.groups.grouping import ANYBODY, UNGROUPED
+from waterclock.time import MAX_NS, format_time
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """A group as it is now. Times in ns.
+
+    Attributes
+    ----------
+    group
+        Its name; None: that of the messages that name none.
+    owner
+        Who alone may have it, or else who has its first message just now; None: nobody.
+    pinned
+        Whether it was given to its owner by hand.
+    in_flight, waiting, held
+        How many messages are with the owner, how many are to come, and how many are handled but acked only after
+        those before them.
+    head_id, head_age, head_attempts
+        Its first message: which, since when it has been due (ns), and how often it was sent. None and 0 without one.
+    due_at
+        When it may be handed out next, or its lease ends; None: never by itself.
+    paused_until
+        None where it is not paused; a time without end where nobody said until when.
+    blocked_by
+        Why its next message is not out, in words; None: nothing, any consumer that asks and may have it gets it.
+    """
+
+    group: str | None
+    owner: str | None
+    pinned: bool
+    in_flight: int
+    waiting: int
+    held: int
+    head_id: Any
+    head_age: int | None
+    head_attempts: int
+    due_at: int | None
+    paused_until: int | None
+    blocked_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The first message of a group, as its row has it."""
+
+    id: Any
+    epoch: int
+    time_scheduled: int
+    time_next: int
+    consumer: str | None
+    leased: bool
+
+
+def blocked_by(
+    *, head: Head | None, waiting: int, paused_until: int | None, max_attempts: int | None, exclusive: bool, now: int
+) -> str | None:
+    """Say in words why a group's next message is not out at ``now``, ns."""
+    if head is None:
+        return None
+    paused = paused_until is not None and paused_until > now
+    if head.leased and head.time_next > now:
+        if not (exclusive and waiting):
+            who = head.consumer or "a consumer without a name"
+            return f"message {head.id!r} is with {who} until {format_time(head.time_next)}"
+    elif max_attempts is not None and head.epoch >= max_attempts:
+        return f"message {head.id!r} was sent {head.epoch} times, which is all it may be; skip it, or reschedule it"
+    elif head.time_next > now and not paused:
+        verb = "backs off" if head.epoch else "is scheduled"
+        return f"message {head.id!r} {verb} until {format_time(head.time_next)}"
+    if paused:
+        return "it is paused" + ("" if paused_until == MAX_NS else f" until {format_time(paused_until or 0)}")
+    return None
+
+
+def list_groups(
+    context: TableContext, connection: sa.Connection, group: str | None = None, limit: int | None = None
+) -> list[GroupInfo]:
+    """Look at groups in the order of their names: at one, or at all."""
+    rows = context.rows
+    now = context.backend.now(connection)
+    counts = {row.group: row for row in connection.execute(_counts(context, group), {"now": now})}
+    at_head = (rows.c.group_id == groups.c.group_id) & (rows.c.position == groups.c.head) & rows.c.time_acked.is_(None)
+    columns = [rows.c[name] for name in ("id", "epoch", "time_scheduled", "time_next", "consumer", "lease")]
+    known = (sa.select(groups, *columns).join_from(groups, rows, at_head, isouter=True)).where(
+        groups.c.table_id == context.table_id
+    )
+    if group is not None:
+        known = known.where(groups.c.group_id == group)
+    found = {row.group_id: row for row in connection.execute(known)}
+    names = sorted(counts.keys() | found.keys())[:limit]
+    return [_info(context, name, found.get(name), counts.get(name), now) for name in names]
+
+
+def _counts(context: TableContext, group: str | None) -> sa.Select[Any, Any, Any, Any]:
+    rows = context.rows
+    name = sa.func.coalesce(rows.c.group_id, UNGROUPED)
+    out = rows.c.lease.is_not(None) & (rows.c.time_next > sa.bindparam("now", type_=sa.BigInteger))
+    held = rows.c.held_at.is_not(None)
+    statement = (
+        sa.select(
+            name.label("group"),
+            sa.func.count(sa.case((out, 1))).label("in_flight"),
+            sa.func.count(sa.case((held, 1))).label("held"),
+            sa.func.count().label("messages"),
+        )
+        .where(rows.c.time_acked.is_(None))
+        .group_by(name)
+    )
+    if context.options.ungrouped == "free":
+        statement = statement.where(name != UNGROUPED)
+    if group is None:
+        return statement
+    return statement.where(rows.c.group_id == group if group else name == UNGROUPED)
+
+
+def _info(
+    context: TableContext,
+    name: str,
+    row: sa.Row[*tuple[Any, ...]] | None,
+    counts: sa.Row[*tuple[Any, ...]] | None,
+    now: int,
+) -> GroupInfo:
+    in_flight, held, messages = (counts.in_flight, counts.held, counts.messages) if counts else (0, 0, 0)
+    head = None
+    if row is not None and row.id is not None:
+        head = Head(
+            row.id, row.epoch or 0, row.time_scheduled or 0, row.time_next or 0, row.consumer, row.lease is not None
+        )
+    waiting = messages - in_flight - held
+    owner = None if row is None or row.assigned == ANYBODY else row.assigned
+    if owner is None and head is not None and head.leased and head.time_next > now:
+        owner = head.consumer
+    paused_until = None if row is None else row.paused_until
+    return GroupInfo(
+        group=name or None,
+        owner=owner,
+        pinned=row is not None and bool(row.pinned),
+        in_flight=in_flight,
+        waiting=waiting,
+        held=held,
+        head_id=None if head is None else head.id,
+        head_age=None if head is None else max(0, now - head.time_scheduled),
+        head_attempts=0 if head is None else head.epoch,
+        due_at=None if row is None else row.ready_at,
+        paused_until=paused_until,
+        blocked_by=blocked_by(
+            head=head,
+            waiting=waiting,
+            paused_until=paused_until,
+            max_attempts=context.options.max_attempts,
+            exclusive=context.options.groups == "exclusive",
+            now=now,
+        ),
+    )

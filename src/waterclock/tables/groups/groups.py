@@ -1,0 +1,144 @@
+"""The groups of a message table, as people who run it see and handle them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from waterclock.errors import InvalidArgumentError, NotFoundError
+from waterclock.tables.context import TableContext
+from waterclock.tables.groups import group_commands, group_moving
+from waterclock.tables.groups.group_commands import GroupChange
+from waterclock.tables.groups.group_info import GroupInfo, list_groups
+from waterclock.tables.groups.grouping import UNGROUPED
+from waterclock.time import MAX_NS, Time, to_time
+
+if TYPE_CHECKING:
+    from waterclock.tables.message_table import MessageTable
+
+Group = str | None
+"""A group's name; None: the group of the messages that name none."""
+
+
+class MessageGroups:
+    """The groups of one message table (message groups, "Manageability").
+
+    What is in flight is left alone, and counted as skipped, unless ``force=True``. With ``dry_run=True`` a command
+    says what it would do, and does nothing.
+    """
+
+    def __init__(self, context: TableContext, load: Callable[[str], TableContext]) -> None:
+        if context.options.groups is None:
+            raise InvalidArgumentError(
+                f"groups: message table {context.name!r} has none; make one with groups='sequenced' or 'exclusive'"
+            )
+        self._context = context
+        self._load = load
+
+    def list(self, limit: int | None = None) -> list[GroupInfo]:
+        """Look at all groups in the order of their names, or at the first ``limit``."""
+        with self._context.backend.snapshot() as connection:
+            return list_groups(self._context, connection, limit=limit)
+
+    def info(self, group: Group) -> GroupInfo:
+        """Look at one group; NotFoundError where there is none of this name."""
+        with self._context.backend.snapshot() as connection:
+            found = list_groups(self._context, connection, _name(group))
+        if not found:
+            raise NotFoundError(f"there is no group {group!r} in {self._context.name!r}: it never was, or it has ended")
+        return found[0]
+
+    def purge(
+        self, group: Group, *, count: int | None = None, force: bool = False, dry_run: bool = False
+    ) -> GroupChange:
+        """Delete a group's messages that are not acked, the first ``count`` of them."""
+        return self._run(
+            lambda own: group_commands.purge(self._context, own, _name(group), count, force=force, dry_run=dry_run)
+        )
+
+    def move(
+        self,
+        group: Group,
+        to: MessageTable | str,
+        *,
+        count: int | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> GroupChange:
+        """Move a group's messages to another message table, in their order; those whose id is there stay.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Where that table cannot take them.
+        NotFoundError
+            Where there is no such table.
+        """
+        target = self._load(to if isinstance(to, str) else to.name)
+        group_moving.check_target(self._context, target)
+        if target.options.groups and target.options.ungrouped == "reject" and not group:
+            raise InvalidArgumentError(f"to: {target.name!r} takes no messages without a group (ungrouped='reject')")
+        return self._run(
+            lambda own: group_moving.move(self._context, target, own, _name(group), count, force=force, dry_run=dry_run)
+        )
+
+    def reroute(
+        self, group: Group, to: str, *, count: int | None = None, force: bool = False, dry_run: bool = False
+    ) -> GroupChange:
+        """Put a group's messages behind those of the group ``to`` of the same table, in their order."""
+        if not to or to == _name(group):
+            raise InvalidArgumentError(f"to: {to!r} is not the name of another group")
+        return self._run(
+            lambda own: group_moving.reroute(self._context, own, _name(group), to, count, force=force, dry_run=dry_run)
+        )
+
+    def pause(self, group: Group, until: Time | None = None, *, dry_run: bool = False) -> GroupChange:
+        """Hand out nothing of a group until then, or until `resume`; what is in flight may be acked."""
+        end = MAX_NS if until is None else to_time(until, "until")
+        return self._run(lambda own: group_commands.pause(self._context, own, _name(group), end, dry_run=dry_run))
+
+    def resume(self, group: Group, *, dry_run: bool = False) -> GroupChange:
+        """End a group's pause."""
+        return self._run(lambda own: group_commands.pause(self._context, own, _name(group), None, dry_run=dry_run))
+
+    def close(self, group: Group, *, dry_run: bool = False) -> GroupChange:
+        """Let an exclusive group go from its consumer, as soon as nothing of it is in flight."""
+        return self._run(lambda own: group_commands.close(self._context, own, _name(group), dry_run=dry_run))
+
+    def release(self, group: Group, *, force: bool = False, dry_run: bool = False) -> GroupChange:
+        """Take a group from its consumer now. Forced, what is in flight is sent again, and cannot be acked any more."""
+        return self._run(
+            lambda own: group_commands.release(self._context, own, _name(group), force=force, dry_run=dry_run)
+        )
+
+    def pin(self, group: Group, consumer: str, *, dry_run: bool = False) -> GroupChange:
+        """Give a group to one consumer alone, whether it lives or not, until `unpin`."""
+        if not consumer:
+            raise InvalidArgumentError(f"consumer: {consumer!r} is not the name of a consumer")
+        return self._run(lambda own: group_commands.pin(self._context, own, _name(group), consumer, dry_run=dry_run))
+
+    def unpin(self, group: Group, *, dry_run: bool = False) -> GroupChange:
+        """Let anybody have a group that was pinned."""
+        return self._run(lambda own: group_commands.unpin(self._context, own, _name(group), dry_run=dry_run))
+
+    def skip_head(self, group: Group, *, force: bool = False, dry_run: bool = False) -> GroupChange:
+        """Ack a group's first message although nobody handled it, so that the group goes on."""
+        return self._run(
+            lambda own: group_commands.skip_head(self._context, own, _name(group), force=force, dry_run=dry_run)
+        )
+
+    def rebalance(self, *, dry_run: bool = False) -> GroupChange:
+        """Share exclusive groups evenly among the consumers that live, for example when one has joined.
+
+        A group of which something is in flight moves when that is acked or given back; the result counts it as skipped.
+        """
+        return self._run(lambda own: group_moving.rebalance(self._context, own, dry_run=dry_run))
+
+    def _run(self, work: Callable[[sa.Connection], GroupChange]) -> GroupChange:
+        return self._context.backend.transact(work)
+
+
+def _name(group: Group) -> str:
+    return group or UNGROUPED

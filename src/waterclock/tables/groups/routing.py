@@ -1,0 +1,175 @@
+"""Routing: giving messages that are new their places in their groups.
+
+Enqueuing only inserts rows, so that a caller's long transaction never holds a group; consumers route them before they
+claim. One consumer routes at a time, and leaves groups that somebody holds just now to the next one.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.table_catalogue import groups, message_tables
+from waterclock.tables.context import TableContext
+from waterclock.tables.groups.grouping import UNGROUPED, settle, these_groups
+
+_ROUTED_AT_ONCE = 50_000
+
+
+def has_unrouted(context: TableContext, connection: sa.Connection) -> bool:
+    """Say whether `route` would find something."""
+    return connection.execute(_any_unrouted(context)).first() is not None
+
+
+def route(context: TableContext, connection: sa.Connection) -> None:
+    """Route the oldest messages that are new, and note what plain SQL changed in groups."""
+    if not has_unrouted(context, connection):
+        return
+    if connection.execute(_turn(), {"table": context.table_id}).first() is None:
+        return
+    after = 0
+    while True:
+        # What is committed meanwhile with a seq in between does no harm: places are given in one statement.
+        count, upto = connection.execute(_window(context), {"after": after}).one()
+        if count == 0 or _route_window(context, connection, after, upto) or count < _ROUTED_AT_ONCE:
+            return
+        after = upto
+
+
+def _route_window(context: TableContext, connection: sa.Connection, after: int, upto: int) -> bool:
+    bounds = {"after": after, "upto": upto}
+    freed = 0
+    if context.options.ungrouped == "free":
+        freed = connection.execute(_free(context), bounds).rowcount
+    named = connection.execute(_named(context), bounds).all()
+    _add_groups(context, connection, {row.group for row in named if row.fresh})
+    locked = list(connection.scalars(_lock_free(context), {"groups": sorted(row.group for row in named)}))
+    ours = {**bounds, "groups": locked}
+    if locked:
+        connection.execute(_place(context), ours)
+    marked = connection.execute(_mark(context), ours).rowcount
+    settle(context, connection, locked)
+    return bool(locked or freed or marked)
+
+
+def _group_of(rows: sa.FromClause) -> sa.ColumnElement[str]:
+    return sa.func.coalesce(rows.c.group_id, UNGROUPED, type_=rows.c.group_id.type)
+
+
+def _is_unrouted(rows: sa.FromClause) -> sa.ColumnElement[bool]:
+    # Written out, because an index of these rows alone is used only where the database can see that it fits.
+    return rows.c.routed == sa.literal_column("0")
+
+
+def _in_window(rows: sa.FromClause) -> sa.ColumnElement[bool]:
+    after, upto = (sa.bindparam(name, type_=sa.BigInteger) for name in ("after", "upto"))
+    return _is_unrouted(rows) & (rows.c.seq > after) & (rows.c.seq <= upto)
+
+
+def _is_new(rows: sa.FromClause) -> sa.ColumnElement[bool]:
+    return rows.c.position.is_(None) & rows.c.time_acked.is_(None)
+
+
+@lru_cache(maxsize=256)
+def _any_unrouted(context: TableContext) -> sa.Select[Any]:
+    rows = context.rows
+    return sa.select(rows.c.seq).where(_is_unrouted(rows)).order_by(rows.c.seq).limit(1)
+
+
+@lru_cache(maxsize=1)
+def _turn() -> sa.Select[Any]:
+    table = message_tables.c.table_id
+    return sa.select(table).where(table == sa.bindparam("table")).with_for_update(skip_locked=True)
+
+
+@lru_cache(maxsize=256)
+def _window(context: TableContext) -> sa.Select[Any, Any]:
+    rows = context.rows
+    found = (
+        sa.select(rows.c.seq)
+        .where(_is_unrouted(rows), rows.c.seq > sa.bindparam("after", type_=sa.BigInteger))
+        .order_by(rows.c.seq)
+        .limit(_ROUTED_AT_ONCE)
+        .subquery()
+    )
+    return sa.select(sa.func.count(), sa.func.max(found.c.seq)).select_from(found)
+
+
+@lru_cache(maxsize=256)
+def _free(context: TableContext) -> sa.Update:
+    rows = context.rows
+    return (
+        sa.update(rows)
+        .where(_in_window(rows), _group_of(rows) == UNGROUPED)
+        .values(group_id=None, position=None, routed=1)
+    )
+
+
+@lru_cache(maxsize=256)
+def _named(context: TableContext) -> sa.Select[Any, Any]:
+    # The names cross to us: joined with the groups, a planner without statistics goes through all of one for each of
+    # the other.
+    rows = context.rows
+    group = _group_of(rows)
+    fresh = sa.func.max(sa.case((_is_new(rows), 1), else_=0))
+    return sa.select(group.label("group"), fresh.label("fresh")).where(_in_window(rows)).group_by(group)
+
+
+def _add_groups(context: TableContext, connection: sa.Connection, names: set[str]) -> None:
+    # Only those that are missing, because inserting one that somebody has locked would wait for them.
+    known = connection.scalars(_known(context), {"groups": sorted(names)})
+    missing = sorted(names - set(known))
+    if missing:
+        rows = [{"table_id": context.table_id, "group_id": name, "tail": 0, "priority": 0} for name in missing]
+        connection.execute(sa.insert(groups), rows)
+
+
+@lru_cache(maxsize=256)
+def _known(context: TableContext) -> sa.Select[Any]:
+    return sa.select(groups.c.group_id).where(these_groups(context))
+
+
+@lru_cache(maxsize=256)
+def _lock_free(context: TableContext) -> sa.Select[Any]:
+    return _known(context).order_by(groups.c.group_id).with_for_update(skip_locked=True)
+
+
+@lru_cache(maxsize=256)
+def _place(context: TableContext) -> sa.Update:
+    rows, new = context.rows, context.rows.alias("new")
+    group = _group_of(new)
+    # Looked up row by row: as a join, SQLite would go through all new messages for each group.
+    tail = (
+        sa.select(groups.c.tail)
+        .where(groups.c.table_id == context.table_id, groups.c.group_id == group)
+        .scalar_subquery()
+    )
+    place = tail + sa.func.row_number().over(partition_by=group, order_by=new.c.seq)
+    placed = (
+        sa.select(new.c.seq, place.label("place"))
+        .where(_in_window(new), _is_new(new), context.sql.any_of(group, "groups"))
+        .subquery("placed")
+    )
+    return (
+        sa.update(rows)
+        .where(rows.c.seq == placed.c.seq)
+        .values(position=placed.c.place, routed=1, group_id=_group_of(rows))
+    )
+
+
+@lru_cache(maxsize=256)
+def _mark(context: TableContext) -> sa.Update:
+    # A group that has ended needs to know nothing any more.
+    rows = context.rows
+    known = sa.exists().where(groups.c.table_id == context.table_id, groups.c.group_id == _group_of(rows))
+    return (
+        sa.update(rows)
+        .where(
+            _in_window(rows),
+            sa.or_(rows.c.position.is_not(None), rows.c.time_acked.is_not(None)),
+            context.sql.any_of(_group_of(rows), "groups") | (rows.c.time_acked.is_not(None) & ~known),
+        )
+        .values(routed=1)
+    )

@@ -1,0 +1,135 @@
+"""Several databases as one keyspace: message tables whose messages are spread by their ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
+from waterclock.tables.sharding.keyspace import KeyRange, check_cover
+from waterclock.tables.sharding.shard import Opened, Shard
+from waterclock.tables.sharding.sharded_table import ShardedTable
+
+
+class ShardedDatabase:
+    """A keyspace over several databases, each with the key range it holds. Safe to share; usable in ``with``.
+
+    Topics are not sharded: connect to one database for them.
+
+    Parameters
+    ----------
+    urls
+        Key ranges, as Vitess writes them, and their databases; together they hold every keyspace id once.
+    open_database
+        Opens the database of a URL.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Naming the hole or the overlap of the key ranges.
+    UnavailableError
+        Where no database can be opened. As long as one can, the others are opened when they are back.
+    """
+
+    def __init__(self, urls: Mapping[str, str], open_database: Callable[[str], Opened]) -> None:
+        ranges = check_cover(urls)
+        by_range = {KeyRange.parse(text, "shards"): url for text, url in urls.items()}
+        if len(set(urls.values())) < len(urls):
+            raise InvalidArgumentError("shards: two of them have the same URL; every shard is a database of its own")
+        self._shards = [Shard(one, partial(open_database, by_range[one])) for one in ranges]
+        self._open()
+
+    @property
+    def shards(self) -> list[str]:
+        """The shards' names, which are their key ranges, in order."""
+        return [shard.name for shard in self._shards]
+
+    def shard(self, name: str) -> Shard:
+        """Give one shard, with its ``backend`` for transactions of your own; NotFoundError where there is none."""
+        wanted = KeyRange.parse(name, "name")
+        for shard in self._shards:
+            if shard.key_range == wanted:
+                return shard
+        raise NotFoundError(f"there is no shard {name!r}; the shards are {', '.join(self.shards)}")
+
+    def create_table(self, name: str, *, exist_ok: bool = False, **options: Any) -> ShardedTable:
+        """Make a message table on every shard; `Database.create_table` explains the options.
+
+        Where a shard was away, run it again: it completes what is missing.
+
+        Raises
+        ------
+        AlreadyExistsError
+            Where every shard has it and ``exist_ok`` is False.
+        InvalidArgumentError
+            For an option that cannot be meant, and for ``groups``.
+        UnavailableError
+            Where a shard is away.
+        """
+        if options.get("groups") is not None:
+            raise InvalidArgumentError(
+                f"groups: {options['groups']!r} needs all messages of a group in one database, and a sharded table"
+                " spreads messages by their ids; use a table that is not sharded, or one table for each group of shards"
+            )
+        missing = [shard for shard in self._shards if name not in shard.database.tables()]
+        if not missing and not exist_ok:
+            raise AlreadyExistsError(f"message table {name!r} exists on every shard; open it, or pass exist_ok=True")
+        for shard in missing:
+            shard.database.create_table(name, key_range=shard.name, exist_ok=True, **options)
+        return self.table(name)
+
+    def table(self, name: str) -> ShardedTable:
+        """Open a message table; NotFoundError where a shard has none of this name."""
+        return ShardedTable.open(name, self._shards)
+
+    def tables(self) -> list[str]:
+        """Name every message table that a shard has, in alphabetical order."""
+        return sorted({name for shard in self._shards for name in shard.database.tables()})
+
+    def create_topic(self, name: str, **options: Any) -> NoReturn:  # noqa: ARG002  # as the databases' own
+        """Refuse: a topic is in one database."""
+        raise _no_topics(name)
+
+    def topic(self, name: str) -> NoReturn:
+        """Refuse: a topic is in one database."""
+        raise _no_topics(name)
+
+    def topics(self) -> list[str]:
+        """Name no topic."""
+        return []
+
+    def close(self) -> None:
+        """Give the connections back."""
+        for shard in self._shards:
+            shard.close()
+
+    def _open(self) -> None:
+        errors: list[UnavailableError] = []
+        for shard in self._shards:
+            try:
+                _ = shard.database
+            except UnavailableError as error:
+                shard.note_away(error)
+                errors.append(error)
+        if len(errors) == len(self._shards):
+            raise UnavailableError(f"every shard is away: {'; '.join(map(str, errors))}") from errors[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ShardedDatabase {', '.join(self.shards)}>"
+
+
+def _no_topics(name: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"topic: {name!r} cannot be in a sharded database, because a topic's positions are counted in one database;"
+        " connect to that one alone: connect(url)"
+    )

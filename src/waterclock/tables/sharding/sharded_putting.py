@@ -1,0 +1,149 @@
+"""Putting messages into a sharded table: each on the shard of its id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.errors import InvalidArgumentError, PartlyPutError, UnavailableError
+from waterclock.tables.context import TableContext
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.putting import MessageId, PreparedRows, PutIds, check_id, prepare_rows, put_rows
+from waterclock.tables.sharding.drawing_ids import draw_id
+from waterclock.tables.sharding.keyspace import KeyRange, keyspace_id
+from waterclock.tables.sharding.shard import Shard
+
+_Row = dict[str, Any]
+
+
+class _DrawnIds:
+    """The ids that are drawn for one call."""
+
+    def __init__(self, given: Iterable[MessageId]) -> None:
+        self._taken = set(given)
+        self.drawn: set[int] = set()
+
+    def draw(self, where: KeyRange | None) -> int:
+        drawn = draw_id(where, self._taken)
+        self._taken.add(drawn)
+        self.drawn.add(drawn)
+        return drawn
+
+
+def put_over_shards(
+    context: TableContext,
+    messages: Iterable[Mapping[str, Any]],
+    shards: Sequence[Shard],
+    open_table: Callable[[Shard], MessageTable],
+) -> PutIds:
+    """Put messages, in one transaction a shard, all at once.
+
+    Parameters
+    ----------
+    context
+        The table on any of the shards, against which the messages are checked.
+
+    Raises
+    ------
+    PartlyPutError
+        Where shards were away.
+    """
+    prepared = prepare_rows(context, messages)
+    ids = _DrawnIds(row["id"] for row in prepared.rows if row["id"] is not None)
+    for row in prepared.nameless:
+        row["id"] = ids.draw(None)
+    by_shard: dict[Shard, list[_Row]] = {}
+    for row in prepared.rows:
+        place = keyspace_id(row["id"])
+        by_shard.setdefault(next(shard for shard in shards if place in shard.key_range), []).append(row)
+    existing: list[MessageId] = []
+    failures: dict[Shard, UnavailableError] = {}
+    with ThreadPoolExecutor(max(1, len(by_shard))) as pool:
+        waiting = {shard: pool.submit(_put_on, open_table, shard, rows, ids) for shard, rows in by_shard.items()}
+        for shard, result in waiting.items():
+            try:
+                existing += result.result()
+            except UnavailableError as error:
+                failures[shard] = error
+    everything = PutIds([row["id"] for row in prepared.rows], existing)
+    if failures:
+        missing = [row["id"] for shard in failures for row in by_shard[shard]]
+        raise PartlyPutError(_partly(failures, missing, len(everything)), everything, missing) from next(
+            iter(failures.values())
+        )
+    return everything
+
+
+def put_with(
+    table: MessageTable,
+    messages: Iterable[Mapping[str, Any]],
+    home: Shard,
+    connection: Any,
+    elsewhere: Callable[[MessageId, Shard], InvalidArgumentError],
+) -> PutIds:
+    """Put messages in the caller's transaction on one shard, to which all of them have to belong."""
+    rows = [dict(message) for message in messages]
+    given = [check_id(table.context, row["id"]) for row in rows if row.get("id") is not None]
+    for message_id in given:
+        if keyspace_id(message_id) not in home.key_range:
+            raise elsewhere(message_id, home)
+    ids = _DrawnIds(given)
+    drawn = [row for row in rows if row.get("id") is None and table.options.id_type == "bigint"]
+    for row in drawn:
+        row["id"] = ids.draw(home.key_range)
+    if table.options.id_type == "uuid":
+        _draw_uuids(table.context, rows, home)
+    put = table.put_many(rows, connection=connection)
+    existing = [message_id for message_id in put.existing if message_id not in ids.drawn]
+    taken = set(put.existing) & ids.drawn
+    while taken:
+        again = [row for row in drawn if row["id"] in taken]
+        for row in again:
+            row["id"] = ids.draw(home.key_range)
+        taken = set(table.put_many(again, connection=connection).existing)
+    return PutIds([check_id(table.context, row["id"]) for row in rows], existing)
+
+
+def _put_on(
+    open_table: Callable[[Shard], MessageTable], shard: Shard, rows: list[_Row], ids: _DrawnIds
+) -> list[MessageId]:
+    """Put one shard's messages; return the ids that were there before."""
+    context = open_table(shard).context
+    tries = 0
+
+    def work(own: sa.Connection) -> list[MessageId]:
+        nonlocal tries
+        tries += 1
+        found = put_rows(context, own, PreparedRows(rows, [], fresh=False)).existing
+        taken = {message_id for message_id in found if message_id in ids.drawn}
+        # What a first try finds under an id that was drawn for it is somebody else's. What a later one finds is its
+        # own: the earlier one's commit arrived, although nobody heard of it.
+        while taken and tries == 1:
+            again = [row for row in rows if row["id"] in taken]
+            for row in again:
+                row["id"] = ids.draw(shard.key_range)
+            taken = set(put_rows(context, own, PreparedRows(again, [], fresh=False)).existing)
+        return [message_id for message_id in found if message_id not in ids.drawn]
+
+    return context.backend.transact(work)
+
+
+def _draw_uuids(context: TableContext, rows: list[_Row], home: Shard) -> None:
+    # Drawn until they belong here, as they come: a UUID is Waterclock's to choose.
+    for row in rows:
+        while row.get("id") is None:
+            [drawn] = prepare_rows(context, [row]).rows
+            if keyspace_id(drawn["id"]) in home.key_range:
+                row["id"] = drawn["id"]
+
+
+def _partly(failures: Mapping[Shard, UnavailableError], missing: list[MessageId], count: int) -> str:
+    away = "; ".join(f"{shard.name}: {error}" for shard, error in failures.items())
+    named = ", ".join(map(repr, missing[:10])) + (" …" if len(missing) > 10 else "")  # noqa: PLR2004  # a line's worth
+    return (
+        f"put: {len(missing)} of {count} messages are not in ({named}), because shards are away ({away});"
+        " put them again when they are back, under the ids of this error"
+    )

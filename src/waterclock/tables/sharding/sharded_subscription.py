@@ -1,0 +1,239 @@
+"""Reading several shards in turn, each in a thread of its own, so that one that hangs holds up no other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from waterclock.errors import UnavailableError
+from waterclock.tables.delivery import Delivery
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.sharding.shard import Shard
+from waterclock.tables.subscribing import Subscription
+
+PATIENCE = 2.0
+"""Seconds for which reading waits for a shard that is busy or away, before it counts as away."""
+
+_SECOND = 1_000_000_000
+
+OpenTable = Callable[[Shard], MessageTable]
+
+
+class ShardedSubscription:
+    """Iterates over the deliveries of several shards, taking one from each in turn. Close it, or use it in ``with``.
+
+    A shard that is away is tried again, with pauses that double up to half a minute, and is read again when it is back.
+    """
+
+    def __init__(
+        self, shards: Sequence[Shard], open_table: OpenTable, consumer: str | None, limit: int | None, **how: Any
+    ) -> None:
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._turn = 0
+        self._readers = [
+            _Reader(shard, open_table, self._changed, {"consumer": consumer, "limit": limit, **how}) for shard in shards
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def stop(self) -> None:
+        """End the iteration after the delivery that is in hand; other threads may call it.
+
+        A signal handler of the thread that iterates may, too: the lock is one that its owner can take again.
+        """
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Give back what was not handed out, at once and without counting an attempt."""
+        self.stop()
+        for reader in self._readers:
+            reader.stop()
+        for reader in self._readers:
+            reader.finish()
+
+    def next_within(self, duration: int) -> Delivery | None:
+        """Return the next delivery; None where none comes within the duration (ns), or the subscription is stopped."""
+        return self._next(time.monotonic() + duration / _SECOND)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delivery:
+        delivery = self._next(None)
+        if delivery is None:
+            raise StopIteration
+        return delivery
+
+    def _next(self, until: float | None) -> Delivery | None:
+        while True:
+            with self._changed:
+                reader = self._ready_reader(until)
+                if reader is None:
+                    return None
+                delivery = reader.take()
+            # It may have waited here for longer than its lease lasts.
+            with suppress(UnavailableError):
+                if reader.is_held(delivery):
+                    return delivery
+
+    def _ready_reader(self, until: float | None) -> _Reader | None:
+        """Wait for a reader that offers something, and give the next one in turn; None where there is none in time."""
+        while not self._stopped:
+            turn = self._readers[self._turn :] + self._readers[: self._turn]
+            for reader in turn:
+                if reader.failure is not None:
+                    raise reader.failure
+            for reader in turn:
+                if reader.offered is not None:
+                    self._turn = (self._readers.index(reader) + 1) % len(self._readers)
+                    return reader
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            self._changed.wait(left)
+        return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Reader:
+    """Reads one shard, and offers one delivery at a time."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        open_table: OpenTable,
+        changed: threading.Condition,
+        how: Mapping[str, Any],
+    ) -> None:
+        self._shard = shard
+        self._open_table = open_table
+        self._how = how
+        self._changed = changed
+        self._stop = threading.Event()
+        self._current: Subscription | None = None
+        self._away = False
+        # A daemon, because one that waits for a host that never answers must not keep the process alive.
+        self._thread = threading.Thread(target=self._run, name=f"waterclock-shard{shard.name}", daemon=True)
+        self.offered: Delivery | None = None
+        self.failure: BaseException | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tell the thread to end."""
+        self._stop.set()
+        with self._changed:
+            current = self._current
+            self._changed.notify_all()
+        if current is not None:
+            current.stop()
+
+    def finish(self) -> None:
+        """Wait until the thread has given back what it has; one whose shard is away has nothing to give back to."""
+        while self._thread.is_alive() and not self._away:
+            self._thread.join(0.05)
+
+    def take(self) -> Delivery:
+        """Take what is offered; the caller holds the lock."""
+        delivery, self.offered = self.offered, None
+        assert delivery is not None  # noqa: S101  # the caller has looked
+        self._changed.notify_all()
+        return delivery
+
+    def is_held(self, delivery: Delivery) -> bool:
+        """Say whether the delivery's lease still lasts."""
+        return delivery.lease_until > self._shard.backend.now()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._shard.rest):
+            try:
+                self._read()
+            except UnavailableError as error:
+                self._away = True
+                self._shard.note_away(error)
+            except BaseException as error:  # noqa: BLE001  # it is raised where somebody can see it
+                with self._changed:
+                    self.failure = error
+                    self._changed.notify_all()
+                return
+
+    def _read(self) -> None:
+        table = self._open_table(self._shard)
+        with self._shard.backend.patience(PATIENCE), table.subscribe(**self._how) as deliveries:
+            deliveries.patience = 0
+            with self._changed:
+                self._current = deliveries
+            if self._stop.is_set():
+                return
+            self._shard.backend.now()
+            self._away = False
+            self._shard.note_back()
+            try:
+                self._pass_on(deliveries)
+            finally:
+                with self._changed:
+                    self._current = None
+
+    def _pass_on(self, deliveries: Subscription) -> None:
+        for delivery in deliveries:
+            with self._changed:
+                self.offered = delivery
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self.offered is None or self._stop.is_set())
+                taken = self._withdraw() is None
+            if not taken:
+                deliveries.put_back(delivery)
+                return
+
+    def _withdraw(self) -> Delivery | None:
+        left, self.offered = self.offered, None
+        return left
+
+
+def receive_from(
+    shards: Iterable[Shard], open_table: OpenTable, limit: int, consumer: str | None, **which: Any
+) -> list[Delivery]:
+    """Claim up to ``limit`` messages that are due, from one shard after the other, without waiting.
+
+    Raises
+    ------
+    UnavailableError
+        Where every shard is away.
+    """
+    found: list[Delivery] = []
+    reasons: list[str] = []
+    answered = False
+    for shard in shards:
+        if len(found) >= limit and answered:
+            break
+        if shard.rest:
+            reasons.append(f"{shard.name}: {shard.reason}")
+            continue
+        try:
+            table = open_table(shard)
+            with shard.backend.patience(PATIENCE):
+                found += table.receive(limit - len(found), None, consumer, **which)
+        except UnavailableError as error:
+            shard.note_away(error)
+            reasons.append(f"{shard.name}: {error}")
+        else:
+            shard.note_back()
+            answered = True
+    if not answered:
+        raise UnavailableError(f"receive: every shard is away ({'; '.join(reasons)})")
+    return found

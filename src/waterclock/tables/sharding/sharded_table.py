@@ -1,0 +1,324 @@
+"""A message table that is spread over several databases by its ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, Unpack
+
+from waterclock.errors import InvalidArgumentError, SchemaError, UnavailableError, WaterclockError
+from waterclock.tables.delivery import Delivery
+from waterclock.tables.explaining import Explanation
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.options import OptionChanges, TableOptions
+from waterclock.tables.putting import MessageId, PutIds, check_id
+from waterclock.tables.sharding.keyspace import choose, keyspace_id
+from waterclock.tables.sharding.shard import Shard
+from waterclock.tables.sharding.sharded_putting import put_over_shards, put_with
+from waterclock.tables.sharding.sharded_stats import ShardedStats
+from waterclock.tables.sharding.sharded_subscription import ShardedSubscription, receive_from
+from waterclock.tables.sharding.shards_connections import home_of
+from waterclock.tables.stats import TableStats
+from waterclock.tables.subscribing import Subscription
+from waterclock.time import Duration, Time, to_duration
+
+_T = TypeVar("_T")
+
+
+class ShardedTable:
+    """A message table on several databases: each message is in one, which its id decides. Safe to share.
+
+    It does what `MessageTable` does; what it does on several shards is no single transaction.
+    """
+
+    def __init__(self, name: str, shards: Sequence[Shard]) -> None:
+        self.name = name
+        self._shards = list(shards)
+        self._tables: dict[str, MessageTable] = {}
+        self._turn = 0
+
+    @classmethod
+    def open(cls, name: str, shards: Sequence[Shard]) -> ShardedTable:
+        """Open the table on the shards that are there; those that are away follow when they are back.
+
+        Raises
+        ------
+        NotFoundError
+            Where a shard has no message table of this name.
+        SchemaError
+            Where a shard's table holds another key range: its URL is that of another shard.
+        UnavailableError
+            Where every shard is away.
+        """
+        table = cls(name, shards)
+        found, failures = table._on(table._shards, lambda _: None)
+        if not found:
+            _refuse(failures, "open", found)
+        if others := {shard: error for shard, error in failures.items() if not isinstance(error, UnavailableError)}:
+            _refuse(others, "open", found)
+        return table
+
+    @property
+    def options(self) -> TableOptions:
+        """The table's options, which are the same on every shard but for the key range."""
+        return self._any().options
+
+    @property
+    def shards(self) -> list[str]:
+        """The shards' names, which are their key ranges, in order."""
+        return [shard.name for shard in self._shards]
+
+    def shard_of(self, id: MessageId) -> str:  # noqa: A002  # the column's name, which the interface has too
+        """Name the shard on which the message with this id is, or would be."""
+        return self._shard_of(check_id(self._any().context, id)).name
+
+    def put(
+        self,
+        payload: Any,
+        *,
+        id: MessageId | str | None = None,  # noqa: A002  # the column's name, which the interface has too
+        at: Time | None = None,
+        headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        connection: Any = None,
+        **columns: Any,
+    ) -> MessageId:
+        """Put a message on the shard of its id; as `MessageTable.put`, but a bigint that is not given is drawn here.
+
+        Parameters
+        ----------
+        connection
+            As in `MessageTable.put`. It has to be a connection to the shard of the id; where no id is given, one is
+            drawn that belongs there.
+        """
+        message = {"payload": payload, "id": id, "at": at, "headers": headers, "priority": priority, **columns}
+        return self.put_many([message], connection=connection)[0]
+
+    def put_many(self, rows: Iterable[Mapping[str, Any]], *, connection: Any = None) -> PutIds:
+        """Put many messages, in one transaction a shard; return their ids in their order.
+
+        Raises
+        ------
+        PartlyPutError
+            Where shards were away: it knows which messages are in. Putting all again under its ids is safe.
+        InvalidArgumentError
+            For a message that cannot be meant, before any is put; for a ``connection`` to another shard.
+        """
+        if connection is None:
+            return put_over_shards(self._any().context, rows, self._shards, self._table)
+        home = home_of(connection, [shard for shard in self._shards if not shard.rest], self._table)
+        return put_with(self._table(home), rows, home, connection, self._elsewhere)
+
+    def receive(
+        self,
+        limit: int | None = None,
+        wait: Duration | None = None,
+        consumer: str | None = None,
+        **which: Any,
+    ) -> list[Delivery]:
+        """Take messages that are due, from one shard after the other; each call begins with the next shard.
+
+        Parameters
+        ----------
+        limit, wait, consumer
+            As in `MessageTable.receive`.
+        which
+            Its ``where``, ``order`` and ``parameters``; an order holds on each shard by itself.
+
+        Raises
+        ------
+        UnavailableError
+            Where every shard is away.
+        """
+        count = self.options.batch_size if limit is None else limit
+        found = receive_from(self._in_turn(), self._table, count, consumer, **which)
+        if found or wait is None:
+            return found
+        with ShardedSubscription(self._shards, self._table, consumer, 1, **which) as deliveries:
+            first = deliveries.next_within(to_duration(wait, "wait"))
+        if first is None:
+            return []
+        rest = receive_from(self._in_turn(), self._table, count - 1, consumer, **which) if count > 1 else []
+        return [first, *rest]
+
+    def subscribe(
+        self,
+        consumer: str | None = None,
+        limit: int | None = None,
+        shard: str | None = None,
+        key_range: str | None = None,
+        **how: Any,
+    ) -> Subscription | ShardedSubscription:
+        """Take messages one after another as they become due ("Subsetting" in the document on message tables).
+
+        Parameters
+        ----------
+        consumer, limit
+            As in `MessageTable.subscribe`; the limit and the table's ``cache_size`` hold for each shard.
+        shard
+            Read this shard alone.
+        key_range
+            Read this range alone, which has to be exactly that of a shard, or of neighbouring ones together.
+        how
+            The other arguments of `MessageTable.subscribe`, for each shard: an order or a rate holds on each by itself.
+
+        Returns
+        -------
+        Subscription | ShardedSubscription
+            One that reads all these shards in turn. A shard that is away does not stop the others.
+        """
+        chosen = choose([one.key_range for one in self._shards], shard, key_range)
+        shards = [one for one in self._shards if one.key_range in chosen]
+        if len(shards) == 1:
+            return self._table(shards[0]).subscribe(consumer, limit, **how)
+        return ShardedSubscription(shards, self._table, consumer, limit, **how)
+
+    def ack(self, ids: MessageId | Delivery | Iterable[MessageId | Delivery], *, connection: Any = None) -> int:
+        """Ack messages, as `MessageTable.ack`; return how many were not acked before."""
+        given = list(ids) if isinstance(ids, Iterable) and not isinstance(ids, str) else [ids]
+        by_shard = self._split(given)
+        if connection is None:
+            return sum(self._each(by_shard, lambda table, part: table.ack(part), "ack"))
+        home = home_of(connection, [shard for shard in self._shards if not shard.rest], self._table)
+        for shard, part in by_shard.items():
+            if shard is not home:
+                raise self._elsewhere(part[0].id if isinstance(part[0], Delivery) else part[0], home)
+        return self._table(home).ack(given, connection=connection)
+
+    def reschedule(self, ids: MessageId | Iterable[MessageId], at: Time, epoch: int | None = None) -> int:
+        """Set when messages are sent next, as `MessageTable.reschedule`."""
+        given = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
+        return sum(self._each(self._split(given), lambda table, part: table.reschedule(part, at, epoch), "reschedule"))
+
+    def retry(self, ids: MessageId | Iterable[MessageId] | None = None) -> int:
+        """Send messages now that are to be sent later, as `MessageTable.retry`, on every shard."""
+        if ids is None:
+            return sum(self._all(MessageTable.retry, "retry"))
+        given = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
+        return sum(self._each(self._split(given), MessageTable.retry, "retry"))
+
+    def purge(self) -> int:
+        """Delete messages that were acked longer ago than ``purge_after`` on every shard; return how many."""
+        return sum(self._all(MessageTable.purge, "purge"))
+
+    def stats(self) -> ShardedStats:
+        """Count the messages over all shards; a shard that is away is named, and the others are counted."""
+
+        def count(table: MessageTable) -> TableStats:
+            return table.stats()
+
+        counted, failures = self._on(self._shards, count)
+        away = {shard.name: str(error) for shard, error in failures.items() if isinstance(error, UnavailableError)}
+        if len(away) < len(failures):
+            _refuse(failures, "stats", counted)
+        return ShardedStats.add_up({shard.name: stats for shard, stats in counted.items()}, away)
+
+    def explain(self, id: MessageId) -> Explanation:  # noqa: A002  # the column's name, which the interface has too
+        """Say why a message is not out; NotFoundError where there is none with this id."""
+        return self._table(self._shard_of(check_id(self._any().context, id))).explain(id)
+
+    def alter(self, **options: Unpack[OptionChanges]) -> None:
+        """Change options on every shard; where one is away, run it again when it is back."""
+        self._all(lambda table: table.alter(**options), "alter")
+
+    def pause(self, until: Time | None = None) -> None:
+        """Send nothing until then, or until `resume`, on every shard."""
+        self._all(lambda table: table.pause(until), "pause")
+
+    def resume(self) -> None:
+        """End a pause on every shard."""
+        self._all(MessageTable.resume, "resume")
+
+    def drop(self) -> None:
+        """Remove the table with its messages from every shard."""
+        self._all(MessageTable.drop, "drop")
+
+    def _any(self) -> MessageTable:
+        if self._tables:
+            return next(iter(self._tables.values()))
+        found, failures = self._on(self._shards, lambda table: table)
+        if not found:
+            _refuse(failures, "open", found)
+        return next(iter(found.values()))
+
+    def _table(self, shard: Shard) -> MessageTable:
+        known = self._tables.get(shard.name)
+        if known is not None:
+            return known
+        table = shard.database.table(self.name)
+        if table.options.key_range != shard.name:
+            raise SchemaError(
+                f"message table {self.name!r} on shard {shard.name} ({shard.backend.url.render_as_string()}) holds the"
+                f" key range {table.options.key_range}; were shards' URLs swapped, or was another keyspace's given?"
+            )
+        return self._tables.setdefault(shard.name, table)
+
+    def _in_turn(self) -> list[Shard]:
+        self._turn = (self._turn + 1) % len(self._shards)
+        return self._shards[self._turn :] + self._shards[: self._turn]
+
+    def _shard_of(self, message_id: MessageId) -> Shard:
+        place = keyspace_id(message_id)
+        return next(shard for shard in self._shards if place in shard.key_range)
+
+    def _split(self, given: Iterable[Any]) -> dict[Shard, list[Any]]:
+        context = self._any().context
+        by_shard: dict[Shard, list[Any]] = {}
+        for one in given:
+            message_id = one.id if isinstance(one, Delivery) else check_id(context, one)
+            by_shard.setdefault(self._shard_of(message_id), []).append(one)
+        return by_shard
+
+    def _elsewhere(self, message_id: MessageId, home: Shard) -> InvalidArgumentError:
+        where = self._shard_of(message_id)
+        return InvalidArgumentError(
+            f"connection: it is to shard {home.name}, and message {message_id!r} of {self.name!r} belongs to shard"
+            f" {where.name}; use a connection to that shard, because one transaction spans one database"
+        )
+
+    def _each(
+        self, by_shard: Mapping[Shard, list[Any]], work: Callable[[MessageTable, list[Any]], _T], verb: str
+    ) -> list[_T]:
+        done, failures = _run({shard: lambda s=shard: work(self._table(s), by_shard[s]) for shard in by_shard})
+        if failures:
+            _refuse(failures, verb, done)
+        return list(done.values())
+
+    def _all(self, work: Callable[[MessageTable], _T], verb: str) -> list[_T]:
+        done, failures = self._on(self._shards, work)
+        if failures:
+            _refuse(failures, verb, done)
+        return list(done.values())
+
+    def _on(
+        self, shards: Iterable[Shard], work: Callable[[MessageTable], _T]
+    ) -> tuple[dict[Shard, _T], dict[Shard, WaterclockError]]:
+        return _run({shard: lambda s=shard: work(self._table(s)) for shard in shards})
+
+    def __repr__(self) -> str:
+        return f"<ShardedTable {self.name!r} on {', '.join(self.shards)}>"
+
+
+def _run(jobs: Mapping[Shard, Callable[[], _T]]) -> tuple[dict[Shard, _T], dict[Shard, WaterclockError]]:
+    """Do something on several shards at once; return what came of it, and what went wrong."""
+    done: dict[Shard, _T] = {}
+    failures: dict[Shard, WaterclockError] = {}
+    with ThreadPoolExecutor(max(1, len(jobs))) as pool:
+        waiting = {shard: pool.submit(job) for shard, job in jobs.items()}
+        for shard, result in waiting.items():
+            try:
+                done[shard] = result.result()
+            except WaterclockError as error:
+                failures[shard] = error
+    return done, failures
+
+
+def _refuse(failures: Mapping[Shard, WaterclockError], verb: str, done: Mapping[Shard, object]) -> None:
+    """Raise what went wrong on some shards; an error that waiting does not mend comes first."""
+    first = min(failures.values(), key=lambda error: isinstance(error, UnavailableError))
+    others = "" if not done else f"; done on {', '.join(shard.name for shard in done)}"
+    if isinstance(first, UnavailableError):
+        away = "; ".join(f"{shard.name}: {error}" for shard, error in failures.items())
+        raise UnavailableError(f"{verb}: shards are away ({away}){others}; run it again when they are back") from first
+    first.add_note(f"{verb}: on shards {', '.join(shard.name for shard in failures)}{others}")
+    raise first

@@ -1,0 +1,59 @@
+"""Finding out to which shard a caller's connection is: a transaction spans one database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.table_catalogue import message_tables
+from waterclock.errors import InvalidArgumentError
+from waterclock.tables.callers import CallerConnections
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.options import TableOptions
+from waterclock.tables.sharding.shard import Shard
+
+
+def home_of(connection: Any, shards: Iterable[Shard], open_table: Callable[[Shard], MessageTable]) -> Shard:
+    """Find the shard to which a connection is, by the table's entry in the catalogue, whatever name the host has.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Where it is to none of them.
+    """
+    for shard in shards:
+        if not _may_be_of(connection, shard):
+            continue
+        context = open_table(shard).context
+        with CallerConnections(context.backend).use(connection) as theirs:
+            if not sa.inspect(theirs).has_table(message_tables.name):
+                continue
+            found = _identity(theirs, context.name)
+        with context.backend.snapshot() as ours:
+            if found is not None and found == _identity(ours, context.name):
+                return shard
+    raise InvalidArgumentError(
+        f"connection: {connection!r} is to no shard of this table; begin the transaction on the shard of the"
+        " message: db.shard(name).backend.engine"
+    )
+
+
+def _identity(connection: sa.Connection, name: str) -> tuple[object, ...] | None:
+    entry = connection.execute(sa.select(message_tables).where(message_tables.c.name == name)).first()
+    if entry is None:
+        return None
+    return entry.table_id, entry.time_created, TableOptions.from_json(name, entry.options).key_range
+
+
+def _may_be_of(connection: Any, shard: Shard) -> bool:
+    # Asking a connection of another driver would fail, and might end its transaction.
+    engine = shard.backend.engine
+    session = getattr(connection, "connection", None)
+    if callable(session):
+        connection = session()
+    if isinstance(connection, sa.Connection):
+        return connection.dialect.name == engine.dialect.name
+    driver = engine.dialect.loaded_dbapi.__name__.partition(".")[0]
+    return any(kind.__module__.partition(".")[0] == driver for kind in type(connection).__mro__)
