@@ -12,7 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 
 _BUSY = 1.0  # s; who puts again within this draws ahead
-_MOST_AHEAD = 128
+_MOST_AHEAD = 1024
+_IF_LEFT_OUT = {"at": None, "group_id": None, "headers": None, "priority": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class NewRows:
     Attributes
     ----------
     columns
-        Their values by column, as the driver takes them; ``at`` is when they are to be sent, None for now.
+        Their values by column, as the driver takes them; ``at`` is when they are to be sent, None for now. A column in
+        which all have what the database puts there by itself is left out.
     fresh
         Whether nobody else can have chosen their ids.
     """
@@ -45,6 +47,8 @@ def new_rows(rows: sa.Table, dialect: sa.Dialect, messages: Sequence[dict[str, A
     columns: dict[str, list[Any]] = {}
     for name in messages[0]:
         values = [message[name] for message in messages]
+        if name in _IF_LEFT_OUT and values.count(_IF_LEFT_OUT[name]) == len(values):
+            continue
         process = None if name == "at" else _processor(rows.c[name].type, dialect)
         columns[name] = values if process is None else [process(value) for value in values]
     return NewRows(columns, fresh)

@@ -79,7 +79,7 @@ def _statements(new: NewRows, now: sa.ColumnElement[int]) -> Iterator[dict[Any, 
     characters = 0
     for values in new.tuples(names):
         message = dict(zip(names, values, strict=True))
-        at = message.pop("at")
+        at = message.pop("at", None)
         message["time_scheduled"] = message["time_next"] = time if at is None else at
         if time is not None:
             message["time_created"] = time

@@ -166,14 +166,15 @@ class SqliteTables:
         four times as much as a row.
         """
         time = now.effective_value if isinstance(now, sa.BindParameter) else 0
-        new.columns["at"] = [time if at is None else at for at in new.columns["at"]]
-        columns = new.columns | {"time_created": [time] * new.count}
-        tuples = list(zip(*columns.values(), new.columns["at"], strict=True))
-        names = ["time_scheduled" if name == "at" else name for name in columns]
+        times = [time] * new.count
+        at = [time if at is None else at for at in new.columns.get("at", times)]
+        columns = {name: values for name, values in new.columns.items() if name != "at"}
+        columns |= {"time_created": times, "time_scheduled": at, "time_next": at}
+        tuples = list(zip(*columns.values(), strict=True))
         inserted: set[Any] = set()
         for start in range(0, len(tuples), _ROWS_OF_A_STATEMENT):
             some = tuples[start : start + _ROWS_OF_A_STATEMENT]
-            text = _insert_text(rows, (*names, "time_next"), len(some), connection.dialect)
+            text = _insert_text(rows, tuple(columns), len(some), connection.dialect)
             found = connection.exec_driver_sql(text, tuple(chain.from_iterable(some)))
             inserted.update(row[0] for row in found)
         return inserted
