@@ -59,15 +59,16 @@ def _log(database: wc.Database) -> int:
         return int(connection.execute(sa.text(_LOG[database.backend.dialect.name])).scalar_one())
 
 
-def run() -> Path:
+def main() -> None:
     """Measure on each database that has partitions."""
     figures: dict[str, Any] = {}
     with databases() as urls, tempfile.TemporaryDirectory() as folder:
         for name, url in urls.items():
             if name != "sqlite":
                 figures[name] = {how: measure(url, Path(folder), how) for how in ("rows", "partition")}
-    return write_results("tables_purge", {"messages": MESSAGES, **figures}, ("sqlalchemy", "psycopg", "pymysql"))
+    path = write_results("tables_purge", {"messages": MESSAGES, **figures}, ("sqlalchemy", "psycopg", "pymysql"))
+    print(path.read_text())
 
 
 if __name__ == "__main__":
-    print(run().read_text())
+    main()

@@ -16,7 +16,9 @@ from tests.services import Service
 from waterclock.connection import Database
 from waterclock.connection import connect as connect_to
 from waterclock.tables.changes import Polling, Stop
+from waterclock.tables.databases import watching
 from waterclock.tables.databases.listening import CHANNEL, WRITING, Listening
+from waterclock.tables.databases.watching import SqliteChanges
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.subscribing import Subscription
 
@@ -107,6 +109,70 @@ def test_a_waiting_flag_can_be_set_before_while_and_after_somebody_waits() -> No
     assert stop.wait(FAR)
     assert stop.wait(FAR)
     setter.join()
+
+
+@pytest.fixture
+def watched(sqlite_url: str, tmp_path: Path) -> Generator[tuple[MessageTable, SqliteChanges]]:
+    with connect_to(sqlite_url, tmp_path / "ledgers") as database:
+        table = database.create_table("orders", payload="text")
+        changes = SqliteChanges(database.backend)
+        yield table, changes
+        changes.close()
+
+
+def test_on_linux_sqlites_log_tells_of_a_commit(
+    watched: tuple[MessageTable, SqliteChanges], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "GLANCE_EVERY_WHERE_TOLD", FAR)
+    table, changes = watched
+    flag = Waits()
+    thread = threading.Thread(target=changes.wait, args=(FAR, flag))
+    thread.start()
+    assert flag.begun.wait(60)
+    table.put("a")
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_what_else_is_written_in_the_folder_wakes_nobody_and_hides_no_nudge(
+    watched: tuple[MessageTable, SqliteChanges], tmp_path: Path
+) -> None:
+    _, changes = watched
+    (tmp_path / "another.db-wal").write_text("x")
+    assert changes._log is not None
+    assert not changes._log.written()
+    flag = Stop()
+    flag.nudge()
+    (tmp_path / "another.db-wal").write_text("y")
+    changes.wait(FAR, flag)  # ends
+
+
+def test_a_waiting_consumer_on_sqlite_looks_ten_times_a_second_at_the_most(
+    watched: tuple[MessageTable, SqliteChanges], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, changes = watched
+    flag = Waits()
+    changes.wait(0.35, flag)
+    assert 1 <= flag.waits <= 4
+
+
+@pytest.mark.parametrize("database", [None, "", ":memory:", "/no/such/file.db"])
+def test_what_is_no_file_is_looked_at_in_intervals(database: str | None) -> None:
+    assert watching.LogWatch.of(database) is None
+
+
+class Waits(Stop):
+    """A flag that tells when somebody waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+        self.waits = 0
+
+    def wait_for(self, seconds: float, *descriptors: int) -> set[int]:
+        self.waits += 1
+        self.begun.set()
+        return super().wait_for(seconds, *descriptors)
 
 
 def test_polling_looks_less_and_less_often_and_shortly_again_after_something_happened() -> None:

@@ -9,9 +9,6 @@ import time
 from contextlib import suppress
 from typing import Protocol
 
-from waterclock.database.backend import Backend
-
-_GLANCE_EVERY = 0.002  # s; a glance costs some microseconds
 _FIRST_LOOK = 0.002  # s
 _GROWTH = 1.5
 _SELDOM = 0.1  # s; ten looks a second cost a server next to nothing
@@ -48,16 +45,20 @@ class Stop:
         bool
             Whether it ended before ``seconds`` were over.
         """
+        return bool(self.wait_for(seconds, *descriptors))
+
+    def wait_for(self, seconds: float, *descriptors: int) -> set[int]:
+        """Wait like `wait`, and return which of the descriptors can be read; another one stands for the flag."""
         if self._event.is_set():
-            return True
+            return {self._reader}
         poll = select.poll()  # unlike select(), it takes any descriptor
         for descriptor in (self._reader, *descriptors):
             poll.register(descriptor, select.POLLIN)
-        ready = poll.poll(max(0.0, seconds) * 1000)
-        if any(descriptor == self._reader for descriptor, _ in ready):
+        ready = {descriptor for descriptor, _ in poll.poll(max(0.0, seconds) * 1000)}
+        if self._reader in ready:
             with suppress(BlockingIOError):
                 os.read(self._reader, 4096)
-        return bool(ready)
+        return ready
 
     def __del__(self) -> None:
         # Not earlier: somebody who still has the flag might write to what another file's descriptor is by then.
@@ -105,40 +106,3 @@ class Polling:
 
     def close(self) -> None:
         """Nothing to give back."""
-
-
-class SqliteChanges:
-    """Looks at SQLite's data version, which moves with every commit of another connection."""
-
-    def __init__(self, backend: Backend) -> None:
-        # The driver's own connection, because one of SQLAlchemy's would begin a transaction, which sees no changes;
-        # and none of the pool's, because a subscription keeps it for as long as it lives.
-        self._connection = backend.engine.raw_connection()
-        self._connection.detach()
-        self._seen = self._version()
-
-    def arm(self) -> bool:
-        """Nothing to do: the version that was seen last is the one to compare with."""
-        return True
-
-    def wait(self, seconds: float, stop: Stop) -> None:
-        """Return when another connection has committed."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0 and not stop.wait(min(_GLANCE_EVERY, left)):
-            version = self._version()
-            if version != self._seen:
-                self._seen = version
-                return
-
-    def close(self) -> None:
-        """Give the connection back."""
-        self._connection.close()
-
-    def _version(self) -> int:
-        cursor = self._connection.cursor()
-        try:
-            cursor.execute("PRAGMA data_version")
-            (version,) = cursor.fetchall()[0]
-            return version
-        finally:
-            cursor.close()

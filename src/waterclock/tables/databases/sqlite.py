@@ -14,10 +14,10 @@ from sqlalchemy.schema import DDL, CreateTable, DropTable
 
 from waterclock.database.backend import Backend
 from waterclock.tables.adopting import adopting_sqlite
-from waterclock.tables.changes import SqliteChanges
 from waterclock.tables.claiming.claimed import Claimed, Wanted
 from waterclock.tables.claiming.claiming_rows import claim_in_steps
 from waterclock.tables.databases.inserting import NewRows
+from waterclock.tables.databases.watching import SqliteChanges
 from waterclock.tables.options import IdType
 from waterclock.tables.schema import IdItem
 
@@ -205,7 +205,7 @@ class SqliteTables:
         return column.op("GLOB", is_comparison=True, return_type=sa.Boolean())(sa.literal(globbed, sa.String()))
 
     def changes(self, backend: Backend, name: str) -> SqliteChanges:
-        """Watch the data version, which is the whole file's."""
+        """Watch the data version and the log, which are the whole file's."""
         del name
         return SqliteChanges(backend)
 
