@@ -181,4 +181,4 @@ def test_a_statement_that_fails_before_the_next_look_names_what_the_table_lacks(
     with database.backend.engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE orders DROP COLUMN headers"))
     with pytest.raises(SchemaError, match="column 'headers'"):
-        orders.put("b")
+        orders.put("b", headers={"k": "v"})

@@ -16,6 +16,7 @@ from tests.services import Service
 from waterclock.connection import Database
 from waterclock.connection import connect as connect_to
 from waterclock.database.backend import Backend
+from waterclock.database.direct import Direct
 from waterclock.tables.message_table import MessageTable
 
 
@@ -65,9 +66,19 @@ def transactions(backend: Backend) -> Generator[list[list[str]]]:
         if seen:
             seen[-1].append(text)
 
+    execute = Direct.exec_driver_sql
+
+    def note_and_execute(self: Direct, text: str, parameters: Any = None) -> Any:
+        note(self, None, text)
+        return execute(self, text, parameters)
+
     event.listen(backend.engine, "before_cursor_execute", note)
-    yield seen
-    event.remove(backend.engine, "before_cursor_execute", note)
+    Direct.exec_driver_sql = note_and_execute
+    try:
+        yield seen
+    finally:
+        Direct.exec_driver_sql = execute
+        event.remove(backend.engine, "before_cursor_execute", note)
 
 
 def test_no_transaction_of_sqlite_reads_first_and_writes_later(sqlite_table: MessageTable) -> None:

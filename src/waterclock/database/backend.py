@@ -69,7 +69,7 @@ class Backend:
             ) from None
         self._patience = threading.local()
         self._writer = self.dialect.writer(self.engine)
-        self._direct = DirectPool(self.engine, self.dialect.set_up_direct)
+        self._direct = DirectPool(self.engine, self.dialect.set_up_direct, self.dialect.frame)
         self._reader = self.dialect.reader(self.engine)
         expression = self.dialect.now()
         self._clock = clock or (system_clock if expression is None else None)
@@ -102,14 +102,14 @@ class Backend:
     def alone(self, work: Callable[[Any], _T]) -> _T:
         """Run ``work`` like `transact`, where each of its statements may commit by itself: for work that is one.
 
-        What it gets is a `sqlalchemy.Connection`, or a `Direct` where the database commits alone.
+        What it gets is a `sqlalchemy.Connection`, or a `Direct` where that is faster.
 
         Raises
         ------
         UnavailableError
             As `transact`.
         """
-        return self._run(self._direct.lend if self.dialect.commits_alone else self._writer.begin, work)
+        return self._run(self._direct.lend if self.dialect.has_direct else self._writer.begin, work)
 
     def _run(self, begin: Callable[[], AbstractContextManager[Any]], work: Callable[[Any], _T]) -> _T:
         patience: float = getattr(self._patience, "seconds", BUSY_TIMEOUT)

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from waterclock.database.direct import Frame
+
 
 class Dialect(Protocol):
     """One database's answers to the questions on which they differ."""
@@ -17,8 +19,11 @@ class Dialect(Protocol):
     longest_pause: float
     """Seconds to wait before a transaction that could not run is tried again, at the longest."""
 
-    commits_alone: bool
-    """Whether work of one statement takes fewer round trips where the statement commits by itself."""
+    has_direct: bool
+    """Whether work of one statement is faster straight on the driver's connection (`Direct`)."""
+
+    frame: Frame | None
+    """What makes a transaction there; None where each statement commits by itself, which spares round trips."""
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine whose connections are set up for durable, concurrent use."""
@@ -29,7 +34,7 @@ class Dialect(Protocol):
         ...
 
     def set_up_direct(self, connection: Any) -> None:
-        """Prepare a driver's connection for statements that run very often, where the database `commits_alone`."""
+        """Prepare a driver's connection for statements that run very often, where the database `has_direct`."""
         ...
 
     def reader(self, engine: sa.Engine) -> sa.Engine:

@@ -1,16 +1,17 @@
 """Statements straight to the driver, for what runs thousands of times a second.
 
 SQLAlchemy's pool and execution cost four times what the driver does for a statement of one row. Here a statement is
-compiled once and its text kept; the connections commit each statement by themselves.
+compiled once and its text kept, and so is what turns the driver's rows into those of the statement's types.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,13 +19,19 @@ from sqlalchemy import exc
 
 _KEPT = 8  # connections
 
+Frame = tuple[str, str, str]
+"""What begins, commits and rolls back a transaction."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class _Compiled:
     text: str
     constants: dict[str, Any]
     computed: tuple[tuple[str, Callable[[], Any]], ...]
     processors: dict[str, Callable[[Any], Any]]
+    places: tuple[str, ...] | None  # names in the order of the text, for drivers that count
+    columns: Sequence[sa.ColumnElement[Any]]
+    reading: Callable[[Sequence[Any]], Any] | None = field(default=None)  # known once the driver described its rows
 
 
 @lru_cache(maxsize=1024)
@@ -44,7 +51,55 @@ def _compile(statement: sa.ClauseElement, dialect: sa.Dialect) -> _Compiled:
     # What was expanded has names and values of its own.
     expanded = compiled.construct_params(_check=False)
     constants |= {name: value for name, value in expanded.items() if name not in compiled.binds}
-    return _Compiled(str(compiled), constants, tuple(computed), processors)
+    places = tuple(compiled.positiontup) if compiled.positional else None
+    columns = list(statement.exported_columns) if isinstance(statement, sa.sql.expression.ReturnsRows) else []
+    return _Compiled(str(compiled), constants, tuple(computed), processors, places, columns)
+
+
+def _reading(columns: Sequence[sa.ColumnElement[Any]], description: Any, dialect: sa.Dialect) -> Any:
+    """Make what makes a row, with its columns as attributes, of what the driver gives."""
+    names = [getattr(column, "name", None) for column in columns]
+    body = {name: property(itemgetter(place)) for place, name in enumerate(names) if isinstance(name, str)}
+    row: Any = type("Row", (tuple,), {"__slots__": (), **body})
+    mends = [
+        (place, process)
+        for place, (column, told) in enumerate(zip(columns, description, strict=True))
+        if (process := column.type.dialect_impl(dialect).result_processor(dialect, told[1])) is not None
+    ]
+    if not mends:
+        return row
+
+    def mended(values: Sequence[Any]) -> Any:
+        found = list(values)
+        for place, process in mends:
+            found[place] = process(found[place])
+        return row(found)
+
+    return mended
+
+
+class Found(list[Any]):
+    """The rows of a statement, all of them, since a cursor that is left open keeps locks.
+
+    Attributes
+    ----------
+    rowcount
+        How many rows it changed.
+    """
+
+    def __init__(self, rows: Sequence[Any], rowcount: int) -> None:
+        super().__init__(rows)
+        self.rowcount = rowcount
+
+    def all(self) -> list[Any]:
+        """Give the rows."""
+        return self
+
+    def scalar(self) -> Any:
+        """Give the first column of the first row, or None."""
+        return self[0][0] if self else None
+
+    scalar_one = scalar  # for statements that have a row whatever happens
 
 
 class Direct:
@@ -54,14 +109,8 @@ class Direct:
         self._connection = connection
         self.dialect = dialect
 
-    def execute(self, statement: sa.ClauseElement, parameters: Mapping[str, Any] | None = None) -> Any:
-        """Run a statement; keep the statement object, since it is compiled once for each.
-
-        Returns
-        -------
-        cursor
-            The driver's, with ``rowcount`` and tuples.
-        """
+    def execute(self, statement: sa.ClauseElement, parameters: Mapping[str, Any] | None = None) -> Found:
+        """Run a statement; keep the statement object, since it is compiled once for each."""
         compiled = _compile(statement, self.dialect)
         values = dict(compiled.constants)
         for name, compute in compiled.computed:
@@ -69,14 +118,26 @@ class Direct:
         for name, value in (parameters or {}).items():
             process = compiled.processors.get(name)
             values[name] = value if process is None else process(value)
-        return self.exec_driver_sql(compiled.text, values)
+        given = values if compiled.places is None else tuple([values[name] for name in compiled.places])
+        cursor = self.exec_driver_sql(compiled.text, given)
+        if not compiled.columns:
+            return Found((), cursor.rowcount)
+        reading = compiled.reading
+        if reading is None:
+            reading = compiled.reading = _reading(compiled.columns, cursor.description, self.dialect)
+        return Found([reading(values) for values in cursor.fetchall()], cursor.rowcount)
 
     def scalars(self, statement: sa.ClauseElement, parameters: Mapping[str, Any] | None = None) -> list[Any]:
         """Run a statement, and return the first column."""
         return [row[0] for row in self.execute(statement, parameters)]
 
     def exec_driver_sql(self, text: str, parameters: Any = None) -> Any:
-        """Run a statement of the driver's.
+        """Run a statement of the driver's; read its rows to the end.
+
+        Returns
+        -------
+        cursor
+            The driver's, with ``rowcount`` and tuples.
 
         Raises
         ------
@@ -85,7 +146,7 @@ class Direct:
         """
         driver_error = self.dialect.loaded_dbapi.Error
         try:
-            return self._connection.execute(text, parameters)
+            return self._connection.execute(text, () if parameters is None else parameters)
         except driver_error as error:
             broken = self.dialect.is_disconnect(error, self._connection, None)
             raise _wrapped(error, driver_error, self.dialect, broken=broken) from error
@@ -95,26 +156,37 @@ class DirectPool:
     """Connections that are kept for `Direct`. Safe to share between threads.
 
     They are not looked at before they are lent: what goes over them may be tried again, and is.
+
+    Parameters
+    ----------
+    engine
+        Opens them.
+    set_up
+        Prepares one that was opened.
+    frame
+        Statements that make a transaction of what is done while a connection is lent; None: each statement commits.
     """
 
-    def __init__(self, engine: sa.Engine, set_up: Callable[[Any], None]) -> None:
+    def __init__(self, engine: sa.Engine, set_up: Callable[[Any], None], frame: Frame | None) -> None:
         self._engine = engine
         self._set_up = set_up
+        self._frame = frame
         self._idle: deque[Any] = deque()
 
-    @contextmanager
-    def lend(self) -> Generator[Direct]:
-        """Lend a connection. One that met an error is not lent again, and the others of its age neither.
+    def lend(self) -> AbstractContextManager[Direct]:
+        """Lend a connection.
 
         Raises
         ------
         sqlalchemy.exc.DBAPIError
             As SQLAlchemy would raise it.
         """
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._open()
+        return self._lend_alone() if self._frame is None else self._lend_in(*self._frame)
+
+    @contextmanager
+    def _lend_alone(self) -> Generator[Direct]:
+        # One that met an error is not lent again, and the others of its age neither.
+        connection = self._take()
         try:
             yield Direct(connection, self._engine.dialect)
         except exc.DBAPIError as error:
@@ -125,16 +197,44 @@ class DirectPool:
         except BaseException:
             _close(connection)  # a statement may be under way on it
             raise
-        if len(self._idle) < _KEPT:
-            self._idle.append(connection)
-        else:
-            _close(connection)
+        self._keep(connection)
+
+    @contextmanager
+    def _lend_in(self, begin: str, commit: str, rollback: str) -> Generator[Direct]:
+        connection = self._take()
+        direct = Direct(connection, self._engine.dialect)
+        try:
+            direct.exec_driver_sql(begin)
+            try:
+                yield direct
+                direct.exec_driver_sql(commit)
+            except BaseException:
+                if connection.in_transaction:
+                    direct.exec_driver_sql(rollback)
+                raise
+        except BaseException:
+            # Busy is no reason to open another one.
+            (_close if connection.in_transaction else self._keep)(connection)
+            raise
+        self._keep(connection)
 
     def close(self) -> None:
         """Give the connections back that nobody has."""
         with suppress(IndexError):
             while True:
                 _close(self._idle.pop())
+
+    def _take(self) -> Any:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._open()
+
+    def _keep(self, connection: Any) -> None:
+        if len(self._idle) < _KEPT:
+            self._idle.append(connection)
+        else:
+            _close(connection)
 
     def _open(self) -> Any:
         driver_error = self._engine.dialect.loaded_dbapi.Error
@@ -144,7 +244,6 @@ class DirectPool:
             raise _wrapped(error, driver_error, self._engine.dialect, broken=False) from error
         connection = pooled.driver_connection
         pooled.detach()
-        connection.autocommit = True  # pyright: ignore[reportOptionalMemberAccess]  # it was just opened
         self._set_up(connection)
         return connection
 

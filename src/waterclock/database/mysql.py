@@ -7,6 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
+from waterclock.database.direct import Frame
 from waterclock.database.pool import ping_after_idling
 from waterclock.errors import UnavailableError
 
@@ -41,7 +42,8 @@ class MysqlDialect:
 
     name = "mysql"
     longest_pause = 0.05
-    commits_alone = False  # switching to autocommit and back costs more round trips than the commit
+    frame: Frame | None = None
+    has_direct = False  # switching to autocommit and back costs more round trips than the commit
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine whose sessions are strict and in UTC, and which outlives a restart of the server."""
@@ -61,7 +63,7 @@ class MysqlDialect:
         return engine
 
     def set_up_direct(self, connection: Any) -> None:
-        """Nothing to do: no statement commits alone."""
+        """Nothing to do: there is none."""
 
     def reader(self, engine: sa.Engine) -> sa.Engine:
         """REPEATABLE READ: the first read fixes the snapshot."""

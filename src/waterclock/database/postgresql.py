@@ -7,6 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
+from waterclock.database.direct import Frame
 from waterclock.database.pool import ping_after_idling
 
 _MIGRATION_LOCK = 0x57A7E2C10C4  # any number, the same for every Waterclock
@@ -29,7 +30,8 @@ class PostgresqlDialect:
 
     name = "postgresql"
     longest_pause = 0.05
-    commits_alone = True
+    has_direct = True
+    frame: Frame | None = None
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine that outlives a restart of the server."""
@@ -50,6 +52,7 @@ class PostgresqlDialect:
         Planning costs as much as a claim. But a queue that was empty when its plan was made has a million rows a
         moment later, so no plan may be kept that reads or sorts a table because it was small.
         """
+        connection.autocommit = True
         off = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin")
         connection.execute("SELECT " + ", ".join("set_config(%s, 'off', false)" for _ in off), off)
 

@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
+from waterclock.database.direct import Frame
 from waterclock.errors import InvalidArgumentError
 
 PAGE_SIZE = 16_384
@@ -25,7 +26,8 @@ class SqliteDialect:
 
     name = "sqlite"
     longest_pause = 0.005  # the lock is free for moments only: who looks seldom waits long behind a busy writer
-    commits_alone = False
+    has_direct = True
+    frame: Frame | None = ("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK")
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine whose connections are durable: write-ahead log, synchronous=FULL."""
@@ -44,7 +46,8 @@ class SqliteDialect:
         return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
 
     def set_up_direct(self, connection: Any) -> None:
-        """Nothing to do: no statement commits alone."""
+        """Leave the waiting to the backend, which has jitter; SQLite's own starves writers."""
+        connection.execute("PRAGMA busy_timeout=0")
 
     def reader(self, engine: sa.Engine) -> sa.Engine:
         """Begin deferred: the first read fixes the snapshot."""

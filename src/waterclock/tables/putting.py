@@ -151,12 +151,8 @@ def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
     if "payload" not in message:
         raise InvalidArgumentError(f"payload: {message!r} has none; every message has a payload")
     own = user_column_names(context.rows)
-    for name in message:
-        if name not in _FIELDS and name not in own:
-            raise InvalidArgumentError(
-                f"{name}: message table {context.name!r} has no such column;"
-                f" it has {', '.join((*sorted(_FIELDS), *own))}"
-            )
+    if not message.keys() <= _FIELDS:
+        _refuse_unknown(context, message, own)
     headers = message.get("headers")
     at, given_id = message.get("at"), message.get("id")
     row = {
@@ -170,6 +166,15 @@ def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
     for name in own:
         row[name] = message.get(name)
     return row
+
+
+def _refuse_unknown(context: TableContext, message: Mapping[str, Any], own: tuple[str, ...]) -> None:
+    for name in message:
+        if name not in _FIELDS and name not in own:
+            raise InvalidArgumentError(
+                f"{name}: message table {context.name!r} has no such column;"
+                f" it has {', '.join((*sorted(_FIELDS), *own))}"
+            )
 
 
 def check_id(context: TableContext, value: Any) -> MessageId:
@@ -219,15 +224,14 @@ def _payload(context: TableContext, value: Any) -> Any:
 
 
 def _group(context: TableContext, group: Any, headers: Any) -> str | None:
-    if group is None and isinstance(headers, Mapping):
+    if group is None and headers is not None and isinstance(headers, Mapping):
         group = headers.get(context.options.group_header)
-    if group is None:
-        group = ""
-    if not isinstance(group, str) or len(group) > _LONGEST_NAME:
+    if group is not None and (not isinstance(group, str) or len(group) > _LONGEST_NAME):
         raise InvalidArgumentError(f"group: {group!r} is not a text of up to {_LONGEST_NAME} characters")
-    if not group:
-        _refuse_ungrouped(context)
-    return group or None  # an empty one counts as none
+    if group:
+        return group
+    _refuse_ungrouped(context)
+    return None  # an empty one counts as none
 
 
 def _refuse_ungrouped(context: TableContext) -> None:

@@ -88,6 +88,10 @@ class Marks:
                 self._since = self._clock()
             return dict(self._marks)
 
+    def any(self) -> bool:
+        """Say whether the last claim got all that it wanted, not long ago."""
+        return bool(self._marks)
+
     def advance(self, claimed: Sequence[Claimed]) -> None:
         """Note a claim that got as many messages as it wanted, in its order."""
         with self._lock:

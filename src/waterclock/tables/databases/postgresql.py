@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,7 +14,6 @@ from waterclock.database.direct import Direct
 from waterclock.tables.adopting import adopting_postgresql
 from waterclock.tables.changes import Changes
 from waterclock.tables.claiming.claimed import Claimed, Wanted
-from waterclock.tables.claiming.claiming_rows import columns_read
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.listening import TRIGGERS, Listening
 from waterclock.tables.databases.partitioning import Days
@@ -64,9 +62,6 @@ _GROUP_TRIGGERS = (
 )
 
 
-_MENDS = "waterclock_mends"
-
-
 def _by_priority(one: Claimed) -> tuple[int, int, int]:
     return -one.row.priority, one.row.time_next, one.row.seq
 
@@ -75,18 +70,6 @@ def _by_priority(one: Claimed) -> tuple[int, int, int]:
 def _drawing(rows: sa.Table, dialect: sa.Dialect) -> sa.Select[Any]:
     name = sa.func.pg_get_serial_sequence(dialect.identifier_preparer.quote(rows.name), "id")
     return sa.select(sa.func.nextval(name)).select_from(sa.func.generate_series(1, sa.bindparam("count")).alias())
-
-
-def _mends(rows: sa.Table, dialect: sa.Dialect, found: Any) -> list[tuple[str, Callable[[Any], Any]]]:
-    mends: list[tuple[str, Callable[[Any], Any]]] | None = rows.info.get(_MENDS)
-    if mends is None:  # building the description takes a tenth of a claim of one
-        described = zip(columns_read(rows), found.description, strict=False)
-        processors = (
-            (column.name, column.type.dialect_impl(dialect).result_processor(dialect, told.type_code))
-            for column, told in described
-        )
-        rows.info[_MENDS] = mends = [(name, process) for name, process in processors if process is not None]
-    return mends
 
 
 class PostgresqlTables:
@@ -180,18 +163,9 @@ class PostgresqlTables:
         found = connection.execute(
             claim_statement(rows, now, wanted.backoff, wanted.where, wanted.order, wanted.limit),
             {"known": list(begin), "lows": list(begin.values()), "by": wanted.lease, "who": wanted.consumer},
-        )
-        # Straight from the driver the values are as it has them, and their types are ours to mend.
-        mends = _mends(rows, connection.dialect, found) if isinstance(connection, Direct) else []
-        names = [column.name for column in columns_read(rows)]
-        claimed: list[Claimed] = []
-        places: dict[int, int] = {}
-        for values in found:
-            row = SimpleNamespace(**dict(zip(names, values, strict=False)))
-            for name, mend in mends:
-                setattr(row, name, mend(getattr(row, name)))
-            claimed.append(Claimed(row, values[-1]))
-            places[row.seq] = values[-2]
+        ).all()
+        claimed = [Claimed(row, row[-1]) for row in found]
+        places: dict[int, int] = {row.seq: row[-2] for row in found}
         claimed.sort(key=(lambda one: places[one.row.seq]) if wanted.order else _by_priority)
         return claimed
 

@@ -148,13 +148,8 @@ class SqliteTables:
     def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
         """Give ``count`` ids greater than ``above`` and than any there was; the write lock keeps others from them."""
         # Changes nothing, but takes the write lock, which a transaction of the caller's may not have yet.
-        connection.execute(sa.delete(rows).where(rows.c.seq == sa.literal_column("-1")))
-        counter = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
-        last = sa.select(counter.c.seq).where(counter.c.name == rows.name).scalar_subquery()
-        greatest = sa.select(sa.func.max(rows.c.id)).scalar_subquery()
-        first = connection.execute(
-            sa.select(sa.func.max(sa.func.coalesce(last, 0), sa.func.coalesce(greatest, 0), above))
-        ).scalar_one()
+        connection.execute(_locking(rows))
+        first = connection.execute(_greatest_id(rows), {"above": above}).scalar_one()
         return range(first + 1, first + 1 + count)
 
     def insert_new(
@@ -212,6 +207,20 @@ class SqliteTables:
 
 def _take(connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
     connection.execute(_taking(rows), {"ends": ends, "by": wanted.lease, "who": wanted.consumer})
+
+
+@lru_cache(maxsize=256)
+def _locking(rows: sa.Table) -> sa.Delete:
+    return sa.delete(rows).where(rows.c.seq == sa.literal_column("-1"))
+
+
+@lru_cache(maxsize=256)
+def _greatest_id(rows: sa.Table) -> sa.Select[Any]:
+    counter = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
+    last = sa.select(counter.c.seq).where(counter.c.name == rows.name).scalar_subquery()
+    greatest = sa.select(sa.func.max(rows.c.id)).scalar_subquery()
+    above = sa.bindparam("above", type_=sa.BigInteger)
+    return sa.select(sa.func.max(sa.func.coalesce(last, 0), sa.func.coalesce(greatest, 0), above))
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,85 @@
+"""Statements straight to the driver, on the databases that have the way."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from waterclock.database.backend import Backend
+from waterclock.database.direct import Direct
+from waterclock.errors import UnavailableError
+
+things = sa.Table(
+    "things",
+    sa.MetaData(),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("count", sa.JSON),  # also a method of tuples
+    sa.Column("flag", sa.Boolean),
+)
+insert = sa.insert(things).values(
+    id=sa.bindparam("of"), count=sa.bindparam("what", type_=sa.JSON), flag=sa.bindparam("yes", type_=sa.Boolean)
+)
+select = sa.select(things, (things.c.id * 2).label("twice")).order_by(things.c.id)
+
+
+@pytest.fixture
+def backend(database_url: str) -> Generator[Backend]:
+    backend = Backend(database_url)
+    things.create(backend.engine)
+    yield backend
+    backend.close()
+
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+on_both = pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+
+
+def ids(backend: Backend) -> list[int]:
+    with backend.snapshot() as connection:
+        return list(connection.scalars(sa.select(things.c.id).order_by(things.c.id)))
+
+
+@on_both
+def test_values_go_and_come_in_the_types_of_the_statement(backend: Backend) -> None:
+    def work(own: Direct) -> list[tuple[object, ...]]:
+        assert own.execute(insert, {"of": 1, "what": {"a": [1]}, "yes": True}).rowcount == 1
+        [row] = own.execute(select).all()
+        assert (row.id, row.count, row.flag, row.twice) == (1, {"a": [1]}, True, 2)
+        assert own.execute(select.where(things.c.id == 9)).scalar() is None
+        assert own.scalars(select) == [1]
+        return own.execute(select)
+
+    assert backend.alone(work) == [(1, {"a": [1]}, True, 2)]
+
+
+@on_sqlite
+def test_work_that_fails_leaves_nothing_behind_and_the_next_goes_on(backend: Backend) -> None:
+    def insert_and_fail(own: Direct) -> None:
+        own.execute(insert, {"of": 1, "what": None, "yes": None})
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        backend.alone(insert_and_fail)
+    with pytest.raises(exc.IntegrityError):
+        backend.alone(lambda own: [own.execute(insert, {"of": 2, "what": None, "yes": None}) for _ in range(2)])
+    backend.alone(lambda own: own.execute(insert, {"of": 3, "what": None, "yes": None}))
+    assert ids(backend) == [3]
+
+
+@on_sqlite
+def test_who_meets_another_writer_waits_on_the_same_connection_and_gives_up_with_a_word(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[object] = []
+    open_one = backend._direct._open
+    monkeypatch.setattr(backend._direct, "_open", lambda: opened.append(1) or open_one())
+    with backend.engine.connect() as other:
+        other.exec_driver_sql("DELETE FROM things")  # takes the write lock
+        with backend.patience(0.05), pytest.raises(UnavailableError, match="busy"):
+            backend.alone(lambda own: own.execute(insert, {"of": 1, "what": None, "yes": None}))
+    backend.alone(lambda own: own.execute(insert, {"of": 1, "what": None, "yes": None}))
+    assert ids(backend) == [1]
+    assert len(opened) == 1
