@@ -1,0 +1,41 @@
+"""The Python of every page runs, block after block, as a reader would type it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import waterclock as wc
+
+DOCS = Path(__file__).parent.parent / "docs"
+BLOCKS = re.compile(r"```python\n(.*?)```", re.DOTALL)
+PAGES = [
+    # Spark's has three streams and takes a minute.
+    pytest.param(name, marks=[pytest.mark.slow] if "spark" in name else [])
+    for name in sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if BLOCKS.search(page.read_text()))
+]
+
+# A subscription waits for more for ever; here it ends when there is no more.
+ENDING = """
+from waterclock.tables import subscribing
+subscribing.pause = lambda entry, changes, stop, *_: stop.set()
+"""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
+    with wc.connect(f"sqlite:///{tmp_path}/factory.db") as database:
+        topic = database.create_topic("telemetry")
+        topic.append([wc.Message("press-01", "load", f"2026-07-01T12:00:0{second}Z", b"17") for second in range(9)])
+        if "spark" in page:
+            database.create_topic("rejected")
+            database.create_topic("copy")
+            database.create_table("batches", id_type="text")
+            database.create_table("orders", payload="json").put({"press": 17})
+    script = "\n".join([ENDING, *BLOCKS.findall((DOCS / page).read_text())])
+    ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
