@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -170,4 +171,25 @@ def test_a_server_that_restarts_costs_a_retry_and_no_error(server: str, request:
         backend.transact(work)
         with backend.snapshot() as connection:
             assert values(connection) == [2]
+        backend.close()
+
+
+def test_a_server_that_ends_while_it_is_being_connected_to_costs_a_retry_and_no_error(
+    postgresql_server: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with postgresql_server.new_database() as url:
+        backend = Backend(url)
+        set_up = backend.dialect.set_up_direct
+        ended: list[int] = []
+
+        def set_up_too_late(connection: Any) -> None:
+            if not ended:
+                ended.append(connection.info.backend_pid)
+                with backend.engine.connect() as other:
+                    other.execute(sa.select(sa.func.pg_terminate_backend(ended[0], 5000)))
+            set_up(connection)
+
+        monkeypatch.setattr(backend._direct, "_set_up", set_up_too_late)
+        assert backend.alone(lambda own: own.scalars(sa.select(sa.literal(7)))) == [7]
+        assert ended
         backend.close()

@@ -237,14 +237,17 @@ class DirectPool:
             _close(connection)
 
     def _open(self) -> Any:
-        driver_error = self._engine.dialect.loaded_dbapi.Error
+        dialect = self._engine.dialect
+        driver_error = dialect.loaded_dbapi.Error
+        connection: Any = None
         try:
             pooled = self._engine.raw_connection()
+            connection = pooled.driver_connection
+            pooled.detach()
+            self._set_up(connection)
         except driver_error as error:
-            raise _wrapped(error, driver_error, self._engine.dialect, broken=False) from error
-        connection = pooled.driver_connection
-        pooled.detach()
-        self._set_up(connection)
+            _close(connection)
+            raise _wrapped(error, driver_error, dialect, broken=False) from error
         return connection
 
 
