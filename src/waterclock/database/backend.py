@@ -71,6 +71,8 @@ class Backend:
         self._writer = self.dialect.writer(self.engine)
         self._direct = DirectPool(self.engine, self.dialect.set_up_direct, self.dialect.frame)
         self._reader = self.dialect.reader(self.engine)
+        self._indexed_writer = self.dialect.indexed(self._writer)
+        self._indexed_reader = self.dialect.indexed(self._reader)
         expression = self.dialect.now()
         self._clock = clock or (system_clock if expression is None else None)
         self._reading = (-_READING_LASTS - 1, 0)
@@ -87,17 +89,23 @@ class Backend:
             self.engine.dispose()
             raise UnavailableError(f"cannot open {self.url.render_as_string()}: {error.orig}") from error
 
-    def transact(self, work: Callable[[sa.Connection], _T]) -> _T:
+    def transact(self, work: Callable[[sa.Connection], _T], *, indexed: bool = False) -> _T:
         """Run ``work`` in one write transaction and commit; again from the start where the database was busy.
 
         ``work`` may therefore run more than once: it must have no effect but through its connection.
+
+        Parameters
+        ----------
+        indexed
+            Whether its statements run very often, on tables that may grow fast: their plans then go down indexes,
+            whatever the database believes of a table's size.
 
         Raises
         ------
         UnavailableError
             Where the database stayed busy, deadlocked or away for `BUSY_TIMEOUT` seconds, or has no room left.
         """
-        return self._run(self._writer.begin, work)
+        return self._run((self._indexed_writer if indexed else self._writer).begin, work)
 
     def alone(self, work: Callable[[Any], _T]) -> _T:
         """Run ``work`` like `transact`, where each of its statements may commit by itself: for work that is one.
@@ -145,15 +153,16 @@ class Backend:
             self._patience.seconds = before
 
     @contextmanager
-    def snapshot(self) -> Generator[sa.Connection]:
-        """Open a read transaction in which every statement sees the same state.
+    def snapshot(self, *, indexed: bool = False) -> Generator[sa.Connection]:
+        """Open a read transaction in which every statement sees the same state; ``indexed`` as in `transact`.
 
         Raises
         ------
         UnavailableError
             Where the database is busy or away.
         """
-        with self._translated(), self._reader.connect() as connection, connection.begin():
+        reader = self._indexed_reader if indexed else self._reader
+        with self._translated(), reader.connect() as connection, connection.begin():
             yield connection
 
     def now_sql(self) -> sa.ColumnElement[int]:

@@ -37,6 +37,13 @@ class Dialect(Protocol):
         """Prepare a driver's connection for statements that run very often, where the database `has_direct`."""
         ...
 
+    def indexed(self, engine: sa.Engine) -> sa.Engine:
+        """Give a writer or a reader in the form for statements that run very often, on tables that may grow fast.
+
+        Their plans go down indexes, whatever the database believes of a table's size.
+        """
+        ...
+
     def reader(self, engine: sa.Engine) -> sa.Engine:
         """Give the engine's form whose transactions read one snapshot."""
         ...

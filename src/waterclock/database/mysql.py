@@ -65,6 +65,10 @@ class MysqlDialect:
     def set_up_direct(self, connection: Any) -> None:
         """Nothing to do: there is none."""
 
+    def indexed(self, engine: sa.Engine) -> sa.Engine:
+        """Give the same: plans are made for each statement, from what is in the indexes then."""
+        return engine
+
     def reader(self, engine: sa.Engine) -> sa.Engine:
         """REPEATABLE READ: the first read fixes the snapshot."""
         return engine.execution_options(**{_SNAPSHOT: True})

@@ -11,6 +11,13 @@ from waterclock.database.direct import Frame
 from waterclock.database.pool import ping_after_idling
 
 _MIGRATION_LOCK = 0x57A7E2C10C4  # any number, the same for every Waterclock
+_INDEXED = "waterclock_indexed"
+# Planning costs as much as a claim, so plans are kept. But a queue that was empty when its plan was made has a million
+# rows a moment later, so no plan may be kept that reads or sorts a table because it was small. Nor may a plan be
+# compiled: where an estimate is far off, that takes a hundred times what the statement does.
+_PLANNING = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
+_INDEXES_ONLY = "SELECT " + ", ".join(f"set_config('{setting}', 'off', false)" for setting in _PLANNING)
+_ANY_PLAN = f"SELECT set_config(name, reset_val, false) FROM pg_settings WHERE name IN {_PLANNING}"  # noqa: S608  # ours
 _TRANSIENT = {
     "40001",  # serialization_failure
     "40P01",  # deadlock_detected
@@ -39,6 +46,7 @@ class PostgresqlDialect:
             url = url.set(drivername="postgresql+psycopg")
         engine = sa.create_engine(url)
         event.listen(engine, "connect", _set_up)
+        event.listen(engine, "begin", _begin)
         ping_after_idling(engine)
         return engine
 
@@ -47,14 +55,13 @@ class PostgresqlDialect:
         return engine.execution_options(isolation_level="READ COMMITTED")
 
     def set_up_direct(self, connection: Any) -> None:
-        """Keep plans, and such only as stay good.
-
-        Planning costs as much as a claim. But a queue that was empty when its plan was made has a million rows a
-        moment later, so no plan may be kept that reads or sorts a table because it was small.
-        """
+        """Keep plans, and such only as stay good."""
         connection.autocommit = True
-        off = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin")
-        connection.execute("SELECT " + ", ".join("set_config(%s, 'off', false)" for _ in off), off)
+        connection.execute(_INDEXES_ONLY)
+
+    def indexed(self, engine: sa.Engine) -> sa.Engine:
+        """Let plans go down indexes whatever the planner knows of the tables."""
+        return engine.execution_options(**{_INDEXED: True})
 
     def reader(self, engine: sa.Engine) -> sa.Engine:
         """REPEATABLE READ is one snapshot in PostgreSQL."""
@@ -98,3 +105,15 @@ def _set_up(connection: Any, _record: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT set_config('default_transaction_isolation', 'read committed', false)")
     connection.autocommit = False
+
+
+def _begin(connection: sa.Connection) -> None:
+    indexed = bool(connection.get_execution_options().get(_INDEXED))
+    if bool(connection.info.get(_INDEXED)) == indexed:
+        return
+    # Outside the transaction, so that a rollback does not undo it; for the session, so that it is seldom needed.
+    driver: Any = connection.connection.driver_connection
+    driver.autocommit = True
+    connection.exec_driver_sql(_INDEXES_ONLY if indexed else _ANY_PLAN)
+    driver.autocommit = False
+    connection.info[_INDEXED] = indexed

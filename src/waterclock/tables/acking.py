@@ -25,7 +25,7 @@ def run(context: TableContext, work: Callable[[sa.Connection], _T]) -> _T:
 
     What follows such a statement only looks, so that each may commit by itself.
     """
-    return (context.backend.transact if context.options.groups else context.backend.alone)(work)
+    return context.backend.transact(work, indexed=True) if context.options.groups else context.backend.alone(work)
 
 
 def ack_ids(context: TableContext, connection: sa.Connection, ids: Sequence[Any]) -> int:
@@ -38,7 +38,8 @@ def ack_ids(context: TableContext, connection: sa.Connection, ids: Sequence[Any]
     """
     if not context.options.groups:
         return acking_rows.ack_ids(context, connection, ids)
-    return group_acking.ack_rows(context, connection, _lock_unacked(context, connection, ids))
+    found, noted = _lock_unacked(context, connection, ids)
+    return group_acking.ack_rows(context, connection, found, noted)
 
 
 def ack_held(context: TableContext, connection: sa.Connection, held: Iterable[Held]) -> set[int]:
@@ -161,7 +162,7 @@ def extend_all(
 def reschedule(context: TableContext, connection: sa.Connection, ids: Sequence[Any], at: int, epoch: int | None) -> int:
     """Set when messages are sent next (ns), and their epoch; return how many. Those that are out lose their lease."""
     rows = context.rows
-    known = _lock_unacked(context, connection, ids)
+    known, _ = _lock_unacked(context, connection, ids)
     told: Any = 0
     values: dict[str, Any] = {"time_next": at, "lease": None}
     these = context.sql.any_of(rows.c.seq, "seqs")
@@ -186,15 +187,19 @@ def _renew_holder(context: TableContext, connection: sa.Connection, held: Held, 
     consumers.renew(context, connection, holder or "", until)
 
 
-def _lock_unacked(context: TableContext, connection: sa.Connection, ids: Sequence[Any]) -> Sequence[_Row]:
+def _lock_unacked(
+    context: TableContext, connection: sa.Connection, ids: Sequence[Any]
+) -> tuple[Sequence[_Row], dict[str, sa.Row[Any]]]:
+    """Lock messages by id, after their groups; return both, those by name."""
     rows = context.rows
     statement = sa.select(rows.c.seq, rows.c.group_id).where(context.sql.any_of(rows.c.id, "ids"))
     if context.options.groups:
         route(context, connection)
     known = connection.execute(statement.where(rows.c.time_acked.is_(None)), {"ids": list(ids)}).all()
+    noted: dict[str, sa.Row[Any]] = {}
     if context.options.groups:
-        lock_groups(context, connection, [row.group_id or UNGROUPED for row in known])
-    return _lock_rows(context, connection, [row.seq for row in known], sa.true())
+        noted = lock_groups(context, connection, [row.group_id or UNGROUPED for row in known])
+    return _lock_rows(context, connection, [row.seq for row in known], sa.true()), noted
 
 
 def _lock_rows(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
-from waterclock.tables.claiming.claimed import Marks
+from waterclock.tables.claiming.claimed import Marks, Reached
 from waterclock.tables.databases.dialect import TableDialect
 from waterclock.tables.databases.inserting import DrawnIds
 from waterclock.tables.databases.mysql import MysqlTables
@@ -44,6 +44,8 @@ class TableContext:
         No message is sent before then, ns; None where it is not paused.
     marks
         How far the claims through it have come.
+    reached
+        How far those who route its messages to groups have come.
     drawn_ids
         Ids for messages that are put through it.
     dead
@@ -59,6 +61,7 @@ class TableContext:
     revision: int
     paused_until: int | None
     marks: Marks = field(default_factory=Marks)
+    reached: Reached = field(default_factory=Reached)
     drawn_ids: DrawnIds = field(default_factory=DrawnIds)
     dead: TableContext | None = None
 

@@ -82,7 +82,7 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int, requ
         return []
     if context.sql.one_writer and not context.marks.any():
         # Where writers take turns, consumers that find nothing should not ask for one, nor wait for a long one to end.
-        with context.backend.snapshot() as connection:
+        with context.backend.snapshot(indexed=True) as connection:
             due, now = next_due(context, connection, where, request.consumer, request.max_groups)
         if due is None or due > now:
             return []
@@ -104,7 +104,7 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int, requ
 def _claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
     if context.options.rate_limit is None:
         return claim(context, wanted, context.marks)
-    return context.backend.transact(lambda own: _claim_at_rate(context, own, wanted))
+    return context.backend.transact(lambda own: _claim_at_rate(context, own, wanted), indexed=True)
 
 
 def _claim_at_rate(context: TableContext, connection: sa.Connection, wanted: Wanted) -> list[Claimed]:
@@ -141,7 +141,7 @@ def pause(
 def _pause(context: TableContext, changes: Changes, stop: Stop, longest: float | None, request: Request) -> None:
     where, _ = select_on(context, request.selection)
     changes.arm()
-    with context.backend.snapshot() as connection:
+    with context.backend.snapshot(indexed=True) as connection:
         due, now = next_due(context, connection, where, request.consumer, request.max_groups)
         free_at = rate_free_at(context, connection)
     if due is not None and due <= now and free_at is not None and free_at > now:

@@ -103,3 +103,30 @@ class Marks:
         with self._lock:
             self._marks = {}
             self._since = self._clock()
+
+
+class Reached:
+    """Up to which seq a table with groups has been seen to have no message that must be routed.
+
+    As with `Marks`: what was routed stays in a database's index for a while, and who looked for new messages from the
+    very first one on would step over all of it at each claim.
+
+    Safe to share between threads.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: tuple[int, float] | None = None
+
+    def now(self) -> int | None:
+        """Give the seq; None once it is too old."""
+        seen = self._seen
+        return None if seen is None or self._clock() - seen[1] >= LOOK_BACK_EVERY else seen[0]
+
+    def note(self, seq: int) -> None:
+        """Note that nothing must be routed up to ``seq``."""
+        self._seen = (seq, self._clock())
+
+    def forget(self) -> None:
+        """Begin at the very first message again."""
+        self._seen = None

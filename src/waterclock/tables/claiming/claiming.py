@@ -9,8 +9,9 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock.tables.claiming.claimed import Claimed, Marks, Wanted
-from waterclock.tables.claiming.claiming_groups import claim_groups, group_due_times
+from waterclock.tables.claiming.claiming_groups import claim_groups
 from waterclock.tables.claiming.claiming_rows import priority_levels
+from waterclock.tables.claiming.group_levels import next_group_due
 from waterclock.tables.context import TableContext
 
 _NO_MARKS: dict[int, int] = {}
@@ -44,10 +45,10 @@ def claim(context: TableContext, wanted: Wanted, marks: Marks | None = None) -> 
 
 def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
     try:
-        return context.backend.transact(lambda own: claim_groups(context, own, wanted))
+        return context.backend.transact(lambda own: claim_groups(context, own, wanted), indexed=True)
     except exc.IntegrityError:
         # Another thread signed the same consumer in just now.
-        return context.backend.transact(lambda own: claim_groups(context, own, wanted))
+        return context.backend.transact(lambda own: claim_groups(context, own, wanted), indexed=True)
 
 
 def claim_within(context: TableContext, connection: sa.Connection, wanted: Wanted) -> list[Claimed]:
@@ -88,8 +89,7 @@ def next_due(
     if not context.options.groups:
         due, at = connection.execute(_next_due_row(context.rows, now)).one()
         return due, at
-    at = context.backend.now(connection)
-    return min(group_due_times(context, connection, consumer, max_groups), default=None), at
+    return next_group_due(context, connection, consumer, max_groups)
 
 
 @lru_cache(maxsize=256)

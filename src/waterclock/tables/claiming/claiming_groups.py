@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy as sa
 
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.claiming.claimed import Claimed, Wanted
-from waterclock.tables.claiming.claiming_free import claim_free, free_due_times, free_priority
-from waterclock.tables.claiming.claiming_rows import ABOVE_EVERY_PRIORITY, columns_read
+from waterclock.tables.claiming.claiming_free import claim_free
+from waterclock.tables.claiming.claiming_rows import columns_read
+from waterclock.tables.claiming.group_levels import Level, Look, at_level, count_of, levels, look
 from waterclock.tables.context import TableContext
 from waterclock.tables.dead_letters import bury, exhausted_reason
 from waterclock.tables.groups import consumers
-from waterclock.tables.groups.grouping import ANYBODY, settle, these_groups
-from waterclock.tables.groups.routing import has_unrouted, route
+from waterclock.tables.groups.grouping import ANYBODY, is_assigned, settle, these_groups
+from waterclock.tables.groups.routing import route_new
 
-_Row = sa.Row[*tuple[Any, ...]]
+_Row = Any
 
 
 def claim_groups(context: TableContext, connection: sa.Connection, wanted: Wanted) -> list[Claimed]:
@@ -27,10 +29,14 @@ def claim_groups(context: TableContext, connection: sa.Connection, wanted: Wante
 
     The consumer begins with its own groups. Where some messages are in no group, chance decides who goes first.
     """
-    # Only rows are inserted when messages are put; it is the consumers who route them to their groups.
-    route(context, connection)
-    now = context.backend.now(connection)
     me = wanted.consumer or ANYBODY
+    after = context.reached.now()
+    top = look(context, connection, me, after=after)
+    now = top.now
+    if top.unrouted:
+        # Only rows are inserted when messages are put; it is the consumers who route them to their groups.
+        route_new(context, connection)
+        now = context.backend.now(connection)
     room = None
     if context.options.groups == "exclusive":
         if not consumers.join(context, connection, me, wanted.max_groups, now):
@@ -39,40 +45,20 @@ def claim_groups(context: TableContext, connection: sa.Connection, wanted: Wante
         if context.options.group_idle is not None:
             consumers.release_idle(context, connection, now)
         if wanted.max_groups is not None:
-            room = wanted.max_groups - _count_of(context, connection, me)
+            room = wanted.max_groups - count_of(context, connection, me)
     claim = _Claim(context, connection, wanted, me, now, room)
-    for priority in _priorities(context, connection, me):
-        claim.take(priority)
-        if len(claim.claimed) == wanted.limit:
-            break
+    is_old = top.unrouted or context.options.groups == "exclusive"
+    claim.take_all(None if is_old else top)
+    if len(claim.claimed) < wanted.limit:
+        context.reached.forget()
+        if after is not None and not top.unrouted and look(context, connection, me).unrouted:
+            route_new(context, connection)
+            claim.take_all(None)
+    elif after is None and not top.unrouted:
+        context.reached.note(top.newest or 0)
     if claim.claimed and context.options.groups == "exclusive":
         consumers.renew(context, connection, me, max(one.lease_until for one in claim.claimed))
     return claim.claimed
-
-
-def group_due_times(
-    context: TableContext, connection: sa.Connection, consumer: str | None, max_groups: int | None
-) -> Iterator[int]:
-    """Find when something may be due for a consumer, ns. Reads only."""
-    if has_unrouted(context, connection):
-        yield 0
-    me = consumer or ANYBODY
-    who = [ANYBODY, me]
-    if context.options.groups == "exclusive":
-        yield consumers.sign_of_life_due(context, connection, me)
-        lapse = consumers.next_lapse(context, connection)
-        if lapse is not None:
-            yield lapse
-        if max_groups is not None and _count_of(context, connection, me) >= max_groups:
-            who = [me]
-    for priority in _priorities(context, connection, me):
-        for one in who:
-            at = {"table_id": context.table_id, "who": one, "of": priority}
-            found = connection.execute(_earliest_group(), at).scalar()
-            if found is not None:
-                yield found
-        if context.options.ungrouped == "free":
-            yield from free_due_times(context, connection, priority)
 
 
 class _Claim:
@@ -88,37 +74,45 @@ class _Claim:
         self._now = now
         self._room = room
         self._seen: set[tuple[str, str, int | None]] = set()
+        # One for all, so that groups whose messages were sent equally often go out in one statement.
+        self._swing = random.uniform(-1, 1)  # noqa: S311  # not a secret
         self._exclusive = context.options.groups == "exclusive"
         self.claimed: list[Claimed] = []
 
-    def take(self, priority: int) -> None:
-        """Take what is due at a priority, as far as there is room."""
+    def take_all(self, top: Look | None) -> None:
+        """Take what is due, highest priority first, as far as there is room; ``top`` is what is known of it already."""
+        for level in levels(self._context, self._connection, self._me, top):
+            self._take(level)
+            if len(self.claimed) == self._wanted.limit:
+                break
+
+    def _take(self, level: Level) -> None:
         if self._context.options.ungrouped != "free":
-            self._take_groups(priority, self._left)
+            self._take_groups(level, self._left)
             return
         free_first = random.random() < 0.5  # noqa: PLR2004, S311  # a fair coin, no secret
         if free_first:
-            self._take_free(priority, max(1, self._left // 2))
-        self._take_groups(priority, self._left if free_first else max(1, self._left // 2))
-        self._take_free(priority, self._left)
-        self._take_groups(priority, self._left)
+            self._take_free(level, max(1, self._left // 2))
+        self._take_groups(level, self._left if free_first else max(1, self._left // 2))
+        self._take_free(level, self._left)
+        self._take_groups(level, self._left)
 
     @property
     def _left(self) -> int:
         return self._wanted.limit - len(self.claimed)
 
-    def _take_free(self, priority: int, most: int) -> None:
+    def _take_free(self, level: Level, most: int) -> None:
         if most > 0:
-            self.claimed += claim_free(self._context, self._connection, self._wanted, priority, most, self._now)
+            self.claimed += claim_free(self._context, self._connection, self._wanted, level.priority, most, self._now)
 
-    def _take_groups(self, priority: int, most: int) -> None:
+    def _take_groups(self, level: Level, most: int) -> None:
         upto = len(self.claimed) + most
-        for who in (self._me, ANYBODY):
+        for who in level.whose:
             while len(self.claimed) < upto:
                 count = upto - len(self.claimed)
                 if who == ANYBODY and self._room is not None:
                     count = min(count, self._room)
-                found = self._free_groups(priority, who, count) if count > 0 else []
+                found = self._free_groups(level.priority, who, count) if count > 0 else []
                 if not found:
                     break
                 self._take_from(found, upto - len(self.claimed), who)
@@ -140,9 +134,12 @@ class _Claim:
             expected += max(1, group.tail - (group.next_position or group.tail) + 1)
         if self._exclusive:
             self._revoke_lapsed(chosen)
-        rows = connection.execute(
+        found_rows = connection.execute(
             _first_rows(context), {"groups": chosen, "count": most, "who": who, "now": self._now}
-        ).all()
+        )
+        names = tuple(found_rows.keys())
+        # Their columns are read a dozen times each, which SQLAlchemy's rows are slow at.
+        rows = [SimpleNamespace(**dict(zip(names, values, strict=True))) for values in found_rows]
         lapsed = sorted({row.group_id for row in rows if row.lease is not None})
         if lapsed:
             # Those of them that are not sent again now must not be acked by their former consumer.
@@ -180,7 +177,7 @@ class _Claim:
             most -= len(first)
             # The longest wait of those that go out together, and no shorter than that of those that are out, so that
             # none returns while an earlier one is still out.
-            wait = context.options.backoff.wait(max(row.epoch or 0 for row in first), random.uniform(-1, 1))  # noqa: S311  # not a secret
+            wait = context.options.backoff.wait(max(row.epoch or 0 for row in first), self._swing)
             until = max(self._now + wait, ends.get(group_id, 0))
             taken.setdefault(until, []).append(group_id)
             seqs.setdefault(until, []).extend(row.seq for row in first)
@@ -189,9 +186,11 @@ class _Claim:
             bury(context, connection, buried, exhausted_reason(context))
         for until, chosen in seqs.items():
             mark = {"until": until, "by": self._wanted.lease, "who": self._wanted.consumer}
-            connection.execute(_leave_out(context), {"seqs": chosen, **mark})
-            if not self._exclusive:
-                connection.execute(_note_out(context), {"groups": sorted(taken[until]), "until": until})
+            values = {"seqs": chosen, **mark, "groups": sorted(taken[until])}
+            if self._exclusive:
+                connection.execute(_leave_out(context), values)
+            else:
+                context.sql.run_both(connection, _leave_out(context), _note_out(context), values)
         return sorted(name for names in taken.values() for name in names)
 
     def _ends(self, chosen: list[str]) -> dict[str, int]:
@@ -224,71 +223,14 @@ def _by_group(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
     return found
 
 
-def _count_of(context: TableContext, connection: sa.Connection, me: str) -> int:
-    return connection.execute(
-        sa.select(sa.func.count()).where(groups.c.table_id == context.table_id, groups.c.assigned == me)
-    ).scalar_one()
-
-
-def _priorities(context: TableContext, connection: sa.Connection, me: str) -> Iterator[int]:
-    # One by one from the top: usually there is one, and a caller that has enough asks no further.
-    below = ABOVE_EVERY_PRIORITY
-    while True:
-        at = {"table_id": context.table_id, "below": below}
-        found = [*connection.execute(_next_priorities(), {**at, "me": me, "anybody": ANYBODY}).one()]
-        if context.options.ungrouped == "free":
-            found.append(free_priority(context, connection, below))
-        levels = [priority for priority in found if priority is not None]
-        if not levels:
-            return
-        below = max(levels)
-        yield below
-
-
-@lru_cache(maxsize=1)
-def _next_priorities() -> sa.Select[Any, Any]:
-    def greatest(who: str) -> sa.ScalarSelect[Any]:
-        return (
-            sa.select(groups.c.priority)
-            .where(
-                groups.c.table_id == sa.bindparam("table_id"),
-                groups.c.assigned == sa.bindparam(who, type_=groups.c.assigned.type),
-                groups.c.priority < sa.bindparam("below", type_=sa.BigInteger),
-            )
-            .order_by(groups.c.priority.desc())
-            .limit(1)
-            .scalar_subquery()
-        )
-
-    return sa.select(greatest("anybody").label("of_anybody"), greatest("me").label("of_mine"))
-
-
-def _level() -> tuple[sa.ColumnElement[bool], ...]:
-    return (
-        groups.c.table_id == sa.bindparam("table_id"),
-        groups.c.assigned == sa.bindparam("who"),
-        groups.c.priority == sa.bindparam("of"),
-    )
-
-
 @lru_cache(maxsize=1)
 def _free_groups() -> sa.Select[*tuple[Any, ...]]:
     return (
         sa.select(groups.c.group_id, groups.c.assigned, groups.c.head, groups.c.next_position, groups.c.tail)
-        .where(*_level(), groups.c.ready_at <= sa.bindparam("now", type_=sa.BigInteger))
+        .where(*at_level(), groups.c.ready_at <= sa.bindparam("now", type_=sa.BigInteger))
         .order_by(groups.c.ready_at, groups.c.group_id)
         .limit(sa.bindparam("count"))
         .with_for_update(skip_locked=True)
-    )
-
-
-@lru_cache(maxsize=1)
-def _earliest_group() -> sa.Select[Any]:
-    return (
-        sa.select(groups.c.ready_at)
-        .where(*_level(), groups.c.ready_at.is_not(None))
-        .order_by(groups.c.ready_at)
-        .limit(1)
     )
 
 
@@ -308,7 +250,7 @@ def _first_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
         .join_from(groups, rows, sa.and_(*conditions))
         .where(
             these_groups(context),
-            groups.c.assigned == sa.bindparam("who"),
+            is_assigned(sa.bindparam("who")),
             sa.func.coalesce(groups.c.paused_until, 0) <= sa.bindparam("now", type_=sa.BigInteger),
         )
         .order_by(groups.c.ready_at, groups.c.group_id, rows.c.position)

@@ -77,6 +77,21 @@ class TableDialect(Protocol):
         """Say that ``column`` is one of the values in the list bound as ``name``."""
         ...
 
+    def any_key(
+        self, table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], name: str
+    ) -> sa.ColumnElement[bool]:
+        """Say that a row's key is ``value`` with one of the values in the list bound as ``name``, in these columns.
+
+        It goes down the key's index even where a database believes that few rows have ``value``.
+        """
+        ...
+
+    def run_both(
+        self, connection: sa.Connection, one: sa.Update, another: sa.Update | sa.Delete, values: Mapping[str, Any]
+    ) -> int:
+        """Run two statements that change different rows and do not see each other; return the second's row count."""
+        ...
+
     def claim(
         self,
         connection: sa.Connection,

@@ -150,6 +150,20 @@ class MysqlTables:
         """Say that ``column`` is in the list bound as ``name``."""
         return column.in_(sa.bindparam(name, type_=column.type, expanding=True))
 
+    def any_key(
+        self, table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], name: str
+    ) -> sa.ColumnElement[bool]:
+        """Say that a row's key is ``value`` with one of the values in the list bound as ``name``."""
+        del table  # the columns know it
+        return (columns[0] == value) & self.any_of(columns[1], name)
+
+    def run_both(
+        self, connection: sa.Connection, one: sa.Update, another: sa.Update | sa.Delete, values: Mapping[str, Any]
+    ) -> int:
+        """Run two statements, and return the second's row count."""
+        connection.execute(one, values)
+        return connection.execute(another, values).rowcount
+
     def claim(
         self,
         connection: sa.Connection,

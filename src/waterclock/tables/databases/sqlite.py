@@ -183,6 +183,20 @@ class SqliteTables:
         listed = sa.func.json_each(sa.bindparam(name, type_=_JsonList())).table_valued("value")
         return column.in_(sa.select(listed.c.value))
 
+    def any_key(
+        self, table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], name: str
+    ) -> sa.ColumnElement[bool]:
+        """Say that a row's key is ``value`` with one of the values in the list bound as ``name``."""
+        del table  # the columns know it
+        return (columns[0] == value) & self.any_of(columns[1], name)
+
+    def run_both(
+        self, connection: sa.Connection, one: sa.Update, another: sa.Update | sa.Delete, values: Mapping[str, Any]
+    ) -> int:
+        """Run two statements, and return the second's row count."""
+        connection.execute(one, values)
+        return connection.execute(another, values).rowcount
+
     def claim(
         self,
         connection: sa.Connection,

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.tables.context import TableContext
-from waterclock.tables.groups.grouping import ANYBODY, settle
+from waterclock.tables.groups.grouping import ANYBODY, settle, these_groups
 
 _RELEASED_AT_ONCE = 1000
 
@@ -154,5 +154,4 @@ def _idle() -> sa.Select[Any]:
 
 @lru_cache(maxsize=256)
 def _releasing(context: TableContext) -> sa.Update:
-    these = (groups.c.table_id == context.table_id) & context.sql.any_of(groups.c.group_id, "groups")
-    return sa.update(groups).where(these).values(assigned=ANYBODY, drain_to=None)
+    return sa.update(groups).where(these_groups(context)).values(assigned=ANYBODY, drain_to=None)

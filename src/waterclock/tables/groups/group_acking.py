@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from waterclock.errors import OrderError
 from waterclock.tables.context import TableContext
-from waterclock.tables.groups.grouping import UNGROUPED, lock_groups, settle
+from waterclock.tables.groups.grouping import UNGROUPED, lock_groups, settle, settle_starts
 from waterclock.tables.held import Held
 
 _Row = sa.Row[*tuple[Any, ...]]
@@ -27,11 +27,15 @@ def ack_held(context: TableContext, connection: sa.Connection, held: Sequence[He
     if not held:
         return set()
     noted = lock_groups(context, connection, [one.group_id or UNGROUPED for one in held])
-    if len(held) == 1 and _is_head(held[0], noted):
-        if _ack_head(context, connection, held[0], noted[held[0].group_id or UNGROUPED]):
-            return set()
-        return _lost(context, connection, held)
     leases = {one.seq: one.lease for one in held}
+    last = _last_of_starts(noted, held) if len(set(leases.values())) == 1 else None
+    if last is not None and context.options.ack_order != "hold":
+        changed = connection.execute(_acking_ours(context), {"seqs": list(leases), "by": held[0].lease}).rowcount
+        lost = set[int]() if changed == len(held) else _lost(context, connection, held)
+        if lost:
+            _check_order(context, connection, [one for one in held if one.seq not in lost])
+        _settle_acked(context, connection, last, noted)
+        return lost
     found = connection.execute(_to_ack(context), {"seqs": sorted(leases)}).all()
     ours = [row for row in found if row.lease == leases[row.seq]]
     _ack(context, connection, ours, noted)
@@ -39,7 +43,9 @@ def ack_held(context: TableContext, connection: sa.Connection, held: Sequence[He
     return _lost(context, connection, [one for one in held if one.seq not in still])
 
 
-def ack_rows(context: TableContext, connection: sa.Connection, found: Sequence[_Row]) -> int:
+def ack_rows(
+    context: TableContext, connection: sa.Connection, found: Sequence[_Row], noted: dict[str, sa.Row[Any]]
+) -> int:
     """Ack messages, whoever has them, whose groups and rows are locked; return how many.
 
     Raises
@@ -47,7 +53,7 @@ def ack_rows(context: TableContext, connection: sa.Connection, found: Sequence[_
     OrderError
         As `ack_held`.
     """
-    _ack(context, connection, [row for row in found if row.held_at is None], {})
+    _ack(context, connection, [row for row in found if row.held_at is None], noted)
     return sum(row.held_at is None for row in found)
 
 
@@ -72,16 +78,24 @@ def release_behind(
             connection.execute(_releasing(context), at)
 
 
-def _is_head(held: Held, noted: dict[str, sa.Row[Any]]) -> bool:
-    group = noted.get(held.group_id or UNGROUPED)
-    return group is not None and held.position is not None and held.position == group.head
+def _last_of_starts(noted: dict[str, sa.Row[Any]], messages: Sequence[Held | _Row]) -> dict[str, int] | None:
+    """Give the last position of each group where the messages are the first of their groups, without a gap.
 
-
-def _ack_head(context: TableContext, connection: sa.Connection, held: Held, group: sa.Row[Any]) -> bool:
-    changed = connection.execute(_acking_one(context), {"of": held.seq, "by": held.lease}).rowcount
-    if changed:
-        settle(context, connection, [group.group_id], may_end=group.tail == held.position)
-    return changed == 1
+    Then no message is passed over. None where the database has to be asked: a gap may have been acked before.
+    """
+    places: dict[str, list[int]] = {}
+    for one in messages:
+        if one.position is None:
+            return None
+        places.setdefault(one.group_id or UNGROUPED, []).append(one.position)
+    for name, positions in places.items():
+        if (
+            name not in noted
+            or min(positions) != noted[name].head
+            or len(positions) != 1 + max(positions) - min(positions)
+        ):
+            return None
+    return {name: max(positions) for name, positions in places.items()}
 
 
 def _lost(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> set[int]:
@@ -105,22 +119,46 @@ def _ack(
         # Settling acks those of them that have nothing before them.
         connection.execute(_holding(context), {"seqs": [row.seq for row in grouped]})
         chosen["seqs"] = [row.seq for row in messages if row.position is None]
-    elif context.options.ack_order == "strict":
-        _check_order(context, connection, chosen["seqs"])
+    elif context.options.ack_order == "strict" and _last_of_starts(noted, messages) is None:
+        _check_order(context, connection, grouped)
     connection.execute(_acking(context), chosen)
-    last = {row.group_id: row.position for row in sorted(grouped, key=lambda row: row.position)}
-    may_end = any(name not in noted or noted[name].tail <= position for name, position in last.items())
-    settle(context, connection, last, may_end=may_end)
+    _settle_acked(context, connection, {row.group_id: row.position for row in sorted(grouped, key=_position)}, noted)
 
 
-def _check_order(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> None:
-    blocking = connection.execute(_blocking(context), {"seqs": seqs}).first()
-    if blocking is not None:
-        raise OrderError(
-            f"message {blocking.refused!r} of group {blocking.group_id!r} cannot be acked before message"
-            f" {blocking.id!r}; ack that one first, or both together",
-            blocking.id,
-        )
+def _position(row: _Row) -> int:
+    return row.position
+
+
+def _settle_acked(
+    context: TableContext, connection: sa.Connection, last: dict[str, int], noted: dict[str, sa.Row[Any]]
+) -> None:
+    ending = {name for name, position in last.items() if name not in noted or noted[name].tail <= position}
+    if context.options.groups == "sequenced" and context.options.ack_order == "strict":
+        settle_starts(context, connection, last.keys() - ending, ending)
+    else:
+        settle(context, connection, last, may_end=bool(ending))
+
+
+def _check_order(context: TableContext, connection: sa.Connection, messages: Iterable[Held | _Row]) -> None:
+    """Refuse to ack messages that pass over others, whether they are acked already or not; OrderError."""
+    last: dict[str, tuple[int, int]] = {}
+    seqs: list[int] = []
+    for one in messages:
+        seqs.append(one.seq)
+        if one.position is not None:
+            name = one.group_id or UNGROUPED
+            last[name] = max(last.get(name, (-1, -1)), (one.position, one.seq))
+    for name, (position, seq) in sorted(last.items()):
+        at = {"of": name, "before": position, "seqs": seqs}
+        blocking = connection.execute(_blocking(context), at).scalar()
+        if blocking is not None:
+            rows = context.rows
+            refused = connection.execute(sa.select(rows.c.id).where(rows.c.seq == seq)).scalar()
+            raise OrderError(
+                f"message {refused!r} of group {name!r} cannot be acked before message"
+                f" {blocking!r}; ack that one first, or both together",
+                blocking,
+            )
 
 
 @lru_cache(maxsize=256)
@@ -147,12 +185,12 @@ def _done(context: TableContext) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=256)
-def _acking_one(context: TableContext) -> sa.Update:
+def _acking_ours(context: TableContext) -> sa.Update:
     rows = context.rows
     by = sa.bindparam("by", type_=sa.BigInteger)
     return (
         sa.update(rows)
-        .where(rows.c.seq == sa.bindparam("of"), rows.c.lease == by, rows.c.time_acked.is_(None))
+        .where(context.sql.any_of(rows.c.seq, "seqs"), rows.c.lease == by, rows.c.time_acked.is_(None))
         .values(_done(context))
     )
 
@@ -173,19 +211,18 @@ def _holding(context: TableContext) -> sa.Update:
 
 
 @lru_cache(maxsize=256)
-def _blocking(context: TableContext) -> sa.Select[Any, Any, Any]:
+def _blocking(context: TableContext) -> sa.Select[Any]:
+    # Group by group: as a join of all, a planner that guesses goes through whole groups.
     rows = context.rows
-    earlier = rows.alias("earlier")
-    before = sa.and_(
-        earlier.c.group_id == rows.c.group_id,
-        earlier.c.position < rows.c.position,
-        earlier.c.time_acked.is_(None),
-    )
     return (
-        sa.select(earlier.c.id, rows.c.id.label("refused"), rows.c.group_id)
-        .join_from(rows, earlier, before)
-        .where(context.sql.any_of(rows.c.seq, "seqs"), ~context.sql.any_of(earlier.c.seq, "seqs"))
-        .order_by(earlier.c.position)
+        sa.select(rows.c.id)
+        .where(
+            rows.c.group_id == sa.bindparam("of"),
+            rows.c.position < sa.bindparam("before", type_=sa.BigInteger),
+            rows.c.time_acked.is_(None),
+            ~context.sql.any_of(rows.c.seq, "seqs"),
+        )
+        .order_by(rows.c.position)
         .limit(1)
     )
 

@@ -21,9 +21,14 @@ ANYBODY = ""
 _SETTLED_AT_ONCE = 5000
 
 
-def these_groups(context: TableContext) -> sa.ColumnElement[bool]:
-    """Choose the table's groups that are bound as ``groups``."""
-    return (groups.c.table_id == context.table_id) & context.sql.any_of(groups.c.group_id, "groups")
+def these_groups(context: TableContext, name: str = "groups") -> sa.ColumnElement[bool]:
+    """Choose the table's groups that are bound as ``name``."""
+    return context.sql.any_key(groups, context.table_id, (groups.c.table_id, groups.c.group_id), name)
+
+
+def is_assigned(who: Any) -> sa.ColumnElement[bool]:
+    """Say whose a group is, of groups that are chosen otherwise: no index is to be used for this."""
+    return sa.func.coalesce(groups.c.assigned, ANYBODY) == who
 
 
 def lock_groups(context: TableContext, connection: sa.Connection, group_ids: Iterable[str]) -> dict[str, sa.Row[Any]]:
@@ -64,6 +69,36 @@ def settle(context: TableContext, connection: sa.Connection, group_ids: Iterable
             connection.execute(_drained(context), chosen)
         if may_end:
             connection.execute(_ended(context), chosen)
+
+
+def settle_starts(
+    context: TableContext, connection: sa.Connection, going_on: Iterable[str], ending: Iterable[str]
+) -> None:
+    """Note groups anew of which nothing but the first messages was acked, as `settle` does; with fewer statements.
+
+    Parameters
+    ----------
+    going_on
+        Groups that have messages left.
+    ending
+        Groups that have none left, unless one came meanwhile.
+    """
+    values = {"groups": sorted(going_on), "ending": sorted(ending)}
+    if not values["ending"]:
+        connection.execute(_note(context), values)
+        return
+    if values["groups"]:
+        ended = context.sql.run_both(connection, _note(context), _empty(context), values)
+    else:
+        ended = connection.execute(_empty(context), values).rowcount
+    if ended < len(values["ending"]):
+        settle(context, connection, values["ending"])
+
+
+@lru_cache(maxsize=256)
+def _empty(context: TableContext) -> sa.Delete:
+    first = first_of(context, context.rows.c.position, context.rows.c.position.is_not(None))
+    return sa.delete(groups).where(these_groups(context, "ending"), first.is_(None), *_needless())
 
 
 def first_of(context: TableContext, value: Any, *conditions: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
@@ -150,17 +185,12 @@ def _drained(context: TableContext) -> sa.Update:
 
 @lru_cache(maxsize=256)
 def _ended(context: TableContext) -> sa.Delete:
-    return sa.delete(groups).where(these_groups(context), *is_over())
+    return sa.delete(groups).where(these_groups(context), groups.c.head.is_(None), *_needless())
 
 
-def is_over() -> tuple[sa.ColumnElement[bool], ...]:
-    """Say that a group has no messages, and nothing that must be remembered without them."""
-    return (
-        groups.c.head.is_(None),
-        groups.c.assigned == ANYBODY,
-        groups.c.paused_until.is_(None),
-        groups.c.pinned == 0,
-    )
+def _needless() -> tuple[sa.ColumnElement[bool], ...]:
+    """Say that nothing of a group must be remembered when it has no messages."""
+    return is_assigned(ANYBODY), groups.c.paused_until.is_(None), groups.c.pinned == 0
 
 
 def _apply_held(context: TableContext, connection: sa.Connection, names: list[str]) -> None:

@@ -18,15 +18,14 @@ from waterclock.tables.groups.grouping import UNGROUPED, settle, these_groups
 _ROUTED_AT_ONCE = 50_000
 
 
-def has_unrouted(context: TableContext, connection: sa.Connection) -> bool:
-    """Say whether `route` would find something."""
-    return connection.execute(_any_unrouted(context)).first() is not None
-
-
 def route(context: TableContext, connection: sa.Connection) -> None:
+    """Route messages where some are new."""
+    if connection.execute(_any_unrouted(context)).first() is not None:
+        route_new(context, connection)
+
+
+def route_new(context: TableContext, connection: sa.Connection) -> None:
     """Route the oldest messages that are new, and note what plain SQL changed in groups."""
-    if not has_unrouted(context, connection):
-        return
     if connection.execute(_turn(), {"table": context.table_id}).first() is None:
         return
     after = 0
@@ -58,14 +57,15 @@ def _group_of(rows: sa.FromClause) -> sa.ColumnElement[str]:
     return sa.func.coalesce(rows.c.group_id, UNGROUPED, type_=rows.c.group_id.type)
 
 
-def _is_unrouted(rows: sa.FromClause) -> sa.ColumnElement[bool]:
+def is_unrouted(rows: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Say that a message has no place in its group yet, or that plain SQL changed it."""
     # Written out, because an index of these rows alone is used only where the database can see that it fits.
     return rows.c.routed == sa.literal_column("0")
 
 
 def _in_window(rows: sa.FromClause) -> sa.ColumnElement[bool]:
     after, upto = (sa.bindparam(name, type_=sa.BigInteger) for name in ("after", "upto"))
-    return _is_unrouted(rows) & (rows.c.seq > after) & (rows.c.seq <= upto)
+    return is_unrouted(rows) & (rows.c.seq > after) & (rows.c.seq <= upto)
 
 
 def _is_new(rows: sa.FromClause) -> sa.ColumnElement[bool]:
@@ -75,7 +75,7 @@ def _is_new(rows: sa.FromClause) -> sa.ColumnElement[bool]:
 @lru_cache(maxsize=256)
 def _any_unrouted(context: TableContext) -> sa.Select[Any]:
     rows = context.rows
-    return sa.select(rows.c.seq).where(_is_unrouted(rows)).order_by(rows.c.seq).limit(1)
+    return sa.select(rows.c.seq).where(is_unrouted(rows)).order_by(rows.c.seq).limit(1)
 
 
 @lru_cache(maxsize=1)
@@ -89,7 +89,7 @@ def _window(context: TableContext) -> sa.Select[Any, Any]:
     rows = context.rows
     found = (
         sa.select(rows.c.seq)
-        .where(_is_unrouted(rows), rows.c.seq > sa.bindparam("after", type_=sa.BigInteger))
+        .where(is_unrouted(rows), rows.c.seq > sa.bindparam("after", type_=sa.BigInteger))
         .order_by(rows.c.seq)
         .limit(_ROUTED_AT_ONCE)
         .subquery()
