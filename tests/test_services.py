@@ -132,6 +132,13 @@ def test_the_database_servers_are_as_durable_as_in_production(
         assert connection.scalar(sa.text("SELECT @@innodb_flush_log_at_trx_commit")) == 1
 
 
+def test_the_temporary_tables_of_a_server_lie_where_no_other_server_removes_them(mariadb_server: Service) -> None:
+    engine = sa.create_engine(mariadb_server.url, poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        temporary, data = connection.execute(sa.text("SELECT @@tmpdir, @@datadir")).one()
+    assert Path(temporary) == Path(data).parent
+
+
 def test_a_broker_asks_for_its_password(mosquitto_server: Service) -> None:
     with socket.create_connection(("127.0.0.1", sa.make_url(mosquitto_server.url).port), timeout=PATIENCE) as peer:
         peer.sendall(b"\x10\x0d\0\4MQTT\4\2\0\5\0\1x")  # CONNECT without user and password

@@ -204,7 +204,7 @@ class MariaDB(Server):
     def _initialise(self) -> None:
         self._run([
             self.programs["mariadb-install-db"], "--no-defaults", "--skip-test-db", f"--datadir={self.data}",
-            "--auth-root-authentication-method=socket", "--skip-name-resolve",
+            "--auth-root-authentication-method=socket", "--skip-name-resolve", f"--tmpdir={self.folder}",
         ])  # fmt: skip
         self._write(
             "users.sql",
@@ -218,6 +218,7 @@ class MariaDB(Server):
             self.programs["mariadbd"],
             "--no-defaults",
             f"--datadir={self.data}",
+            f"--tmpdir={self.folder}",  # of its own: a server that starts removes all temporary tables from there
             f"--socket={self.folder / 'socket'}",
             f"--pid-file={self.folder / 'pid'}",
             f"--init-file={self.folder / 'users.sql'}",
