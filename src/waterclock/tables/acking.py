@@ -14,6 +14,7 @@ from waterclock.tables.groups.group_acking import release_behind
 from waterclock.tables.groups.grouping import UNGROUPED, lock_groups, settle
 from waterclock.tables.groups.routing import route
 from waterclock.tables.held import Held
+from waterclock.tables.schema import not_acked
 from waterclock.tables.totals import add_totals
 
 _T = TypeVar("_T")
@@ -195,7 +196,7 @@ def _lock_unacked(
     statement = sa.select(rows.c.seq, rows.c.group_id).where(context.sql.any_of(rows.c.id, "ids"))
     if context.options.groups:
         route(context, connection)
-    known = connection.execute(statement.where(rows.c.time_acked.is_(None)), {"ids": list(ids)}).all()
+    known = connection.execute(statement.where(not_acked(rows)), {"ids": list(ids)}).all()
     noted: dict[str, sa.Row[Any]] = {}
     if context.options.groups:
         noted = lock_groups(context, connection, [row.group_id or UNGROUPED for row in known])
@@ -208,7 +209,7 @@ def _lock_rows(
     rows = context.rows
     return connection.execute(
         sa.select(rows.c.seq, rows.c.id, rows.c.group_id, rows.c.lease, rows.c.position, rows.c.held_at)
-        .where(context.sql.any_of(rows.c.seq, "seqs"), rows.c.time_acked.is_(None), which)
+        .where(context.sql.any_of(rows.c.seq, "seqs"), not_acked(rows), which)
         .order_by(rows.c.seq)
         .with_for_update(),
         {"seqs": list(seqs)},
@@ -222,4 +223,4 @@ def _lock(context: TableContext, connection: sa.Connection, held: Iterable[Held]
 
 
 def _holds(rows: sa.Table, held: Held) -> sa.ColumnElement[bool]:
-    return (rows.c.seq == held.seq) & (rows.c.lease == held.lease) & rows.c.time_acked.is_(None)
+    return (rows.c.seq == held.seq) & (rows.c.lease == held.lease) & not_acked(rows)

@@ -213,6 +213,15 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
     return rows
 
 
+def not_acked(rows: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Say that a message is not acked, of messages that are chosen by their keys.
+
+    Written so that no index answers it: a planner without statistics believes that few messages are not acked, and
+    would go through all of those.
+    """
+    return sa.func.coalesce(rows.c.time_acked, -1) == -1
+
+
 def has_unique_id(connection: sa.Connection, name: str) -> bool:
     """Say whether a table's ids are unique by themselves."""
     inspector = sa.inspect(connection)

@@ -18,7 +18,7 @@ from waterclock.tables.claiming.group_levels import Level, Look, at_level, count
 from waterclock.tables.context import TableContext
 from waterclock.tables.dead_letters import bury, exhausted_reason
 from waterclock.tables.groups import consumers
-from waterclock.tables.groups.grouping import ANYBODY, is_assigned, settle, these_groups
+from waterclock.tables.groups.grouping import ANYBODY, first_of, is_assigned, settle, these_groups
 from waterclock.tables.groups.routing import route_new
 
 _Row = Any
@@ -195,7 +195,8 @@ class _Claim:
 
     def _ends(self, chosen: list[str]) -> dict[str, int]:
         return {
-            row.group_id: row.until for row in self._connection.execute(_last_ends(self._context), {"groups": chosen})
+            row.group_id: row.until or 0
+            for row in self._connection.execute(_last_ends(self._context), {"groups": chosen})
         }
 
     def _due_prefix(self, members: list[_Row]) -> tuple[list[_Row], list[int]]:
@@ -263,10 +264,11 @@ def _out(rows: sa.Table) -> sa.ColumnElement[bool]:
 
 @lru_cache(maxsize=256)
 def _lapsed(context: TableContext) -> sa.Select[Any]:
+    # Looked up group by group, here and below: for a join, a planner that guesses goes through all messages.
     rows = context.rows
-    at_head = (rows.c.group_id == groups.c.group_id) & (rows.c.position == groups.c.head)
-    over = rows.c.time_next <= sa.bindparam("now", type_=sa.BigInteger)
-    return sa.select(groups.c.group_id).join_from(groups, rows, at_head).where(these_groups(context), _out(rows), over)
+    end = first_of(context, rows.c.time_next, rows.c.position == groups.c.head, rows.c.lease.is_not(None))
+    over = end <= sa.bindparam("now", type_=sa.BigInteger)
+    return sa.select(groups.c.group_id).where(these_groups(context), over)
 
 
 @lru_cache(maxsize=256)
@@ -294,15 +296,18 @@ def _revoke_all(context: TableContext) -> sa.Update:
 @lru_cache(maxsize=256)
 def _last_ends(context: TableContext) -> sa.Select[Any, Any]:
     rows = context.rows
-    between = (rows.c.position >= groups.c.head) & (
-        rows.c.position < sa.func.coalesce(groups.c.next_position, groups.c.tail + 1)
+    until = (
+        sa.select(sa.func.max(rows.c.time_next))
+        .where(
+            rows.c.group_id == groups.c.group_id,
+            rows.c.position >= groups.c.head,
+            rows.c.position < sa.func.coalesce(groups.c.next_position, groups.c.tail + 1),
+            _out(rows),
+        )
+        .correlate(groups)
+        .scalar_subquery()
     )
-    return (
-        sa.select(groups.c.group_id, sa.func.max(rows.c.time_next).label("until"))
-        .join_from(groups, rows, (rows.c.group_id == groups.c.group_id) & between)
-        .where(these_groups(context), _out(rows))
-        .group_by(groups.c.group_id)
-    )
+    return sa.select(groups.c.group_id, until.label("until")).where(these_groups(context))
 
 
 @lru_cache(maxsize=256)

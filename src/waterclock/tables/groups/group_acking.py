@@ -12,6 +12,7 @@ from waterclock.errors import OrderError
 from waterclock.tables.context import TableContext
 from waterclock.tables.groups.grouping import UNGROUPED, lock_groups, settle, settle_starts
 from waterclock.tables.held import Held
+from waterclock.tables.schema import not_acked
 
 _Row = sa.Row[*tuple[Any, ...]]
 
@@ -166,7 +167,7 @@ def _to_ack(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     return (
         sa.select(rows.c.seq, rows.c.group_id, rows.c.lease, rows.c.position, rows.c.held_at)
-        .where(context.sql.any_of(rows.c.seq, "seqs"), rows.c.time_acked.is_(None))
+        .where(context.sql.any_of(rows.c.seq, "seqs"), not_acked(rows))
         .order_by(rows.c.seq)
         .with_for_update()
     )
@@ -175,9 +176,7 @@ def _to_ack(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 @lru_cache(maxsize=256)
 def _acked(context: TableContext) -> sa.Select[Any, Any]:
     rows = context.rows
-    return sa.select(rows.c.seq, rows.c.lease).where(
-        context.sql.any_of(rows.c.seq, "seqs"), rows.c.time_acked.is_not(None)
-    )
+    return sa.select(rows.c.seq, rows.c.lease).where(context.sql.any_of(rows.c.seq, "seqs"), ~not_acked(rows))
 
 
 def _done(context: TableContext) -> dict[str, Any]:
@@ -190,7 +189,7 @@ def _acking_ours(context: TableContext) -> sa.Update:
     by = sa.bindparam("by", type_=sa.BigInteger)
     return (
         sa.update(rows)
-        .where(context.sql.any_of(rows.c.seq, "seqs"), rows.c.lease == by, rows.c.time_acked.is_(None))
+        .where(context.sql.any_of(rows.c.seq, "seqs"), rows.c.lease == by, not_acked(rows))
         .values(_done(context))
     )
 

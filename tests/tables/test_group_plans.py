@@ -1,0 +1,129 @@
+"""Every statement that groups run often looks at a few rows, among ten thousand messages in five thousand groups.
+
+Nothing is analyzed: right after many messages were put a database knows nothing of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from waterclock.connection import Database
+from waterclock.tables.changes import Stop
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.receiving import Request, pause
+
+GROUPS = 5_000
+A_FEW = 150
+TABLES = ("orders", "waterclock_groups", "waterclock_consumers")
+# In SQLite's plans: all rows, all groups of a table, all groups that somebody or nobody has. The index of unrouted
+# messages has no others in it.
+ALL_ROWS = rf"SCAN ({'|'.join(TABLES)})(?! USING INDEX orders_unrouted)"
+ALL_GROUPS = r"waterclock_groups .*\((table_id=\?|assigned=\? AND table_id=\?)\)$"
+
+
+@contextmanager
+def statements(database: Database) -> Generator[list[tuple[str, Any]]]:
+    """Collect what reaches the driver."""
+    seen: list[tuple[str, Any]] = []
+
+    def note(_connection: Any, _cursor: Any, text: str, parameters: Any, *_: Any) -> None:
+        if any(name in text for name in TABLES):
+            seen.append((text, parameters))
+
+    event.listen(database.backend.engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        event.remove(database.backend.engine, "before_cursor_execute", note)
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for below in plan.get("Plans", []):
+        yield from nodes(below)
+
+
+def complaints(database: Database, text: str, parameters: Any) -> list[str]:
+    """Run a statement again, and say where it looks at more than a few rows; what it changed is undone."""
+    if isinstance(parameters, list):
+        parameters = parameters[0]
+    name = database.backend.dialect.name
+    with database.backend._indexed_writer.connect() as connection:
+        if name == "sqlite":
+            plan = [str(row.detail) for row in connection.exec_driver_sql("EXPLAIN QUERY PLAN " + text, parameters)]
+            return [step for step in plan if re.search(f"{ALL_ROWS}|{ALL_GROUPS}", step)]
+        if name == "mysql":
+            found = connection.exec_driver_sql("ANALYZE " + text, parameters).mappings().all()
+            connection.rollback()
+            return [str(dict(row)) for row in found if row["table"] in TABLES and float(row["r_rows"] or 0) > A_FEW]
+        bad: list[str] = []
+        for mode in ("force_custom_plan", "force_generic_plan"):
+            connection.exec_driver_sql(f"SET LOCAL plan_cache_mode = {mode}")
+            found = connection.exec_driver_sql("EXPLAIN (ANALYZE, FORMAT JSON) " + text, parameters).scalar_one()
+            connection.rollback()
+            plan = found if isinstance(found, list) else json.loads(found)
+            for node in nodes(plan[0]["Plan"]):
+                looked_at = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
+                if "Relation Name" in node and looked_at > A_FEW:
+                    condition = node.get("Index Cond", "")
+                    bad.append(f"{mode}: {looked_at} rows by {node['Node Type']} {node.get('Index Name')} {condition}")
+        return bad
+
+
+def check(database: Database, found: dict[str, Any]) -> None:
+    bad = {text: complaints(database, text, values) for text, values in found.items()}
+    assert not {text: steps for text, steps in bad.items() if steps}
+
+
+def put_many(table: MessageTable, count: int) -> None:
+    table.put_many([{"payload": "x", "group": f"g{number % GROUPS}"} for number in range(count)])
+
+
+@pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
+def test_no_frequent_statement_of_groups_looks_at_more_than_it_needs(
+    make_table: Callable[..., MessageTable], database: Database, policy: str
+) -> None:
+    table = make_table(groups=policy, max_attempts=3, on_exhausted="block")
+    put_many(table, 2 * GROUPS)
+    table.ack(table.receive(1, consumer="x"))
+    with statements(database) as seen:
+        deliveries = table.receive(10, consumer="x")
+        others = table.receive(10, consumer="x")
+        deliveries[0].ack()
+        table.ack(deliveries[1:-1])
+        deliveries[-1].nack()
+        table.ack([one.id for one in others if one.group != deliveries[-1].group])
+        put_many(table, 10)
+        table.receive(1, consumer="x")
+        table.groups.info("g17")
+        stop = Stop()
+        stop.set()
+        changes = table._context.sql.changes(database.backend, "orders")
+        pause(table._entry, changes, stop, 0, Request("x"))
+        changes.close()
+    ours = {text: values for text, values in seen if text.split()[0] in ("SELECT", "WITH", "UPDATE", "DELETE")}
+    ours = {text: values for text, values in ours.items() if "WHERE" in text}
+    assert len(ours) > 15
+    check(database, ours)
+
+
+def test_an_ack_that_passes_over_messages_is_refused_without_reading_its_group(
+    sequenced: MessageTable, database: Database
+) -> None:
+    sequenced.put_many([{"payload": "x", "group": "hot"} for _ in range(2_000)])
+    deliveries = sequenced.receive(20)
+    deliveries[0].ack()
+    with statements(database) as seen:
+        sequenced.ack([one.id for one in deliveries[1:10]])
+        sequenced.ack(deliveries[10:])
+    check(database, {text: values for text, values in seen if "WHERE" in text})
+    with database.backend.snapshot() as connection:
+        assert connection.execute(sa.text("SELECT count(*) FROM orders WHERE time_acked IS NULL")).scalar() == 1_980
