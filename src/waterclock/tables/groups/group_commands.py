@@ -13,6 +13,7 @@ from waterclock.tables.context import TableContext
 from waterclock.tables.groups.group_acking import release_behind
 from waterclock.tables.groups.grouping import ANYBODY, lock_groups, settle
 from waterclock.tables.groups.routing import route
+from waterclock.tables.totals import add_totals
 
 _AT_ONCE = 5000
 
@@ -103,6 +104,15 @@ def in_parts(seqs: Sequence[int], work: Callable[[Sequence[int]], object]) -> No
         work(seqs[start : start + _AT_ONCE])
 
 
+def sent_before(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> int:
+    """Count how often messages were sent; those who remove them note it for the table."""
+    rows = context.rows
+    epochs = sa.select(sa.func.sum(rows.c.epoch)).where(context.sql.any_of(rows.c.seq, "seqs"))
+    counts: list[int] = []
+    in_parts(seqs, lambda part: counts.append(int(connection.execute(epochs, {"seqs": part}).scalar() or 0)))
+    return sum(counts)
+
+
 def purge(
     context: TableContext, connection: sa.Connection, group_id: str, count: int | None, *, force: bool, dry_run: bool
 ) -> GroupChange:
@@ -111,8 +121,10 @@ def purge(
     if not dry_run:
         rows = context.rows
         statement = sa.delete(rows).where(context.sql.any_of(rows.c.seq, "seqs"))
+        sent = sent_before(context, connection, chosen.seqs)
         in_parts(chosen.seqs, lambda part: connection.execute(statement, {"seqs": part}))
         settle(context, connection, [group_id])
+        add_totals(connection, context.table_id, sent=sent)
     return GroupChange(len(chosen.seqs), chosen.skipped)
 
 

@@ -9,9 +9,10 @@ import sqlalchemy as sa
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.context import TableContext
-from waterclock.tables.groups.group_commands import GroupChange, choose, ensure_group, in_parts
+from waterclock.tables.groups.group_commands import GroupChange, choose, ensure_group, in_parts, sent_before
 from waterclock.tables.groups.grouping import ANYBODY, settle
 from waterclock.tables.putting import user_column_names
+from waterclock.tables.totals import add_totals
 
 _KEPT = (
     "id", "message", "headers", "priority", "group_id", "epoch", "time_scheduled", "time_created", "last_error"
@@ -58,8 +59,12 @@ def move(
     )
     seqs = [seq for seq in chosen.seqs if seq not in taken]
     if not dry_run:
+        sent = sent_before(context, connection, seqs)
         in_parts(seqs, lambda part: _move_part(context, target, connection, part, chosen.now))
         settle(context, connection, [group_id])
+        # Each table keeps the deliveries that were its own; in order, as two moves may go opposite ways.
+        for table_id, more in sorted({context.table_id: sent, target.table_id: -sent}.items()):
+            add_totals(connection, table_id, sent=more)
     return GroupChange(len(seqs), chosen.skipped + len(taken))
 
 
