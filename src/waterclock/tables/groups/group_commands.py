@@ -143,7 +143,7 @@ def skip_head(
             sa.update(rows)
             .where(rows.c.seq == chosen.seqs[0])
             .values(
-                time_acked=context.backend.now_sql(), time_next=None, lease=-rows.c.lease, last_error="skipped by hand"
+                time_acked=context.backend.now_sql(), time_next=None, lease=None, last_error="skipped by hand"
             )
         )
         settle(context, connection, [group_id])
