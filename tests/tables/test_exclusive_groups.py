@@ -109,6 +109,16 @@ def test_closing_gives_everything_to_others_at_once_and_counts_only_what_was_sta
     assert exclusive.groups.info("a").owner == "y"
 
 
+def test_who_leaves_gives_back_also_what_was_received_by_hand(exclusive: MessageTable) -> None:
+    put(exclusive, "a1", "a2", "a3")
+    [first] = exclusive.receive(1, consumer="x")
+    with exclusive.subscribe("x"):
+        pass
+    assert names(exclusive.receive(consumer="y")) == ["a1", "a2", "a3"]
+    with pytest.raises(LeaseLostError):
+        first.ack()
+
+
 def test_a_subscription_gives_signs_of_life_while_a_message_takes_long(connect: Callable[..., Database]) -> None:
     database = connect()
     table = database.create_table("orders", payload="text", groups="exclusive", ack_wait="200ms")

@@ -71,8 +71,11 @@ def release_idle(context: TableContext, connection: sa.Connection, now: int) -> 
 
 
 def sign_out(context: TableContext, connection: sa.Connection, name: str) -> bool:
-    """Take a consumer's groups, some thousand at a time; False where some are left."""
+    """Take a consumer's groups and all that is out of them, some thousand at a time; False where some are left."""
     found = list(connection.scalars(_assigned(), {"table": context.table_id, "who": name}))
+    if found:
+        # Else somebody else would get later messages while it still has the earlier ones.
+        connection.execute(_taking_back(context), {"groups": found, "now": context.backend.now(connection)})
     _release(context, connection, found)
     if len(found) == _RELEASED_AT_ONCE:
         return False
@@ -155,3 +158,13 @@ def _idle() -> sa.Select[Any]:
 @lru_cache(maxsize=256)
 def _releasing(context: TableContext) -> sa.Update:
     return sa.update(groups).where(these_groups(context)).values(assigned=ANYBODY, drain_to=None)
+
+
+@lru_cache(maxsize=256)
+def _taking_back(context: TableContext) -> sa.Update:
+    rows = context.rows
+    return (
+        sa.update(rows)
+        .where(context.sql.any_of(rows.c.group_id, "groups"), rows.c.time_acked.is_(None), rows.c.lease.is_not(None))
+        .values(time_next=sa.bindparam("now", type_=sa.BigInteger), lease=None)
+    )

@@ -142,9 +142,7 @@ def skip_head(
         connection.execute(
             sa.update(rows)
             .where(rows.c.seq == chosen.seqs[0])
-            .values(
-                time_acked=context.backend.now_sql(), time_next=None, lease=None, last_error="skipped by hand"
-            )
+            .values(time_acked=context.backend.now_sql(), time_next=None, lease=None, last_error="skipped by hand")
         )
         settle(context, connection, [group_id])
     return GroupChange(1)
