@@ -80,7 +80,8 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int, requ
     where, order = select_on(context, request.selection)
     if context.paused_until is not None and context.backend.now() < context.paused_until:
         return []
-    if context.sql.one_writer and not context.marks.any():
+    has_more = context.marks.any() or context.reached.now() is not None
+    if context.sql.one_writer and not has_more:
         # Where writers take turns, consumers that find nothing should not ask for one, nor wait for a long one to end.
         with context.backend.snapshot(indexed=True) as connection:
             due, now = next_due(context, connection, where, request.consumer, request.max_groups)
