@@ -84,6 +84,7 @@ class Subscription:
         self.patience = 60.0
         self._looked_at = 0
         self._in_doubt = False
+        self._claims = False
         self._presence = stay_present(entry.last_seen, request.consumer)
         self._attendance = attendance_of(entry.last_seen)
         self._attendance.join(self)
@@ -157,7 +158,9 @@ class Subscription:
             self._stop.wait(min(rate_pause, LOOK_EVERY))
             return None
         if room > 0:
+            self._claims = True
             self._waiting.extend(receive(self._entry, self._callers, room, self._request))
+            self._claims = False
             self._looked_at = now
             if self._rate is not None:
                 self._rate_due = self._rate.taken(self._rate_due, self._clock(), len(self._waiting))
@@ -192,6 +195,7 @@ class Subscription:
         for delivery in (*self._waiting, *self._handed_out):
             if delivery.id in ids:
                 delivery.lost = not delivery.over
+        self._in_doubt |= self._claims
         self._stop.nudge()
 
     def note_changes(self) -> None:
