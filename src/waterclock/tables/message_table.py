@@ -23,7 +23,8 @@ from waterclock.tables.groups.groups import MessageGroups
 from waterclock.tables.open_table import OpenTable
 from waterclock.tables.options import check_rate
 from waterclock.tables.purging import purge_some
-from waterclock.tables.putting import MessageId, PutIds, check_id, prepare_rows, put_rows
+from waterclock.tables.putting import MessageId, PutIds, check_id, prepare_rows
+from waterclock.tables.putting_sized import put_sized
 from waterclock.tables.receiving import Request, receive, receive_waiting
 from waterclock.tables.retrying import nack_all, retry_delayed, retry_ids
 from waterclock.tables.sharding.keyspace import check_unsharded
@@ -104,9 +105,9 @@ class MessageTable(OpenTable):
                 # In a table with partitions, a put that meets an acked id is a second statement.
                 one = context.options.purge_by == "rows"
                 run = context.backend.alone if one else context.backend.transact
-                return run(lambda own: put_rows(context, own, prepared))
+                return run(lambda own: put_sized(context, own, prepared))
             with self._callers.use(connection) as theirs:
-                return put_rows(context, theirs, prepared)
+                return put_sized(context, theirs, prepared)
 
     def receive(
         self,
