@@ -50,10 +50,11 @@ class PostgresqlDialect:
         """Keep plans, and such only as stay good.
 
         Planning costs as much as a claim. But a queue that was empty when its plan was made has a million rows a
-        moment later, so no plan may be kept that reads or sorts a table because it was small.
+        moment later, so no plan may be kept that reads or sorts a table because it was small. Where there is no other,
+        as over a day's partition, its cost looks so high that the plan would be compiled, which takes a second.
         """
         connection.autocommit = True
-        off = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin")
+        off = ("jit", "enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin")
         connection.execute("SELECT " + ", ".join("set_config(%s, 'off', false)" for _ in off), off)
 
     def reader(self, engine: sa.Engine) -> sa.Engine:
