@@ -9,6 +9,7 @@ from typing import Self, overload
 
 from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError
+from waterclock.tables.attendance import forget
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.open_table import message_table_names
 from waterclock.tables.options import AckOrder, Groups, IdType, OnExhausted, Payload, PurgeBy, TableOptions, Ungrouped
@@ -215,6 +216,7 @@ class Database:
 
     def close(self) -> None:
         """Give the connections back."""
+        forget(self.backend)
         self.backend.close()
 
     def __enter__(self) -> Self:

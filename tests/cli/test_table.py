@@ -20,6 +20,7 @@ def test_a_table_is_made_with_its_options_and_they_are_shown_and_changed(orders:
     assert "changed max_attempts, rate_limit of orders" in orders.said
     (info,) = orders.json("table", "info", "orders")
     assert (info["rate_limit"], info["max_attempts"], info["dead_letter"]) == (50.0, 3, "orders_dead")
+    assert (info["subscribers"], info["sent_rate"]) == (0, 0)
     orders("table", "alter", "orders", "--unset", "rate-limit")
     (info,) = orders.json("table", "info", "orders")
     assert info["rate_limit"] is None

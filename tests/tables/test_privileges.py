@@ -115,6 +115,7 @@ def test_the_consumer_takes_acks_and_gives_back_and_neither_puts_nor_removes(rol
         next(deliveries).nack("0s", error="no tea")
         next(deliveries).extend("5m")
         next(deliveries)
+        assert roles.orders.stats().subscribers == 1
     [delivery] = table.receive(1)
     assert table.ack(delivery.id) == 1
     assert table.reschedule(4, 0) == 1
@@ -126,6 +127,16 @@ def test_the_consumer_takes_acks_and_gives_back_and_neither_puts_nor_removes(rol
         run_shell(roles.url("consumer"), "UPDATE orders SET message = 'b';")
     assert roles.orders.stats().acked == 2
     assert roles.orders.purge() == 2
+
+
+def test_a_consumer_that_may_not_say_that_it_is_there_works_uncounted(roles: Roles) -> None:
+    with roles.owner.backend.engine.begin() as connection:
+        connection.exec_driver_sql("REVOKE INSERT, UPDATE, DELETE ON waterclock_attendance FROM consumer")
+    roles.orders.put("a")
+    with roles.table("consumer").subscribe() as deliveries:
+        next(deliveries).ack()
+        assert roles.orders.stats().subscribers == 0
+    assert roles.orders.stats().acked == 1
 
 
 def test_the_auditor_sees_all_and_changes_nothing(roles: Roles) -> None:

@@ -68,6 +68,10 @@ class Dialect(Protocol):
         """Say how many bytes one value of a statement may have."""
         ...
 
+    def size_in_statement(self, value: str | bytes) -> int:
+        """Say how many of the bytes of `largest_value` a value takes."""
+        ...
+
     def lock_migrations(self, connection: sa.Connection) -> None:
         """Let one process at a time migrate the catalogue, until the transaction ends or `unlock_migrations`."""
         ...

@@ -31,6 +31,7 @@ _FORBIDDEN = {
     1142,  # denied for the table
     1143,  # denied for a column
 }
+_ESCAPED = "\0\n\r\x1a\"'\\"
 _REST_OF_PACKET = 65_536  # bytes for the rest of the statement
 _SNAPSHOT = "waterclock_snapshot"
 _MIGRATION_LOCK = "waterclock_migrations"
@@ -94,6 +95,12 @@ class MysqlDialect:
         """Half of max_allowed_packet, because the driver writes bytes as hexadecimal digits."""
         packet = connection.execute(sa.select(sa.literal_column("@@max_allowed_packet"))).scalar_one()
         return (packet - _REST_OF_PACKET) // 2
+
+    def size_in_statement(self, value: str | bytes) -> int:
+        """Count a text half, because it is written as it is, but for what has to be escaped."""
+        if isinstance(value, bytes):
+            return len(value)
+        return (len(value.encode()) + sum(map(value.count, _ESCAPED))) // 2
 
     def lock_migrations(self, connection: sa.Connection) -> None:
         """Take a named lock: DDL commits on its own here, so no transaction can hold one."""

@@ -91,6 +91,10 @@ class PostgresqlDialect:
         """Answer a gigabyte, less the rest of the row."""
         return (1 << 30) - (1 << 20)
 
+    def size_in_statement(self, value: str | bytes) -> int:
+        """Count its bytes."""
+        return len(value) if isinstance(value, bytes) else len(value.encode())
+
     def lock_migrations(self, connection: sa.Connection) -> None:
         """Take an advisory lock that ends with the transaction."""
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))

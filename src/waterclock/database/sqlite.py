@@ -74,9 +74,14 @@ class SqliteDialect:
         del error
         return False
 
-    def largest_value(self, connection: sa.Connection) -> int:  # noqa: ARG002  # others have to ask
-        """Answer a billion bytes, which is what SQLite is built for."""
-        return 1_000_000_000
+    def largest_value(self, connection: sa.Connection) -> int:
+        """Ask the connection: a billion bytes, unless SQLite was built for another limit or it was lowered."""
+        driver: Any = connection.connection.driver_connection
+        return driver.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
+
+    def size_in_statement(self, value: str | bytes) -> int:
+        """Count its bytes."""
+        return len(value) if isinstance(value, bytes) else len(value.encode())
 
     def lock_migrations(self, connection: sa.Connection) -> None:
         """Nothing to do: BEGIN IMMEDIATE holds the only write lock there is."""

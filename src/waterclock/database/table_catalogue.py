@@ -64,3 +64,14 @@ consumers = sa.Table(
     sa.Index("waterclock_consumers_lease_idx", "table_id", "lease_until"),
 )
 """One row for each consumer of a table with exclusive groups that lives."""
+
+attendance = sa.Table(
+    "waterclock_attendance",
+    metadata,
+    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False),
+    sa.Column("session", BigInt, primary_key=True, autoincrement=False),  # the process
+    sa.Column("subscribers", BigInt, nullable=False),  # subscriptions that it has open
+    sa.Column("sent", BigInt, nullable=False),  # messages that it took in the minute before told_at
+    sa.Column("told_at", BigInt, nullable=False),  # ns; a row that is not told anew counts only for a while
+)
+"""One row for each process that takes messages from a table, as it told last; see tables/attendance.py."""

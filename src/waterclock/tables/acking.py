@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -101,6 +102,11 @@ def still_held(context: TableContext, connection: sa.Connection, held: Held) -> 
     return bool(_lock_rows(context, connection, [held.seq], context.rows.c.lease == held.lease))
 
 
+def unacked(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> dict[int, _Row]:
+    """Look at those of these rows that are not acked: lease, epoch and time_next, by seq."""
+    return {row.seq: row for row in connection.execute(_unacked(context), {"seqs": list(seqs)})}
+
+
 def extend(context: TableContext, connection: sa.Connection, held: Held, duration: int) -> int | None:
     """Hold a message for ``duration`` ns from now, never shorter than before; None where the lease was lost.
 
@@ -180,6 +186,14 @@ def reschedule(context: TableContext, connection: sa.Connection, ids: Sequence[A
     if epoch is not None:
         add_totals(connection, context.table_id, sent=int(told or 0) - epoch * len(known))
     return len(known)
+
+
+@lru_cache(maxsize=256)
+def _unacked(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    return sa.select(rows.c.seq, rows.c.lease, rows.c.epoch, rows.c.time_next).where(
+        context.sql.any_of(rows.c.seq, "seqs"), rows.c.time_acked.is_(None)
+    )
 
 
 def _renew_holder(context: TableContext, connection: sa.Connection, held: Held, until: int) -> None:

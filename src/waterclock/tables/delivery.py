@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from waterclock.errors import LeaseLostError
 from waterclock.tables import acking
+from waterclock.tables.attendance import changing
 from waterclock.tables.callers import CallerConnections
 from waterclock.tables.claiming.claimed import Claimed
 from waterclock.tables.context import TableContext
@@ -49,7 +50,8 @@ class Delivery:
     columns
         The values of the table's further columns.
     lost
-        Whether a heartbeat found that the message is not ours any more; its ack will raise a LeaseLostError.
+        Whether it is known that the message is not ours any more: a heartbeat found it so, or it was acked by its id.
+        Its ack will raise a LeaseLostError.
     """
 
     __slots__ = (
@@ -148,7 +150,10 @@ class Delivery:
             return
         pause = None if delay is None else to_duration(delay, "delay")
         run = self.context.backend.transact if is_exhausted(self.context, self.epoch) else self._run
-        if not run(lambda own: self.nack_in(own, pause, error)):
+        # Those behind it in its group go back with it, and must not be handed out by who has claimed them.
+        with changing(self.context) if self.context.options.groups else nullcontext():
+            kept = run(lambda own: self.nack_in(own, pause, error))
+        if not kept:
             raise self._lost("nack")
         self.end()
 

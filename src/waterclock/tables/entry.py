@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock.database.backend import Backend
-from waterclock.database.table_catalogue import consumers, groups, message_tables
+from waterclock.database.table_catalogue import attendance, consumers, groups, message_tables
 from waterclock.errors import NotFoundError
 from waterclock.tables.context import TableContext, table_dialect
 from waterclock.tables.options import TableOptions
@@ -65,7 +65,7 @@ def change(connection: sa.Connection, table_id: int, **values: Any) -> None:
 def drop(context: TableContext, connection: sa.Connection) -> None:
     """Remove a message table with all that belongs to it."""
     connection.execute(sa.delete(message_tables).where(message_tables.c.table_id == context.table_id))
-    for state in (groups, consumers):
+    for state in (groups, consumers, attendance):
         connection.execute(sa.delete(state).where(state.c.table_id == context.table_id))
     drop_totals(connection, context.table_id)
     context.sql.drop(connection, context.rows)

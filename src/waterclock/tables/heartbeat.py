@@ -1,4 +1,4 @@
-"""Heartbeats: while deliveries are being handled, their leases are extended before they end.
+"""Heartbeats: while deliveries are being handled, their leases are extended before they end; and other signs of life.
 
 One thread for each process and database does it for all of them. A process that is stopped or dead beats no more, so
 its leases end. Times are those that pass (monotonic, ns), because only the database's clock judges leases: a beat asks
@@ -55,6 +55,24 @@ class Holding(Protocol):
         ...
 
 
+class Sign(Protocol):
+    """What is told again and again for as long as the process lives."""
+
+    @property
+    def beat_at(self) -> int:
+        """When it is to be told again, in ns of the monotonic clock."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing to tell any more."""
+        ...
+
+    def tell(self) -> None:
+        """Tell it, and move ``beat_at``."""
+        ...
+
+
 def beat_after(lease: int) -> int:
     """How long after a lease of this length began it is extended, ns: when a third of it is left."""
     return lease * 2 // 3
@@ -76,6 +94,7 @@ class Heart:
         self._beats = beats
         self._changed = threading.Condition()
         self._holding: dict[int, Holding] = {}
+        self._signs: dict[int, Sign] = {}
         self._thread: threading.Thread | None = None
         self._sleeps_until = 0
 
@@ -83,47 +102,64 @@ class Heart:
         """Keep a delivery's lease up from now on."""
         with self._changed:
             self._holding[id(delivery)] = delivery
-            if not self._beats:
-                return
-            # A thread that a fork left behind is not alive here.
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="waterclock-heart", daemon=True)
-                self._sleeps_until = 0
-                self._thread.start()
-            elif delivery.beat_at < self._sleeps_until:
-                self._changed.notify()
+            self._go(delivery.beat_at)
 
     def release(self, delivery: Holding) -> None:
         """Let a delivery's lease be."""
         with self._changed:
             self._holding.pop(id(delivery), None)
 
+    def attend(self, sign: Sign) -> None:
+        """Give a sign of life from now on, until it is over."""
+        with self._changed:
+            self._signs[id(sign)] = sign
+            self._go(sign.beat_at)
+
+    def _go(self, beat_at: int) -> None:
+        if not self._beats:
+            return
+        # A thread that a fork left behind is not alive here.
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="waterclock-heart", daemon=True)
+            self._sleeps_until = 0
+            self._thread.start()
+        elif beat_at < self._sleeps_until:
+            self._changed.notify()
+
     def beat(self) -> int | None:
-        """Extend the leases that are due for it; return when the next one is, None where nothing is held."""
+        """Do what is due; return when the next thing is, None where there is nothing to do."""
         now = self._clock()
         with self._changed:
             due = [one for one in self._holding.values() if one.beat_at <= now]
+            self._signs = {key: one for key, one in self._signs.items() if not one.over}
+            signs = [one for one in self._signs.values() if one.beat_at <= now]
         by_table: dict[int, list[Holding]] = {}
         for one in (each for front in due for each in (front, *front.behind())):
             if not one.over:
                 by_table.setdefault(one.context.table_id, []).append(one)
         for deliveries in by_table.values():
             _extend(deliveries, now)
+        for sign in signs:
+            sign.tell()
         with self._changed:
-            return min((one.beat_at for one in self._holding.values()), default=None)
+            return self._next()
+
+    def _next(self) -> int | None:
+        return min((one.beat_at for one in (*self._holding.values(), *self._signs.values())), default=None)
 
     def _run(self) -> None:
         while True:
-            next_beat = self.beat()
+            self.beat()
             with self._changed:
-                if next_beat is None and not self._holding:
+                next_beat = self._next()
+                if next_beat is None:
                     self._sleeps_until = self._clock() + int(_IDLE * _SECOND)
-                    if not self._changed.wait(_IDLE) and not self._holding:
+                    if not self._changed.wait(_IDLE) and self._next() is None:
                         self._thread = None
                         return
                     continue
-                self._sleeps_until = min(one.beat_at for one in self._holding.values()) if self._holding else 0
-                self._changed.wait(max(0, self._sleeps_until - self._clock()) / _SECOND)
+                self._sleeps_until = next_beat
+                self._changed.wait(max(0, next_beat - self._clock()) / _SECOND)
 
 
 def _extend(deliveries: Iterable[Holding], now: int) -> None:

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.tables import acking
+from waterclock.tables.attendance import changing, note_acked
 from waterclock.tables.claiming.rate import Rate
 from waterclock.tables.conditions.selection import make_selection
 from waterclock.tables.dead_letters import list_dead_letters, redrive
@@ -22,7 +23,8 @@ from waterclock.tables.groups.groups import MessageGroups
 from waterclock.tables.open_table import OpenTable
 from waterclock.tables.options import check_rate
 from waterclock.tables.purging import purge_some
-from waterclock.tables.putting import MessageId, PutIds, check_id, prepare_rows, put_rows
+from waterclock.tables.putting import MessageId, PutIds, check_id, prepare_rows
+from waterclock.tables.putting_sized import put_sized
 from waterclock.tables.receiving import Request, receive, receive_waiting
 from waterclock.tables.retrying import nack_all, retry_delayed, retry_ids
 from waterclock.tables.sharding.keyspace import check_unsharded
@@ -103,9 +105,9 @@ class MessageTable(OpenTable):
                 # In a table with partitions, a put that meets an acked id is a second statement.
                 one = context.options.purge_by == "rows"
                 run = context.backend.alone if one else context.backend.transact
-                return run(lambda own: put_rows(context, own, prepared))
+                return run(lambda own: put_sized(context, own, prepared))
             with self._callers.use(connection) as theirs:
-                return put_rows(context, theirs, prepared)
+                return put_sized(context, theirs, prepared)
 
     def receive(
         self,
@@ -261,6 +263,8 @@ class MessageTable(OpenTable):
                     count, lost = work(theirs)
         for delivery in deliveries:
             delivery.end()
+        if plain and connection is None:
+            note_acked(context, plain)
         if lost:
             names = ", ".join(repr(one.id) for one in deliveries if one.held.seq in lost)
             raise LeaseLostError(
@@ -281,7 +285,7 @@ class MessageTable(OpenTable):
         """
         given = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
         when = to_time(at, "at")
-        with self._loaded() as context:
+        with self._loaded() as context, changing(context):
             plain = [check_id(context, one) for one in given]
             return context.backend.transact(lambda own: acking.reschedule(context, own, plain, when, epoch))
 
@@ -290,7 +294,9 @@ class MessageTable(OpenTable):
 
         Those whose lease was lost are noted so (`Delivery.lost`) and left alone.
         """
-        return nack_all(self._entry.now(), deliveries, None if delay is None else to_duration(delay, "delay"))
+        context = self._entry.now()
+        with changing(context):
+            return nack_all(context, deliveries, None if delay is None else to_duration(delay, "delay"))
 
     def retry(self, ids: MessageId | Iterable[MessageId] | None = None) -> int:
         """Send messages now that are to be sent later, as if for the first time; return how many.
@@ -301,7 +307,7 @@ class MessageTable(OpenTable):
             Which, whether they are scheduled, back off, or are out; None: all that were sent before and back off.
         """
         given = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
-        with self._loaded() as context:
+        with self._loaded() as context, changing(context):
             if ids is None:
                 return retry_delayed(context)
             return retry_ids(context, [check_id(context, one) for one in given])

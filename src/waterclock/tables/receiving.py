@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from waterclock.tables.attendance import attendance_of
 from waterclock.tables.callers import CallerConnections
 from waterclock.tables.changes import Changes, Stop
 from waterclock.tables.claiming.claimed import Claimed, Wanted
@@ -97,6 +98,8 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int, requ
         if exhausted:
             _bury(context, sorted(exhausted), wanted.lease)
         living = [one for one in claimed if one.row.seq not in exhausted]
+        if living:
+            attendance_of(context).note_sent(len(living))
         deliveries = hand_over(context, callers, living, wanted.lease, begun)
         if deliveries or not claimed:
             return deliveries

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from waterclock.database.table_catalogue import totals
+from waterclock.tables.attendance import RATE_SECONDS, everywhere
 from waterclock.tables.context import TableContext
 from waterclock.tables.dead_letters import SOURCE
-
-RATE_SECONDS = 60
-"""Rates are those of the last minute."""
 
 _FIRST_LOOK = 1000
 _NS = 1_000_000_000
@@ -48,6 +46,12 @@ class TableStats:
         Messages a second that were acked in the last minute; with a ``purge_after`` below a minute, those still there.
     held
         Handled, but acked only after those before them in their group (``ack_order="hold"``).
+    sent_rate
+        Messages a second that consumers took in the last minute, each time that one was taken; what a closed consumer
+        gives back unstarted does not count. Other processes tell it every ten seconds; what one took that has ended
+        since counts for half a minute at the most, or not at all where it lived for less than ten seconds.
+    subscribers
+        Subscriptions that are open, in all processes. One whose process died counts for up to half a minute more.
     """
 
     ready: int
@@ -62,6 +66,8 @@ class TableStats:
     put_rate: float = 0.0
     ack_rate: float = 0.0
     held: int = 0
+    sent_rate: float = 0.0
+    subscribers: int = 0
 
 
 def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
@@ -93,6 +99,7 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
     told = connection.execute(
         sa.select(totals.c.purged, totals.c.sent).where(totals.c.table_id == context.table_id)
     ).one()
+    subscribers, sent_lately = everywhere(context, connection, now)
     return TableStats(
         ready=ready,
         scheduled=scheduled,
@@ -106,6 +113,8 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
         put_rate=_put_since(context, connection, since) / RATE_SECONDS,
         ack_rate=acked_lately / RATE_SECONDS,
         held=held,
+        sent_rate=sent_lately / RATE_SECONDS,
+        subscribers=subscribers,
     )
 
 

@@ -6,19 +6,21 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from sqlalchemy import exc
 
 from waterclock.errors import UnavailableError
 from waterclock.tables import acking
+from waterclock.tables.attendance import attendance_of
 from waterclock.tables.callers import CallerConnections
 from waterclock.tables.changes import Changes, Stop
 from waterclock.tables.claiming.rate import Rate
 from waterclock.tables.context import TableContext
 from waterclock.tables.delivery import Delivery
+from waterclock.tables.discarding import LOOK_AGAIN_AFTER, discard
 from waterclock.tables.entry import LOOK_EVERY, Entry
 from waterclock.tables.presence import stay_present
 from waterclock.tables.purging import purge_some
@@ -39,6 +41,9 @@ class Subscription:
     claimed and did not hand out, and counts no attempt. In a table with groups it gives back what it handed out and is
     not over, too, so that the groups can go on: ack before. While it is used it purges the table once a second, where
     the database lets it delete.
+
+    What was acked, rescheduled, moved or removed elsewhere while it waited here is not handed out: at once where this
+    process did it and committed it itself, and otherwise where it was done more than a second before.
 
     Attributes
     ----------
@@ -77,7 +82,12 @@ class Subscription:
         self._away_since: float | None = None
         self.consumer = request.consumer
         self.patience = 60.0
+        self._looked_at = 0
+        self._in_doubt = False
+        self._claims = False
         self._presence = stay_present(entry.last_seen, request.consumer)
+        self._attendance = attendance_of(entry.last_seen)
+        self._attendance.join(self)
 
     def stop(self) -> None:
         """End the iteration after the delivery that is in hand; other threads and signal handlers may call it.
@@ -92,10 +102,12 @@ class Subscription:
         if self._closed:
             return
         self._closed = True
+        self._attendance.leave(self)
         unstarted = [delivery.held for delivery in self._waiting]
         self._waiting.clear()
         context = self._entry.last_seen
         context.backend.transact(lambda own: acking.give_back(context, own, unstarted))
+        self._attendance.note_sent(-len(unstarted))
         if context.options.groups:
             self._leave(context)
         self._changes.close()
@@ -134,18 +146,22 @@ class Subscription:
         context = self._entry.now()
         self._purge(context)
         now = context.backend.now_about()
+        self._look(now)
         while self._waiting:
             delivery = self._waiting.popleft()
             if delivery.lease_until > now and not delivery.lost:
                 return self._hand_out(delivery)
-        self._handed_out = [one for one in self._handed_out if not one.over and one.lease_until > now]
+        self._handed_out = [one for one in self._handed_out if self._is_out(one, now)]
         room = min(self._limit, context.options.cache_size - len(self._handed_out))
         room, rate_pause = self._allowed(room)
         if rate_pause:
             self._stop.wait(min(rate_pause, LOOK_EVERY))
             return None
         if room > 0:
+            self._claims = True
             self._waiting.extend(receive(self._entry, self._callers, room, self._request))
+            self._claims = False
+            self._looked_at = now
             if self._rate is not None:
                 self._rate_due = self._rate.taken(self._rate_due, self._clock(), len(self._waiting))
             if not self._waiting:
@@ -163,6 +179,28 @@ class Subscription:
         else:
             delivery.without_heartbeat()
         return delivery
+
+    def _is_out(self, delivery: Delivery, now: int) -> bool:
+        return not (delivery.over or delivery.lost) and delivery.lease_until > now
+
+    def _look(self, now: int) -> None:
+        """See whether what waits is still ours, where that may have changed or was seen longer ago than a second."""
+        if self._waiting and (self._in_doubt or not 0 <= now - self._looked_at < LOOK_AGAIN_AFTER):
+            self._in_doubt = False
+            discard(tuple(self._waiting), extended=any(self._is_out(one, now) for one in self._handed_out))
+            self._looked_at = now
+
+    def note_acked(self, ids: Collection[Any]) -> None:
+        """Note that these messages were acked by their ids; other threads call it."""
+        for delivery in (*self._waiting, *self._handed_out):
+            if delivery.id in ids:
+                delivery.lost = not delivery.over
+        self._in_doubt |= self._claims
+        self._stop.nudge()
+
+    def note_changes(self) -> None:
+        """Note that messages may have gone that wait here; other threads call it."""
+        self._in_doubt = True
 
     def _allowed(self, room: int) -> tuple[int, float]:
         """How many messages the subscriber's own rate limit lets it take, and how many seconds to wait where none."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from waterclock.errors import InvalidArgumentError, NotFoundError
+from waterclock.tables.attendance import changing
 from waterclock.tables.context import TableContext
 from waterclock.tables.groups import group_commands, group_moving
 from waterclock.tables.groups.group_commands import GroupChange
@@ -137,7 +138,8 @@ class MessageGroups:
         return self._run(lambda own: group_moving.rebalance(self._context, own, dry_run=dry_run))
 
     def _run(self, work: Callable[[sa.Connection], GroupChange]) -> GroupChange:
-        return self._context.backend.transact(work)
+        with changing(self._context):
+            return self._context.backend.transact(work)
 
 
 def _name(group: Group) -> str:

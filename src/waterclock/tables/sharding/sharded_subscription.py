@@ -11,6 +11,8 @@ from typing import Any, Self
 
 from waterclock.errors import UnavailableError
 from waterclock.tables.delivery import Delivery
+from waterclock.tables.discarding import discard
+from waterclock.tables.entry import LOOK_EVERY
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.sharding.shard import Shard
 from waterclock.tables.subscribing import Subscription
@@ -129,6 +131,7 @@ class _Reader:
         # A daemon, because one that waits for a host that never answers must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=f"waterclock-shard{shard.name}", daemon=True)
         self.offered: Delivery | None = None
+        self._offered_at = 0.0
         self.failure: BaseException | None = None
 
     def start(self) -> None:
@@ -156,8 +159,10 @@ class _Reader:
         return delivery
 
     def is_held(self, delivery: Delivery) -> bool:
-        """Say whether the delivery's lease still lasts."""
-        return delivery.lease_until > self._shard.backend.now()
+        """Say whether the delivery is ours still."""
+        if time.monotonic() - self._offered_at > LOOK_EVERY:
+            discard([delivery], extended=False)
+        return not delivery.lost and delivery.lease_until > self._shard.backend.now()
 
     def _run(self) -> None:
         while not self._stop.wait(self._shard.rest):
@@ -192,7 +197,7 @@ class _Reader:
     def _pass_on(self, deliveries: Subscription) -> None:
         for delivery in deliveries:
             with self._changed:
-                self.offered = delivery
+                self.offered, self._offered_at = delivery, time.monotonic()
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self.offered is None or self._stop.is_set())
                 taken = self._withdraw() is None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar, Unpack
+from typing import Any, NoReturn, TypeVar, Unpack
 
 from waterclock.errors import InvalidArgumentError, SchemaError, UnavailableError, WaterclockError
+from waterclock.tables.dead_letters import DIED
 from waterclock.tables.delivery import Delivery
 from waterclock.tables.explaining import Explanation
 from waterclock.tables.message_table import MessageTable
@@ -23,6 +24,7 @@ from waterclock.tables.subscribing import Subscription
 from waterclock.time import Duration, Time, to_duration
 
 _T = TypeVar("_T")
+_Part = TypeVar("_Part")
 
 
 class ShardedTable:
@@ -32,7 +34,7 @@ class ShardedTable:
     """
 
     def __init__(self, name: str, shards: Sequence[Shard]) -> None:
-        self.name = name
+        self._name = name
         self._shards = list(shards)
         self._tables: dict[str, MessageTable] = {}
         self._turn = 0
@@ -57,6 +59,11 @@ class ShardedTable:
         if others := {shard: error for shard, error in failures.items() if not isinstance(error, UnavailableError)}:
             _refuse(others, "open", found)
         return table
+
+    @property
+    def name(self) -> str:
+        """The table's name, also in SQL."""
+        return self._name
 
     @property
     def options(self) -> TableOptions:
@@ -190,6 +197,10 @@ class ShardedTable:
         given = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
         return sum(self._each(self._split(given), lambda table, part: table.reschedule(part, at, epoch), "reschedule"))
 
+    def nack(self, deliveries: Iterable[Delivery], delay: Duration | None = None) -> int:
+        """Give deliveries back, as `MessageTable.nack`; return how many were still ours."""
+        return sum(self._each(self._split(deliveries), lambda table, part: table.nack(part, delay), "nack"))
+
     def retry(self, ids: MessageId | Iterable[MessageId] | None = None) -> int:
         """Send messages now that are to be sent later, as `MessageTable.retry`, on every shard."""
         if ids is None:
@@ -197,9 +208,47 @@ class ShardedTable:
         given = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
         return sum(self._each(self._split(given), MessageTable.retry, "retry"))
 
+    def redrive(self, ids: MessageId | Iterable[MessageId] | None = None, *, limit: int | None = None) -> int:
+        """Bring dead letters back, as `MessageTable.redrive`: in the order that they had on their shard.
+
+        Parameters
+        ----------
+        limit
+            How many at the most, from all shards together; one shard is emptied before the next.
+        """
+        if limit is None and ids is None:
+            return sum(self._all(MessageTable.redrive, "redrive"))
+        given = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
+        parts: dict[Shard, list[Any] | None] = dict.fromkeys(self._shards) if ids is None else {**self._split(given)}
+        if limit is None:
+            return sum(self._each(parts, lambda table, part: table.redrive(part), "redrive"))
+        total = 0
+        for shard, part in parts.items():
+            if not total or total < limit:
+                total += self._table(shard).redrive(part, limit=limit - total)
+        return total
+
+    def dead_letters(self, limit: int = 100) -> list[dict[str, Any]]:
+        """Read the dead letters of all shards, those that died last first, as `MessageTable.dead_letters`."""
+        found = self._all(lambda table: table.dead_letters(limit), "dead_letters")
+        return sorted((one for part in found for one in part), key=lambda one: one[DIED], reverse=True)[:limit]
+
     def purge(self) -> int:
         """Delete messages that were acked longer ago than ``purge_after`` on every shard; return how many."""
         return sum(self._all(MessageTable.purge, "purge"))
+
+    @property
+    def groups(self) -> NoReturn:
+        """None: the messages of a group have to be in one database.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Always, as `MessageTable.groups` does where a table has none.
+        """
+        raise InvalidArgumentError(
+            f"groups: {self.name!r} is spread over shards by its ids, and has no groups; use a table in one database"
+        )
 
     def stats(self) -> ShardedStats:
         """Count the messages over all shards; a shard that is away is named, and the others are counted."""
@@ -276,9 +325,7 @@ class ShardedTable:
             f" {where.name}; use a connection to that shard, because one transaction spans one database"
         )
 
-    def _each(
-        self, by_shard: Mapping[Shard, list[Any]], work: Callable[[MessageTable, list[Any]], _T], verb: str
-    ) -> list[_T]:
+    def _each(self, by_shard: Mapping[Shard, _Part], work: Callable[[MessageTable, _Part], _T], verb: str) -> list[_T]:
         done, failures = _run({shard: lambda s=shard: work(self._table(s), by_shard[s]) for shard in by_shard})
         if failures:
             _refuse(failures, verb, done)

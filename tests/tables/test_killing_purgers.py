@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from waterclock.connection import Database
+from waterclock.tables.message_table import MessageTable
+
+from .conftest import MovableClock
+from .test_putting import payloads
+
+PURGER = Path(__file__).parent / "purger.py"
+
+# The days to come are made, then each old day is dropped and what it had is counted.
+POINTS = [
+    ("after", r"REORGANIZE|ATTACH PARTITION"),
+    ("before", r"DROP (TABLE|PARTITION)"),
+    ("after", r"DROP (TABLE|PARTITION)"),
+    ("after", r"UPDATE waterclock_table_totals"),
+]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_purge_by_partition_that_is_killed_anywhere_loses_nothing_and_is_completed_by_the_next(
+    make_table: Callable[..., MessageTable], database: Database, database_url: str, clock: MovableClock
+) -> None:
+    table = make_table(purge_by="partition", purge_after="1d")
+    for _ in range(4):
+        table.put_many([{"payload": "old"} for _ in range(5)])
+        assert table.ack(table.receive(5)) == 5
+        clock.move("1d")
+    table.put_many([{"payload": "new"} for _ in range(5)])
+    [first, *_] = table.receive(1)
+    clock.move("10d")
+
+    for moment, pattern in POINTS:
+        command = [sys.executable, str(PURGER), database_url, str(clock.now), moment, pattern]
+        assert subprocess.run(command, check=False).returncode == -9, (moment, pattern)
+        stats = table.stats()
+        assert stats.ready == 5
+        assert stats.acked + stats.purged <= 20
+        if database.backend.dialect.name == "postgresql":
+            assert stats.acked + stats.purged == 20  # a day goes in the transaction that counts it
+
+    give_up_at = time.monotonic() + 60
+    while table.stats().acked:  # the server may take a moment to notice that the last one is dead
+        table.purge()
+        assert time.monotonic() < give_up_at
+    stats = table.stats()
+    assert (stats.ready, stats.acked) == (5, 0)
+    if database.backend.dialect.name == "postgresql":
+        assert (stats.purged, stats.sent) == (20, 21)
+    assert payloads(table, 10) == ["new"] * 5
+    assert table.ack(range(first.id, first.id + 5)) == 5  # also on the days that were added

@@ -1,0 +1,111 @@
+"""A sharded table does what a table in one database does."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import waterclock as wc
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.sharding.sharded_database import ShardedDatabase
+from waterclock.tables.sharding.sharded_subscription import ShardedSubscription
+from waterclock.tables.sharding.sharded_table import ShardedTable
+
+from .conftest import MovableClock
+from .test_sharding import keyspace, many, orders, urls
+
+__all__ = ["keyspace", "orders", "urls"]
+
+# What only makes sense in one database: its internals, and making it, which the keyspace does.
+OF_ONE_DATABASE = {"context", "create"}
+# Parameters that are passed on as they are, or that groups have.
+PASSED_ON = {"where", "order", "parameters", "max_groups", "rate_limit", "heartbeat", "group"}
+
+
+def names(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def parameters(kind: type, name: str) -> set[str]:
+    return set(inspect.signature(getattr(kind, name)).parameters) - {"self"}
+
+
+def test_it_has_whatever_a_table_in_one_database_has() -> None:
+    assert names(MessageTable) - names(ShardedTable) == OF_ONE_DATABASE
+    for name in sorted(names(MessageTable) & names(ShardedTable) - {"open"}):
+        if callable(getattr(MessageTable, name)):
+            missing = parameters(MessageTable, name) - parameters(ShardedTable, name)
+            assert missing <= PASSED_ON, name
+
+
+@pytest.fixture
+def mortal(keyspace: ShardedDatabase) -> ShardedTable:
+    return keyspace.create_table("orders", payload="text", jitter=0, max_attempts=1)
+
+
+def die(table: ShardedTable, clock: MovableClock, *ids: int) -> None:
+    for number in ids:
+        table.put(str(number), id=number)
+        [delivery] = table.receive(1)
+        delivery.dead_letter(f"no {number}")
+        clock.move(1)
+
+
+def test_dead_letters_of_all_shards_are_listed_those_that_died_last_first(
+    mortal: ShardedTable, clock: MovableClock
+) -> None:
+    die(mortal, clock, *range(1, 9))
+    assert len({mortal.shard_of(number) for number in range(1, 9)}) == 2
+    assert [one["id"] for one in mortal.dead_letters()] == [8, 7, 6, 5, 4, 3, 2, 1]
+    assert [one["dead_reason"] for one in mortal.dead_letters(2)] == ["no 8", "no 7"]
+
+
+def test_dead_letters_come_back_to_their_shards(mortal: ShardedTable, clock: MovableClock) -> None:
+    die(mortal, clock, *range(1, 9))
+    assert mortal.redrive([1, 2, 99]) == 2
+    assert mortal.redrive(3) == 1
+    assert mortal.redrive(limit=4) == 4
+    assert mortal.redrive([4, 5, 6, 7, 8], limit=3) == 1
+    assert mortal.redrive() == 0
+    with pytest.raises(wc.InvalidArgumentError, match=r"^limit: 0"):
+        mortal.redrive(limit=0)
+    assert sorted(one.id for one in mortal.receive(20)) == list(range(1, 9))
+
+
+def test_deliveries_of_all_shards_are_given_back_together(orders: ShardedTable, clock: MovableClock) -> None:
+    many(orders, 8)
+    deliveries = orders.receive(8)
+    deliveries[0].ack()
+    orders.ack(deliveries[1].id)
+    assert orders.nack(deliveries, "5s") == 6
+    assert deliveries[1].lost
+    assert orders.receive(8) == []
+    clock.move("5s")
+    assert len(orders.receive(8)) == 6
+
+
+def test_it_has_no_groups_and_says_why(orders: ShardedTable) -> None:
+    with pytest.raises(wc.InvalidArgumentError, match=r"^groups: 'orders' is spread over shards"):
+        print(orders.groups)
+
+
+def test_a_subscription_counts_on_each_shard_that_it_reads(orders: ShardedTable) -> None:
+    many(orders, 8)
+    with orders.subscribe() as deliveries:
+        for _ in range(8):
+            next(deliveries).ack()
+        assert orders.stats().subscribers == 2
+        assert {name: one.subscribers for name, one in orders.stats().by_shard.items()} == {"-80": 1, "80-": 1}
+    assert orders.stats().subscribers == 0
+
+
+def test_what_was_acked_while_it_was_offered_is_not_handed_out(orders: ShardedTable) -> None:
+    many(orders, 8)
+    with orders.subscribe() as deliveries:
+        assert isinstance(deliveries, ShardedSubscription)
+        first = next(deliveries)
+        first.ack()
+        assert orders.ack([number for number in range(8) if number != first.id]) == 7
+        orders.put("last", id=8)
+        assert next(deliveries).payload == "last"

@@ -1,0 +1,88 @@
+"""Figures are exact, however many processes and threads write at once, and however the table is purged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from waterclock.connection import Database
+from waterclock.tables.delivery import Delivery
+from waterclock.tables.message_table import MessageTable
+
+from . import busy
+from .conftest import MovableClock
+
+BUSY = Path(busy.__file__)
+
+
+def test_figures_are_exact_after_processes_and_threads_wrote_at_once(
+    connect: Callable[..., Database], database_url: str
+) -> None:
+    table = connect().create_table(
+        "orders", payload="text", id_type="text", purge_after="0s", ack_wait="1h", max_backoff="1h"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, str(BUSY), database_url, f"p{number}"], stdout=subprocess.PIPE, text=True)
+        for number in range(2)
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        threads = [pool.submit(busy.work, table, f"t{number}") for number in range(2)]
+        purged = 0
+        while any(process.poll() is None for process in processes) or not all(one.done() for one in threads):
+            before, purged = purged, table.stats().purged
+            assert purged >= before
+        done = sum((Counter(one.result()) for one in threads), Counter[str]())
+    for process in processes:
+        output, _ = process.communicate()
+        done += Counter(json.loads(output))
+    table.purge()
+    stats = table.stats()
+    assert done["put"] == 4 * busy.ROUNDS * 9
+    assert stats.sent == done["taken"]
+    assert stats.purged == done["acked"]
+    assert (stats.acked, stats.in_flight) == (0, 0)
+    assert stats.ready == done["put"] - done["acked"]
+
+
+@pytest.mark.parametrize("purge_by", ["rows", "partition"])
+def test_figures_are_exact_however_the_table_is_purged_and_by_how_many_at_once(
+    make_table: Callable[..., MessageTable], clock: MovableClock, database_url: str, purge_by: str
+) -> None:
+    if purge_by == "partition" and database_url.startswith("sqlite"):
+        pytest.skip("SQLite has no partitions")
+    table = make_table(purge_by=purge_by, purge_after="1d")
+
+    def work(_: int) -> None:
+        table.put_many([{"payload": "x"} for _ in range(10)])
+        deliveries: list[Delivery] = []
+        while len(deliveries) < 10:
+            deliveries += table.receive(10 - len(deliveries))
+        deliveries[0].nack("0s")
+        assert table.ack(deliveries[1:]) == 9
+
+    def purge(_: int) -> int:
+        everybody.wait()
+        return table.purge()
+
+    everybody = threading.Barrier(3)
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(2):
+            list(pool.map(work, range(3)))
+            clock.move("1d")
+        stats = table.stats()
+        assert (stats.acked, stats.sent, stats.purged) == (54, 60, 0)
+        clock.move("2d")
+        purged = sum(pool.map(purge, range(3)))
+        while table.stats().acked:  # a day that nobody could lock in time is left for later
+            purged += table.purge()
+    assert purged == 54
+    stats = table.stats()
+    assert (stats.acked, stats.sent, stats.purged, stats.ready) == (0, 60, 54, 6)
