@@ -212,6 +212,13 @@ def seal(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # i
 
 
 @app.command
+def compact(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Join small files of neighbouring sealed ledgers into larger ones; every message keeps its position."""
+    with common.connect() as database:
+        common.output.talk(f"saved {database.topic(name).compact()} files")
+
+
+@app.command
 def expire(name: str, ttl: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
     """Pass over messages older than a duration in every subscription, and delete the ledgers of which nothing is left.
 
