@@ -205,17 +205,49 @@ def roll(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # i
 
 
 @app.command
-def seal(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
-    """Write every closed ledger to Parquet."""
+def seal(name: str, /, *, master: str | None = None, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Write every closed ledger to Parquet.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    master
+        Do it on Spark, a ledger a task: its cluster, or local[*]. In this process unless given.
+    """
     with common.connect() as database:
-        common.output.talk(f"sealed {database.topic(name).seal()} ledgers")
+        topic = database.topic(name)
+        if master is None:
+            sealed = topic.seal()
+        else:
+            from waterclock.spark import seal_topic  # noqa: PLC0415  # other commands work without Spark
+            from waterclock.spark.session import session  # noqa: PLC0415
+
+            sealed = seal_topic(session(f"waterclock seal {name}", master), topic)
+    common.output.talk(f"sealed {sealed} ledgers")
 
 
 @app.command
-def compact(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
-    """Join small files of neighbouring sealed ledgers into larger ones; every message keeps its position."""
+def compact(name: str, /, *, master: str | None = None, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Join small files of neighbouring sealed ledgers into larger ones; every message keeps its position.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    master
+        Do it on Spark, a new file a task: its cluster, or local[*]. In this process unless given.
+    """
     with common.connect() as database:
-        common.output.talk(f"saved {database.topic(name).compact()} files")
+        topic = database.topic(name)
+        if master is None:
+            saved = topic.compact()
+        else:
+            from waterclock.spark import compact_topic  # noqa: PLC0415  # other commands work without Spark
+            from waterclock.spark.session import session  # noqa: PLC0415
+
+            saved = compact_topic(session(f"waterclock compact {name}", master), topic)
+    common.output.talk(f"saved {saved} files")
 
 
 @app.command
