@@ -15,6 +15,7 @@ from waterclock.ingest.files import read_messages
 from waterclock.message import Message, Position
 from waterclock.time import format_duration, format_time, to_duration
 from waterclock.topics.ledgers import LedgerInfo
+from waterclock.topics.producers import forget_producers
 
 app = App(name="topic", help="Logs of messages, found by time.")
 
@@ -288,6 +289,23 @@ def truncate(name: str, before: str, /, *, force: bool = False, common: Common =
         common.confirm(f"delete the ledgers of topic {name} before {before}")
         count = topic.truncate(place, force=force)
         common.output.talk(f"deleted {count} ledgers")
+
+
+@app.command
+def forget(name: str, producer: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Forget the producers whose names begin so, such as those of a stream that is gone for good.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    producer
+        How their names begin; a stream on Spark has spark- and its query's id.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        common.confirm(f"forget what the producers {producer}… have appended to topic {name}")
+        common.output.talk(f"forgot {forget_producers(topic.storage, producer)} producers")
 
 
 @app.command
