@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, overload
 
+from waterclock.archiving import archive_table
 from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.attendance import forget
@@ -209,6 +210,20 @@ class Database:
     def table(self, name: str) -> MessageTable:
         """Open a message table; NotFoundError where there is none of this name."""
         return MessageTable.open(self.backend, name)
+
+    def archive(self, table: str, topic: str, older_than: Duration = "0s") -> int:
+        """Move messages that were acked longer ago than this from a message table into a topic, each exactly once.
+
+        See `waterclock.archiving.archive_table` for what an archived message looks like; return how many there were.
+
+        Raises
+        ------
+        NotFoundError
+            Where there is no such table or topic.
+        ProducerFencedError
+            Where somebody else has begun to archive the table meanwhile.
+        """
+        return archive_table(self.table(table), self.topic(topic), older_than)
 
     def tables(self) -> list[str]:
         """Name every message table, in alphabetical order."""

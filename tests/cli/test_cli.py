@@ -75,6 +75,17 @@ def test_finding_a_moment_that_has_not_come_exits_with_one(shell: Shell) -> None
     assert found == {"position": "0:0:0", "found": False}
 
 
+def test_the_files_of_a_topic_are_compacted(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    for _ in range(2):
+        shell("topic", "append", "telemetry", write_messages(shell.folder, {}))
+        shell("topic", "roll", "telemetry")
+    shell("topic", "seal", "telemetry")
+    shell("topic", "compact", "telemetry")
+    assert "saved 1 files" in shell.said
+    assert len(shell.json("topic", "read", "telemetry")) == 2
+
+
 def test_a_topic_is_rolled_and_sealed(shell: Shell) -> None:
     shell("topic", "add", "telemetry")
     shell("topic", "append", "telemetry", write_messages(shell.folder, {}))

@@ -41,6 +41,17 @@ def test_a_table_is_paused_and_resumed(orders: Shell) -> None:
     assert len(orders.json("table", "receive", "orders")) == 1
 
 
+def test_acked_messages_are_archived_in_a_topic(orders: Shell) -> None:
+    orders("topic", "add", "done")
+    orders("table", "put", "orders", "tea")
+    orders("table", "put", "orders", "coffee")
+    orders("table", "receive", "orders", "--limit", "1", "--ack")
+    orders("table", "archive", "orders", "done", "--older-than", "1h")
+    assert "archived 0 messages" in orders.said
+    orders("table", "archive", "orders", "done")
+    assert [row["payload"] for row in orders.json("topic", "read", "done")] == ["tea"]
+
+
 def test_dead_letters_are_listed_and_brought_back(shell: Shell) -> None:
     shell("table", "add", "orders", "--payload", "text", "--ack-wait", "1ms", "--max-attempts", "1")
     for payload in ("tea", "coffee"):

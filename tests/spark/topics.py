@@ -28,9 +28,9 @@ _SOON = to_duration("5ms")
 _HOUR = to_duration("1h")
 
 
-def whole_topic() -> list[Message]:
+def whole_topic(recorded_messages: int = _RECORDED) -> list[Message]:
     """List the topic's messages in order of position; each call of a rate scenario is one entry."""
-    recorded = from_arrow(read_recording().slice(0, _RECORDED))
+    recorded = from_arrow(read_recording().slice(0, recorded_messages))
     begin = recorded[0].receive_time or 0
     calls = [*_use_cases(begin), *_rate_calls(begin)]
     calls += [(m.receive_time or 0, [m]) for m in recorded]

@@ -28,7 +28,7 @@ import sqlalchemy.dialects.sqlite.pysqlite  # noqa: F401  # likewise
 from waterclock.database.backend import Backend
 from waterclock.errors import UnavailableError
 from waterclock.message import Message
-from waterclock.topics import expiring, retention, sealing, sweeping
+from waterclock.topics import expiring, pending_files, retention, sweeping
 from waterclock.topics.topic import Topic
 
 _PR_SET_PDEATHSIG = 1
@@ -39,7 +39,7 @@ Note = Callable[[str], None]
 
 def shorten_leases() -> None:
     """Let what the dead held come free soon."""
-    sealing.LEASE = expiring.LEASE = sweeping.CLAIM = LEASE
+    pending_files.LEASE = expiring.LEASE = sweeping.CLAIM = LEASE
     retention.GRACE = 0
 
 
@@ -65,6 +65,12 @@ def seal(topic: Topic, note: Note, _: int) -> None:
         note(f"sealed {topic.seal()}")
 
 
+def compact(topic: Topic, note: Note, _: int) -> None:
+    """Compact for ever, into files of some ledgers each."""
+    while True:
+        note(f"compacted {topic.compact(40_000)}")
+
+
 def expire(topic: Topic, note: Note, _: int) -> None:
     """Expire for ever."""
     while True:
@@ -72,7 +78,7 @@ def expire(topic: Topic, note: Note, _: int) -> None:
             note(f"expired {topic.expire('1h').ledgers}")
 
 
-ROLES = {"append": append, "seal": seal, "expire": expire}
+ROLES = {"append": append, "seal": seal, "compact": compact, "expire": expire}
 
 
 def _work(command: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from tests.topics.nursery import TOPIC, Nursery, batch, lines, shorten_leases
 from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import entries, files
 from waterclock.errors import UnavailableError
-from waterclock.topics import expiring, retention, sealing, sweeping
+from waterclock.topics import expiring, pending_files, retention, sweeping
 from waterclock.topics.topic import Topic
 
 OLD = 100  # messages at the start of the flow that are long expired
@@ -32,12 +32,14 @@ def nursery() -> Generator[Nursery]:
 
 @pytest.fixture
 def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((sealing, "LEASE"), (expiring, "LEASE"), (sweeping, "CLAIM"), (retention, "GRACE")):
+    for module, name in ((pending_files, "LEASE"), (expiring, "LEASE"), (sweeping, "CLAIM"), (retention, "GRACE")):
         monkeypatch.setattr(module, name, getattr(module, name))  # so that it is put back in the end
     shorten_leases()
 
 
-@pytest.mark.parametrize("roles", [("append", "seal"), ("append", "seal", "expire")], ids="-".join)
+@pytest.mark.parametrize(
+    "roles", [("append", "seal", "compact"), ("append", "seal", "compact", "expire")], ids="-".join
+)
 def test_what_was_acknowledged_survives_any_kill(
     database_url: str, tmp_path: Path, nursery: Nursery, short_leases: None, roles: tuple[str, ...]
 ) -> None:
@@ -51,7 +53,7 @@ def test_what_was_acknowledged_survives_any_kill(
 def test_what_was_acknowledged_survives_a_thousand_kills(
     database_url: str, tmp_path: Path, nursery: Nursery, short_leases: None, seed: int
 ) -> None:
-    _kill_and_check(database_url, tmp_path, nursery, ("append", "seal", "expire"), kills=1000, seed=seed)
+    _kill_and_check(database_url, tmp_path, nursery, ("append", "seal", "compact", "expire"), kills=1000, seed=seed)
 
 
 def _kill_and_check(

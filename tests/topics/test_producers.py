@@ -9,7 +9,7 @@ from waterclock.errors import InvalidArgumentError, ProducerFencedError
 from waterclock.message import Position
 from waterclock.topics import appending, producing
 from waterclock.topics.appending import Appended
-from waterclock.topics.producers import take_over
+from waterclock.topics.producers import forget_producers, take_over
 from waterclock.topics.topic import Topic
 
 
@@ -61,6 +61,16 @@ def test_numbers_may_leave_gaps(sqlite_topic: Topic) -> None:
     assert sqlite_topic.append(published([2]), producer="p", sequence=100).duplicate is False
     with pytest.raises(InvalidArgumentError, match="50 to 50 overlaps"):
         sqlite_topic.append(published([3]), producer="p", sequence=50)
+
+
+def test_producers_are_forgotten_by_the_beginning_of_their_names(topic: Topic) -> None:
+    for name in ("spark-1-0", "spark-1-1", "spark_1-0", "spark-2-0"):
+        topic.append(published([1]), producer=name, sequence=0)
+    assert forget_producers(topic.storage, "spark-1-") == 2
+    assert [
+        topic.append(published([1]), producer=name, sequence=0).duplicate
+        for name in ("spark-1-0", "spark-1-1", "spark_1-0", "spark-2-0")
+    ] == [False, False, True, True]
 
 
 def test_a_producer_with_a_lower_epoch_is_fenced(topic: Topic) -> None:

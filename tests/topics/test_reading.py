@@ -24,14 +24,16 @@ def times(messages: Any) -> list[int | None]:
     return [message.publish_time for message in messages]
 
 
-@pytest.fixture(params=["open", "mixed", "sealed"])
+@pytest.fixture(params=["open", "mixed", "sealed", "compacted"])
 def flow(make_topic: MakeTopic, request: pytest.FixtureRequest) -> tuple[Topic, list[tuple[int, Position]]]:
     topic = make_topic()
     placed = append_ledgers(topic, FLOW)
-    if request.param == "sealed":
+    if request.param in ("sealed", "compacted"):
         topic.roll()
     if request.param != "open":
         topic.seal()
+    if request.param == "compacted":
+        assert topic.compact() > 0
     return topic, placed
 
 

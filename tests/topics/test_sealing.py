@@ -15,7 +15,7 @@ from tests.topics.flows import append_ledgers, ledger_path, on_counting_files, p
 from waterclock.database.topic_catalogue import entries, files
 from waterclock.errors import UnavailableError
 from waterclock.message import Message
-from waterclock.topics import sealed_file, sealing, sweeping
+from waterclock.topics import pending_files, sealed_file, sealing, sweeping
 from waterclock.topics.topic import Topic
 
 FLOW = [[[0, 1], [2]], [[3, 4, 5]], [[6], [7, 8]]]
@@ -98,7 +98,7 @@ def test_a_sealer_killed_at_any_step_loses_nothing_and_the_next_one_completes(
     topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, moment: str
 ) -> None:
     append_ledgers(topic, FLOW)
-    monkeypatch.setattr(sealing, "LEASE", 0)  # the dead owner's lease has ended by the time the next one comes
+    monkeypatch.setattr(pending_files, "LEASE", 0)  # the dead owner's lease has ended by the time the next one comes
     with monkeypatch.context() as patch:
         patch.setattr(sealing, step, _killing(getattr(sealing, step), moment))
         with pytest.raises(Killed):
@@ -143,7 +143,7 @@ def test_a_sealer_that_was_thought_dead_gives_way(
     topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append_ledgers(topic, FLOW)
-    monkeypatch.setattr(sealing, "LEASE", 0)
+    monkeypatch.setattr(pending_files, "LEASE", 0)
     write = sealing._write
 
     def write_slowly(*arguments: Any) -> Any:

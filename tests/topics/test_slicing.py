@@ -8,7 +8,7 @@ from tests.topics.flows import append_ledgers
 
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Position
-from waterclock.topics import sealed_file
+from waterclock.topics import compacting, sealed_file
 from waterclock.topics.positions import place_of, position_of
 from waterclock.topics.pruning import Wanted
 from waterclock.topics.slicing import read_slice
@@ -17,14 +17,17 @@ from waterclock.topics.topic import Topic
 FLOW = [[[0, 1], [2], [3, 4, 5]], [[6, 7]], [[8], [9, 10, 11]], [[12], [13]]]
 
 
-@pytest.fixture(params=["open", "mixed", "sealed"])
+@pytest.fixture(params=["open", "mixed", "sealed", "compacted"])
 def flow(topic: Topic, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Topic, list[Position]]:
     monkeypatch.setattr(sealed_file, "ROW_GROUP_MESSAGES", 2)
+    monkeypatch.setattr(compacting, "SHARED_GROUP_MESSAGES", 2)
     placed = append_ledgers(topic, FLOW)
-    if request.param == "sealed":
+    if request.param in ("sealed", "compacted"):
         topic.roll()
     if request.param != "open":
         topic.seal()
+    if request.param == "compacted":
+        assert topic.compact() > 0
     return topic, [position for _, position in placed]
 
 

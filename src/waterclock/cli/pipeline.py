@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING
 
 from cyclopts import App
@@ -52,7 +51,8 @@ def run(
     output = common.output
     with _stopping() as stop, _telling(quiet=output.quiet) as tell:
         spark = session(f"waterclock {pipeline.name}", master)
-        progress = run_pipeline(spark, pipeline, once=once, tell=tell, stopping=stop.is_set)
+        stop.listen()  # Spark has put a handler of its own in place
+        progress = run_pipeline(spark, pipeline, once=once, tell=tell, stopping=stop.is_wished)
     output.facts(_facts(progress))
 
 
@@ -104,23 +104,38 @@ def _facts(progress: Progress) -> dict[str, object]:
     }
 
 
-@contextmanager
-def _stopping() -> Generator[Event]:
-    """Turn SIGINT and SIGTERM into a wish to stop after the micro-batch under way; a second one ends at once."""
-    wish = Event()
+class _Stop:
+    """Turns SIGINT and SIGTERM into a wish to stop after the micro-batch under way; a second one ends at once."""
 
-    def note(number: int, _frame: object) -> None:
-        wish.set()
-        signal.signal(number, before[number])
+    def __init__(self) -> None:
+        self._wished = False
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, note)
-    try:
-        yield wish
-    finally:
-        for number, handler in before.items():
+    def is_wished(self) -> bool:
+        return self._wished
+
+    def listen(self) -> None:
+        if not self._wished:
+            for number in self._before:
+                signal.signal(number, self._note)
+
+    def be_deaf(self) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def _note(self, _number: int, _frame: object) -> None:
+        self._wished = True
+        self.be_deaf()
+
+
+@contextmanager
+def _stopping() -> Generator[_Stop]:
+    stop = _Stop()
+    stop.listen()
+    try:
+        yield stop
+    finally:
+        stop.be_deaf()
 
 
 @contextmanager

@@ -272,6 +272,31 @@ def purge(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # 
 
 
 @app.command
+def archive(
+    name: str,
+    topic: str,
+    /,
+    *,
+    older_than: str = "0s",
+    common: Common = Common(),  # noqa: B008  # immutable
+) -> None:
+    """Move acked messages into a topic, each exactly once.
+
+    Parameters
+    ----------
+    name
+        The table.
+    topic
+        The topic that takes them, in the same database.
+    older_than
+        How long ago they must have been acked, for example 1d.
+    """
+    with common.connect() as database:
+        count = database.archive(name, topic, older_than)
+        common.output.talk(f"archived {count} messages in topic {topic}")
+
+
+@app.command
 def explain(name: str, id: str, /, *, common: Common = Common()) -> None:  # noqa: A002, B008  # the option's name; immutable
     """Say why a message is not out."""
     with common.connect() as database:

@@ -15,6 +15,7 @@ from waterclock.ingest.files import read_messages
 from waterclock.message import Message, Position
 from waterclock.time import format_duration, format_time, to_duration
 from waterclock.topics.ledgers import LedgerInfo
+from waterclock.topics.producers import forget_producers
 
 app = App(name="topic", help="Logs of messages, found by time.")
 
@@ -205,10 +206,49 @@ def roll(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # i
 
 
 @app.command
-def seal(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
-    """Write every closed ledger to Parquet."""
+def seal(name: str, /, *, master: str | None = None, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Write every closed ledger to Parquet.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    master
+        Do it on Spark, a ledger a task: its cluster, or local[*]. In this process unless given.
+    """
     with common.connect() as database:
-        common.output.talk(f"sealed {database.topic(name).seal()} ledgers")
+        topic = database.topic(name)
+        if master is None:
+            sealed = topic.seal()
+        else:
+            from waterclock.spark import seal_topic  # noqa: PLC0415  # other commands work without Spark
+            from waterclock.spark.session import session  # noqa: PLC0415
+
+            sealed = seal_topic(session(f"waterclock seal {name}", master), topic)
+    common.output.talk(f"sealed {sealed} ledgers")
+
+
+@app.command
+def compact(name: str, /, *, master: str | None = None, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Join small files of neighbouring sealed ledgers into larger ones; every message keeps its position.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    master
+        Do it on Spark, a new file a task: its cluster, or local[*]. In this process unless given.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        if master is None:
+            saved = topic.compact()
+        else:
+            from waterclock.spark import compact_topic  # noqa: PLC0415  # other commands work without Spark
+            from waterclock.spark.session import session  # noqa: PLC0415
+
+            saved = compact_topic(session(f"waterclock compact {name}", master), topic)
+    common.output.talk(f"saved {saved} files")
 
 
 @app.command
@@ -249,6 +289,23 @@ def truncate(name: str, before: str, /, *, force: bool = False, common: Common =
         common.confirm(f"delete the ledgers of topic {name} before {before}")
         count = topic.truncate(place, force=force)
         common.output.talk(f"deleted {count} ledgers")
+
+
+@app.command
+def forget(name: str, producer: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+    """Forget the producers whose names begin so, such as those of a stream that is gone for good.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    producer
+        How their names begin; a stream on Spark has spark- and its query's id.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        common.confirm(f"forget what the producers {producer}… have appended to topic {name}")
+        common.output.talk(f"forgot {forget_producers(topic.storage, producer)} producers")
 
 
 @app.command

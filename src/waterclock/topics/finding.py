@@ -23,8 +23,7 @@ from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.measuring import measure_ledger
 from waterclock.topics.positions import Place, place_of
 from waterclock.topics.reading import read_chunks
-from waterclock.topics.row_groups import row_groups_from_json
-from waterclock.topics.sealed_file import SealedFile
+from waterclock.topics.sealed_ledger import SealedLedger
 from waterclock.topics.storage import Storage
 
 By = Literal["publish_time", "event_time", "receive_time"]
@@ -86,16 +85,16 @@ def find_first(storage: Storage, by: str, time: int, after: int | None = None) -
         if unmeasured is not None:
             if not _measured(storage, unmeasured):
                 lost = unmeasured
-                after = unmeasured if unmeasured == row["found_ledger"] else after
+                after = unmeasured if unmeasured == row["ledger"] else after
         elif row["data"] is not None:
             return Found(_place_in_entry(row, by, time), found=True)
-        elif row["found_ledger"] is None:
+        elif row["ledger"] is None:
             return Found(Position(row["open_ledger"], row["open_entries"], 0), found=False)
         else:
             place = _place_in_file(storage, row, by, time)
             if place is not None:
                 return Found(place, found=True)
-            after = row["found_ledger"]
+            after = row["ledger"]
 
 
 def find_from(storage: Storage, start: Position, by: str, time: int) -> Found:
@@ -163,7 +162,7 @@ def find_statement(by: str, *, by_running_maximum: bool = True) -> sa.Select[*tu
             topics.c.ledger.label("open_ledger"),
             topics.c.entries.label("open_entries"),
             _first_unmeasured(by).label("unmeasured"),
-            found.c.ledger.label("found_ledger"),
+            found.c.ledger,
             found.c.state,
             found.c.messages,
             found.c.path,
@@ -216,7 +215,7 @@ def _look(storage: Storage, by: str, time: int, after: int | None, lost: int) ->
 
 def _unmeasured(row: sa.RowMapping) -> int | None:
     """Name a ledger without bounds that could hold the answer: the one found, or one before it."""
-    found, unmeasured = row["found_ledger"], row["unmeasured"]
+    found, unmeasured = row["ledger"], row["unmeasured"]
     if unmeasured is not None and (found is None or unmeasured < found):
         return unmeasured
     return found if row["end"] is None and row["messages"] else None
@@ -240,16 +239,15 @@ def _place_in_entry(row: sa.RowMapping, by: str, time: int) -> Position:
 def _place_in_file(storage: Storage, row: sa.RowMapping, by: str, time: int) -> Position | None:
     if row["end"] is None or row["end"] < time or row["state"] != "sealed":
         return None  # it is empty, or its running maximum came from a ledger that was deleted
-    groups = row_groups_from_json(row["row_groups"])
-    group = next(number for number, group in enumerate(groups) if group.peak[by] >= time)
     try:
-        file = SealedFile(storage.files, row["path"], row["file_bytes"], row["footer"])
+        file = SealedLedger(storage.files, row)
+        group = next(number for number, group in enumerate(file.groups) if group.peak[by] >= time)
         table = file.read(group, [*_columns(by), "entry", "index"])
     except LostFileError as error:
-        _log.warning("find passes over ledger %d of topic %r: %s", row["found_ledger"], storage.name, error)
+        _log.warning("find passes over ledger %d of topic %r: %s", row["ledger"], storage.name, error)
         return None
     first = int(np.argmax(time_column(table, by).to_numpy() >= time))
-    return Position(row["found_ledger"], table["entry"][first].as_py(), table["index"][first].as_py())
+    return Position(row["ledger"], table["entry"][first].as_py(), table["index"][first].as_py())
 
 
 def _columns(by: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from waterclock.database.topic_catalogue import ledgers, topics
 from waterclock.topics.bounds import Bounds
 from waterclock.topics.counter import Counter
 from waterclock.topics.row_groups import RowGroup, row_groups_from_json
+from waterclock.topics.sealed_ledger import ledgers_share_a_file
 from waterclock.topics.storage import Storage
 
 # Built once: building a statement takes longer than running it.
@@ -39,7 +40,7 @@ class LedgerInfo:
     entries, messages
         How many appends and messages it holds.
     size
-        Bytes: of its file where it is sealed, of its entries before.
+        Bytes: of its file where it is sealed, of its entries before. Of a file that several ledgers share, its part.
     first_ordinal
         Number of its first message in the topic, counted from 0 without holes.
     bounds
@@ -48,7 +49,7 @@ class LedgerInfo:
     opened_at, closed_at, sealed_at
         When it got its first entry, was closed and was sealed, ns; None where that has not happened.
     file
-        Full name of its file, where it is sealed.
+        Full name of its file, where it is sealed; after a compaction other ledgers have the same.
     row_groups
         The bounds within its file, where it is sealed.
     """
@@ -119,19 +120,21 @@ def write_counter(storage: Storage, connection: sa.Connection, counter: Counter)
 
 def _info(storage: Storage, row: sa.RowMapping) -> LedgerInfo:
     sealed = row["state"] == "sealed"
+    groups = tuple(row_groups_from_json(row["row_groups"])) if row["row_groups"] else ()
+    shares = ledgers_share_a_file(groups)
     return LedgerInfo(
         ledger=row["ledger"],
         state=row["state"],
         entries=row["entries"],
         messages=row["messages"],
-        size=row["file_bytes"] if sealed else row["bytes"],
+        size=row["file_bytes"] if sealed and not shares else row["bytes"],
         first_ordinal=row["first_ordinal"],
         bounds=Bounds.of_row(row),
         opened_at=row["opened_at"],
         closed_at=row["closed_at"],
         sealed_at=row["sealed_at"],
         file=storage.files.name(row["path"]) if sealed else None,
-        row_groups=tuple(row_groups_from_json(row["row_groups"])) if row["row_groups"] else (),
+        row_groups=groups,
     )
 
 

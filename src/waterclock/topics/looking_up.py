@@ -16,8 +16,7 @@ from waterclock.message import Position
 from waterclock.topics.entries import decode_entries
 from waterclock.topics.ledgers import ledger_from
 from waterclock.topics.reading import Chunk, positioned
-from waterclock.topics.row_groups import row_groups_from_json
-from waterclock.topics.sealed_file import SealedFile
+from waterclock.topics.sealed_ledger import SealedLedger
 from waterclock.topics.storage import Storage
 
 _Places = npt.NDArray[np.int64]
@@ -84,9 +83,8 @@ def _of_ledger(
 def _of_file(
     storage: Storage, row: sa.RowMapping, places: _Places, columns: Sequence[str]
 ) -> Iterator[tuple[pa.Table, _Places]]:
-    groups = row_groups_from_json(row["row_groups"])
-    file = SealedFile(storage.files, row["path"], row["file_bytes"], row["footer"])
-    firsts = _keys(np.array([(group.entry, group.index) for group in groups], dtype=np.int64))
+    file = SealedLedger(storage.files, row)
+    firsts = _keys(np.array([(group.entry, group.index) for group in file.groups], dtype=np.int64))
     numbers = np.maximum(np.searchsorted(firsts, _keys(places), side="right") - 1, 0)
     for number in np.unique(numbers):
         table = file.read(int(number), {*columns, "entry", "index"})

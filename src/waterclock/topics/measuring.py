@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -10,8 +10,9 @@ import sqlalchemy as sa
 from waterclock.database.topic_catalogue import BOUNDED, TIMES, entries, ledgers, topics
 from waterclock.topics.bounds import Bounds, peak_columns, peak_of_row, raised
 from waterclock.topics.entries import decode_entries
-from waterclock.topics.row_groups import row_groups_to_json
+from waterclock.topics.row_groups import RowGroup, row_groups_from_json, row_groups_to_json
 from waterclock.topics.sealed_file import SealedFile, read_footer
+from waterclock.topics.sealed_ledger import ledgers_share_a_file
 from waterclock.topics.storage import Storage
 
 
@@ -56,12 +57,18 @@ def _measure_rows(storage: Storage, connection: sa.Connection, ledger: int) -> d
 
 
 def _measure_file(storage: Storage, row: sa.RowMapping) -> dict[str, Any]:
+    if row["row_groups"] and ledgers_share_a_file(row_groups_from_json(row["row_groups"])):
+        return {"bounds": _joined(row_groups_from_json(row["row_groups"]))}  # no other version wrote such a file
     footer = row["footer"] or read_footer(storage.files, row["path"])
     groups = SealedFile(storage.files, row["path"], row["file_bytes"], footer).measure()
+    return {"bounds": _joined(groups), "footer": footer, "row_groups": row_groups_to_json(groups)}
+
+
+def _joined(groups: Sequence[RowGroup]) -> Bounds:
     bounds = groups[0].bounds
     for group in groups[1:]:
         bounds = group.bounds.joined(bounds)
-    return {"bounds": bounds, "footer": footer, "row_groups": row_groups_to_json(groups)}
+    return bounds
 
 
 def _peak_before(storage: Storage, connection: sa.Connection, ledger: int) -> Mapping[str, int] | None:

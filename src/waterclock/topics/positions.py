@@ -6,15 +6,14 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import pyarrow as pa
 import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import entries, ledgers
 from waterclock.message import Position
 from waterclock.topics.counter import Counter
 from waterclock.topics.ledgers import ledger_from
-from waterclock.topics.row_groups import row_groups_from_json, row_of
-from waterclock.topics.sealed_file import SealedFile
+from waterclock.topics.row_groups import row_of
+from waterclock.topics.sealed_ledger import SealedLedger
 from waterclock.topics.storage import Storage
 
 
@@ -101,10 +100,11 @@ def _place_in_rows(storage: Storage, connection: sa.Connection, position: Positi
 
 
 def _place_in_file(storage: Storage, row: sa.RowMapping, position: Position) -> Place:
-    groups = row_groups_from_json(row["row_groups"])
+    file = SealedLedger(storage.files, row)
+    groups = file.groups
     number = max(bisect_right(groups, position[1:], key=lambda group: (group.entry, group.index)) - 1, 0)
     first = row["first_ordinal"] + sum(group.messages for group in groups[:number])
-    table = _places(storage, row, number)
+    table = file.read(number, ["entry", "index"])
     at = row_of(table["entry"].to_numpy(), table["index"].to_numpy(), position[1:])
     if at < table.num_rows:
         return Place(Position(row["ledger"], table["entry"][at].as_py(), table["index"][at].as_py()), first + at)
@@ -138,13 +138,10 @@ def _position_in_rows(storage: Storage, connection: sa.Connection, ledger: int, 
 
 
 def _position_in_file(storage: Storage, row: sa.RowMapping, ordinal: int) -> Position:
-    starts = list(accumulate((group.messages for group in row_groups_from_json(row["row_groups"])), initial=0))
+    file = SealedLedger(storage.files, row)
+    starts = list(accumulate((group.messages for group in file.groups), initial=0))
     at = ordinal - row["first_ordinal"]
     number = bisect_right(starts, at) - 1
-    table = _places(storage, row, number)
+    table = file.read(number, ["entry", "index"])
     at -= starts[number]
     return Position(row["ledger"], table["entry"][at].as_py(), table["index"][at].as_py())
-
-
-def _places(storage: Storage, row: sa.RowMapping, group: int) -> pa.Table:
-    return SealedFile(storage.files, row["path"], row["file_bytes"], row["footer"]).read(group, ["entry", "index"])

@@ -113,6 +113,14 @@ def take_over(storage: Storage, name: str) -> tuple[int, int | None]:
     return storage.backend.transact(work)
 
 
+def newest_append(storage: Storage, name: str) -> Position | None:
+    """Give the position of a producer's newest append; None where it has none, or has forgotten it."""
+    with storage.backend.snapshot() as connection:
+        row = _row(storage, connection, name)
+    recent = json.loads(row["recent"]) if row is not None else []
+    return Position(recent[-1][2], recent[-1][3], 0) if recent else None
+
+
 def forget_producers(storage: Storage, prefix: str) -> int:
     """Forget the producers whose names begin so, and with them what they appended; give how many."""
     chosen = sa.delete(producers).where(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
@@ -43,9 +42,8 @@ class Wanted:
             bounds.begin[time] <= last and bounds.end[time] >= first for time, (first, last) in self.times.items()
         )
 
-    def row_groups(self, footer: bytes) -> list[bool]:
+    def row_groups(self, metadata: pq.FileMetaData) -> list[bool]:
         """Say of each row group of a file whether its statistics leave room for a wanted source."""
-        metadata = pq.read_metadata(pa.BufferReader(footer))
         return [self._has_source(metadata.row_group(number).column(0)) for number in range(metadata.num_row_groups)]
 
     def _has_source(self, column: pq.ColumnChunkMetaData) -> bool:

@@ -18,8 +18,8 @@ from waterclock.topics.counter import Counter
 from waterclock.topics.entries import decode_entries
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.ledgers import ledger_from
-from waterclock.topics.row_groups import RowGroup, row_groups_from_json, row_of
-from waterclock.topics.sealed_file import SealedFile
+from waterclock.topics.row_groups import RowGroup, row_of
+from waterclock.topics.sealed_ledger import SealedLedger
 from waterclock.topics.storage import Storage
 
 CHUNK_MESSAGES = 65_536
@@ -32,12 +32,12 @@ _CHUNK_ENTRIES = 4096
 
 
 class Chunk(NamedTuple):
-    """Some messages of one ledger that follow one another.
+    """Some messages that follow one another.
 
     Attributes
     ----------
     ledger
-        Their ledger.
+        Their ledger; where the table has a column of this name, that of the first.
     first_ordinal
         Number of the first of them in the topic.
     table
@@ -78,8 +78,10 @@ def positioned(chunk: Chunk, columns: Sequence[str]) -> Iterator[pa.RecordBatch]
     schema = pa.schema([POSITIONED_SCHEMA.field(name) for name in columns])
     batches = chunk.table.to_batches() if isinstance(chunk.table, pa.Table) else [chunk.table]
     for batch in batches:
-        ledger = pa.repeat(pa.scalar(chunk.ledger, pa.int64()), batch.num_rows) if "ledger" in columns else None
-        arrays = [ledger if name == "ledger" else batch.column(name) for name in columns]
+        given = batch.schema.names
+        missing = "ledger" in columns and "ledger" not in given
+        ledger = pa.repeat(pa.scalar(chunk.ledger, pa.int64()), batch.num_rows) if missing else None
+        arrays = [ledger if name == "ledger" and missing else batch.column(name) for name in columns]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -161,33 +163,36 @@ def _read_sealed(
 ) -> Iterator[Chunk]:
     ledger = row["ledger"]
     ordinal = row["first_ordinal"]
-    groups = row_groups_from_json(row["row_groups"])
-    file = SealedFile(storage.files, row["path"], row["file_bytes"], row["footer"])
-    for number, group in enumerate(groups):
-        following = groups[number + 1] if number + 1 < len(groups) else None
-        if _place(ledger, group) >= stop:
-            return
-        if following is None or _place(ledger, following) > start:
-            try:
+    position = start
+    try:
+        file = SealedLedger(storage.files, row)
+        for number, group in enumerate(file.groups):
+            following = file.groups[number + 1] if number + 1 < len(file.groups) else None
+            if _place(ledger, group) >= stop:
+                return
+            if following is None or _place(ledger, following) > start:
+                position = max(start, _place(ledger, group))
                 table = file.read(number, {*columns, "entry", "index"})
-            except LostFileError:
-                if _is_deleted(storage, row):
-                    return  # by retention, under our eyes: what is left comes after it
-                raise
-            yield from cut(Chunk(ledger, ordinal, table), start, stop)
-        ordinal += group.messages
+                yield from cut(Chunk(ledger, ordinal, table), start, stop)
+            ordinal += group.messages
+    except LostFileError:
+        path = path_now(storage, ledger)
+        if path == row["path"]:
+            raise
+        if path is not None:  # compaction has moved it, under our eyes
+            yield from read_chunks(storage, position, min(stop, Position(ledger + 1, 0, 0)), columns)
+        # Or retention has deleted it: what is left comes after it.
 
 
 def _place(ledger: int, group: RowGroup) -> Position:
     return Position(ledger, group.entry, group.index)
 
 
-def _is_deleted(storage: Storage, row: sa.RowMapping) -> bool:
-    statement = sa.select(ledgers.c.path).where(
-        ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == row["ledger"]
-    )
+def path_now(storage: Storage, ledger: int) -> str | None:
+    """Say which file holds a sealed ledger by now; None where the ledger was deleted."""
+    statement = sa.select(ledgers.c.path).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
     with storage.backend.snapshot() as connection:
-        return connection.execute(statement).scalar() != row["path"]
+        return connection.execute(statement).scalar()
 
 
 def cut(chunk: Chunk, start: Position, stop: Position) -> Iterator[Chunk]:

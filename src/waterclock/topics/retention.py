@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import files, ledgers, subscriptions
@@ -9,7 +11,7 @@ from waterclock.message import Position
 from waterclock.time import MIN_NS
 from waterclock.topics.counter import Counter
 from waterclock.topics.finding import find_first
-from waterclock.topics.ledgers import close_ledger, write_counter
+from waterclock.topics.ledgers import close_ledger, ledger_from, write_counter
 from waterclock.topics.storage import Storage
 from waterclock.topics.sweeping import delete_rows
 
@@ -70,7 +72,9 @@ def _delete_some(storage: Storage, position: Position, *, force: bool, grace: in
             statement = statement.where(ledgers.c.first_ordinal + ledgers.c.messages <= slowest)
         rows = connection.execute(statement).all()
         _forget(storage, connection, [row.ledger for row in rows])
-        _leave_for_sweep(storage, connection, [(row.ledger, row.path) for row in rows if row.path], now + grace)
+        paths = {row.path: row.ledger for row in rows if row.path}
+        paths.pop(_path_of_first(storage, connection), None)  # ledgers that are left share it
+        leave_for_sweep(storage, connection, paths, now + grace)
         return [row.ledger for row in rows]
 
     return storage.backend.transact(work)
@@ -86,10 +90,16 @@ def _forget(storage: Storage, connection: sa.Connection, numbers: list[int]) -> 
     connection.execute(sa.delete(ledgers).where(*chosen))
 
 
-def _leave_for_sweep(storage: Storage, connection: sa.Connection, paths: list[tuple[int, str]], until: int) -> None:
+def _path_of_first(storage: Storage, connection: sa.Connection) -> str | None:
+    row = ledger_from(storage, connection, 0)
+    return None if row is None else row["path"]
+
+
+def leave_for_sweep(storage: Storage, connection: sa.Connection, paths: Mapping[str, int], until: int) -> None:
+    """Record files that no ledger has any more, each with a ledger that it held, to be deleted after some time."""
     values = [
         {"path": path, "topic_id": storage.topic_id, "ledger": ledger, "state": "deleted", "owner": "", "until": until}
-        for ledger, path in paths
+        for path, ledger in paths.items()
     ]
     if values:
         connection.execute(sa.insert(files), values)

@@ -28,6 +28,9 @@ class RowGroup:
         Bounds of its times.
     peak
         Running maximum of each time from the start of the ledger to the end of this row group, ns.
+    number, row
+        Where several ledgers share a file: which of its row groups holds these messages, and from which row on. Where
+        the ledger has the file to itself, None: the file's row groups are the ledger's.
     """
 
     messages: int
@@ -35,6 +38,8 @@ class RowGroup:
     index: int
     bounds: Bounds
     peak: dict[str, int]
+    number: int | None = None
+    row: int = 0
 
     @classmethod
     def of_table(cls, table: pa.Table, before: RowGroup | None) -> RowGroup:
@@ -55,6 +60,7 @@ def row_groups_to_json(groups: Sequence[RowGroup]) -> str:
                 [group.bounds.begin[time] for time in TIMES],
                 [group.bounds.end[time] for time in BOUNDED],
                 [group.peak[time] for time in BOUNDED],
+                *([] if group.number is None else [group.number, group.row]),
             ]
             for group in groups
         ],
@@ -71,8 +77,9 @@ def row_groups_from_json(text: str) -> list[RowGroup]:
             index,
             Bounds(dict(zip(TIMES, begin, strict=True)), dict(zip(BOUNDED, end, strict=True))),
             dict(zip(BOUNDED, peak, strict=True)),
+            *place,
         )
-        for messages, entry, index, begin, end, peak in json.loads(text)
+        for messages, entry, index, begin, end, peak, *place in json.loads(text)
     ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Collection, Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -38,27 +39,42 @@ _ORDER = (
 FILE_SCHEMA = pa.schema([PLACED_SCHEMA.field(name) for name in _ORDER])
 """The columns of a ledger file. The ledger's number is in the catalogue and in the file's name."""
 
+SHARED_SCHEMA = FILE_SCHEMA.insert(FILE_SCHEMA.get_field_index("entry"), pa.field("ledger", pa.int64(), nullable=False))
+"""The columns of a file that several ledgers share: those, and which ledger it is."""
+
 _INTEGERS = ("event_time", "publish_time", "entry", "index", "receive_time")
 
 
 def write_ledger(sink: Any, batches: Iterable[pa.RecordBatch]) -> tuple[list[RowGroup], bytes]:
     """Write `PLACED_SCHEMA` batches, in order, as one Parquet file; give its row groups and its footer."""
     groups: list[RowGroup] = []
+
+    def measured() -> Iterator[pa.Table]:
+        for table in _cut(batches):
+            groups.append(RowGroup.of_table(table, groups[-1] if groups else None))
+            yield table
+
+    footer = write_row_groups(sink, FILE_SCHEMA, measured())
+    return groups, footer
+
+
+def write_row_groups(sink: Any, schema: pa.Schema, tables: Iterable[pa.Table]) -> bytes:
+    """Write each table as one row group, in the layout of ledger files; give the footer."""
+    integers = [name for name in schema.names if name in (*_INTEGERS, "ledger")]
     footers: list[Any] = []
     with pq.ParquetWriter(
         sink,
-        FILE_SCHEMA,
+        schema,
         compression="zstd",
         use_dictionary=["source", "stream"],  # pyright: ignore[reportArgumentType]  # the default says bool, it takes names
-        write_statistics=["source", "stream", *_INTEGERS],  # pyright: ignore[reportArgumentType]  # as above
-        column_encoding=dict.fromkeys(_INTEGERS, "DELTA_BINARY_PACKED"),
+        write_statistics=["source", "stream", *integers],  # pyright: ignore[reportArgumentType]  # as above
+        column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
         write_page_checksum=True,
         metadata_collector=footers,
     ) as writer:
-        for table in _cut(batches):
-            groups.append(RowGroup.of_table(table, groups[-1] if groups else None))
-            writer.write_table(table.select(_ORDER), row_group_size=table.num_rows)
-    return groups, _footer_bytes(footers[0])
+        for table in tables:
+            writer.write_table(table.select(schema.names), row_group_size=table.num_rows)
+    return _footer_bytes(footers[0])
 
 
 def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -94,7 +110,7 @@ class SealedFile:
     size
         Its length in bytes, as the catalogue has it: a file of another length is not the one that was sealed.
     footer
-        Its footer, as `write_ledger` gave it.
+        Its footer, as `write_ledger` gave it; None: it is read from the file, once in a while.
     check
         Compare every page that is read with its checksum.
 
@@ -102,15 +118,17 @@ class SealedFile:
     ------
     SchemaError
         Where the footer is damaged.
+    LostFileError
+        Where it has to be read from the file, and that is gone or damaged.
     """
 
-    def __init__(self, files: LedgerFiles, path: str, size: int, footer: bytes, *, check: bool = False) -> None:
+    def __init__(self, files: LedgerFiles, path: str, size: int, footer: bytes | None, *, check: bool = False) -> None:
         self._files = files
         self._path = path
         self._size = size
         self._window = _Window(size)
         try:
-            self._metadata = pq.read_metadata(pa.BufferReader(footer))
+            self._metadata = parsed_footer(files, path, footer)
             self._parquet = pq.ParquetFile(
                 pa.PythonFile(self._window, mode="r"),
                 metadata=self._metadata,
@@ -137,13 +155,18 @@ class SealedFile:
         UnavailableError
             Where it cannot be reached now.
         """
-        wanted = [name for name in FILE_SCHEMA.names if name in columns]
+        wanted = [name for name in self.columns if name in columns]
         start, stop = self._range(group, wanted)
         self._window.show(self._files.read_range(self._path, self._size, start, stop - start), start)
         try:
             return self._parquet.read_row_group(group, columns=wanted)
         except (pa.ArrowException, OSError) as error:
             raise LostFileError(f"the ledger file {self._files.name(self._path)} is damaged: {error}") from error
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns in the order of the file: `FILE_SCHEMA`, or `SHARED_SCHEMA`."""
+        return self._parquet.schema_arrow.names
 
     def measure(self, columns: Collection[str] = _INTEGERS) -> list[RowGroup]:
         """Measure every row group by reading it: its times and places, or more than is needed, to see it read.
@@ -166,6 +189,17 @@ class SealedFile:
         starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
         stops = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
         return min(starts), max(stops)
+
+
+def parsed_footer(files: LedgerFiles, path: str, footer: bytes | None) -> pq.FileMetaData:
+    """Parse a file's footer; where the catalogue has no copy of it, take it from the file, once in a while."""
+    return _footer_of(files, path) if footer is None else pq.read_metadata(pa.BufferReader(footer))
+
+
+@lru_cache(maxsize=16)
+def _footer_of(files: LedgerFiles, path: str) -> pq.FileMetaData:
+    # A file never changes under its name, so what was read once is right for ever.
+    return pq.read_metadata(pa.BufferReader(read_footer(files, path)))
 
 
 def read_footer(files: LedgerFiles, path: str) -> bytes:

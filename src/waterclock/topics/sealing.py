@@ -11,9 +11,6 @@ Every step can be done again. What a killed owner leaves is removed by `sweeping
 
 from __future__ import annotations
 
-import re
-import secrets
-import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -21,28 +18,17 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from waterclock.arrow import MESSAGE_SCHEMA
-from waterclock.database.topic_catalogue import files, ledgers
-from waterclock.errors import LeaseLostError, NotFoundError, UnavailableError
+from waterclock.database.topic_catalogue import ledgers
+from waterclock.errors import LeaseLostError, UnavailableError
 from waterclock.message import Position
-from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.ledgers import roll
+from waterclock.topics.pending_files import Pending, finish, new_file, record, renewing, settle, taken
 from waterclock.topics.reading import read_chunks
 from waterclock.topics.retention import enforce_retention
 from waterclock.topics.row_groups import RowGroup, row_groups_to_json
 from waterclock.topics.sealed_file import FILE_SCHEMA, SealedFile, write_ledger
 from waterclock.topics.storage import Storage
 from waterclock.topics.sweeping import delete_rows, sweep
-
-LEASE = 30_000_000_000
-"""How long a sealer may be silent before its file counts as abandoned, ns."""
-
-_READABLE_NAME = 40
-
-
-class _Pending(NamedTuple):
-    ledger: int
-    path: str
-    owner: str
 
 
 class _Written(NamedTuple):
@@ -54,31 +40,25 @@ class _Written(NamedTuple):
 def seal_ledgers(storage: Storage) -> int:
     """Seal every ledger that is closed and that nobody else is sealing; give how many.
 
-    First the topic is put in order: the open ledger is closed where its age or size says so, what earlier owners left
-    behind is removed, and ledgers that are older than the topic's retention are deleted.
+    First the topic is put in order, as `ledgers_to_seal` does.
 
     Raises
     ------
     UnavailableError
         Where a file cannot be written, or reads back differently; the ledger stays as it was.
     """
+    return sum(seal_ledger(storage, ledger) for ledger in ledgers_to_seal(storage))
+
+
+def ledgers_to_seal(storage: Storage) -> list[int]:
+    """Put the topic in order, and name the ledgers that are closed.
+
+    The open ledger is closed where its age or size says so, what earlier owners left behind is removed, and ledgers
+    that are older than the topic's retention are deleted.
+    """
     roll(storage, only_if_due=True)
     sweep(storage)
     enforce_retention(storage)
-    sealed = 0
-    for ledger in _closed_ledgers(storage):
-        pending = _begin(storage, ledger)
-        if pending is None:
-            continue
-        try:
-            _seal(storage, pending)
-        except LeaseLostError:
-            continue  # somebody else has it by now
-        sealed += 1
-    return sealed
-
-
-def _closed_ledgers(storage: Storage) -> list[int]:
     statement = (
         sa.select(ledgers.c.ledger)
         .where(ledgers.c.topic_id == storage.topic_id, ledgers.c.state == "closed")
@@ -88,58 +68,41 @@ def _closed_ledgers(storage: Storage) -> list[int]:
         return list(connection.execute(statement).scalars())
 
 
-def _seal(storage: Storage, pending: _Pending) -> None:
+def seal_ledger(storage: Storage, ledger: int) -> bool:
+    """Seal one ledger; say whether it was ours to seal.
+
+    Raises
+    ------
+    UnavailableError
+        Where its file cannot be written, or reads back differently; the ledger stays as it was.
+    """
+    pending = _begin(storage, ledger)
+    if pending is None:
+        return False
     try:
-        _commit(storage, pending, _write(storage, pending))
-    except Exception as error:
-        still_ours = _abandon(storage, pending)
-        if isinstance(error, LostFileError) and not still_ours:
-            raise _taken(storage, pending) from error  # a sweep took it for an abandoned one
-        raise
-    delete_rows(storage, pending.ledger)
+        finish(storage, pending, lambda: _commit(storage, pending, _write(storage, pending)))
+    except LeaseLostError:
+        return False  # somebody else has it by now
+    delete_rows(storage, ledger)
+    return True
 
 
-def _begin(storage: Storage, ledger: int) -> _Pending | None:
+def _begin(storage: Storage, ledger: int) -> Pending | None:
     """Record the pending file; None where the ledger is not closed any more or somebody else is sealing it."""
-    owner = secrets.token_hex(8)
-    path = f"{_folder(storage)}/{ledger:010d}-{owner}.parquet"
+    pending = new_file(storage, ledger, ledger)
 
-    def work(connection: sa.Connection) -> _Pending | None:
+    def work(connection: sa.Connection) -> Pending | None:
         _, now = storage.lock(connection)
         state = sa.select(ledgers.c.state).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
-        if connection.execute(state).scalar() != "closed":
-            return None
-        held = sa.select(files.c.path).where(
-            files.c.topic_id == storage.topic_id,
-            files.c.ledger == ledger,
-            files.c.state == "pending",
-        )
-        if connection.execute(held.limit(1)).one_or_none() is not None:
-            return None
-        connection.execute(
-            sa.insert(files),
-            {
-                "path": path,
-                "topic_id": storage.topic_id,
-                "ledger": ledger,
-                "state": "pending",
-                "owner": owner,
-                "until": now + LEASE,
-            },
-        )
-        return _Pending(ledger, path, owner)
+        closed = connection.execute(state).scalar() == "closed"
+        return pending if closed and record(storage, connection, pending, now) else None
 
     return storage.backend.transact(work)
 
 
-def _folder(storage: Storage) -> str:
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", storage.name)[:_READABLE_NAME].strip("-.")
-    return f"{readable or 'topic'}-{storage.topic_id}"
-
-
-def _write(storage: Storage, pending: _Pending) -> _Written:
+def _write(storage: Storage, pending: Pending) -> _Written:
     with storage.files.create(pending.path) as sink:
-        groups, footer = write_ledger(sink, _entries(storage, pending))
+        groups, footer = write_ledger(sink, renewing(storage, pending, _entries(storage, pending)))
     size = storage.files.size(pending.path)
     written = SealedFile(storage.files, pending.path, size, footer, check=True)
     if written.measure(FILE_SCHEMA.names) != groups:
@@ -150,28 +113,15 @@ def _write(storage: Storage, pending: _Pending) -> _Written:
     return _Written(groups, size, footer)
 
 
-def _entries(storage: Storage, pending: _Pending) -> Iterator[pa.RecordBatch]:
-    renew_at = time.monotonic_ns() + LEASE // 3
-    start, stop = Position(pending.ledger, 0, 0), Position(pending.ledger + 1, 0, 0)
+def _entries(storage: Storage, pending: Pending) -> Iterator[pa.RecordBatch]:
+    start, stop = Position(pending.first, 0, 0), Position(pending.first + 1, 0, 0)
     for chunk in read_chunks(storage, start, stop, MESSAGE_SCHEMA.names):
         if isinstance(chunk.table, pa.Table):
-            raise _taken(storage, pending)  # these come from a file: somebody else has sealed the ledger
-        if time.monotonic_ns() >= renew_at:
-            _renew(storage, pending)
-            renew_at = time.monotonic_ns() + LEASE // 3
+            raise taken(storage, pending)  # these come from a file: somebody else has sealed the ledger
         yield chunk.table
 
 
-def _renew(storage: Storage, pending: _Pending) -> None:
-    def work(connection: sa.Connection) -> int:
-        values = {"until": storage.backend.now(connection) + LEASE}
-        return connection.execute(sa.update(files).where(*_mine(pending)).values(values)).rowcount
-
-    if storage.backend.transact(work) == 0:
-        raise _taken(storage, pending)
-
-
-def _commit(storage: Storage, pending: _Pending, file: _Written) -> None:
+def _commit(storage: Storage, pending: Pending, file: _Written) -> None:
     values = {
         "state": "sealed",
         "path": pending.path,
@@ -180,7 +130,7 @@ def _commit(storage: Storage, pending: _Pending, file: _Written) -> None:
         "footer": file.footer,
     }
     written = sum(group.messages for group in file.groups)
-    key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == pending.ledger)
+    key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == pending.first)
 
     def work(connection: sa.Connection) -> None:
         _, now = storage.lock(connection)
@@ -190,40 +140,13 @@ def _commit(storage: Storage, pending: _Pending, file: _Written) -> None:
         if row is not None and row.path == pending.path:
             return  # done already, and the answer got lost
         if row is None or row.state != "closed":
-            raise _taken(storage, pending)
+            raise taken(storage, pending)
         if written != row.messages:
             raise UnavailableError(
-                f"ledger {pending.ledger} of topic {storage.name!r} has {row.messages} messages,"
+                f"ledger {pending.first} of topic {storage.name!r} has {row.messages} messages,"
                 f" but its entries hold {written}"
             )
-        if connection.execute(sa.delete(files).where(*_mine(pending))).rowcount == 0:
-            raise _taken(storage, pending)
+        settle(storage, connection, pending)
         connection.execute(sa.update(ledgers).where(*key).values(**values, sealed_at=now))
 
     storage.backend.transact(work)
-
-
-def _abandon(storage: Storage, pending: _Pending) -> bool:
-    """Remove our file, unless it was committed after all and only the answer got lost; say whether it was ours."""
-    committed = sa.select(ledgers.c.path).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.path == pending.path)
-
-    def work(connection: sa.Connection) -> bool:
-        storage.lock(connection)
-        return connection.execute(committed).one_or_none() is not None
-
-    try:
-        if storage.backend.transact(work):
-            return True
-    except NotFoundError:
-        pass  # the whole topic was removed
-    storage.files.delete(pending.path)
-    ours = sa.delete(files).where(*_mine(pending))
-    return storage.backend.transact(lambda connection: connection.execute(ours).rowcount > 0)
-
-
-def _taken(storage: Storage, pending: _Pending) -> LeaseLostError:
-    return LeaseLostError(f"ledger {pending.ledger} of topic {storage.name!r} was sealed or deleted by somebody else")
-
-
-def _mine(pending: _Pending) -> tuple[sa.ColumnElement[bool], ...]:
-    return files.c.path == pending.path, files.c.owner == pending.owner, files.c.state == "pending"

@@ -14,6 +14,7 @@ from waterclock.message import Message, Position
 from waterclock.time import Duration, Time, to_duration
 from waterclock.topics import subscription_rows
 from waterclock.topics.appending import Appended, append_entry
+from waterclock.topics.compacting import FILE_BYTES, compact_topic
 from waterclock.topics.creating import create_topic, open_topic
 from waterclock.topics.entries import encode_entry
 from waterclock.topics.expiring import Expired, expire_topic
@@ -222,6 +223,14 @@ class Topic:
             Where a file cannot be written or reads back differently; the ledger stays as it was.
         """
         return seal_ledgers(self.storage)
+
+    def compact(self, file_bytes: int = FILE_BYTES) -> int:
+        """Join small files of adjacent sealed ledgers into files of about ``file_bytes``; give how many are saved.
+
+        No message changes its position, and whoever is reading reads on: the former files stay for an hour. Where a
+        file cannot be read or written, an UnavailableError says so, and its ledgers stay as they were.
+        """
+        return compact_topic(self.storage, check_size(file_bytes, "file_bytes"))
 
     def subscribe(self, name: str, start: Position | Time = "earliest", *, lease: Duration = "30s") -> Subscription:
         """Open a subscription, a named, durable reading position; make it where there is none of this name.

@@ -1,0 +1,115 @@
+"""Times reading five columns of a sealed topic through the format ``waterclock`` against Spark's own Parquet reader.
+
+Both read the same ledger files, with nothing done to the rows (Spark's sink ``noop``) and with a sum over a column of
+them. It says seconds by the clock and of the processors (the JVM and its Python workers), and how many times as long
+the topic takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+import waterclock as wc
+from benchmarks.measure import in_turns, write_results
+from benchmarks.spark_replay import cpu_seconds
+from waterclock.spark import register
+from waterclock.spark.session import session
+
+LEDGERS = 10
+ENTRIES = 5
+"""In a ledger."""
+
+MESSAGES = 100_000
+"""In an entry."""
+
+SOURCES = 1_000
+PAYLOAD = b"x" * 40
+COLUMNS = ("source", "stream", "event_time", "receive_time", "entry")
+ROUNDS = 7
+WORK = Path(__file__).parent / "scratch" / "spark_read"
+
+
+def generate() -> None:
+    """Write a topic of sealed ledgers."""
+    WORK.mkdir(parents=True)
+    chance = np.random.default_rng(1)
+    sources = pa.array([f"source-{number:04d}" for number in range(SOURCES)])
+    streams = pa.array(["temperature", "pressure", "humidity", "voltage", "current"])
+    with wc.connect(f"sqlite:///{WORK / 'factory.db'}") as database:
+        topic = database.create_topic("telemetry", roll_after=None, roll_size=1 << 40)
+        for number in range(LEDGERS * ENTRIES):
+            times = 1_790_000_000 * 10**9 + (number * MESSAGES + np.arange(MESSAGES)) * 10_000
+            event_times = times - chance.integers(0, 300_000_000, MESSAGES)
+            columns = {
+                "source": sources.take(pa.array(chance.integers(0, SOURCES, MESSAGES))),
+                "stream": streams.take(pa.array(chance.integers(0, len(streams), MESSAGES))),
+                "event_time": event_times,
+                "publish_time": event_times,
+                "receive_time": times,
+                "payload": pa.array([PAYLOAD] * MESSAGES, pa.binary()),
+            }
+            topic.append(pa.table(columns))
+            if number % ENTRIES == ENTRIES - 1:
+                topic.roll()
+        topic.seal()
+
+
+def drain(messages: DataFrame) -> None:
+    """Read everything, and do nothing with it."""
+    messages.write.format("noop").mode("overwrite").save()
+
+
+def add_up(messages: DataFrame) -> int:
+    """Read everything, and add one column up."""
+    row = messages.select(*COLUMNS).agg({"event_time": "max", "source": "max", "stream": "max", "entry": "sum"}).first()
+    assert row is not None
+    return row["sum(entry)"]
+
+
+def main() -> None:
+    if not (WORK / "factory.db-ledgers").exists():
+        generate()
+    spark = session("waterclock benchmark", **{"spark.driver.memory": "4g"})
+    register(spark)
+    files = [str(path) for path in sorted((WORK / "factory.db-ledgers").rglob("*.parquet"))]
+    native = spark.read.parquet(*files).select(*COLUMNS)
+    ours = (
+        spark.read.format("waterclock")
+        .options(url=f"sqlite:///{WORK / 'factory.db'}", topic="telemetry", columns=",".join(COLUMNS))
+        .load()
+    )
+    assert ours.count() == native.count() == LEDGERS * ENTRIES * MESSAGES
+    assert add_up(ours) == add_up(native)
+    runs = {
+        "parquet, noop": lambda: drain(native),
+        "waterclock, noop": lambda: drain(ours),
+        "parquet, sum": lambda: add_up(native),
+        "waterclock, sum": lambda: add_up(ours),
+    }
+    figures = {
+        "messages": LEDGERS * ENTRIES * MESSAGES,
+        "columns": COLUMNS,
+        "cores": spark.sparkContext.defaultParallelism,
+        "by_the_clock": _compared(in_turns(runs, ROUNDS, time.perf_counter)),
+        "by_processor_time": _compared(in_turns(runs, ROUNDS, cpu_seconds)),
+    }
+    spark.stop()
+    for measure in ("by_the_clock", "by_processor_time"):
+        print(measure, figures[measure])
+    print(f"wrote {write_results('spark_read', figures, ('waterclock', 'pyspark', 'pyarrow'))}")
+
+
+def _compared(seconds: Mapping[str, float]) -> dict[str, Any]:
+    times = {what: round(seconds[f"waterclock, {what}"] / seconds[f"parquet, {what}"], 2) for what in ("noop", "sum")}
+    return {"seconds": {name: round(took, 3) for name, took in seconds.items()}, "times_as_long": times}
+
+
+if __name__ == "__main__":
+    main()

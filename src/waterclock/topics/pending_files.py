@@ -1,0 +1,146 @@
+"""Pending files: those that are being written for sealed ledgers, each by an owner whose lease the catalogue keeps."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from waterclock.database.topic_catalogue import files, ledgers
+from waterclock.errors import LeaseLostError, NotFoundError
+from waterclock.topics.ledger_files import LostFileError
+from waterclock.topics.storage import Storage
+
+LEASE = 30_000_000_000
+"""How long an owner may be silent before its file counts as abandoned, ns."""
+
+_READABLE_NAME = 40
+
+_T = TypeVar("_T", pa.RecordBatch, pa.Table)
+
+
+class Pending(NamedTuple):
+    """A file that is being written, for ledgers from ``first`` to ``last``."""
+
+    first: int
+    last: int
+    path: str
+    owner: str
+
+
+def new_file(storage: Storage, first: int, last: int) -> Pending:
+    """Think of a name that nobody has used."""
+    owner = secrets.token_hex(8)
+    numbers = f"{first:010d}" if first == last else f"{first:010d}-{last:010d}"
+    return Pending(first, last, f"{_folder(storage)}/{numbers}-{owner}.parquet", owner)
+
+
+def record(storage: Storage, connection: sa.Connection, pending: Pending, now: int) -> bool:
+    """Record a pending file, in a transaction with the topic locked; False where somebody else is at its ledgers."""
+    held = sa.select(files.c.path).where(
+        files.c.topic_id == storage.topic_id,
+        files.c.ledger.between(pending.first, pending.last),
+        files.c.state == "pending",
+    )
+    if connection.execute(held.limit(1)).one_or_none() is not None:
+        return False
+    values = {
+        "path": pending.path,
+        "topic_id": storage.topic_id,
+        "ledger": pending.first,
+        "state": "pending",
+        "owner": pending.owner,
+        "until": now + LEASE,
+    }
+    connection.execute(sa.insert(files), values)
+    return True
+
+
+def renewing(storage: Storage, pending: Pending, pieces: Iterator[_T]) -> Iterator[_T]:
+    """Pass on what is being written, and prolong the lease in between."""
+    renew_at = time.monotonic_ns() + LEASE // 3
+    for piece in pieces:
+        if time.monotonic_ns() >= renew_at:
+            _renew(storage, pending)
+            renew_at = time.monotonic_ns() + LEASE // 3
+        yield piece
+
+
+def _renew(storage: Storage, pending: Pending) -> None:
+    def work(connection: sa.Connection) -> int:
+        values = {"until": storage.backend.now(connection) + LEASE}
+        return connection.execute(sa.update(files).where(*_mine(pending)).values(values)).rowcount
+
+    if storage.backend.transact(work) == 0:
+        raise taken(storage, pending)
+
+
+def settle(storage: Storage, connection: sa.Connection, pending: Pending) -> None:
+    """Forget the pending file, in the transaction that gives it to its ledgers.
+
+    Raises
+    ------
+    LeaseLostError
+        Where it is not ours any more.
+    """
+    if connection.execute(sa.delete(files).where(*_mine(pending))).rowcount == 0:
+        raise taken(storage, pending)
+
+
+def finish(storage: Storage, pending: Pending, work: Callable[[], None]) -> None:
+    """Write and commit a pending file; where that fails, remove it and say why.
+
+    Raises
+    ------
+    LeaseLostError
+        Where somebody else was faster, or took us for dead.
+    """
+    try:
+        work()
+    except Exception as error:
+        still_ours = _abandon(storage, pending)
+        if isinstance(error, LostFileError) and not still_ours:
+            raise taken(storage, pending) from error  # a sweep took it for an abandoned one
+        raise
+
+
+def _abandon(storage: Storage, pending: Pending) -> bool:
+    """Remove our file, unless it was committed after all and only the answer got lost; say whether it was ours."""
+    committed = sa.select(ledgers.c.path).where(
+        ledgers.c.topic_id == storage.topic_id,
+        ledgers.c.ledger.between(pending.first, pending.last),
+        ledgers.c.path == pending.path,
+    )
+
+    def work(connection: sa.Connection) -> bool:
+        storage.lock(connection)
+        return connection.execute(committed.limit(1)).one_or_none() is not None
+
+    try:
+        if storage.backend.transact(work):
+            return True
+    except NotFoundError:
+        pass  # the whole topic was removed
+    storage.files.delete(pending.path)
+    ours = sa.delete(files).where(*_mine(pending))
+    return storage.backend.transact(lambda connection: connection.execute(ours).rowcount > 0)
+
+
+def taken(storage: Storage, pending: Pending) -> LeaseLostError:
+    """Say that the ledgers are somebody else's by now."""
+    which = f"ledger {pending.first}" if pending.first == pending.last else f"ledgers {pending.first}-{pending.last}"
+    return LeaseLostError(f"{which} of topic {storage.name!r}: sealed, compacted or deleted by somebody else")
+
+
+def _mine(pending: Pending) -> tuple[sa.ColumnElement[bool], ...]:
+    return files.c.path == pending.path, files.c.owner == pending.owner, files.c.state == "pending"
+
+
+def _folder(storage: Storage) -> str:
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", storage.name)[:_READABLE_NAME].strip("-.")
+    return f"{readable or 'topic'}-{storage.topic_id}"

@@ -1,0 +1,110 @@
+"""A real topic, part of it sealed, gives the same batches through the format ``waterclock`` as in process.
+
+All scenarios and a slice of the recorded traffic, with a size of micro-batches and a restart in the middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from tests.spark.fates import METADATA, Fates, assert_same, fates_in_frames, fates_in_rows
+from tests.spark.test_identical_everywhere import without
+from tests.spark.topics import CLOCK, RULE, event_time_fates, rate_fates, whole_topic
+
+import waterclock as wc
+from waterclock.message import Message
+from waterclock.spark import event_time_outcomes, rate_aware_outcomes, register
+
+RECORDED = 600
+RATE_OPTIONS = {"batch_length": "400ms", "timeout": "900ms", "gated": False}
+
+Operator = Callable[[DataFrame], DataFrame]
+
+
+class Flow:
+    """A topic that is filled by halves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"sqlite:///{folder / 'factory.db'}"
+        self._database = wc.connect(self.url)
+        self.topic = self._database.create_topic("telemetry", roll_after=None)
+        messages = whole_topic(RECORDED)
+        self._entries = [list(entry) for _, entry in groupby(messages, key=lambda m: m.position and m.position[:2])]
+        self._half = len(self._entries) // 2
+
+    def append_first_half(self) -> None:
+        """Append one half, of which one half is sealed in two files, and the rest is rows."""
+        for number, entry in enumerate(self._entries[: self._half]):
+            if number in (self._half // 4, self._half // 2):
+                self.topic.roll()
+            self._append(entry)
+        self.topic.seal()
+
+    def append_second_half(self) -> None:
+        for entry in self._entries[self._half :]:
+            self._append(entry)
+        self.topic.roll()
+        self.topic.seal()
+        self.topic.compact()
+
+    def _append(self, entry: list[Message]) -> None:
+        self.topic.append([m.replace(publish_time=m.receive_time) for m in entry])
+
+    @property
+    def messages(self) -> list[Message]:
+        return list(self.topic.read())
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {"url": self.url, "topic": "telemetry", "columns": ",".join(METADATA)}
+
+
+@pytest.fixture
+def flow(spark: SparkSession, tmp_path: Path) -> Flow:
+    register(spark)
+    return Flow(tmp_path)
+
+
+def streamed(spark: SparkSession, flow: Flow, folder: Path, operator: Operator) -> Fates:
+    """Stream the topic as far as it goes, stop, and go on with another size of micro-batches when it has grown."""
+    collected: list[pa.Table] = []
+    for size, grow in ((400, flow.append_first_half), (900, flow.append_second_half)):
+        grow()
+        arriving = spark.readStream.format("waterclock").options(**flow.options, maxMessagesPerTrigger=size).load()
+        query = (
+            operator(arriving)
+            .writeStream.foreachBatch(lambda outcomes, _: collected.append(outcomes.toArrow()))
+            .option("checkpointLocation", str(folder / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+    assert len(collected) > 3
+    return fates_in_rows(rows for outcomes in collected for rows in outcomes.to_batches())
+
+
+def replayed(spark: SparkSession, flow: Flow, operator: Operator) -> Fates:
+    return fates_in_frames(operator(spark.read.format("waterclock").options(**flow.options).load()))
+
+
+def test_by_event_time(spark: SparkSession, flow: Flow, tmp_path: Path) -> None:
+    found = streamed(spark, flow, tmp_path, lambda df: event_time_outcomes(df, **RULE, max_skew="1s"))
+    in_process = event_time_fates(flow.messages)
+    assert_same(found, without(CLOCK, in_process))  # whose last window nothing closes
+    assert_same(replayed(spark, flow, lambda df: event_time_outcomes(df, **RULE)), in_process)
+
+
+def test_by_rate_with_options_of_its_own(spark: SparkSession, flow: Flow, tmp_path: Path) -> None:
+    def operator(df: DataFrame) -> DataFrame:
+        options: dict[str, Any] = RATE_OPTIONS
+        return rate_aware_outcomes(df, **options)
+
+    found = streamed(spark, flow, tmp_path, operator)
+    assert_same(found, rate_fates(flow.messages, flush=False, **RATE_OPTIONS))
+    assert_same(replayed(spark, flow, operator), rate_fates(flow.messages, flush=True, **RATE_OPTIONS))

@@ -1,0 +1,137 @@
+"""``waterclock pipeline run`` as a process: killed at any moment it loses nothing, and asked to stop it does."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from tests.spark.test_exactly_once import end_group
+from tests.spark.test_pipeline import PIPELINE, START, expected, landed, write
+
+import waterclock as wc
+from waterclock.spark.message_writer import REASON_HEADER
+
+MS = 10**6
+PATIENCE_S = 300  # a start takes seconds, and many times that on a machine that is busy
+
+pytestmark = pytest.mark.timeout(900)
+
+
+class Press:
+    """A topic, its pipeline's file, and the command that runs it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.chance = random.Random(8)  # noqa: S311  # repeatable, nothing secret
+        self.database = wc.connect(f"sqlite:///{folder}/f.db")
+        self.topic = self.database.create_topic("telemetry")
+        self.database.create_table("batches", id_type="text")
+        self.database.create_topic("rejected")
+        self.file = write(folder, PIPELINE.replace('trigger = "5s"', 'trigger = "50ms"'))
+        self._now = START
+
+    def append(self, entries: int) -> None:
+        for _ in range(entries):
+            messages: list[wc.Message] = []
+            for _ in range(20):
+                self._now += self.chance.randrange(40 * MS)
+                event_time = self._now - self.chance.choice([0, 100 * MS, 300 * MS, 500 * MS])
+                source, stream = self.chance.choice("abc"), self.chance.choice("xyz")
+                messages.append(
+                    wc.Message(source, stream, event_time, b"?", publish_time=self._now, receive_time=self._now)
+                )
+            self.topic.append(messages)
+
+    def append_end(self) -> int:
+        """Append what closes every window of before."""
+        end = self._now + 3_600 * 1_000 * MS
+        self.topic.append([wc.Message(source, "x", end, publish_time=end, receive_time=end) for source in "abc"])
+        return end
+
+    @contextmanager
+    def running(self) -> Iterator[subprocess.Popen[str]]:
+        with (self.folder / "stderr").open("a") as errors:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "waterclock",
+                    "pipeline",
+                    "run",
+                    str(self.file),
+                    "--json",
+                    "--master",
+                    "local[1]",
+                ],
+                # It runs for seconds, so what is compiled for speed never pays.
+                env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"},
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        try:
+            yield process
+        finally:
+            end_group(process)
+
+    def count(self, log: str) -> int:
+        """Say how many micro-batches have begun (``offsets``) or are finished (``commits``)."""
+        return len(list((self.folder / "checkpoint" / log).glob("[0-9]*")))
+
+    def wait_for(self, process: subprocess.Popen[str], log: str, count: int) -> None:
+        self.wait_until(process, lambda: self.count(log) >= count)
+
+    def wait_until(self, process: subprocess.Popen[str], done: Callable[[], bool]) -> None:
+        give_up_at = time.monotonic() + PATIENCE_S
+        while not done():
+            ended = process.poll() is not None or time.monotonic() > give_up_at
+            assert not ended, f"the pipeline ended: {(self.folder / 'stderr').read_text()[-3_000:]}"
+            time.sleep(0.02)
+
+    def stop(self, process: subprocess.Popen[str], number: signal.Signals) -> dict[str, int]:
+        """Ask it to stop; give what it says last."""
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0, (self.folder / "stderr").read_text()[-3_000:]
+        assert self.count("commits") == self.count("offsets"), "what was begun is finished"
+        return json.loads(said)
+
+
+def test_a_pipeline_that_is_killed_or_stopped_goes_on_and_writes_everything_once(tmp_path: Path) -> None:
+    press = Press(tmp_path)
+    for kill in range(3):
+        press.append(entries=12)
+        with press.running() as process:
+            # What was begun before a kill comes again under its number.
+            press.wait_for(process, "commits" if kill == 1 else "offsets", press.count("offsets") + 1)
+            time.sleep(press.chance.uniform(0, 1))  # at any moment, this is the point
+    press.append(entries=12)
+    with press.running() as process:
+        press.wait_for(process, "commits", press.count("offsets") + 1)
+        told = press.stop(process, signal.SIGTERM)
+    assert told["micro_batches"] > 0
+    end = press.append_end()
+    batches, rejected = expected(press.database)
+    closed = {name: payload for name, payload in batches.items() if int(name.partition("@")[2]) < end}
+    with press.running() as process:
+        press.wait_until(process, lambda: len(landed(press.database)) >= len(closed))
+        told = press.stop(process, signal.SIGINT)
+    assert told["lag"] == 0
+    assert landed(press.database) == closed
+    rows = pq.read_table(tmp_path / "batches", columns=["id", "payload"]).to_pylist()
+    assert len(rows) == len(closed)
+    assert {row["id"]: row["payload"] for row in rows} == closed
+    assert len(rejected) > 0
+    reasons = [(message.headers or {})[REASON_HEADER] for message in press.database.topic("rejected").read()]
+    assert sorted(reasons) == sorted(rejection.reason for rejection in rejected)
