@@ -14,7 +14,6 @@ from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
 from .test_plain_sql import catch_up, run
-from .test_plans import statements
 from .test_putting import payloads
 
 Make = Callable[..., MessageTable]
@@ -215,18 +214,6 @@ def test_a_day_whose_table_is_locked_is_left_for_later(
         assert by_day.ack(2) == 1
         reader.rollback()
     assert by_day.purge() == 1
-
-
-def test_no_claim_is_compiled_which_would_take_a_second(by_day: MessageTable, database: Database) -> None:
-    if database.backend.dialect.name != "postgresql":
-        pytest.skip("only PostgreSQL compiles plans")
-    put_numbers(by_day, *range(20))
-    with statements(database) as seen:
-        by_day.receive(1)
-    [(claim, values)] = [(text, values) for text, values in seen if "UPDATE orders" in text]
-    plan = database.backend.alone(lambda own: own.exec_driver_sql(f"EXPLAIN ANALYZE {claim}", values).fetchall())
-    assert "Update on orders" in str(plan)
-    assert "JIT" not in str(plan)
 
 
 def test_groups_keep_their_order_in_a_table_with_partitions(make_table: Make, database: Database) -> None:

@@ -123,3 +123,19 @@ def _explains(text: str) -> bool:
     if text.startswith("SELECT") and "WHERE" not in text:  # asks which columns there are, and for no row
         return False
     return text.lstrip().split()[0] in ("SELECT", "WITH", "UPDATE", "DELETE", "INSERT")
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the only one that compiles plans
+def test_a_claim_from_a_table_with_partitions_is_not_compiled_and_leaves_the_acked_days_alone(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(purge_by="partition")
+    table.put_many([{"payload": str(number)} for number in range(20)])
+    with statements(database) as seen:
+        table.receive(1)
+    [(claim, values)] = [(text, values) for text, values in seen if "UPDATE orders" in text]
+    plan = str(database.backend.alone(lambda own: own.exec_driver_sql(f"EXPLAIN ANALYZE {claim}", values).fetchall()))
+    assert "Update on orders" in plan
+    assert "JIT" not in plan
+    assert "orders_acked" not in plan
+    assert "orders_open" in plan
