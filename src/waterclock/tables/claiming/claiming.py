@@ -44,6 +44,13 @@ def claim(context: TableContext, wanted: Wanted, marks: Marks | None = None) -> 
 
 
 def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
+    claimed, more = _try_claim_groups(context, wanted)
+    while more and not claimed:  # what may be taken may lie behind a hundred thousand messages of a group that is out
+        claimed, more = _try_claim_groups(context, wanted)
+    return claimed
+
+
+def _try_claim_groups(context: TableContext, wanted: Wanted) -> tuple[list[Claimed], bool]:
     try:
         return context.backend.transact(lambda own: claim_groups(context, own, wanted), indexed=True)
     except exc.IntegrityError:
@@ -54,7 +61,7 @@ def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
 def claim_within(context: TableContext, connection: sa.Connection, wanted: Wanted) -> list[Claimed]:
     """Take messages as `claim` does, from the very first one on, in a transaction that does more than this."""
     if context.options.groups is not None:
-        return claim_groups(context, connection, wanted)
+        return claim_groups(context, connection, wanted)[0]
     return context.sql.claim(connection, context.rows, wanted, _NO_MARKS, context.backend.now_sql())
 
 

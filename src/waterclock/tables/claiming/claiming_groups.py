@@ -24,23 +24,29 @@ from waterclock.tables.groups.routing import route_new
 _Row = Any
 
 
-def claim_groups(context: TableContext, connection: sa.Connection, wanted: Wanted) -> list[Claimed]:
+def claim_groups(context: TableContext, connection: sa.Connection, wanted: Wanted) -> tuple[list[Claimed], bool]:
     """Take messages from the start of groups that are free, or the consumer's own: highest priority first, then oldest.
 
     The consumer begins with its own groups. Where some messages are in no group, chance decides who goes first.
+
+    Returns
+    -------
+    tuple
+        What was taken, and whether there are new messages at which nobody looked.
     """
     me = wanted.consumer or ANYBODY
     after = context.reached.now()
     top = look(context, connection, me, after=after)
     now = top.now
+    more = False
     if top.unrouted:
         # Only rows are inserted when messages are put; it is the consumers who route them to their groups.
-        route_new(context, connection)
+        more = route_new(context, connection)
         now = context.backend.now(connection)
     room = None
     if context.options.groups == "exclusive":
         if not consumers.join(context, connection, me, wanted.max_groups, now):
-            return []
+            return [], False
         consumers.release_lapsed(context, connection, now)
         if context.options.group_idle is not None:
             consumers.release_idle(context, connection, now)
@@ -52,13 +58,13 @@ def claim_groups(context: TableContext, connection: sa.Connection, wanted: Wante
     if len(claim.claimed) < wanted.limit:
         context.reached.forget()
         if after is not None and not top.unrouted and look(context, connection, me).unrouted:
-            route_new(context, connection)
+            more = route_new(context, connection)
             claim.take_all(None)
     elif after is None and not top.unrouted:
         context.reached.note(top.newest or 0)
     if claim.claimed and context.options.groups == "exclusive":
         consumers.renew(context, connection, me, max(one.lease_until for one in claim.claimed))
-    return claim.claimed
+    return claim.claimed, more
 
 
 class _Claim:

@@ -24,17 +24,26 @@ def route(context: TableContext, connection: sa.Connection) -> None:
         route_new(context, connection)
 
 
-def route_new(context: TableContext, connection: sa.Connection) -> None:
-    """Route the oldest messages that are new, and note what plain SQL changed in groups."""
+def route_new(context: TableContext, connection: sa.Connection) -> bool:
+    """Route the oldest messages that are new, and note what plain SQL changed in groups.
+
+    Returns
+    -------
+    bool
+        Whether there are more of them than one transaction should route.
+    """
     if connection.execute(_turn(), {"table": context.table_id}).first() is None:
-        return
+        return False
     after = 0
     while True:
         # What is committed meanwhile with a seq in between does no harm: places are given in one statement.
         count, first, upto = connection.execute(_window(context), {"after": after}).one()
         after = (first or 1) - 1  # from the first one on, else a planner that knows little reads all before it
-        if count == 0 or _route_window(context, connection, after, upto) or count < _ROUTED_AT_ONCE:
-            return
+        if count == 0:
+            return False
+        routed = _route_window(context, connection, after, upto)
+        if count < _ROUTED_AT_ONCE or routed:
+            return count == _ROUTED_AT_ONCE
         after = upto
 
 
