@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from waterclock.time import Clock
 
 # Times are not judged here; a machine that is busy, or compiles, must not fail a property.
-settings.register_profile("test", deadline=None, max_examples=300)
+settings.register_profile("test", deadline=None, max_examples=200)
 settings.register_profile("soak", deadline=None, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 

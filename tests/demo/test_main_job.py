@@ -15,7 +15,7 @@ PICTURE = Path(__file__).parent.parent.parent / "docs" / "images" / "timeline.sv
 
 def run_demo(folder: Path) -> tuple[dict[str, Any], str]:
     command = [sys.executable, "-m", "waterclock", "demo", "--folder", str(folder), "--json"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout), ran.stderr
 
@@ -47,6 +47,7 @@ def test_the_picture_of_the_readme_is_the_one_that_the_main_job_draws(
     assert (folder / "timeline.svg").read_text() == PICTURE.read_text()
 
 
+@pytest.mark.slow  # as long as the first run
 def test_it_runs_again_in_the_same_folder(first_run: tuple[dict[str, Any], str], folder: Path) -> None:
     again, _ = run_demo(folder)
     kept = ("appended", "before_start", "batched", "rejected", "batches", "acked")

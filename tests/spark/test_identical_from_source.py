@@ -100,6 +100,7 @@ def test_by_event_time(spark: SparkSession, flow: Flow, tmp_path: Path) -> None:
     assert_same(replayed(spark, flow, lambda df: event_time_outcomes(df, **RULE)), in_process)
 
 
+@pytest.mark.slow  # a stream of files takes all of it through the same operator in each run
 def test_by_rate_with_options_of_its_own(spark: SparkSession, flow: Flow, tmp_path: Path) -> None:
     def operator(df: DataFrame) -> DataFrame:
         options: dict[str, Any] = RATE_OPTIONS

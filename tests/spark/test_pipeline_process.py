@@ -108,9 +108,10 @@ class Press:
         return json.loads(said)
 
 
-def test_a_pipeline_that_is_killed_or_stopped_goes_on_and_writes_everything_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.slow)])
+def test_a_pipeline_that_is_killed_or_stopped_goes_on_and_writes_everything_once(tmp_path: Path, kills: int) -> None:
     press = Press(tmp_path)
-    for kill in range(3):
+    for kill in range(kills):
         press.append(entries=12)
         with press.running() as process:
             # What was begun before a kill comes again under its number.

@@ -73,7 +73,7 @@ def disturb(url: str, folder: Path, seconds: float, restart: Callable[[], None] 
 
 def drain(table: MessageTable) -> list[Deed]:
     deeds: list[Deed] = []
-    while table.stats().ready + table.stats().in_flight + table.stats().delayed:
+    while (stats := table.stats()).ready + stats.in_flight + stats.delayed:  # of one moment: a lease may lapse
         for delivery in table.receive(1000, wait="1s"):
             deeds.append(Deed(time.time_ns(), "took", str(delivery.id), delivery.lease_until))
             delivery.ack()
