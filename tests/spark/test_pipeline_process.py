@@ -117,11 +117,12 @@ def test_a_pipeline_that_is_killed_or_stopped_goes_on_and_writes_everything_once
             # What was begun before a kill comes again under its number.
             press.wait_for(process, "commits" if kill == 1 else "offsets", press.count("offsets") + 1)
             time.sleep(press.chance.uniform(0, 1))  # at any moment, this is the point
-    press.append(entries=12)
-    with press.running() as process:
-        press.wait_for(process, "commits", press.count("offsets") + 1)
-        told = press.stop(process, signal.SIGTERM)
-    assert told["micro_batches"] > 0
+    if kills > 1:
+        press.append(entries=12)
+        with press.running() as process:
+            press.wait_for(process, "commits", press.count("offsets") + 1)
+            told = press.stop(process, signal.SIGTERM)
+        assert told["micro_batches"] > 0
     end = press.append_end()
     batches, rejected = expected(press.database)
     closed = {name: payload for name, payload in batches.items() if int(name.partition("@")[2]) < end}
