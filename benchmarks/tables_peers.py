@@ -27,7 +27,7 @@ from benchmarks.peers import ELSEWHERE, ON_POSTGRESQL, ON_SQLITE, MissingPeerErr
 SERVICES = Path(__file__).resolve().parent.parent / "scripts" / "services"
 WORK = Path(__file__).parent / "scratch"
 SIZES = {
-    "short": {"rows": (20_000,), "seconds": 1.0, "rounds": 3},
+    "short": {"rows": (20_000,), "seconds": 1.0, "rounds": 2},
     "medium": {"rows": (100_000,), "seconds": 3.0, "rounds": 3},
     "full": {"rows": (100_000, 1_000_000), "seconds": 5.0, "rounds": 5},
 }

@@ -1,6 +1,7 @@
 """A real topic, part of it sealed, gives the same batches through the format ``waterclock`` as in process.
 
-All scenarios and a slice of the recorded traffic, with a size of micro-batches and a restart in the middle.
+All scenarios and a slice of the recorded traffic, with a size of micro-batches and a restart in the middle. A stream of
+files takes all of it through the same operators in each run; this longer way is for the soak.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ def replayed(spark: SparkSession, flow: Flow, operator: Operator) -> Fates:
     return fates_in_frames(operator(spark.read.format("waterclock").options(**flow.options).load()))
 
 
+@pytest.mark.slow
 def test_by_event_time(spark: SparkSession, flow: Flow, tmp_path: Path) -> None:
     found = streamed(spark, flow, tmp_path, lambda df: event_time_outcomes(df, **RULE, max_skew="1s"))
     in_process = event_time_fates(flow.messages)
@@ -100,7 +102,7 @@ def test_by_event_time(spark: SparkSession, flow: Flow, tmp_path: Path) -> None:
     assert_same(replayed(spark, flow, lambda df: event_time_outcomes(df, **RULE)), in_process)
 
 
-@pytest.mark.slow  # a stream of files takes all of it through the same operator in each run
+@pytest.mark.slow
 def test_by_rate_with_options_of_its_own(spark: SparkSession, flow: Flow, tmp_path: Path) -> None:
     def operator(df: DataFrame) -> DataFrame:
         options: dict[str, Any] = RATE_OPTIONS

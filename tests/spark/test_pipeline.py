@@ -146,12 +146,13 @@ def landed(database: wc.Database) -> dict[str, bytes]:
         return {row.id: row.message for row in connection.execute(table.context.rows.select())}
 
 
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_replay_writes_the_batches_of_one_process_to_every_output_and_again_changes_nothing(
-    spark: SparkSession, database: wc.Database, tmp_path: Path
+    spark: SparkSession, database: wc.Database, tmp_path: Path, times: int
 ) -> None:
     file = PipelineFile.read(write(tmp_path))
     batches, rejected = expected(database)
-    for _ in range(2):
+    for _ in range(times):
         progress = replay_pipeline(spark, file, START, START + 60 * SECOND)
         assert (progress.messages, progress.rejected) == (121, 1)
     assert landed(database) == batches
