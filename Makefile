@@ -43,7 +43,7 @@ bench: setup ## Measure, and write benchmarks/results/*.json
 
 lock: setup ## Pin every dependency anew in requirements.lock
 	@$$(command -v uv || find .tools -path '*/bin/uv') pip compile pyproject.toml --all-extras --group dev --universal \
-	    --generate-hashes --no-emit-index-url --python-version 3.11 --upgrade --quiet -o requirements.lock
+	    --generate-hashes --python-version 3.11 --upgrade --quiet -o requirements.lock
 
 clean: ## Remove everything that the other targets made
 	@rm -rf .venv .tools $(DEMO_FOLDER) site dist benchmarks/scratch .pytest_cache .ruff_cache .hypothesis .import_linter_cache
