@@ -2,7 +2,15 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from waterclock.tables.claiming.claimed import LOOK_BACK_EVERY, Claimed, Marks
+import pytest
+
+from waterclock.tables.claiming.claimed import (
+    LOOK_BACK_AT_LEAST,
+    LOOK_BACK_EVERY,
+    LOOK_BACK_SHARE,
+    Claimed,
+    Marks,
+)
 
 
 class Clock:
@@ -36,3 +44,36 @@ def test_marks_are_given_up_after_a_second_even_where_claims_go_on() -> None:
     assert marks.now() == {}
     marks.advance([claimed(0, 8)])
     assert marks.now() == {0: 8}
+
+
+@pytest.mark.parametrize(
+    ("took", "every"),
+    [
+        (0.001, LOOK_BACK_EVERY),
+        (0.5, 0.5 * LOOK_BACK_SHARE),
+        (600.0, LOOK_BACK_AT_LEAST),
+    ],
+)
+def test_a_look_from_the_first_message_that_takes_long_comes_less_often(took: float, every: float) -> None:
+    clock = Clock()
+    marks = Marks(clock)
+    clock.now += 100  # nobody claimed anything for a while
+    assert marks.now() == {}
+    clock.now += took
+    marks.advance([claimed(0, 5)])
+    clock.now += every - took - 0.0001
+    assert marks.now() == {0: 5}
+    clock.now += 0.0002
+    assert marks.now() == {}
+
+
+def test_a_look_that_became_quick_again_comes_every_second_again() -> None:
+    clock = Clock()
+    marks = Marks(clock)
+    for took in (1.0, 0.001):
+        marks.forget()
+        assert marks.now() == {}
+        clock.now += took
+        marks.advance([claimed(0, 5)])
+    clock.now += LOOK_BACK_EVERY
+    assert marks.now() == {}

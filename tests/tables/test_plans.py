@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -139,3 +140,39 @@ def test_a_claim_from_a_table_with_partitions_is_not_compiled_and_leaves_the_ack
     assert "JIT" not in plan
     assert "orders_acked" not in plan
     assert "orders_open" in plan
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the only one that plans by stored statistics
+@pytest.mark.parametrize("purge_by", ["rows", "partition"])
+def test_messages_that_are_known_by_their_keys_are_found_by_them_where_nothing_was_analyzed(
+    make_table: Callable[..., MessageTable], database: Database, many: list[dict[str, Any]], purge_by: str
+) -> None:
+    table = make_table(purge_by=purge_by)
+    for _ in range(10):
+        table.put_many(many)
+    with statements(database) as seen:
+        held = table.receive(100)
+        table.ack(held[:50])
+        table.ack([one.id for one in held[50:90]])
+        held[90].ack()
+        held[91].nack()
+        held[92].extend("5s")
+        table.reschedule(held[93].id, at=1)
+    ours = [(text, values) for text, values in seen if text.split()[0] in ("UPDATE", "WITH", "SELECT")]
+    ours = [(text, values) for text, values in ours if "orders.seq = " in text or "orders.id = " in text]
+    assert len(ours) >= 7
+    for text, values in ours:
+        for mode in ("force_custom_plan", "force_generic_plan"):
+            plan = _plan_of_a_hot_statement(database, mode, text, values)
+            by_keys = [step for step in plan if re.search(r"Index Cond: \((seq|id) = ", step)]
+            through_all = [step for step, key in pairwise(plan) if "next_idx" in step and "priority" not in key]
+            assert by_keys, plan
+            assert not through_all, plan
+
+
+def _plan_of_a_hot_statement(database: Database, mode: str, text: str, values: Any) -> list[str]:
+    with database.backend._indexed_writer.connect() as connection:
+        connection.exec_driver_sql(f"SET LOCAL plan_cache_mode = {mode}")
+        plan = [row[0] for row in connection.exec_driver_sql("EXPLAIN " + text, values)]
+        connection.rollback()
+    return plan

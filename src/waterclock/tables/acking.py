@@ -87,7 +87,7 @@ def give_back(context: TableContext, connection: sa.Connection, held: Iterable[H
     _lock(context, connection, ours)
     connection.execute(
         sa.update(rows)
-        .where(rows.c.seq == sa.bindparam("of"), rows.c.lease == sa.bindparam("by"), rows.c.time_acked.is_(None))
+        .where(rows.c.seq == sa.bindparam("of"), rows.c.lease == sa.bindparam("by"), not_acked(rows))
         .values(time_next=sa.bindparam("due"), epoch=rows.c.epoch - 1, lease=None),
         [{"of": one.seq, "by": one.lease, "due": one.due} for one in ours],
     )
@@ -160,7 +160,7 @@ def extend_all(
             {"seqs": [row.seq for row in locked if (row.seq, row.lease) in wanted]},
         )
     ends = sa.select(rows.c.seq, rows.c.lease, rows.c.time_next).where(
-        context.sql.any_of(rows.c.seq, "seqs"), rows.c.time_acked.is_(None), rows.c.lease.is_not(None)
+        context.sql.any_of(rows.c.seq, "seqs"), not_acked(rows), rows.c.lease.is_not(None)
     )
     found = connection.execute(ends, {"seqs": [one.seq for one in held]})
     return {(row.seq, row.lease): row.time_next for row in found}
@@ -192,7 +192,7 @@ def reschedule(context: TableContext, connection: sa.Connection, ids: Sequence[A
 def _unacked(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     return sa.select(rows.c.seq, rows.c.lease, rows.c.epoch, rows.c.time_next).where(
-        context.sql.any_of(rows.c.seq, "seqs"), rows.c.time_acked.is_(None)
+        context.sql.any_of(rows.c.seq, "seqs"), not_acked(rows)
     )
 
 

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from waterclock.tables.context import TableContext
 from waterclock.tables.databases.dialect import TableDialect
+from waterclock.tables.schema import not_acked
 
 Holding = tuple[int, int]
 """Which row, and the number of the claim under which it is held."""
@@ -67,7 +68,7 @@ def _some_leases(rows: sa.Table) -> sa.ColumnElement[bool]:
 def _acking_ids(rows: sa.Table, sql: TableDialect, now: sa.ColumnElement[int]) -> sa.Update:
     return (
         sa.update(rows)
-        .where(sql.any_of(rows.c.id, "ids"), rows.c.time_acked.is_(None))
+        .where(sql.any_of(rows.c.id, "ids"), not_acked(rows))
         .values(time_acked=now, time_next=None, lease=None)
     )
 
@@ -78,7 +79,7 @@ def _acking_held(
 ) -> sa.Update:
     return (
         sa.update(rows)
-        .where(sql.any_of(rows.c.seq, "seqs"), which, rows.c.time_acked.is_(None))
+        .where(sql.any_of(rows.c.seq, "seqs"), which, not_acked(rows))
         .values(time_acked=now, time_next=None)
     )
 
@@ -95,7 +96,7 @@ def _backing_off(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Update:
         .where(
             rows.c.seq == sa.bindparam("of"),
             rows.c.lease == sa.bindparam("by", type_=sa.BigInteger),
-            rows.c.time_acked.is_(None),
+            not_acked(rows),
         )
         .values(
             time_next=now + sa.bindparam("delay", type_=sa.BigInteger),

@@ -18,6 +18,7 @@ from waterclock.tables.acking import Held
 from waterclock.tables.context import TableContext
 from waterclock.tables.groups.grouping import UNGROUPED, settle
 from waterclock.tables.putting import user_column_names
+from waterclock.tables.schema import not_acked
 from waterclock.tables.totals import add_totals
 
 REASON, SOURCE, DIED, ORDER = "dead_reason", "dead_source", "time_died", "dead_seq"
@@ -95,9 +96,7 @@ def bury_claimed(context: TableContext, connection: sa.Connection, seqs: Sequenc
     Where a process dies before it comes to this, the next claim after its lease meets them again.
     """
     rows = context.rows
-    held = sa.select(rows.c.seq).where(
-        context.sql.any_of(rows.c.seq, "seqs"), rows.c.lease == lease, rows.c.time_acked.is_(None)
-    )
+    held = sa.select(rows.c.seq).where(context.sql.any_of(rows.c.seq, "seqs"), rows.c.lease == lease, not_acked(rows))
     ours = list(connection.scalars(held.order_by(rows.c.seq).with_for_update(), {"seqs": list(seqs)}))
     if not ours:
         return

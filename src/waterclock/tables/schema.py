@@ -213,12 +213,15 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
     return rows
 
 
-def not_acked(rows: sa.FromClause) -> sa.ColumnElement[bool]:
+def not_acked(rows: sa.Table) -> sa.ColumnElement[bool]:
     """Say that a message is not acked, of messages that are chosen by their keys.
 
     Written so that no index answers it: a planner without statistics believes that few messages are not acked, and
-    would go through all of those.
+    would go through all of those. Where they have a partition of their own it must be told by this condition, and no
+    index of it is for some messages only.
     """
+    if rows.info.get(PARTITIONED):
+        return rows.c.time_acked.is_(None)
     return sa.func.coalesce(rows.c.time_acked, -1) == -1
 
 

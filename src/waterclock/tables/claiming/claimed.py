@@ -15,6 +15,12 @@ from waterclock.tables.claiming.backoff import Backoff
 LOOK_BACK_EVERY = 1.0
 """Seconds after which a claim looks from the very first message again."""
 
+LOOK_BACK_SHARE = 20
+"""Where such a look takes long, the next one comes no sooner than after so many times as long."""
+
+LOOK_BACK_AT_LEAST = 30.0
+"""Seconds after which it comes in any case."""
+
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
@@ -69,7 +75,8 @@ class Marks:
     What was claimed and acked stays in a database's index until no snapshot can see it, and a claim that begins at the
     very first entry steps over all of it. With a snapshot held for minutes that made claims seven times as slow. So a
     claim begins where the last one stopped. What a transaction that was long under way commits behind the mark is
-    found when a claim comes back short, and within `LOOK_BACK_EVERY` seconds whatever happens.
+    found when a claim comes back short, and within `LOOK_BACK_EVERY` seconds whatever happens. Where the look itself
+    takes long, because a million such entries lie there, it comes less often (`LOOK_BACK_SHARE`, `LOOK_BACK_AT_LEAST`).
 
     Safe to share between threads.
     """
@@ -79,13 +86,16 @@ class Marks:
         self._lock = threading.Lock()
         self._marks: dict[int, int] = {}
         self._since = clock()
+        self._every = LOOK_BACK_EVERY
 
     def now(self) -> Mapping[int, int]:
         """Give the marks, ns by priority; none once they are too old."""
         with self._lock:
-            if self._clock() - self._since >= LOOK_BACK_EVERY:
+            now = self._clock()
+            if now - self._since >= self._every:
                 self._marks = {}
-                self._since = self._clock()
+            if not self._marks:
+                self._since = now
             return dict(self._marks)
 
     def any(self) -> bool:
@@ -95,6 +105,9 @@ class Marks:
     def advance(self, claimed: Sequence[Claimed]) -> None:
         """Note a claim that got as many messages as it wanted, in its order."""
         with self._lock:
+            if not self._marks:
+                took = self._clock() - self._since
+                self._every = min(max(LOOK_BACK_EVERY, LOOK_BACK_SHARE * took), LOOK_BACK_AT_LEAST)
             for one in claimed:
                 self._marks[one.row.priority] = one.row.time_next
 
@@ -102,7 +115,6 @@ class Marks:
         """Begin at the very first message again."""
         with self._lock:
             self._marks = {}
-            self._since = self._clock()
 
 
 class Reached:

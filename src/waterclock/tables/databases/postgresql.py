@@ -85,7 +85,7 @@ class PostgresqlTables:
     @property
     def days(self) -> Days:
         """Partitions by day."""
-        return PostgresqlDays(_NOW, _index, _guard)
+        return PostgresqlDays(_NOW, _index_unacked, _guard)
 
     def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
         """Let an identity number the ids, and draw UUIDs at random."""
@@ -212,20 +212,32 @@ class PostgresqlTables:
 
 
 def _index(connection: sa.Connection, rows: sa.Table, *, grouped: bool, free: bool) -> None:
+    """Make the indexes of a table whose acked messages lie among the others."""
     unacked, acked = rows.c.time_acked.is_(None), rows.c.time_acked.is_not(None)
+    sa.Index(f"{rows.name}_acked_idx", rows.c.time_acked, rows.c.epoch, postgresql_where=acked).create(
+        connection, checkfirst=True
+    )
+    _index_unacked(connection, rows, unacked, grouped=grouped, free=free)
+
+
+def _index_unacked(
+    connection: sa.Connection, rows: sa.Table, which: sa.ColumnElement[bool] | None, *, grouped: bool, free: bool
+) -> None:
+    """Make the indexes by which messages are claimed; ``which`` tells those that are not acked, where others are."""
     name = rows.name
-    indexes = [sa.Index(f"{name}_acked_idx", rows.c.time_acked, rows.c.epoch, postgresql_where=acked)]
+    indexes: list[sa.Index] = []
     # With seq, else messages that were put together, and so are due together, were sorted at each claim.
     due = rows.c.priority.desc(), rows.c.time_next, rows.c.seq
     if not grouped:
-        indexes.append(sa.Index(f"{name}_next_idx", *due, postgresql_where=unacked))
+        indexes.append(sa.Index(f"{name}_next_idx", *due, postgresql_where=which))
     else:
         indexes += [
-            sa.Index(f"{name}_group_idx", rows.c.group_id, rows.c.position, postgresql_where=unacked),
+            sa.Index(f"{name}_group_idx", rows.c.group_id, rows.c.position, postgresql_where=which),
             sa.Index(f"{name}_unrouted_idx", rows.c.seq, postgresql_where=rows.c.routed == 0),
         ]
     if free:
-        indexes.append(sa.Index(f"{name}_free_idx", *due, postgresql_where=unacked & rows.c.group_id.is_(None)))
+        no_group = rows.c.group_id.is_(None) if which is None else which & rows.c.group_id.is_(None)
+        indexes.append(sa.Index(f"{name}_free_idx", *due, postgresql_where=no_group))
     for index in indexes:
         index.create(connection, checkfirst=True)
 

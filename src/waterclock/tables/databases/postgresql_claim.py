@@ -10,7 +10,7 @@ from sqlalchemy.dialects import postgresql
 
 from waterclock.tables.claiming.backoff import Backoff
 from waterclock.tables.claiming.claiming_rows import ABOVE_EVERY_PRIORITY, BELOW_EVERY_PRIORITY, columns_read
-from waterclock.tables.schema import PARTITIONED
+from waterclock.tables.schema import PARTITIONED, not_acked
 
 _BEFORE = ("time_next", "epoch")  # columns whose old values a delivery needs: RETURNING gives the new ones
 
@@ -41,7 +41,7 @@ def claim_statement(
     before = [found.c[column.name] if column.name in _BEFORE else column for column in columns_read(rows)]
     ours = rows.c.seq == found.c.seq
     if rows.info.get(PARTITIONED):
-        ours &= rows.c.time_acked.is_(None)  # else each day of acked messages is looked through
+        ours &= not_acked(rows)  # else each day of acked messages is looked through
     return (
         sa.update(rows)
         .where(ours)

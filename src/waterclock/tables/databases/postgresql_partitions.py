@@ -91,7 +91,8 @@ class PostgresqlDays:
             *_ONCE,
         ):
             connection.execute(DDL(statement, context=parts))
-        self._index(connection, rows.to_metadata(sa.MetaData(), name=f"{rows.name}_open"), grouped=grouped, free=free)
+        unacked = rows.to_metadata(sa.MetaData(), name=f"{rows.name}_open")
+        self._index(connection, unacked, None, grouped=grouped, free=free)
         self._guard(connection, rows, grouped=grouped)
 
     def known(self, connection: sa.Connection, name: str) -> list[int]:
