@@ -77,13 +77,13 @@ class Delivery:
     )
 
     def __init__(
-        self, context: TableContext, callers: CallerConnections, claimed: Claimed, lease: int, begun: int
+        self, context: TableContext, callers: CallerConnections, claimed: Claimed, lease: int, beat_at: int
     ) -> None:
         row = claimed.row
         self.context = context
         self._callers = callers
         self._heartbeat = True
-        self.beat_at = begun + beat_after(context.options.backoff.wait_bounds[0])
+        self.beat_at = beat_at
         self.waiting: Sequence[Delivery] = ()
         self.lost = False
         self._headers: str | None = row.headers
@@ -97,7 +97,8 @@ class Delivery:
         self.priority: int = row.priority
         self.time_created: int = row.time_created
         self.time_scheduled: int = row.time_scheduled
-        self.columns: dict[str, Any] = {name: getattr(row, name) for name in user_column_names(context.rows)}
+        further = user_column_names(context.rows)
+        self.columns: dict[str, Any] = {name: getattr(row, name) for name in further} if further else {}
         self.held = Held(row.seq, lease, row.group_id, row.position, row.time_next)
 
     @property
@@ -280,10 +281,11 @@ def hand_over(
     deliveries: list[Delivery] = []
     failed: set[str | None] = set()
     further = user_column_names(context.rows)
+    beat_at = begun + beat_after(context.options.backoff.wait_bounds[0])
     for one in claimed:
         if context.options.groups and one.row.group_id in failed:
             continue  # it went back with the one before it
-        delivery = Delivery(context, callers, one, lease, begun)
+        delivery = Delivery(context, callers, one, lease, beat_at)
         problem = unreadable(one.row, further)
         if problem is None:
             deliveries.append(delivery)

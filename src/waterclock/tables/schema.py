@@ -38,15 +38,9 @@ class Text(sa.TypeDecorator[str]):
     impl = LongText
     cache_ok = True
 
-    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
-        """Decode bytes."""
-        del dialect  # the same for all
-        if not isinstance(value, bytes):
-            return value
-        try:
-            return value.decode()
-        except UnicodeDecodeError as error:
-            return Unreadable(value, error)
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
+        """Decode bytes; elsewhere none come, and the driver's texts are taken as they are."""
+        return _to_text if dialect.name == "sqlite" else self.impl_instance.result_processor(dialect, coltype)
 
 
 class UuidText(sa.TypeDecorator[uuid.UUID]):
@@ -77,6 +71,15 @@ class UuidText(sa.TypeDecorator[uuid.UUID]):
     def python_type(self) -> type[uuid.UUID]:
         """What its values are in Python."""
         return uuid.UUID
+
+
+def _to_text(value: Any) -> Any:
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        return Unreadable(value, error)
 
 
 def _to_bytes(value: Any) -> bytes | None:
