@@ -12,6 +12,8 @@ from waterclock.database.backend import Backend
 from waterclock.database.direct import Direct
 from waterclock.errors import UnavailableError
 
+NORMAL, FULL = 1, 2  # PRAGMA synchronous
+
 things = sa.Table(
     "things",
     sa.MetaData(),
@@ -83,3 +85,44 @@ def test_who_meets_another_writer_waits_on_the_same_connection_and_gives_up_with
     backend.alone(lambda own: own.execute(insert, {"of": 1, "what": None, "yes": None}))
     assert ids(backend) == [1]
     assert len(opened) == 1
+
+
+@on_sqlite
+def test_work_that_need_not_outlast_the_computer_commits_without_a_sync_and_the_next_waits_again(
+    backend: Backend,
+) -> None:
+    def how(own: Direct) -> int:
+        return own.exec_driver_sql("PRAGMA synchronous").fetchone()[0]
+
+    def fail(own: Direct) -> None:
+        assert how(own) == NORMAL
+        raise KeyboardInterrupt
+
+    assert backend.alone(how, durable=False) == NORMAL
+    assert backend.alone(how) == FULL
+    with pytest.raises(KeyboardInterrupt):
+        backend.alone(fail, durable=False)
+    assert backend.alone(how) == FULL
+    with backend.engine.connect() as other:
+        other.exec_driver_sql("DELETE FROM things")  # takes the write lock
+        with backend.patience(0.05), pytest.raises(UnavailableError, match="busy"):
+            backend.alone(how, durable=False)
+    assert backend.alone(how) == FULL
+
+
+@on_sqlite
+def test_a_connection_that_would_not_wait_for_the_disk_any_more_is_not_lent_again(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute = Direct.exec_driver_sql
+
+    def refuse_to_wait(self: Direct, text: str, parameters: object = None) -> object:
+        if text == "PRAGMA synchronous=FULL":
+            raise KeyboardInterrupt
+        return execute(self, text, parameters)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Direct, "exec_driver_sql", refuse_to_wait)
+        with pytest.raises(KeyboardInterrupt):
+            backend.alone(lambda _: None, durable=False)
+    assert backend.alone(lambda own: own.exec_driver_sql("PRAGMA synchronous").fetchone()[0]) == FULL

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from waterclock.database.direct import Direct
 from waterclock.errors import LeaseLostError
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
 from .test_putting import payloads
+
+FULL = 2  # PRAGMA synchronous
 
 
 def test_an_acked_message_is_never_sent_again(orders: MessageTable, clock: MovableClock) -> None:
@@ -169,3 +173,26 @@ def test_stats_count_each_message_once(orders: MessageTable, clock: MovableClock
     stats = orders.stats()
     assert (stats.ready, stats.scheduled, stats.in_flight, stats.delayed, stats.acked) == (2, 1, 2, 1, 1)
     assert stats.oldest_age == 5_000_000_000
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("max_attempts", [None, 3])
+def test_puts_and_acks_wait_for_the_disk_and_claims_only_where_attempts_are_limited(
+    make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch, max_attempts: int | None
+) -> None:
+    table = make_table(max_attempts=max_attempts)
+    synced: dict[str, bool] = {}
+    execute = Direct.exec_driver_sql
+
+    def note(self: Direct, text: str, parameters: Any = None) -> Any:
+        verb = text.split(maxsplit=1)[0]
+        if verb in ("INSERT", "UPDATE"):
+            step = "ack" if "time_acked=" in text else {"INSERT": "put", "UPDATE": "claim"}[verb]
+            synced[step] = execute(self, "PRAGMA synchronous").fetchone()[0] == FULL
+        return execute(self, text, parameters)
+
+    monkeypatch.setattr(Direct, "exec_driver_sql", note)
+    for number in range(2):
+        table.put(str(number))
+        table.ack(table.receive(1))
+    assert synced == {"put": True, "claim": max_attempts is not None, "ack": True}

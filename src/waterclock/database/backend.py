@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -107,17 +107,23 @@ class Backend:
         """
         return self._run((self._indexed_writer if indexed else self._writer).begin, work)
 
-    def alone(self, work: Callable[[Any], _T]) -> _T:
+    def alone(self, work: Callable[[Any], _T], *, durable: bool = True) -> _T:
         """Run ``work`` like `transact`, where each of its statements may commit by itself: for work that is one.
 
         What it gets is a `sqlalchemy.Connection`, or a `Direct` where that is faster.
+
+        Parameters
+        ----------
+        durable
+            As in `DirectPool.lend`.
 
         Raises
         ------
         UnavailableError
             As `transact`.
         """
-        return self._run(self._direct.lend if self.dialect.has_direct else self._writer.begin, work)
+        lend = partial(self._direct.lend, durable=durable)
+        return self._run(lend if self.dialect.has_direct else self._writer.begin, work)
 
     def _run(self, begin: Callable[[], AbstractContextManager[Any]], work: Callable[[Any], _T]) -> _T:
         patience: float = getattr(self._patience, "seconds", BUSY_TIMEOUT)

@@ -12,15 +12,30 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 
 _KEPT = 8  # connections
 
-Frame = tuple[str, str, str]
-"""What begins, commits and rolls back a transaction."""
+
+class Frame(NamedTuple):
+    """The statements around a transaction.
+
+    Attributes
+    ----------
+    begin, commit, rollback
+        What makes it one.
+    hurry, wait
+        Before one whose commit need not wait for the disk, and after it.
+    """
+
+    begin: str
+    commit: str
+    rollback: str
+    hurry: str
+    wait: str
 
 
 @dataclass(slots=True)
@@ -173,15 +188,21 @@ class DirectPool:
         self._frame = frame
         self._idle: deque[Any] = deque()
 
-    def lend(self) -> AbstractContextManager[Direct]:
+    def lend(self, *, durable: bool = True) -> AbstractContextManager[Direct]:
         """Lend a connection.
+
+        Parameters
+        ----------
+        durable
+            Whether a commit must outlast a failure of the computer; what nobody there outlasts need not. For databases
+            with a `Frame`, which are on the computer of all who use them; on a server every commit does.
 
         Raises
         ------
         sqlalchemy.exc.DBAPIError
             As SQLAlchemy would raise it.
         """
-        return self._lend_alone() if self._frame is None else self._lend_in(*self._frame)
+        return self._lend_alone() if self._frame is None else self._lend_in(self._frame, durable=durable)
 
     @contextmanager
     def _lend_alone(self) -> Generator[Direct]:
@@ -200,21 +221,23 @@ class DirectPool:
         self._keep(connection)
 
     @contextmanager
-    def _lend_in(self, begin: str, commit: str, rollback: str) -> Generator[Direct]:
+    def _lend_in(self, frame: Frame, *, durable: bool) -> Generator[Direct]:
         connection = self._take()
         direct = Direct(connection, self._engine.dialect)
+        waits = durable
         try:
-            direct.exec_driver_sql(begin)
+            if not durable:
+                direct.exec_driver_sql(frame.hurry)
             try:
-                yield direct
-                direct.exec_driver_sql(commit)
-            except BaseException:
-                if connection.in_transaction:
-                    direct.exec_driver_sql(rollback)
-                raise
+                with _transaction(direct, connection, frame):
+                    yield direct
+            finally:
+                if not waits and not connection.in_transaction:
+                    direct.exec_driver_sql(frame.wait)
+                    waits = True
         except BaseException:
             # Busy is no reason to open another one.
-            (_close if connection.in_transaction else self._keep)(connection)
+            (self._keep if waits and not connection.in_transaction else _close)(connection)
             raise
         self._keep(connection)
 
@@ -249,6 +272,18 @@ class DirectPool:
             _close(connection)
             raise _wrapped(error, driver_error, dialect, broken=False) from error
         return connection
+
+
+@contextmanager
+def _transaction(direct: Direct, connection: Any, frame: Frame) -> Generator[None]:
+    direct.exec_driver_sql(frame.begin)
+    try:
+        yield
+        direct.exec_driver_sql(frame.commit)
+    except BaseException:
+        if connection.in_transaction:
+            direct.exec_driver_sql(frame.rollback)
+        raise
 
 
 def _close(connection: Any) -> None:

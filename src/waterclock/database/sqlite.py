@@ -27,7 +27,9 @@ class SqliteDialect:
     name = "sqlite"
     longest_pause = 0.005  # the lock is free for moments only: who looks seldom waits long behind a busy writer
     has_direct = True
-    frame: Frame | None = ("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK")
+    frame: Frame | None = Frame(
+        "BEGIN IMMEDIATE", "COMMIT", "ROLLBACK", "PRAGMA synchronous=NORMAL", "PRAGMA synchronous=FULL"
+    )
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine whose connections are durable: write-ahead log, synchronous=FULL."""

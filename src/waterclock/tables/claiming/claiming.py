@@ -66,8 +66,10 @@ def claim_within(context: TableContext, connection: sa.Connection, wanted: Wante
 
 
 def _claim_rows(context: TableContext, wanted: Wanted, begin: dict[int, int] | Any) -> list[Claimed]:
+    # Who has claimed something does not outlast the computer, but for the count of attempts, where there is a limit.
     return context.backend.alone(
-        lambda own: context.sql.claim(own, context.rows, wanted, begin, context.backend.now_sql())
+        lambda own: context.sql.claim(own, context.rows, wanted, begin, context.backend.now_sql()),
+        durable=context.options.max_attempts is not None,
     )
 
 
