@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from waterclock.cli.app import FAILED, WRONG_USAGE
+from waterclock.connection import Database
 
 from .test_cli import Shell, shell
 
@@ -27,6 +30,24 @@ def test_a_table_is_made_with_its_options_and_they_are_shown_and_changed(orders:
     orders("table", "alter", "orders", "--rate-limit", "0", expect=WRONG_USAGE)
     orders("table", "alter", "orders", expect=WRONG_USAGE)
     assert "name at least one" in orders.said
+
+
+def test_a_table_of_groups_is_made_with_the_options_of_groups(shell: Shell) -> None:
+    groups = ("--groups", "exclusive", "--group-header", "press", "--ungrouped", "reject", "--group-idle", "1m")
+    shell("table", "add", "steps", *groups, "--ack-order", "hold", "--on-exhausted", "dead_letter")
+    (info,) = shell.json("table", "info", "steps")
+    assert (info["groups"], info["group_header"], info["ungrouped"]) == ("exclusive", "press", "reject")
+    assert (info["ack_order"], info["on_exhausted"], info["group_idle"]) == ("hold", "dead_letter", "1m")
+    shell("table", "alter", "steps", "--on-exhausted", "block", "--unset", "group-idle")
+    (info,) = shell.json("table", "info", "steps")
+    assert (info["on_exhausted"], info["group_idle"]) == ("block", None)
+
+
+def test_every_option_of_a_table_can_be_given(shell: Shell) -> None:
+    options = set(inspect.signature(Database.create_table).parameters) - {"self", "name", "columns", "key_range"}
+    told = shell("table", "add", "--help")
+    missing = {option for option in options if f"--{option.replace('_', '-')} " not in told}
+    assert not missing
 
 
 def test_a_table_is_paused_and_resumed(orders: Shell) -> None:

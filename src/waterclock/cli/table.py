@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from waterclock.cli.common import Common
+from waterclock.cli.table_options import ChangingOptions, shown
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
@@ -30,19 +31,14 @@ def add(
     id_type: Literal["bigint", "text", "uuid"] = "bigint",
     payload: Literal["bytes", "text", "json"] = "bytes",
     groups: Literal["sequenced", "exclusive"] | None = None,
-    ack_wait: str = "30s",
-    purge_after: str = "1d",
-    batch_size: int = 10,
-    cache_size: int = 10_000,
-    poll_interval: str = "30s",
-    min_backoff: str | None = None,
-    max_backoff: str | None = None,
-    jitter: float = 0.33,
-    max_attempts: int | None = None,
-    dead_letter: str | None = None,
-    rate_limit: float | None = None,
+    group_header: str | None = None,
+    ungrouped: Literal["default", "free", "reject"] = "default",
+    ack_order: Literal["strict", "hold", "lenient"] = "strict",
+    purge_by: Literal["rows", "partition"] = "rows",
     column: Annotated[list[str] | None, Parameter(name="--column", negative="")] = None,
+    adopt: Annotated[bool, Parameter(negative="")] = False,
     exist_ok: bool = False,
+    options: ChangingOptions = ChangingOptions(),  # noqa: B008  # immutable
     common: Common = Common(),  # noqa: B008  # immutable
 ) -> None:
     """Make a message table.
@@ -58,52 +54,37 @@ def add(
     groups
         sequenced: the messages of a group are handed out in order, to one consumer at a time; exclusive: and a group
         stays with its consumer.
-    ack_wait
-        How long a consumer has before a message is sent again; doubles each time.
-    purge_after
-        How long acked messages are kept.
-    batch_size
-        How many messages a consumer takes at a time, where it does not say.
-    cache_size
-        How many messages a subscription holds at the most.
-    poll_interval
-        How often consumers look for messages that they were not told of.
-    min_backoff
-        Shortest pause after a failed attempt.
-    max_backoff
-        Longest wait.
-    jitter
-        Fraction by which waits vary.
-    max_attempts
-        How often a message is sent at the most; then it becomes a dead letter.
-    dead_letter
-        The message table that takes dead letters; NAME_dead unless given.
-    rate_limit
-        How many messages a second are handed out at the most.
+    group_header
+        The header that names a message's group.
+    ungrouped
+        Messages without a group form one group (default), have no order (free) or are refused (reject).
+    ack_order
+        An ack that passes over an earlier message of its group is refused (strict), kept until its turn comes (hold)
+        or taken (lenient).
+    purge_by
+        partition: acked messages are dropped by whole days, on PostgreSQL and MariaDB.
     column
         A further column, name=type with bigint, double, boolean, text, bytes or json; may be given several times.
+    adopt
+        Make the SQL table of this name, which is there already, a message table.
     exist_ok
         Do nothing where the table exists already.
     """
+    header = {} if group_header is None else {"group_header": group_header}
     with common.connect(create=True) as database:
         database.create_table(
             name,
             id_type=id_type,
             payload=payload,
             groups=groups,
-            ack_wait=ack_wait,
-            purge_after=purge_after,
-            batch_size=batch_size,
-            cache_size=cache_size,
-            poll_interval=poll_interval,
-            min_backoff=min_backoff,
-            max_backoff=max_backoff,
-            jitter=jitter,
-            max_attempts=max_attempts,
-            dead_letter=dead_letter,
-            rate_limit=rate_limit,
+            ungrouped=ungrouped,
+            ack_order=ack_order,
+            purge_by=purge_by,
             columns=_pairs("column", column or []),
+            adopt=adopt,
             exist_ok=exist_ok,
+            **header,
+            **options.given(),
         )
         common.output.talk(f"message table {name} is there")
 
@@ -123,16 +104,11 @@ def info(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # i
         table = database.table(name)
         stats = asdict(table.stats())
         age = stats.pop("oldest_age")
-        options = {"id_type": table.options.id_type, "payload": table.options.payload, "groups": table.options.groups}
         facts: dict[str, Any] = {
             "name": name,
             **stats,
             "oldest_age": None if age is None else format_duration(age),
-            **options,
-            "ack_wait": format_duration(table.options.ack_wait),
-            "max_attempts": table.options.max_attempts,
-            "dead_letter": table.options.dead_letter,
-            "rate_limit": table.options.rate_limit,
+            **shown(table.options),
         }
         common.output.facts(facts)
 

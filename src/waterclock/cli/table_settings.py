@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from waterclock.cli.common import Common
 from waterclock.cli.table import app, message_id
+from waterclock.cli.table_options import ChangingOptions
 from waterclock.errors import InvalidArgumentError
-from waterclock.tables.options import OptionChanges
 from waterclock.time import format_time, to_time
 
 _DEAD_COLUMNS = ("id", "time_died", "dead_reason", "last_error", "epoch", "group_id", "payload")
@@ -43,17 +41,7 @@ def alter(
     name: str,
     /,
     *,
-    ack_wait: str | None = None,
-    purge_after: str | None = None,
-    batch_size: int | None = None,
-    cache_size: int | None = None,
-    poll_interval: str | None = None,
-    min_backoff: str | None = None,
-    max_backoff: str | None = None,
-    jitter: float | None = None,
-    max_attempts: int | None = None,
-    dead_letter: str | None = None,
-    rate_limit: float | None = None,
+    options: ChangingOptions = ChangingOptions(),  # noqa: B008  # immutable
     unset: list[str] | None = None,
     common: Common = Common(),  # noqa: B008  # immutable
 ) -> None:
@@ -63,45 +51,10 @@ def alter(
     ----------
     name
         The table.
-    ack_wait
-        How long a consumer has before a message is sent again; doubles each time.
-    purge_after
-        How long acked messages are kept.
-    batch_size
-        How many messages a consumer takes at a time, where it does not say.
-    cache_size
-        How many messages a subscription holds at the most.
-    poll_interval
-        How often consumers look for messages that they were not told of.
-    min_backoff
-        Shortest pause after a failed attempt.
-    max_backoff
-        Longest wait.
-    jitter
-        Fraction by which waits vary.
-    max_attempts
-        How often a message is sent at the most.
-    dead_letter
-        The message table that takes messages whose attempts are used up.
-    rate_limit
-        How many messages a second are handed out at the most.
     unset
         An option to take back, for example rate_limit; may be given several times.
     """
-    given: dict[str, Any] = {
-        "ack_wait": ack_wait,
-        "purge_after": purge_after,
-        "batch_size": batch_size,
-        "cache_size": cache_size,
-        "poll_interval": poll_interval,
-        "min_backoff": min_backoff,
-        "max_backoff": max_backoff,
-        "jitter": jitter,
-        "max_attempts": max_attempts,
-        "dead_letter": dead_letter,
-        "rate_limit": rate_limit,
-    }
-    changes = OptionChanges(**{option: value for option, value in given.items() if value is not None})  # type: ignore[typeddict-item]
+    changes = options.given()
     for option in unset or []:
         changes[option.replace("-", "_")] = None  # type: ignore[literal-required]  # checked where it is changed
     if not changes:
