@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import sqlalchemy as sa
 
@@ -16,11 +16,17 @@ from waterclock.tables.groups.group_info import GroupInfo, list_groups
 from waterclock.tables.groups.grouping import UNGROUPED
 from waterclock.time import MAX_NS, Time, to_time
 
-if TYPE_CHECKING:
-    from waterclock.tables.message_table import MessageTable
-
 Group = str | None
 """A group's name; None: the group of the messages that name none."""
+
+
+class NamedTable(Protocol):
+    """A message table, as far as a move must know it."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the catalogue."""
+        ...
 
 
 class MessageGroups:
@@ -62,7 +68,7 @@ class MessageGroups:
     def move(
         self,
         group: Group,
-        to: MessageTable | str,
+        to: NamedTable | str,
         *,
         count: int | None = None,
         force: bool = False,
