@@ -77,3 +77,16 @@ def test_a_look_that_became_quick_again_comes_every_second_again() -> None:
         marks.advance([claimed(0, 5)])
     clock.now += LOOK_BACK_EVERY
     assert marks.now() == {}
+
+
+def test_a_claim_that_began_at_a_mark_is_not_taken_for_a_look_from_the_first_message() -> None:
+    clock = Clock()
+    marks = Marks(clock)
+    marks.now()
+    marks.advance([claimed(0, 5)])
+    clock.now += LOOK_BACK_EVERY / 2
+    assert marks.now() == {0: 5}
+    marks.forget()  # another thread gave a message back meanwhile
+    marks.advance([claimed(0, 6)])
+    clock.now += LOOK_BACK_EVERY
+    assert marks.now() == {}

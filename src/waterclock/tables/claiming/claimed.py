@@ -86,6 +86,7 @@ class Marks:
         self._lock = threading.Lock()
         self._marks: dict[int, int] = {}
         self._since = clock()
+        self._looking_since: float | None = None
         self._every = LOOK_BACK_EVERY
 
     def now(self) -> Mapping[int, int]:
@@ -95,7 +96,7 @@ class Marks:
             if now - self._since >= self._every:
                 self._marks = {}
             if not self._marks:
-                self._since = now
+                self._since = self._looking_since = now
             return dict(self._marks)
 
     def any(self) -> bool:
@@ -105,9 +106,10 @@ class Marks:
     def advance(self, claimed: Sequence[Claimed]) -> None:
         """Note a claim that got as many messages as it wanted, in its order."""
         with self._lock:
-            if not self._marks:
-                took = self._clock() - self._since
+            if self._looking_since is not None:
+                took = self._clock() - self._looking_since
                 self._every = min(max(LOOK_BACK_EVERY, LOOK_BACK_SHARE * took), LOOK_BACK_AT_LEAST)
+                self._looking_since = None
             for one in claimed:
                 self._marks[one.row.priority] = one.row.time_next
 
