@@ -57,6 +57,31 @@ def test_values_go_and_come_in_the_types_of_the_statement(backend: Backend) -> N
     assert backend.alone(work) == [(1, {"a": [1]}, True, 2)]
 
 
+@on_both
+def test_many_values_go_in_one_call_and_a_part_of_a_statement_may_bring_its_own(backend: Backend) -> None:
+    copy = sa.insert(things).from_select(
+        ["id", "count"],
+        sa.select(things.c.id + sa.bindparam("by"), things.c.count)
+        .where(things.c.id == sa.bindparam("of"))
+        .params(by=7, of=2),
+    )
+
+    def work(own: Direct) -> list[object]:
+        own.execute(insert, [{"of": 1, "what": None, "yes": True}, {"of": 2, "what": [3], "yes": None}])
+        assert own.execute(sa.insert(things), [{"id": 3, "flag": True}, {"id": 4, "flag": False}]).rowcount == 2
+        own.execute(copy)
+        assert own.execute(select).first().count is None
+        return [(row.id, row.count, row.flag) for row in own.execute(select)]
+
+    assert backend.alone(work) == [
+        (1, None, True),
+        (2, [3], None),
+        (3, None, True),
+        (4, None, False),
+        (9, [3], None),
+    ]
+
+
 @on_sqlite
 def test_work_that_fails_leaves_nothing_behind_and_the_next_goes_on(backend: Backend) -> None:
     def insert_and_fail(own: Direct) -> None:

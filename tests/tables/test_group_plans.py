@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from waterclock.connection import Database
+from waterclock.database.direct import Direct
 from waterclock.tables.changes import Stop
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.receiving import Request, pause
@@ -33,15 +34,22 @@ ALL_GROUPS = r"waterclock_groups .*\((table_id=\?|assigned=\? AND table_id=\?)\)
 def statements(database: Database) -> Generator[list[tuple[str, Any]]]:
     """Collect what reaches the driver."""
     seen: list[tuple[str, Any]] = []
+    execute = Direct.exec_driver_sql
 
     def note(_connection: Any, _cursor: Any, text: str, parameters: Any, *_: Any) -> None:
         if any(name in text for name in TABLES):
             seen.append((text, parameters))
 
+    def note_and_execute(self: Direct, text: str, parameters: Any = None) -> Any:
+        note(None, None, text, parameters)
+        return execute(self, text, parameters)
+
     event.listen(database.backend.engine, "before_cursor_execute", note)
+    Direct.exec_driver_sql = note_and_execute
     try:
         yield seen
     finally:
+        Direct.exec_driver_sql = execute
         event.remove(database.backend.engine, "before_cursor_execute", note)
 
 

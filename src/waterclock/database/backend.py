@@ -98,13 +98,15 @@ class Backend:
         ----------
         indexed
             Whether its statements run very often, on tables that may grow fast: their plans then go down indexes,
-            whatever the database believes of a table's size.
+            whatever the database believes of a table's size, and where that is faster ``work`` gets a `Direct`.
 
         Raises
         ------
         UnavailableError
             Where the database stayed busy, deadlocked or away for `BUSY_TIMEOUT` seconds, or has no room left.
         """
+        if indexed and self.dialect.frame is not None:
+            return self._run(self._direct.lend, work)
         return self._run((self._indexed_writer if indexed else self._writer).begin, work)
 
     def alone(self, work: Callable[[Any], _T], *, durable: bool = True) -> _T:

@@ -50,22 +50,24 @@ class _Compiled:
 
 
 @lru_cache(maxsize=1024)
-def _compile(statement: sa.ClauseElement, dialect: sa.Dialect) -> _Compiled:
-    compiled: Any = statement.compile(dialect=dialect, compile_kwargs={"render_postcompile": True})
+def _compile(statement: sa.ClauseElement, dialect: sa.Dialect, keys: tuple[str, ...] | None = None) -> _Compiled:
+    # An insert of many rows learns from them which columns it has.
+    told: dict[str, Any] = {} if keys is None else {"column_keys": keys}
+    compiled: Any = statement.compile(dialect=dialect, compile_kwargs={"render_postcompile": True}, **told)
     processors: dict[str, Callable[[Any], Any]] = {}
     constants: dict[str, Any] = {}
     computed: list[tuple[str, Callable[[], Any]]] = []
+    # What was expanded, or given to a part of the statement, has values that its parameters do not tell.
+    known = compiled.construct_params(_check=False)
     for name, bind in compiled.binds.items():
         process = bind.type.dialect_impl(dialect).bind_processor(dialect)
         if process is not None:
             processors[name] = process
         if bind.callable is not None:
             computed.append((name, bind.callable))
-        elif not bind.required:
-            constants[name] = bind.value if process is None else process(bind.value)
-    # What was expanded has names and values of its own.
-    expanded = compiled.construct_params(_check=False)
-    constants |= {name: value for name, value in expanded.items() if name not in compiled.binds}
+        elif not bind.required or known.get(name) is not bind.value:
+            constants[name] = known.get(name) if process is None else process(known.get(name))
+    constants |= {name: value for name, value in known.items() if name not in compiled.binds}
     places = tuple(compiled.positiontup) if compiled.positional else None
     columns = list(statement.exported_columns) if isinstance(statement, sa.sql.expression.ReturnsRows) else []
     return _Compiled(str(compiled), constants, tuple(computed), processors, places, columns)
@@ -93,6 +95,17 @@ def _reading(columns: Sequence[sa.ColumnElement[Any]], description: Any, dialect
     return mended
 
 
+def _given(compiled: _Compiled, parameters: Mapping[str, Any]) -> Any:
+    """Lay values out as the driver takes them."""
+    values = dict(compiled.constants)
+    for name, compute in compiled.computed:
+        values[name] = compute()
+    for name, value in parameters.items():
+        process = compiled.processors.get(name)
+        values[name] = value if process is None else process(value)
+    return values if compiled.places is None else tuple([values[name] for name in compiled.places])
+
+
 class Found(list[Any]):
     """The rows of a statement, all of them, since a cursor that is left open keeps locks.
 
@@ -116,6 +129,15 @@ class Found(list[Any]):
 
     scalar_one = scalar  # for statements that have a row whatever happens
 
+    def first(self) -> Any:
+        """Give the first row, or None."""
+        return self[0] if self else None
+
+    def one(self) -> Any:
+        """Give the only row, of statements that have one whatever happens."""
+        [row] = self
+        return row
+
 
 class Direct:
     """A driver's connection that takes SQLAlchemy's statements; as much of `sqlalchemy.Connection` as is needed."""
@@ -124,23 +146,28 @@ class Direct:
         self._connection = connection
         self.dialect = dialect
 
-    def execute(self, statement: sa.ClauseElement, parameters: Mapping[str, Any] | None = None) -> Found:
-        """Run a statement; keep the statement object, since it is compiled once for each."""
+    def execute(
+        self, statement: sa.ClauseElement, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    ) -> Found:
+        """Run a statement, once or for each of several parameters; keep the object, since it is compiled once."""
+        if isinstance(parameters, Sequence):
+            return self._execute_many(statement, parameters)
         compiled = _compile(statement, self.dialect)
-        values = dict(compiled.constants)
-        for name, compute in compiled.computed:
-            values[name] = compute()
-        for name, value in (parameters or {}).items():
-            process = compiled.processors.get(name)
-            values[name] = value if process is None else process(value)
-        given = values if compiled.places is None else tuple([values[name] for name in compiled.places])
-        cursor = self.exec_driver_sql(compiled.text, given)
+        cursor = self.exec_driver_sql(compiled.text, _given(compiled, parameters or {}))
         if not compiled.columns:
             return Found((), cursor.rowcount)
         reading = compiled.reading
         if reading is None:
             reading = compiled.reading = _reading(compiled.columns, cursor.description, self.dialect)
         return Found([reading(values) for values in cursor.fetchall()], cursor.rowcount)
+
+    def _execute_many(self, statement: sa.ClauseElement, parameters: Sequence[Mapping[str, Any]]) -> Found:
+        keys = tuple(parameters[0]) if isinstance(statement, sa.Insert) else None
+        compiled = _compile(statement, self.dialect, keys)
+        given = [_given(compiled, each) for each in parameters]
+        cursor = self._connection.cursor()
+        self._translated(cursor.executemany, compiled.text, given)
+        return Found((), cursor.rowcount)
 
     def scalars(self, statement: sa.ClauseElement, parameters: Mapping[str, Any] | None = None) -> list[Any]:
         """Run a statement, and return the first column."""
@@ -159,9 +186,12 @@ class Direct:
         sqlalchemy.exc.DBAPIError
             As SQLAlchemy would raise it.
         """
+        return self._translated(self._connection.execute, text, () if parameters is None else parameters)
+
+    def _translated(self, execute: Callable[[str, Any], Any], text: str, parameters: Any) -> Any:
         driver_error = self.dialect.loaded_dbapi.Error
         try:
-            return self._connection.execute(text, () if parameters is None else parameters)
+            return execute(text, parameters)
         except driver_error as error:
             broken = self.dialect.is_disconnect(error, self._connection, None)
             raise _wrapped(error, driver_error, self.dialect, broken=broken) from error

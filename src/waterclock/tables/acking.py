@@ -64,14 +64,10 @@ def back_off(context: TableContext, connection: sa.Connection, held: Held, delay
     """
     if not context.options.groups:
         return acking_rows.back_off(context, connection, (held.seq, held.lease), delay, error)
-    rows = context.rows
     now = context.backend.now(connection)
     _lock(context, connection, [held])
-    changed = connection.execute(
-        sa.update(rows)
-        .where(_holds(rows, held))
-        .values(time_next=now + delay, lease=None, last_error=sa.func.coalesce(error, rows.c.last_error))
-    ).rowcount
+    told = {"of": held.seq, "by": held.lease, "due": now + delay, "why": error}
+    changed = connection.execute(_backing_off(context), told).rowcount
     if changed:
         release_behind(context, connection, [(held.group_id, held.position)], now)
         settle(context, connection, [held.group_id or UNGROUPED])
@@ -99,7 +95,7 @@ def give_back(context: TableContext, connection: sa.Connection, held: Iterable[H
 def still_held(context: TableContext, connection: sa.Connection, held: Held) -> bool:
     """Say whether a consumer still holds a message, and keep it so until the transaction ends."""
     _lock(context, connection, [held])
-    return bool(_lock_rows(context, connection, [held.seq], context.rows.c.lease == held.lease))
+    return any(row.lease == held.lease for row in _lock_rows(context, connection, [held.seq]))
 
 
 def unacked(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> dict[int, _Row]:
@@ -152,7 +148,7 @@ def extend_all(
     else:
         until = context.backend.now(connection) + duration
         wanted = {(one.seq, one.lease) for one in held}
-        locked = _lock_rows(context, connection, [one.seq for one in held], sa.true())
+        locked = _lock_rows(context, connection, [one.seq for one in held])
         connection.execute(
             sa.update(rows)
             .where(context.sql.any_of(rows.c.seq, "seqs"), rows.c.time_next < until)
@@ -206,28 +202,52 @@ def _lock_unacked(
     context: TableContext, connection: sa.Connection, ids: Sequence[Any]
 ) -> tuple[Sequence[_Row], dict[str, sa.Row[Any]]]:
     """Lock messages by id, after their groups; return both, those by name."""
-    rows = context.rows
-    statement = sa.select(rows.c.seq, rows.c.group_id).where(context.sql.any_of(rows.c.id, "ids"))
     if context.options.groups:
         route(context, connection)
-    known = connection.execute(statement.where(not_acked(rows)), {"ids": list(ids)}).all()
+    known = connection.execute(_of_ids(context), {"ids": list(ids)}).all()
     noted: dict[str, sa.Row[Any]] = {}
     if context.options.groups:
         noted = lock_groups(context, connection, [row.group_id or UNGROUPED for row in known])
-    return _lock_rows(context, connection, [row.seq for row in known], sa.true()), noted
+    return _lock_rows(context, connection, [row.seq for row in known]), noted
 
 
-def _lock_rows(
-    context: TableContext, connection: sa.Connection, seqs: Sequence[int], which: sa.ColumnElement[bool]
-) -> Sequence[_Row]:
+def _lock_rows(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> Sequence[_Row]:
+    return connection.execute(_locked_rows(context), {"seqs": list(seqs)}).all()
+
+
+@lru_cache(maxsize=256)
+def _of_ids(context: TableContext) -> sa.Select[Any, Any]:
     rows = context.rows
-    return connection.execute(
+    return sa.select(rows.c.seq, rows.c.group_id).where(context.sql.any_of(rows.c.id, "ids"), not_acked(rows))
+
+
+@lru_cache(maxsize=256)
+def _locked_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    return (
         sa.select(rows.c.seq, rows.c.id, rows.c.group_id, rows.c.lease, rows.c.position, rows.c.held_at)
-        .where(context.sql.any_of(rows.c.seq, "seqs"), not_acked(rows), which)
+        .where(context.sql.any_of(rows.c.seq, "seqs"), not_acked(rows))
         .order_by(rows.c.seq)
-        .with_for_update(),
-        {"seqs": list(seqs)},
-    ).all()
+        .with_for_update()
+    )
+
+
+@lru_cache(maxsize=256)
+def _backing_off(context: TableContext) -> sa.Update:
+    rows = context.rows
+    return (
+        sa.update(rows)
+        .where(
+            rows.c.seq == sa.bindparam("of"),
+            rows.c.lease == sa.bindparam("by", type_=sa.BigInteger),
+            not_acked(rows),
+        )
+        .values(
+            time_next=sa.bindparam("due", type_=sa.BigInteger),
+            lease=None,
+            last_error=sa.func.coalesce(sa.bindparam("why", type_=sa.Text), rows.c.last_error),
+        )
+    )
 
 
 def _lock(context: TableContext, connection: sa.Connection, held: Iterable[Held]) -> None:

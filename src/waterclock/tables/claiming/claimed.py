@@ -126,9 +126,15 @@ class Reached:
     very first one on would step over all of it at each claim.
 
     Safe to share between threads.
+
+    Attributes
+    ----------
+    per_group
+        How many messages a group gave in the last claim, or might have: so the next one knows how many it takes.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.per_group = 1
         self._clock = clock
         self._seen: tuple[int, float] | None = None
 

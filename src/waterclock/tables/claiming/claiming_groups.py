@@ -10,6 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.direct import Found
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.claiming.claimed import Claimed, Wanted
 from waterclock.tables.claiming.claiming_free import claim_free
@@ -114,8 +115,11 @@ class _Claim:
     def _take_groups(self, level: Level, most: int) -> None:
         upto = len(self.claimed) + most
         for who in level.whose:
+            # Looking at a group locks it: so at not many more than will do, and at more only where those gave little.
+            per_group = self._context.reached.per_group
             while len(self.claimed) < upto:
-                count = upto - len(self.claimed)
+                count = 1 + (upto - len(self.claimed)) * 3 // (2 * per_group)
+                per_group = 1
                 if who == ANYBODY and self._room is not None:
                     count = min(count, self._room)
                 found = self._free_groups(level.priority, who, count) if count > 0 else []
@@ -128,24 +132,24 @@ class _Claim:
         found = self._connection.execute(_free_groups(), {**at, "count": count + len(self._seen)})
         return [row for row in found if (row.group_id, row.assigned, row.head) not in self._seen]
 
-    def _take_from(self, found: Iterable[_Row], most: int, who: str) -> None:
+    def _take_from(self, free: Iterable[_Row], most: int, who: str) -> None:
         context, connection = self._context, self._connection
         chosen: list[str] = []
         expected = 0
-        for group in found:
+        for group in free:
             if expected >= most:
                 break
             chosen.append(group.group_id)
             self._seen.add((group.group_id, group.assigned, group.head))
             expected += max(1, group.tail - (group.next_position or group.tail) + 1)
+        context.reached.per_group = max(1, min(expected, most) // len(chosen))
         if self._exclusive:
             self._revoke_lapsed(chosen)
-        found_rows = connection.execute(
+        # Their columns are read a dozen times each, which SQLAlchemy's rows are slow at.
+        found = connection.execute(
             _first_rows(context), {"groups": chosen, "count": most, "who": who, "now": self._now}
         )
-        names = tuple(found_rows.keys())
-        # Their columns are read a dozen times each, which SQLAlchemy's rows are slow at.
-        rows = [SimpleNamespace(**dict(zip(names, values, strict=True))) for values in found_rows]
+        rows = found if isinstance(found, Found) else [SimpleNamespace(**row) for row in found.mappings()]
         lapsed = sorted({row.group_id for row in rows if row.lease is not None})
         if lapsed:
             # Those of them that are not sent again now must not be acked by their former consumer.

@@ -133,9 +133,14 @@ def _due_times(
 
 def count_of(context: TableContext, connection: sa.Connection, me: str) -> int:
     """Count the groups that a consumer has."""
-    return connection.execute(
-        sa.select(sa.func.count()).where(groups.c.table_id == context.table_id, groups.c.assigned == me)
-    ).scalar_one()
+    return connection.execute(_counting(), {"table": context.table_id, "who": me}).scalar_one()
+
+
+@lru_cache(maxsize=1)
+def _counting() -> sa.Select[Any]:
+    return sa.select(sa.func.count()).where(
+        groups.c.table_id == sa.bindparam("table"), groups.c.assigned == sa.bindparam("who")
+    )
 
 
 def at_level() -> tuple[sa.ColumnElement[bool], ...]:

@@ -20,24 +20,21 @@ def join(context: TableContext, connection: sa.Connection, name: str, max_groups
     """Sign a consumer in, or renew its lease; False where another process that lives goes by the name."""
     known = connection.execute(_known(), {"table": context.table_id, "who": name}).first()
     session, until = this_session(), now + context.options.ack_wait
-    values: dict[str, Any] = {"session": session, "lease_until": until, "max_groups": max_groups}
+    told = {"table": context.table_id, "who": name, "process": session, "until": until, "most": max_groups}
     if known is None:
-        connection.execute(sa.insert(consumers).values(table_id=context.table_id, name=name, **values))
+        connection.execute(_joining(), told)
         return True
     if known.session != session and known.lease_until > now:
         return False
     stale = known.lease_until < until - context.options.ack_wait // 3
     if stale or (known.session, known.max_groups) != (session, max_groups):
-        values["lease_until"] = max(known.lease_until, until)
-        connection.execute(sa.update(consumers).where(*_one(context, name)).values(values))
+        connection.execute(_renewing(), {**told, "until": max(known.lease_until, until)})
     return True
 
 
 def renew(context: TableContext, connection: sa.Connection, name: str, until: int) -> None:
     """Let a consumer live until then at least, ns."""
-    connection.execute(
-        sa.update(consumers).where(*_one(context, name), consumers.c.lease_until < until).values(lease_until=until)
-    )
+    connection.execute(_living(), {"table": context.table_id, "who": name, "until": until})
 
 
 def sign_of_life_due(context: TableContext, connection: sa.Connection, name: str) -> int:
@@ -103,14 +100,37 @@ def _one(context: TableContext, name: str) -> tuple[sa.ColumnElement[bool], ...]
 
 @lru_cache(maxsize=1)
 def _lease() -> sa.Select[Any, Any, Any]:
-    return sa.select(consumers.c.session, consumers.c.lease_until, consumers.c.max_groups).where(
-        consumers.c.table_id == sa.bindparam("table"), consumers.c.name == sa.bindparam("who")
-    )
+    return sa.select(consumers.c.session, consumers.c.lease_until, consumers.c.max_groups).where(*_named())
 
 
 @lru_cache(maxsize=1)
 def _known() -> sa.Select[Any, Any, Any]:
     return _lease().with_for_update()
+
+
+def _named() -> tuple[sa.ColumnElement[bool], ...]:
+    return consumers.c.table_id == sa.bindparam("table"), consumers.c.name == sa.bindparam("who")
+
+
+def _told() -> dict[str, Any]:
+    names = {"session": "process", "lease_until": "until", "max_groups": "most"}
+    return {column: sa.bindparam(name) for column, name in names.items()}
+
+
+@lru_cache(maxsize=1)
+def _joining() -> sa.Insert:
+    return sa.insert(consumers).values(table_id=sa.bindparam("table"), name=sa.bindparam("who"), **_told())
+
+
+@lru_cache(maxsize=1)
+def _renewing() -> sa.Update:
+    return sa.update(consumers).where(*_named()).values(_told())
+
+
+@lru_cache(maxsize=1)
+def _living() -> sa.Update:
+    until = sa.bindparam("until", type_=sa.BigInteger)
+    return sa.update(consumers).where(*_named(), consumers.c.lease_until < until).values(lease_until=until)
 
 
 @lru_cache(maxsize=1)
