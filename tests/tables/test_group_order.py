@@ -22,7 +22,7 @@ from sqlalchemy import event
 from tests.services import Service
 
 from waterclock.connection import Database, connect
-from waterclock.database.table_catalogue import consumers
+from waterclock.database.table_catalogue import consumers, groups
 from waterclock.errors import LeaseLostError, OrderError
 from waterclock.tables.delivery import Delivery
 from waterclock.time import MAX_NS
@@ -34,6 +34,7 @@ GROUPS = ("a", "b", "c")
 CONSUMERS = ("x", "y", "z")
 ACK_ORDERS = ("strict", "hold", "lenient")
 MAX_ATTEMPTS = 3
+IDLE = 20  # s
 
 
 class Entry:
@@ -70,9 +71,11 @@ class GroupRules(RuleBasedStateMachine):
             ack_wait="10s",
             max_backoff="40s",
             max_attempts=MAX_ATTEMPTS,
+            group_idle=f"{IDLE}s" if self.exclusive else None,
         )
         self.model: dict[str, list[Entry]] = {group: [] for group in GROUPS}
         self.paused: dict[str, int] = dict.fromkeys(GROUPS, 0)
+        self.empty_since: dict[str, int] = {}
         self.out: list[tuple[str, Delivery]] = []
 
     @property
@@ -125,6 +128,11 @@ class GroupRules(RuleBasedStateMachine):
         owner = {info.group: info.owner for info in self.table.groups.list()} if self.exclusive else {}
         return {group: owner.get(group) for group in GROUPS}
 
+    def draining(self) -> set[str]:
+        """Name the groups that are to move as soon as nothing of them is out: until then they give nothing."""
+        with self.database.backend.snapshot() as connection:
+            return set(connection.scalars(sa.select(groups.c.group_id).where(groups.c.drain_to.is_not(None))))
+
     def living(self) -> set[str]:
         with self.database.backend.snapshot() as connection:
             statement = sa.select(consumers.c.name).where(consumers.c.lease_until > self.now)
@@ -143,31 +151,43 @@ class GroupRules(RuleBasedStateMachine):
         for group, message_id in zip(groups, ids, strict=True):
             self.model[group].append(Entry(int(str(message_id)), at))
 
-    @rule(limit=st.sampled_from([5, 3, 2, 4, 1]), consumer=st.sampled_from(CONSUMERS))
-    def receive(self, limit: int, consumer: str) -> None:
-        before, living = self.owners(), self.living()
-        deliveries = self.table.receive(limit, consumer=consumer)
+    @rule(
+        limit=st.sampled_from([5, 3, 2, 4, 1]),
+        consumer=st.sampled_from(CONSUMERS),
+        most=st.sampled_from([None, None, 1, 2]),
+    )
+    def receive(self, limit: int, consumer: str, most: int | None) -> None:
+        before, living, draining = self.owners(), self.living(), self.draining()
+        deliveries = self.table.receive(limit, consumer=consumer, max_groups=most if self.exclusive else None)
         after = self.owners()
+        has_room = most is None or list(after.values()).count(consumer) < most
         by_group: dict[str, list[Delivery]] = {}
         for delivery in deliveries:
             by_group.setdefault(delivery.group or "", []).append(delivery)
         for group in GROUPS:
             owner = before[group]
             if self.exclusive and owner in living and owner != consumer:
-                assert after[group] == owner
                 assert group not in by_group
+                assert after[group] == (None if self.is_idle(group) else owner)
                 continue
             if self.exclusive:
                 self.lapse(group) if self.may_take(group) or group in by_group else None
             available = self.available(group)
             taken = by_group.get(group, [])
             assert [delivery.id for delivery in taken] == [entry.id for entry in available[: len(taken)]]
-            # One claim need not get all of a group that has gaps, but in a sequenced one it gets some.
-            assert self.exclusive or taken or not available or len(deliveries) == limit
+            # One claim need not get all of a group that has gaps, but whoever may have the group gets some of it.
+            may_have = not self.exclusive or (has_room if owner not in living else group not in draining)
+            assert taken or not available or len(deliveries) == limit or not may_have
             if taken:
                 self.go_out(group, available[: len(taken)], taken)
                 assert not self.exclusive or after[group] == consumer
+        had, has = (list(owners.values()).count(consumer) for owners in (before, after))
+        assert most is None or has <= max(had, most)
         self.out += [(delivery.group or "", delivery) for delivery in deliveries]
+
+    def is_idle(self, group: str) -> bool:
+        """Say whether an exclusive group has been without messages for so long that its owner loses it."""
+        return group in self.empty_since and self.now - self.empty_since[group] >= IDLE * SECOND
 
     def may_take(self, group: str) -> bool:
         """Say whether a lapse was noticed: only who may have the group looks at it, and only with room left."""
@@ -325,6 +345,11 @@ class GroupRules(RuleBasedStateMachine):
             self.table.groups.rebalance()
 
     # What always holds
+
+    @invariant()
+    def time_counts_for_groups_without_messages(self) -> None:
+        empty = [group for group, entries in self.model.items() if not entries]
+        self.empty_since = {group: self.empty_since.get(group, self.now) for group in empty}
 
     @invariant()
     def those_that_are_out_are_the_first_of_their_group(self) -> None:

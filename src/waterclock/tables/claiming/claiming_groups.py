@@ -15,7 +15,7 @@ from waterclock.database.table_catalogue import groups
 from waterclock.tables.claiming.claimed import Claimed, Wanted
 from waterclock.tables.claiming.claiming_free import claim_free
 from waterclock.tables.claiming.claiming_rows import columns_read
-from waterclock.tables.claiming.group_levels import Level, Look, at_level, count_of, levels, look
+from waterclock.tables.claiming.group_levels import Level, Look, at_level, levels, look, room_of
 from waterclock.tables.context import TableContext
 from waterclock.tables.dead_letters import bury, exhausted_reason
 from waterclock.tables.groups import consumers
@@ -52,7 +52,7 @@ def claim_groups(context: TableContext, connection: sa.Connection, wanted: Wante
         if context.options.group_idle is not None:
             consumers.release_idle(context, connection, now)
         if wanted.max_groups is not None:
-            room = wanted.max_groups - count_of(context, connection, me)
+            room = room_of(context, connection, me, wanted.max_groups)
     claim = _Claim(context, connection, wanted, me, now, room)
     is_old = top.unrouted or context.options.groups == "exclusive"
     claim.take_all(None if is_old else top)
@@ -130,7 +130,8 @@ class _Claim:
     def _free_groups(self, priority: int, who: str, count: int) -> Sequence[_Row]:
         at = {"table_id": self._context.table_id, "who": who, "of": priority, "now": self._now}
         found = self._connection.execute(_free_groups(), {**at, "count": count + len(self._seen)})
-        return [row for row in found if (row.group_id, row.assigned, row.head) not in self._seen]
+        # What was seen may be the consumer's own, and so not among those found: then there are more than asked for.
+        return [row for row in found if (row.group_id, row.assigned, row.head) not in self._seen][:count]
 
     def _take_from(self, free: Iterable[_Row], most: int, who: str) -> None:
         context, connection = self._context, self._connection

@@ -118,7 +118,7 @@ def _due_times(
         lapse = consumers.next_lapse(context, connection)
         if lapse is not None:
             yield lapse
-        full = max_groups is not None and count_of(context, connection, me) >= max_groups
+        full = max_groups is not None and room_of(context, connection, me, max_groups) == 0
     for level in levels(context, connection, me, top):
         for who in level.whose:
             if who == ANYBODY and full:
@@ -131,16 +131,20 @@ def _due_times(
             yield from free_due_times(context, connection, level.priority)
 
 
-def count_of(context: TableContext, connection: sa.Connection, me: str) -> int:
-    """Count the groups that a consumer has."""
-    return connection.execute(_counting(), {"table": context.table_id, "who": me}).scalar_one()
+def room_of(context: TableContext, connection: sa.Connection, me: str, most: int) -> int:
+    """Say how many more groups a consumer may have that takes ``most``; looks at no more than those."""
+    has = connection.execute(_counting(), {"table": context.table_id, "who": me, "most": most}).scalar_one()
+    return most - has
 
 
 @lru_cache(maxsize=1)
 def _counting() -> sa.Select[Any]:
-    return sa.select(sa.func.count()).where(
-        groups.c.table_id == sa.bindparam("table"), groups.c.assigned == sa.bindparam("who")
+    its = (
+        sa.select(groups.c.group_id)
+        .where(groups.c.table_id == sa.bindparam("table"), groups.c.assigned == sa.bindparam("who"))
+        .limit(sa.bindparam("most"))
     )
+    return sa.select(sa.func.count()).select_from(its.subquery())
 
 
 def at_level() -> tuple[sa.ColumnElement[bool], ...]:
