@@ -164,6 +164,21 @@ def test_max_groups_limits_what_a_consumer_has(exclusive: MessageTable) -> None:
     assert names(exclusive.receive(10, consumer="y")) == ["c1"]
 
 
+def test_what_a_consumer_has_already_counts_for_max_groups_where_it_gets_more_of_it(exclusive: MessageTable) -> None:
+    put(exclusive, "a1", "a2", "b1", "c1", "d1")
+    exclusive.receive(1, consumer="x", max_groups=2)
+    assert names(exclusive.receive(10, consumer="x", max_groups=2)) == ["a2", "b1"]
+    assert names(exclusive.receive(10, consumer="y")) == ["c1", "d1"]
+
+
+def test_a_consumer_with_more_groups_than_max_groups_keeps_them_and_gets_no_other(exclusive: MessageTable) -> None:
+    put(exclusive, "a1", "b1")
+    exclusive.receive(10, consumer="x")
+    put(exclusive, "a2", "c1")
+    assert names(exclusive.receive(10, consumer="x", max_groups=1)) == ["a2"]
+
+
+
 def test_max_groups_and_group_idle_are_refused_where_they_mean_nothing(
     sequenced: MessageTable, make_table: Callable[..., MessageTable]
 ) -> None:

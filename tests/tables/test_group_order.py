@@ -160,7 +160,11 @@ class GroupRules(RuleBasedStateMachine):
         before, living, draining = self.owners(), self.living(), self.draining()
         deliveries = self.table.receive(limit, consumer=consumer, max_groups=most if self.exclusive else None)
         after = self.owners()
-        has_room = most is None or list(after.values()).count(consumer) < most
+        # Room is what there is when the claim begins: a group that moves on in it makes some for the next one.
+        had = sum(owner == consumer and not self.is_idle(group) for group, owner in before.items())
+        has = list(after.values()).count(consumer)
+        assert most is None or has <= max(had, most)
+        has_room = most is None or max(had, has) < most
         by_group: dict[str, list[Delivery]] = {}
         for delivery in deliveries:
             by_group.setdefault(delivery.group or "", []).append(delivery)
@@ -176,13 +180,11 @@ class GroupRules(RuleBasedStateMachine):
             taken = by_group.get(group, [])
             assert [delivery.id for delivery in taken] == [entry.id for entry in available[: len(taken)]]
             # One claim need not get all of a group that has gaps, but whoever may have the group gets some of it.
-            may_have = not self.exclusive or (has_room if owner not in living else group not in draining)
+            may_have = not self.exclusive or (group not in draining if owner == consumer else has_room)
             assert taken or not available or len(deliveries) == limit or not may_have
             if taken:
                 self.go_out(group, available[: len(taken)], taken)
                 assert not self.exclusive or after[group] == consumer
-        had, has = (list(owners.values()).count(consumer) for owners in (before, after))
-        assert most is None or has <= max(had, most)
         self.out += [(delivery.group or "", delivery) for delivery in deliveries]
 
     def is_idle(self, group: str) -> bool:

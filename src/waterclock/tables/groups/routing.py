@@ -16,6 +16,7 @@ from waterclock.tables.context import TableContext
 from waterclock.tables.groups.grouping import UNGROUPED, settle, these_groups
 
 _ROUTED_AT_ONCE = 50_000
+_LOWEST = -(2**31)
 
 
 def route(context: TableContext, connection: sa.Connection) -> None:
@@ -128,11 +129,12 @@ def _named(context: TableContext) -> sa.Select[Any, Any]:
 
 
 def _add_groups(context: TableContext, connection: sa.Connection, names: set[str]) -> None:
-    # Only those that are missing, because inserting one that somebody has locked would wait for them.
+    # Only those that are missing, because inserting one that somebody has locked would wait for them. Below all others,
+    # because what the index remembers of them until a vacuum would else lie where every claim begins to look.
     known = connection.scalars(_known(context), {"groups": sorted(names)})
     missing = sorted(names - set(known))
     if missing:
-        rows = [{"table_id": context.table_id, "group_id": name, "tail": 0, "priority": 0} for name in missing]
+        rows = [{"table_id": context.table_id, "group_id": name, "tail": 0, "priority": _LOWEST} for name in missing]
         connection.execute(sa.insert(groups), rows)
 
 
