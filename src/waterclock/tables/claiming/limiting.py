@@ -6,6 +6,8 @@ process that dies had reserved comes back with its transaction. Tables without a
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import sqlalchemy as sa
 
 from waterclock.database.table_catalogue import totals
@@ -21,7 +23,7 @@ def rate_of(context: TableContext) -> Rate | None:
 def rate_free_at(context: TableContext, connection: sa.Connection) -> int | None:
     """Find when the rate limit lets the next message go, ns; None where there is no limit."""
     rate = rate_of(context)
-    return None if rate is None else rate.free_at(connection.execute(_state(context)).scalar_one())
+    return None if rate is None else rate.free_at(connection.execute(_state(), _of(context)).scalar_one())
 
 
 def rate_allows(context: TableContext, connection: sa.Connection, most: int) -> int:
@@ -29,7 +31,7 @@ def rate_allows(context: TableContext, connection: sa.Connection, most: int) -> 
     rate = rate_of(context)
     if rate is None:
         return most
-    due = connection.execute(_state(context).with_for_update()).scalar_one()
+    due = connection.execute(_locked_state(), _of(context)).scalar_one()
     return rate.allowed(due, context.backend.now(connection), most)
 
 
@@ -38,9 +40,9 @@ def note_sent(context: TableContext, connection: sa.Connection, count: int) -> N
     rate = rate_of(context)
     if rate is None or not count:
         return
-    due = connection.execute(_state(context)).scalar_one()
+    due = connection.execute(_state(), _of(context)).scalar_one()
     state = rate.taken(due, context.backend.now(connection), count)
-    connection.execute(sa.update(totals).where(totals.c.table_id == context.table_id).values(rate_next=state))
+    connection.execute(_noting(), {**_of(context), "state": state})
 
 
 def forget_rate(connection: sa.Connection, table_id: int) -> None:
@@ -48,5 +50,20 @@ def forget_rate(connection: sa.Connection, table_id: int) -> None:
     connection.execute(sa.update(totals).where(totals.c.table_id == table_id).values(rate_next=0))
 
 
-def _state(context: TableContext) -> sa.Select[int]:
-    return sa.select(totals.c.rate_next).where(totals.c.table_id == context.table_id)
+def _of(context: TableContext) -> dict[str, int]:
+    return {"table": context.table_id}
+
+
+@lru_cache(maxsize=1)
+def _state() -> sa.Select[int]:
+    return sa.select(totals.c.rate_next).where(totals.c.table_id == sa.bindparam("table"))
+
+
+@lru_cache(maxsize=1)
+def _locked_state() -> sa.Select[int]:
+    return _state().with_for_update()
+
+
+@lru_cache(maxsize=1)
+def _noting() -> sa.Update:
+    return sa.update(totals).where(totals.c.table_id == sa.bindparam("table")).values(rate_next=sa.bindparam("state"))
