@@ -177,16 +177,20 @@ def test_stats_count_each_message_once(orders: MessageTable, clock: MovableClock
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("max_attempts", [None, 3])
+@pytest.mark.parametrize("groups", [None, "sequenced"])
 def test_puts_and_acks_wait_for_the_disk_and_claims_only_where_attempts_are_limited(
-    make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch, max_attempts: int | None
+    make_table: Callable[..., MessageTable],
+    monkeypatch: pytest.MonkeyPatch,
+    groups: str | None,
+    max_attempts: int | None,
 ) -> None:
-    table = make_table(max_attempts=max_attempts)
+    table = make_table(groups=groups, max_attempts=max_attempts)
     synced: dict[str, bool] = {}
     execute = Direct.exec_driver_sql
 
     def note(self: Direct, text: str, parameters: Any = None) -> Any:
         verb = text.split(maxsplit=1)[0]
-        if verb in ("INSERT", "UPDATE"):
+        if text.startswith(("INSERT INTO orders", "UPDATE orders")):
             step = "ack" if "time_acked=" in text else {"INSERT": "put", "UPDATE": "claim"}[verb]
             synced[step] = execute(self, "PRAGMA synchronous").fetchone()[0] == FULL
         return execute(self, text, parameters)

@@ -89,7 +89,7 @@ class Backend:
             self.engine.dispose()
             raise UnavailableError(f"cannot open {self.url.render_as_string()}: {error.orig}") from error
 
-    def transact(self, work: Callable[[sa.Connection], _T], *, indexed: bool = False) -> _T:
+    def transact(self, work: Callable[[sa.Connection], _T], *, indexed: bool = False, durable: bool = True) -> _T:
         """Run ``work`` in one write transaction and commit; again from the start where the database was busy.
 
         ``work`` may therefore run more than once: it must have no effect but through its connection.
@@ -99,6 +99,8 @@ class Backend:
         indexed
             Whether its statements run very often, on tables that may grow fast: their plans then go down indexes,
             whatever the database believes of a table's size, and where that is faster ``work`` gets a `Direct`.
+        durable
+            As in `DirectPool.lend`, where ``work`` gets one.
 
         Raises
         ------
@@ -106,7 +108,7 @@ class Backend:
             Where the database stayed busy, deadlocked or away for `BUSY_TIMEOUT` seconds, or has no room left.
         """
         if indexed and self.dialect.frame is not None:
-            return self._run(self._direct.lend, work)
+            return self._run(partial(self._direct.lend, durable=durable), work)
         return self._run((self._indexed_writer if indexed else self._writer).begin, work)
 
     def alone(self, work: Callable[[Any], _T], *, durable: bool = True) -> _T:

@@ -51,11 +51,15 @@ def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
 
 
 def _try_claim_groups(context: TableContext, wanted: Wanted) -> tuple[list[Claimed], bool]:
+    def attempt() -> tuple[list[Claimed], bool]:
+        return context.backend.transact(
+            lambda own: claim_groups(context, own, wanted), indexed=True, durable=_must_last(context)
+        )
+
     try:
-        return context.backend.transact(lambda own: claim_groups(context, own, wanted), indexed=True)
+        return attempt()
     except exc.IntegrityError:
-        # Another thread signed the same consumer in just now.
-        return context.backend.transact(lambda own: claim_groups(context, own, wanted), indexed=True)
+        return attempt()  # another thread signed the same consumer in just now
 
 
 def claim_within(context: TableContext, connection: sa.Connection, wanted: Wanted) -> list[Claimed]:
@@ -66,11 +70,15 @@ def claim_within(context: TableContext, connection: sa.Connection, wanted: Wante
 
 
 def _claim_rows(context: TableContext, wanted: Wanted, begin: dict[int, int] | Any) -> list[Claimed]:
-    # Who has claimed something does not outlast the computer, but for the count of attempts, where there is a limit.
     return context.backend.alone(
         lambda own: context.sql.claim(own, context.rows, wanted, begin, context.backend.now_sql()),
-        durable=context.options.max_attempts is not None,
+        durable=_must_last(context),
     )
+
+
+def _must_last(context: TableContext) -> bool:
+    # Who has claimed something does not outlast the computer, but the count of attempts does, where there is a limit.
+    return context.options.max_attempts is not None
 
 
 def next_due(
