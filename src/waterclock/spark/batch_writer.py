@@ -9,6 +9,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from waterclock.spark.batch_rows import encoded
 from waterclock.spark.options import plainly
+from waterclock.spark.workers import settle
 from waterclock.spark.write_options import WriteOptions
 from waterclock.spark.writer import Writer
 
@@ -36,4 +37,5 @@ class BatchWriter(Writer):
                         {"id": name, "group": source, "payload": payload}
                         for name, source, payload in zip(names, sources, encoded(some, payloads), strict=True)
                     )
+        settle()
         return WriterCommitMessage()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from waterclock.spark.judging import OUTCOMES_SCHEMA, judge
 from waterclock.spark.packing import PACKED_SCHEMA, PLAIN, POSITIONED, UNPACKED_COLUMNS, pack, unpack
 from waterclock.spark.rate_stream import RateOptions, judge_by_rate
 from waterclock.spark.stateful import event_time_stream, rate_stream
+from waterclock.spark.workers import settling
 from waterclock.time import Duration, to_duration
 
 _NEEDED = {"source": StringType(), "stream": StringType(), "event_time": LongType(), "receive_time": LongType()}
@@ -104,7 +104,7 @@ def event_time_outcomes(
     needed = df.select("source", *(record.names or ()))
     if df.isStreaming:
         return event_time_stream(needed, rule, record, skew)
-    return _by_source(needed, record).mapInArrow(partial(judge, record=record, rule=rule), OUTCOMES_SCHEMA)
+    return _by_source(needed, record).mapInArrow(settling(judge, record=record, rule=rule), OUTCOMES_SCHEMA)
 
 
 def rate_aware_batches(
@@ -169,12 +169,12 @@ def rate_aware_outcomes(
     needed = df.select("source", *(POSITIONED.names or ()))
     if df.isStreaming:
         return rate_stream(needed, options)
-    return _by_source(needed, POSITIONED).mapInArrow(partial(judge_by_rate, options=options), OUTCOMES_SCHEMA)
+    return _by_source(needed, POSITIONED).mapInArrow(settling(judge_by_rate, options=options), OUTCOMES_SCHEMA)
 
 
 def _by_source(df: DataFrame, record: np.dtype[Any]) -> DataFrame:
     """Pack messages, and bring the rows of each source together, one after another."""
-    packed = df.mapInArrow(partial(pack, record=record), PACKED_SCHEMA)
+    packed = df.mapInArrow(settling(pack, record=record), PACKED_SCHEMA)
     return packed.repartition("source").sortWithinPartitions("source")
 
 
@@ -208,7 +208,7 @@ def rejected_of(outcomes: DataFrame) -> DataFrame:
         One row a message: source, reason (``"late"``, ``"future"``, ``"duplicate"`` or ``"replaced"``), stream,
         event_time, receive_time (BIGINT ns), ledger, entry, index (null where the messages came without position).
     """
-    return outcomes.where("rejection IS NOT NULL").mapInArrow(_rejected, _REJECTED_SCHEMA)
+    return outcomes.where("rejection IS NOT NULL").mapInArrow(settling(_rejected), _REJECTED_SCHEMA)
 
 
 def _rejected(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

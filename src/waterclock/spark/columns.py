@@ -36,6 +36,10 @@ _SPARK_TYPES = {
 }
 
 
+_OPTIONAL = ("headers",)
+"""Appending fills the others, and Spark looks into every value of every row for a null where there may be one."""
+
+
 def check_columns(given: str | None) -> tuple[str, ...]:
     """Read the option ``columns``: names, a comma between them; None means all."""
     known = (*POSITIONED_SCHEMA.names, *TIMESTAMPS)
@@ -52,7 +56,8 @@ def check_columns(given: str | None) -> tuple[str, ...]:
 
 def spark_schema(columns: Sequence[str]) -> str:
     """Give the columns as Spark's DDL: times BIGINT ns, and timestamps to the microsecond beside them."""
-    return ", ".join(f"`{name}` {'TIMESTAMP' if name in TIMESTAMPS else _SPARK_TYPES[name]}" for name in columns)
+    types = {name: "TIMESTAMP" if name in TIMESTAMPS else _SPARK_TYPES[name] for name in columns}
+    return ", ".join(f"`{name}` {kind}{'' if name in _OPTIONAL else ' NOT NULL'}" for name, kind in types.items())
 
 
 def stored_columns(columns: Sequence[str]) -> list[str]:
@@ -63,7 +68,10 @@ def stored_columns(columns: Sequence[str]) -> list[str]:
 def laid_out(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     """Bring what was read of a topic into the columns asked for."""
     arrays = [_timestamps(batch, name) if name in TIMESTAMPS else batch.column(name) for name in columns]
-    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+    fields = [
+        pa.field(name, array.type, nullable=name in _OPTIONAL) for name, array in zip(columns, arrays, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def _timestamps(batch: pa.RecordBatch, name: str) -> pa.Array:

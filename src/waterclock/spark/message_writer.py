@@ -21,6 +21,7 @@ from waterclock.arrow import MESSAGE_SCHEMA
 from waterclock.errors import SchemaError
 from waterclock.spark.batch_rows import POSITION
 from waterclock.spark.options import plainly
+from waterclock.spark.workers import settle
 from waterclock.spark.write_options import WriteOptions
 from waterclock.spark.writer import Writer
 from waterclock.topics.producers import forget_producers
@@ -86,6 +87,7 @@ class MessageWriter(Writer):
                     producer=f"{self._producer(task)}-{task.partition}",
                     sequence=(task.micro_batch << _ROW_BITS) + first,
                 )
+        settle()
         return WriterCommitMessage()
 
     def finish(self) -> None:

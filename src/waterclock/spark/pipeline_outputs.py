@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -12,6 +11,7 @@ from waterclock.connection import connect
 from waterclock.spark.batch_rows import encoded
 from waterclock.spark.batching import batches_of, rejected_of
 from waterclock.spark.pipeline_file import Output, PipelineFile, Source
+from waterclock.spark.workers import settling
 
 _ENCODED_SCHEMA = (
     "id STRING, source STRING, start BIGINT, `end` BIGINT, closed_at BIGINT, reason STRING, count INT, payload BINARY"
@@ -46,7 +46,7 @@ def write_outcomes(file: PipelineFile, outcomes: DataFrame, *, run: str, micro_b
 def _write_parquet(rows: DataFrame, output: Output, source: Source, run: str) -> None:
     """Write into a folder of the run's own, which a repeat replaces; Spark reads all of them as one table."""
     if output.what == "batches":
-        rows = rows.mapInArrow(partial(_encode, source=source), _ENCODED_SCHEMA)
+        rows = rows.mapInArrow(settling(_encode, source=source), _ENCODED_SCHEMA)
     rows.write.mode("overwrite").parquet(f"{output.target.rstrip('/')}/run={run}")
 
 

@@ -28,6 +28,8 @@ JAVA_OPTIONS = f"-Dlog4j2.configurationFile='{_QUIET_LOGGING}'"
 """What every driver's Java is told."""
 
 _EVERYWHERE = {
+    # Of what crosses between Java and Python at once; Spark's own 64 KiB make sixteen times as many calls.
+    "spark.buffer.size": str(2**20),
     # To keep to a number of bytes, Spark measures every column after every row on its way to Python, which takes longer
     # than all else there. Without, the number of rows limits what crosses at once; packed rows are small enough for it.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),

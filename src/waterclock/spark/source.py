@@ -14,6 +14,7 @@ from waterclock.spark.columns import laid_out, stored_columns
 from waterclock.spark.options import plainly
 from waterclock.spark.pushdown import Test, exact_test, passing, positions_by, wanted_by
 from waterclock.spark.read_options import ReadOptions, refuse_expired
+from waterclock.spark.workers import settle
 from waterclock.topics.pruning import ALL
 from waterclock.topics.slicing import Slice, read_slice
 from waterclock.topics.topic import Topic
@@ -58,6 +59,7 @@ class TopicReader(DataSourceReader):
             slices = topic.plan(start, stop, max_messages=SLICE_MESSAGES, wanted=self._wanted)
             if self._options.start is not None:
                 refuse_expired(topic, self._options.start)
+        settle()
         return [Part(part) for part in slices] or [Part(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -65,6 +67,7 @@ class TopicReader(DataSourceReader):
         with plainly():
             for batch in read_part(partition, self._options.columns):
                 yield passing(batch, self._tests)
+        settle()
 
     def _range(self, topic: Topic) -> tuple[Position | None, Position | None]:
         options = self._options

@@ -9,7 +9,6 @@ the watermark. What is late is for the batcher to say.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from waterclock.spark.judging import OUTCOMES_SCHEMA
 from waterclock.spark.outcome_rows import OUTCOME_ROW_SCHEMA, Outcome, expand
 from waterclock.spark.packing import CLOCKED_SCHEMA, PACKED_SCHEMA, POSITIONED, PackedRow, pack, pack_clocked
 from waterclock.spark.rate_stream import RateOptions, RateStream
+from waterclock.spark.workers import settle, settling
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import (
@@ -80,6 +80,10 @@ class EventTimeProcessor(StatefulProcessor):
         self._remember(stream, timer, watermark)
         yield from _rows(key, outcomes)
 
+    def close(self) -> None:
+        """End a task."""
+        settle()
+
     def _known(self) -> tuple[EventTimeStream, int | None]:
         known = self._state.get()
         if known is None:
@@ -124,12 +128,16 @@ class RateProcessor(StatefulProcessor):
         self._state.update((stream.state(),))
         yield from _rows(key, outcomes)
 
+    def close(self) -> None:
+        """End a task."""
+        settle()
+
 
 def event_time_stream(df: DataFrame, rule: EventTimeRule, record: np.dtype[Any], max_skew: int) -> DataFrame:
     """Batch a streaming DataFrame by event time; see `waterclock.spark.event_time_outcomes`."""
     _check_provider(df)
     clocked = (
-        df.mapInArrow(partial(pack_clocked, record=record), CLOCKED_SCHEMA)
+        df.mapInArrow(settling(pack_clocked, record=record), CLOCKED_SCHEMA)
         .withColumn("clock", F.timestamp_micros("clock"))
         .withWatermark("clock", f"{-(-max_skew // _NS_PER_MS)} milliseconds")
     )
@@ -139,7 +147,7 @@ def event_time_stream(df: DataFrame, rule: EventTimeRule, record: np.dtype[Any],
 def rate_stream(df: DataFrame, options: RateOptions) -> DataFrame:
     """Batch a streaming DataFrame by rate; see `waterclock.spark.rate_aware_outcomes`."""
     _check_provider(df)
-    packed = df.mapInArrow(partial(pack, record=POSITIONED), PACKED_SCHEMA)
+    packed = df.mapInArrow(settling(pack, record=POSITIONED), PACKED_SCHEMA)
     return _outcomes(packed, RateProcessor(options), "None")
 
 
@@ -147,7 +155,7 @@ def _outcomes(packed: DataFrame, processor: StatefulProcessor, time_mode: str) -
     rows = packed.groupBy("source").transformWithState(
         statefulProcessor=processor, outputStructType=OUTCOME_ROW_SCHEMA, outputMode="Append", timeMode=time_mode
     )
-    return rows.mapInArrow(expand, OUTCOMES_SCHEMA)
+    return rows.mapInArrow(settling(expand), OUTCOMES_SCHEMA)
 
 
 def _check_provider(df: DataFrame) -> None:

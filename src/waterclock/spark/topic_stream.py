@@ -23,6 +23,7 @@ from waterclock.message import Position
 from waterclock.spark.options import plainly
 from waterclock.spark.read_options import ReadOptions
 from waterclock.spark.source import SLICE_MESSAGES, Part, read_part
+from waterclock.spark.workers import settle
 from waterclock.topics.positions import Place, entry_boundary, place_of
 from waterclock.topics.topic import Topic
 
@@ -92,6 +93,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read one slice as record batches."""
         with plainly():
             yield from read_part(partition, self._options.columns)
+        settle()
 
     def stop(self) -> None:
         """Give the database's connections back."""

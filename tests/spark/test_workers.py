@@ -1,0 +1,32 @@
+"""Spark's Python workers between tasks."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from waterclock.spark.workers import settle, settling
+
+
+def test_after_a_task_a_worker_does_not_search_what_it_has_imported_for_garbage(spark: SparkSession) -> None:
+    def same(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        return batches
+
+    task = settling(same)
+
+    def left_out(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = sum(batch.num_rows for batch in task(batches))
+        yield pa.record_batch({"rows": [rows], "left_out": [gc.get_freeze_count()]})
+
+    [row] = spark.range(7, numPartitions=1).mapInArrow(left_out, "rows BIGINT, left_out BIGINT").collect()
+    assert row["rows"] == 7
+    assert row["left_out"] > 10_000
+
+
+def test_the_garbage_of_the_users_own_process_is_left_to_them() -> None:
+    before = gc.get_freeze_count()
+    settle()
+    assert gc.get_freeze_count() == before
