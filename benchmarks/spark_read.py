@@ -7,7 +7,6 @@ the topic takes.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 import waterclock as wc
-from benchmarks.measure import in_turns, write_results
-from benchmarks.spark_replay import cpu_seconds
+from benchmarks.measure import BY_ALL_OF_SPARK, by_several_clocks, write_results
 from waterclock.spark import register
 from waterclock.spark.session import session
 
@@ -97,9 +95,7 @@ def main() -> None:
         "messages": LEDGERS * ENTRIES * MESSAGES,
         "columns": COLUMNS,
         "cores": spark.sparkContext.defaultParallelism,
-        "by_the_clock": _compared(in_turns(runs, ROUNDS, time.perf_counter)),
-        "by_processor_time": _compared(in_turns(runs, ROUNDS, cpu_seconds)),
-    }
+    } | {measure: _compared(each) for measure, each in by_several_clocks(runs, ROUNDS, BY_ALL_OF_SPARK).items()}
     spark.stop()
     for measure in ("by_the_clock", "by_processor_time"):
         print(measure, figures[measure])

@@ -1,13 +1,12 @@
 """Times the replay of 10 M messages of 1,000 sources on Spark against Spark's own session windows on the same files.
 
 Only metadata is read. What it says: seconds by the clock, and of the processors (the JVM and its Python workers), which
-other work on the machine disturbs less; and how many times as fast `event_time_batches` is by either.
+other work on the machine disturbs less; how many times as fast `event_time_batches` is by either, and how many times
+as long it takes as its kernel does without Spark, with the same files read by pyarrow.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 
-from benchmarks.measure import in_turns, write_results
+from benchmarks.measure import BY_ALL_OF_SPARK, by_several_clocks, write_results
 from benchmarks.spark_messages import STREAMS, generate
 from waterclock.batching.columnar import assign_batches
 from waterclock.spark import event_time_batches
@@ -30,10 +29,8 @@ BURSTS = 200
 GAP = "500 milliseconds"
 """Of Spark's session windows; as long as our window, so that both find one batch a burst."""
 
-ROUNDS = 5
-CPU_ROUNDS = 3
+ROUNDS = 4
 WORK = Path(__file__).parent / "scratch" / "spark_replay"
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def replay(messages: DataFrame) -> tuple[int, int]:
@@ -61,29 +58,6 @@ def _counted(windows: DataFrame) -> tuple[int, int]:
     return row[0], row[1]
 
 
-def cpu_seconds() -> float:
-    """Add up the processor time of this process and all that it started: the JVM and its Python workers."""
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(") ")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        process = int(stat.parent.name)
-        parents[process] = int(fields[1])
-        ticks[process] = sum(map(int, fields[11:15]))  # also of children that have ended
-    return sum(used for process, used in ticks.items() if _is_ours(process, parents)) / TICKS_PER_S
-
-
-def _is_ours(process: int, parents: dict[int, int]) -> bool:
-    while process in parents:
-        if process == os.getpid():
-            return True
-        process = parents[process]
-    return False
-
-
 def main() -> None:
     if not WORK.exists():
         generate(WORK, sources=SOURCES, files=FILES, bursts=BURSTS)
@@ -104,9 +78,7 @@ def main() -> None:
         "batches": batches,
         "sessions": native(messages)[0],
         "cores": spark.sparkContext.defaultParallelism,
-        "by_the_clock": _compared(in_turns(runs, ROUNDS, time.perf_counter)),
-        "by_processor_time": _compared(in_turns(runs, CPU_ROUNDS, cpu_seconds)),
-    }
+    } | {measure: _compared(each) for measure, each in by_several_clocks(runs, ROUNDS, BY_ALL_OF_SPARK).items()}
     spark.stop()
     for measure in ("by_the_clock", "by_processor_time"):
         print(measure, figures[measure])
@@ -116,7 +88,13 @@ def main() -> None:
 def _compared(seconds: Mapping[str, float]) -> dict[str, Any]:
     native_seconds = seconds["session_window"]
     times = {name: round(native_seconds / took, 2) for name, took in seconds.items() if took != native_seconds}
-    return {"seconds": {name: round(took, 2) for name, took in seconds.items()}, "times_as_fast": times}
+    return {
+        "seconds": {name: round(took, 2) for name, took in seconds.items()},
+        "times_as_fast": times,
+        "of_the_kernel_without_spark": round(
+            seconds["event_time_batches"] / seconds["assign_batches, without Spark"], 2
+        ),
+    }
 
 
 if __name__ == "__main__":
