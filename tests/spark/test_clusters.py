@@ -9,10 +9,11 @@ import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pyspark
 import pytest
-from tests.spark.test_exactly_once import Pipeline, end_group
+from tests.spark.test_exactly_once import Pipeline, end_group, kill_executors
 
 from waterclock.spark.java import find_java, make_java_home
 
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @contextmanager
-def daemon(folder: Path, ready: re.Pattern[str], *words: str) -> Generator[re.Match[str]]:
+def daemon(folder: Path, ready: re.Pattern[str], *words: str) -> Generator[tuple[subprocess.Popen[str], re.Match[str]]]:
     """Run one of Spark's daemons, from when it says that it is ready."""
     folder.mkdir()
     (folder / "log4j2.properties").write_text(LOUD_LOGGING)
@@ -68,32 +69,39 @@ def daemon(folder: Path, ready: re.Pattern[str], *words: str) -> Generator[re.Ma
             pytest.fail("".join(said)[-2_000:])
         # Read on, or the daemon would wait for us once the pipe is full.
         drain = subprocess.Popen(["cat"], stdin=process.stderr, stdout=subprocess.DEVNULL)
-        yield found
+        yield process, found
     finally:
         end_group(process)
     drain.wait()
 
 
+class Cluster(NamedTuple):
+    url: str
+    workers: list[subprocess.Popen[str]]
+
+
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    """Give the URL of a master with two workers of one core each."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster]:
+    """A master with two workers of one core each."""
     folder = tmp_path_factory.mktemp("cluster")
     deploy = "org.apache.spark.deploy"
     place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     with ExitStack() as running:
-        found = running.enter_context(daemon(folder / "master", MASTER_SAYS, f"{deploy}.master.Master", *place))
-        url = found[1]
+        _, found = running.enter_context(daemon(folder / "master", MASTER_SAYS, f"{deploy}.master.Master", *place))
+        url, workers = found[1], []
         for name in ("first", "second"):
             words = (f"{deploy}.worker.Worker", *place, "--cores", "1", "--memory", "1g", url)
-            running.enter_context(daemon(folder / name, WORKER_SAYS, *words))
-        yield url
+            worker, _ = running.enter_context(daemon(folder / name, WORKER_SAYS, *words))
+            workers.append(worker)
+        yield Cluster(url, workers)
 
 
-@pytest.mark.slow  # a cluster of four JVMs takes minutes on two cores
-def test_a_standalone_cluster_gives_the_batches_of_one_process(cluster: str, tmp_path: Path) -> None:
+@pytest.mark.slow  # a cluster of six JVMs takes minutes on two cores
+def test_a_standalone_cluster_that_loses_an_executor_gives_the_batches_of_one_process(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     pipeline = Pipeline(tmp_path, seed=6)
-    with pipeline.appended_to():
-        for _ in range(8):
-            pipeline.append_entry()
-    pipeline.finish(cluster)
+    with pipeline.appended_to(), pipeline.query(cluster.url, "on") as process:
+        kill_executors(pipeline, process, kills=1, workers=cluster.workers)
+    pipeline.finish(cluster.url)
     pipeline.check()
