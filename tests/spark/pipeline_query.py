@@ -11,22 +11,21 @@ from functools import partial
 from pathlib import Path
 
 from pyspark.sql import DataFrame
+from tests.spark import short_lived
 
 from waterclock.spark import batches_of, event_time_outcomes, register
+from waterclock.spark.class_archive import archive_options
 from waterclock.spark.columns import METADATA_COLUMNS
+from waterclock.spark.java import find_java
 from waterclock.spark.session import session
 
 RULE = {"window": "500ms", "max_delay": "400ms"}
 TOPIC, TABLE = "telemetry", "batches"
-SETTINGS = {
+SETTINGS = short_lived.SETTINGS | {
     "spark.sql.shuffle.partitions": 2,
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
-    # It runs for seconds, so what is compiled for speed never pays.
-    "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1",
-    "spark.executor.defaultJavaOptions": "-XX:TieredStopAtLevel=1",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.executor.defaultJavaOptions": f"{short_lived.JAVA} {archive_options(find_java())}",
     # A killed executor takes its tasks' tries with it; the query is to survive many.
     "spark.task.maxFailures": 100,
     "spark.deploy.maxExecutorRetries": -1,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from tests.spark import short_lived
 from tests.spark.test_exactly_once import end_group
 from tests.spark.test_pipeline import PIPELINE, START, expected, landed, write
 
@@ -73,8 +74,7 @@ class Press:
                     "--master",
                     "local[1]",
                 ],
-                # It runs for seconds, so what is compiled for speed never pays.
-                env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"},
+                env=os.environ | short_lived.ENVIRONMENT,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
@@ -97,7 +97,7 @@ class Press:
         while not done():
             ended = process.poll() is not None or time.monotonic() > give_up_at
             assert not ended, f"the pipeline ended: {(self.folder / 'stderr').read_text()[-3_000:]}"
-            time.sleep(0.02)
+            time.sleep(0.1)  # looking costs what the pipeline needs
 
     def stop(self, process: subprocess.Popen[str], number: signal.Signals) -> dict[str, int]:
         """Ask it to stop; give what it says last."""

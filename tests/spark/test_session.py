@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.spark import short_lived
 
 from waterclock.spark import class_archive
 from waterclock.spark.java import find_java
@@ -54,6 +55,7 @@ def test_a_machine_without_java_runs_spark_on_the_wheel_and_keeps_its_folder_cle
         "TMPDIR": str(temporary),
         "PYTHONPATH": python_path,
         "XDG_CACHE_HOME": str(tmp_path / "a cache"),
+        **short_lived.ENVIRONMENT,
     }
     with monkeypatch.context() as patch:
         for name, value in environment.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from tests.spark import short_lived
 
 import waterclock as wc
 from waterclock.spark import register
@@ -135,7 +137,8 @@ def test_a_script_with_a_mistake_is_told_so_in_one_line(database: wc.Database) -
     topic.append(messages(0, 1))
     topic.truncate(topic.head)
     command = [sys.executable, "-c", MISTAKES, str(database.backend.url)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = os.environ | short_lived.ENVIRONMENT
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     said = [line for line in done.stdout.splitlines() if "waterclock.errors" in line]
     expected = [
         "there is no topic 'nowhere'",

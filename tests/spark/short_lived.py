@@ -1,0 +1,11 @@
+"""How Spark runs where it has seconds of work: what it compiles for speed would never pay."""
+
+from __future__ import annotations
+
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+ENVIRONMENT = {"JAVA_TOOL_OPTIONS": JAVA}
+SETTINGS = {
+    "spark.driver.defaultJavaOptions": JAVA,
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
