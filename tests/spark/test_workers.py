@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
@@ -12,18 +13,20 @@ from waterclock.spark.workers import settle, settling
 
 
 def test_after_a_task_a_worker_does_not_search_what_it_has_imported_for_garbage(spark: SparkSession) -> None:
-    def same(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    def importing(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        importlib.import_module("sqlalchemy.dialects.oracle")  # as any module that no worker begins with
         return batches
 
-    task = settling(same)
+    task = settling(importing)
 
     def left_out(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        before = gc.get_freeze_count()
         rows = sum(batch.num_rows for batch in task(batches))
-        yield pa.record_batch({"rows": [rows], "left_out": [gc.get_freeze_count()]})
+        yield pa.record_batch({"rows": [rows], "left_out": [gc.get_freeze_count() - before]})
 
     [row] = spark.range(7, numPartitions=1).mapInArrow(left_out, "rows BIGINT, left_out BIGINT").collect()
     assert row["rows"] == 7
-    assert row["left_out"] > 10_000
+    assert row["left_out"] > 1_000
 
 
 def test_the_garbage_of_the_users_own_process_is_left_to_them() -> None:

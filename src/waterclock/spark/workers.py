@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-_SEARCHES = "pyspark.daemon"
-"""The program of Spark's that looks for garbage after each task."""
+_SEARCHING = ("pyspark.daemon", "waterclock.spark.worker_daemon")
+"""The programs that look for garbage after each task: Spark's own, and ours around it."""
 
 _modules = 0
 
@@ -24,7 +24,7 @@ def settle() -> None:
     """Take what has been imported by the end of a task out of the search for garbage; elsewhere do nothing."""
     global _modules  # noqa: PLW0603  # what was frozen is the process's own affair
     program = sys.modules["__main__"].__spec__
-    if program is None or program.name != _SEARCHES or len(sys.modules) == _modules:
+    if program is None or program.name not in _SEARCHING or len(sys.modules) == _modules:
         return
     _modules = len(sys.modules)
     gc.collect()
