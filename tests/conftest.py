@@ -22,6 +22,7 @@ settings.register_profile("soak", deadline=None, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
 DATABASES = ("sqlite", "postgresql", "mariadb")
+LONGEST = ("spark", "demo")  # folders whose files take longest, with few tests in each
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,7 +40,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"--databases: {unknown[0]!r} is none; choose from {','.join(DATABASES)}")
     deselected = [item for item in items if not _databases_of(item).issubset(chosen)]
     config.hook.pytest_deselected(items=deselected)
-    items[:] = [item for item in items if item not in deselected]
+    # A long file that begins last would be waited for alone.
+    items[:] = sorted((item for item in items if item not in deselected), key=_begins_late)
+
+
+def pytest_xdist_auto_num_workers() -> int | None:
+    """One more than there are processors, since tests often wait: for servers, for leases, for streams."""
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else (os.cpu_count() or 1) + 1
+
+
+def _begins_late(item: pytest.Item) -> bool:
+    return not set(LONGEST) & set(item.path.relative_to(Path(__file__).parent).parts)
 
 
 def _databases_of(item: pytest.Item) -> set[str]:

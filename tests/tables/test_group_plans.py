@@ -123,6 +123,25 @@ def test_no_frequent_statement_of_groups_looks_at_more_than_it_needs(
     check(database, ours)
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the only one that keeps plans
+def test_routing_hashes_the_groups_that_it_has_instead_of_going_through_them_for_each_message(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="sequenced")
+    put_many(table, GROUPS)
+    with statements(database) as seen:
+        table.receive(1)
+    placing = [(text, values) for text, values in seen if text.startswith("UPDATE orders") and "unnest" in text]
+    assert len(placing) == 2
+    for text, values in placing:
+        with database.backend._indexed_writer.connect() as connection:
+            connection.exec_driver_sql("SET LOCAL plan_cache_mode = force_generic_plan")
+            plan = "\n".join(row[0] for row in connection.exec_driver_sql("EXPLAIN " + text, values))
+            connection.rollback()
+        assert "hashed SubPlan" in plan
+        assert "ANY" not in plan
+
+
 def test_an_ack_that_passes_over_messages_is_refused_without_reading_its_group(
     sequenced: MessageTable, database: Database
 ) -> None:

@@ -27,7 +27,8 @@ SWITCH = "WATERCLOCK_CLASS_ARCHIVE"
 _BUILDS_WITHIN_S = 600
 _UNUSED_AFTER_S = 30 * 86_400
 _NO_PLACE = (OSError, RuntimeError)  # the latter: nobody knows where this user's home is
-_USED = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off -XX:SharedArchiveFile='{}'"
+_QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"  # of hundreds of classes that cannot be in an archive
+_USED = f"-Xshare:auto {_QUIET} -XX:SharedArchiveFile='{{}}'"
 
 
 def archive_options(java: Java) -> str:
@@ -79,7 +80,7 @@ def _run_and_dump(path: Path) -> None:
     from waterclock.spark.warm_up import warm_up  # noqa: PLC0415
 
     options = {
-        "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -XX:ArchiveClassesAtExit='{path}'",
+        "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} {_QUIET} -XX:ArchiveClassesAtExit='{path}'",
         "spark.driver.memory": "512m",
         "spark.sql.shuffle.partitions": 1,
     }

@@ -77,6 +77,13 @@ class TableDialect(Protocol):
         """Say that ``column`` is one of the values in the list bound as ``name``."""
         ...
 
+    def computed_any_of(self, value: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+        """Say that a value, which no index has, is one of those in the list bound as ``name``.
+
+        It takes no longer for each row where the list is long.
+        """
+        ...
+
     def any_key(
         self, table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], name: str
     ) -> sa.ColumnElement[bool]:

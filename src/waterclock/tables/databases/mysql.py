@@ -150,6 +150,10 @@ class MysqlTables:
         """Say that ``column`` is in the list bound as ``name``."""
         return column.in_(sa.bindparam(name, type_=column.type, expanding=True))
 
+    def computed_any_of(self, value: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+        """Say that a value is in the list bound as ``name``; it is sorted once."""
+        return self.any_of(value, name)
+
     def any_key(
         self, table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], name: str
     ) -> sa.ColumnElement[bool]:

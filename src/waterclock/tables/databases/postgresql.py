@@ -156,6 +156,15 @@ class PostgresqlTables:
         """Say that ``column`` is in the array bound as ``name``: one parameter, whatever the length."""
         return column == sa.any_(sa.bindparam(name, type_=sa.ARRAY(column.type)))
 
+    def computed_any_of(self, value: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+        """Say that a value is in the array bound as ``name``, which is hashed once.
+
+        A plan that is kept goes through an array for each row, and a subquery at the top of a condition becomes a join,
+        which does so too where hash joins are switched off.
+        """
+        listed = sa.select(sa.func.unnest(sa.bindparam(name, type_=sa.ARRAY(value.type)), type_=value.type))
+        return sa.func.coalesce(value.in_(listed), sa.false())
+
     def any_key(
         self, table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], name: str
     ) -> sa.ColumnElement[bool]:

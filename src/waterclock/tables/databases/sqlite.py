@@ -183,6 +183,10 @@ class SqliteTables:
         listed = sa.func.json_each(sa.bindparam(name, type_=_JsonList())).table_valued("value")
         return column.in_(sa.select(listed.c.value))
 
+    def computed_any_of(self, value: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+        """Say that a value is in the list bound as ``name``; it is sorted once."""
+        return self.any_of(value, name)
+
     def any_key(
         self, table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], name: str
     ) -> sa.ColumnElement[bool]:

@@ -161,7 +161,7 @@ def _place(context: TableContext) -> sa.Update:
     place = tail + sa.func.row_number().over(partition_by=group, order_by=new.c.seq)
     placed = (
         sa.select(new.c.seq, place.label("place"))
-        .where(_in_window(new), _is_new(new), context.sql.any_of(group, "groups"))
+        .where(_in_window(new), _is_new(new), context.sql.computed_any_of(group, "groups"))
         .subquery("placed")
     )
     return (
@@ -181,7 +181,7 @@ def _mark(context: TableContext) -> sa.Update:
         .where(
             _in_window(rows),
             sa.or_(rows.c.position.is_not(None), rows.c.time_acked.is_not(None)),
-            context.sql.any_of(_group_of(rows), "groups") | (rows.c.time_acked.is_not(None) & ~known),
+            context.sql.computed_any_of(_group_of(rows), "groups") | (rows.c.time_acked.is_not(None) & ~known),
         )
         .values(routed=1)
     )
