@@ -34,7 +34,7 @@ def batch(
     on_conflict: Literal["split", "replace", "isolate"] = "split",
     svg: Path | None = None,
     limit: Annotated[int | None, Parameter(name="--limit")] = None,
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> None:
     """Cut messages into batches by event time and print one line a batch.
 

@@ -15,7 +15,7 @@ from waterclock.demo.main_job import ProgressReport, run_main_job
 from waterclock.demo.reconciliation import Reconciliation
 
 
-def demo(*, folder: Path = Path("demo"), common: Common = Common()) -> int:  # noqa: B008  # immutable
+def demo(*, folder: Path = Path("demo"), common: Common = Common()) -> int:
     """Run the whole flow on a recording of real messages, and draw it.
 
     Appends the recording to a topic, seals it to Parquet, finds a moment a third in, batches from there on Spark into

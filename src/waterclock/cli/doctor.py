@@ -28,7 +28,7 @@ class Finding(NamedTuple):
     remedy: str
 
 
-def doctor(*, common: Common = Common()) -> int:  # noqa: B008  # immutable
+def doctor(*, common: Common = Common()) -> int:
     """Say what is installed, which databases and Java are found, and what to do about what is missing.
 
     Give --url to have that database tried as well. Exit code 1 where something needed is broken.

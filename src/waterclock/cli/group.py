@@ -22,7 +22,7 @@ _COLUMNS = ("group", "owner", "in_flight", "waiting", "head_id", "head_age", "he
 
 
 @app.command
-def ls(table: str, /, *, limit: int | None = None, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def ls(table: str, /, *, limit: int | None = None, common: Common = Common()) -> None:
     """List a table's groups: owner, messages, the first one, and what holds them up.
 
     Parameters
@@ -37,7 +37,7 @@ def ls(table: str, /, *, limit: int | None = None, common: Common = Common()) ->
 
 
 @app.command
-def info(table: str, group: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def info(table: str, group: str, /, *, common: Common = Common()) -> None:
     """Show one group. "" is that of the messages that name none."""
     with common.connect() as database:
         common.output.facts(_row(database.table(table).groups.info(group)))
@@ -52,7 +52,7 @@ def purge(
     count: int | None = None,
     force: bool = False,
     dry_run: bool = False,
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> None:
     """Delete a group's messages, the first COUNT of them."""
     with common.connect() as database:
@@ -72,7 +72,7 @@ def move(
     count: int | None = None,
     force: bool = False,
     dry_run: bool = False,
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> None:
     """Move a group's messages to another message table."""
     with common.connect() as database:
@@ -90,7 +90,7 @@ def reroute(
     count: int | None = None,
     force: bool = False,
     dry_run: bool = False,
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> None:
     """Put a group's messages behind those of another group of the table."""
     with common.connect() as database:
@@ -106,7 +106,7 @@ def pause(
     *,
     until: str | None = None,
     dry_run: bool = False,
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> None:
     """Hand out nothing of a group until a time, or until it is resumed."""
     with common.connect() as database:
@@ -114,14 +114,14 @@ def pause(
 
 
 @app.command
-def resume(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def resume(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
     """End a group's pause."""
     with common.connect() as database:
         _say(common.output, "resumed", database.table(table).groups.resume(group, dry_run=dry_run), "group")
 
 
 @app.command
-def close(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def close(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
     """Let an exclusive group go from its consumer, as soon as nothing of it is in flight."""
     with common.connect() as database:
         _say(common.output, "closed", database.table(table).groups.close(group, dry_run=dry_run), "group")
@@ -135,7 +135,7 @@ def release(
     *,
     force: bool = False,
     dry_run: bool = False,
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> None:
     """Take a group from its consumer; with --force what is in flight is sent again."""
     with common.connect() as database:
@@ -143,14 +143,14 @@ def release(
 
 
 @app.command
-def pin(table: str, group: str, consumer: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def pin(table: str, group: str, consumer: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
     """Give a group to one consumer alone, until it is unpinned."""
     with common.connect() as database:
         _say(common.output, "pinned", database.table(table).groups.pin(group, consumer, dry_run=dry_run), "group")
 
 
 @app.command
-def unpin(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def unpin(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
     """Let any consumer have a group that was pinned."""
     with common.connect() as database:
         _say(common.output, "unpinned", database.table(table).groups.unpin(group, dry_run=dry_run), "group")
@@ -164,7 +164,7 @@ def skip_head(
     *,
     force: bool = False,
     dry_run: bool = False,
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> None:
     """Ack a group's first message although nobody handled it, so that the group goes on."""
     with common.connect() as database:
@@ -172,7 +172,7 @@ def skip_head(
 
 
 @app.command
-def rebalance(table: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def rebalance(table: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
     """Share exclusive groups evenly among the consumers that live."""
     with common.connect() as database:
         _say(common.output, "moved", database.table(table).groups.rebalance(dry_run=dry_run), "group")

@@ -29,7 +29,7 @@ def run(
     *,
     once: bool = False,
     master: str = "local[*]",
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> None:
     """Batch a topic as it grows, and write the batches; go on where the checkpoint says.
 
@@ -64,7 +64,7 @@ def replay(
     since: str,
     until: str,
     master: str = "local[*]",
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> None:
     """Batch a range of the archive anew, and write the batches.
 

@@ -26,7 +26,7 @@ def add(
     /,
     *,
     start: str = "earliest",
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> None:
     """Make a subscription; one that exists stays where it is.
 
@@ -45,7 +45,7 @@ def add(
 
 
 @app.command
-def ls(topic: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def ls(topic: str, /, *, common: Common = Common()) -> None:
     """List a topic's subscriptions, where they stand and who reads them."""
     with common.connect() as database:
         infos = database.topic(topic).subscriptions()
@@ -53,7 +53,7 @@ def ls(topic: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # im
 
 
 @app.command
-def info(topic: str, name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def info(topic: str, name: str, /, *, common: Common = Common()) -> None:
     """Show where a subscription stands, and what it has still to read."""
     with common.connect() as database:
         subscription = _existing(database.topic(topic), name)
@@ -70,7 +70,7 @@ def read(
     *,
     limit: int = 1000,
     commit: bool = True,
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> int:
     """Print the next messages, and count them as read. Exit code 1 where there was none.
 
@@ -107,7 +107,7 @@ def seek(
     end: Annotated[bool, Parameter(negative="")] = False,
     filter_older: bool = False,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> None:
     """Move a subscription; what was read before and not committed can no longer be.
 
@@ -145,14 +145,14 @@ def seek(
 
 
 @app.command
-def expire(topic: str, name: str, ttl: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def expire(topic: str, name: str, ttl: str, /, *, common: Common = Common()) -> None:
     """Pass over a subscription's messages that are older than a duration, such as 7d."""
     with common.connect() as database:
         common.output.facts(_existing(database.topic(topic), name).expire(ttl)._asdict())
 
 
 @app.command
-def rm(topic: str, name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def rm(topic: str, name: str, /, *, common: Common = Common()) -> None:
     """Remove a subscription; the topic keeps its messages."""
     with common.connect() as database:
         opened = database.topic(topic)

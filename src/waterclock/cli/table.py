@@ -38,8 +38,8 @@ def add(
     column: Annotated[list[str] | None, Parameter(name="--column", negative="")] = None,
     adopt: Annotated[bool, Parameter(negative="")] = False,
     exist_ok: bool = False,
-    options: ChangingOptions = ChangingOptions(),  # noqa: B008  # immutable
-    common: Common = Common(),  # noqa: B008  # immutable
+    options: ChangingOptions = ChangingOptions(),
+    common: Common = Common(),
 ) -> None:
     """Make a message table.
 
@@ -90,7 +90,7 @@ def add(
 
 
 @app.command
-def ls(*, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def ls(*, common: Common = Common()) -> None:
     """List the message tables and what becomes of their messages."""
     with common.connect() as database:
         rows = [{"name": name, **asdict(database.table(name).stats())} for name in database.tables()]
@@ -98,7 +98,7 @@ def ls(*, common: Common = Common()) -> None:  # noqa: B008  # immutable
 
 
 @app.command
-def info(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def info(name: str, /, *, common: Common = Common()) -> None:
     """Show a table's messages by state, and its options."""
     with common.connect() as database:
         table = database.table(name)
@@ -124,7 +124,7 @@ def put(
     group: str | None = None,
     priority: int = 0,
     header: Annotated[list[str] | None, Parameter(name="--header", negative="")] = None,
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> None:
     """Put a message, and print its id.
 
@@ -171,7 +171,7 @@ def receive(
     where: str | None = None,
     order: str | None = None,
     ack: bool = False,
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> int:
     """Take messages that are due, and print them. Exit code 1 where there was none.
 
@@ -201,7 +201,7 @@ def receive(
 
 
 @app.command
-def ack(name: str, ids: list[str], /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def ack(name: str, ids: list[str], /, *, common: Common = Common()) -> None:
     """Ack messages by id: they are never sent again."""
     with common.connect() as database:
         table = database.table(name)
@@ -215,7 +215,7 @@ def retry(
     /,
     *,
     at: str | None = None,
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> None:
     """Send messages again now, or at a time, with the back-off started anew.
 
@@ -241,7 +241,7 @@ def retry(
 
 
 @app.command
-def purge(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def purge(name: str, /, *, common: Common = Common()) -> None:
     """Delete messages that were acked longer ago than the table's purge_after."""
     with common.connect() as database:
         common.output.talk(f"purged {database.table(name).purge()} messages")
@@ -254,7 +254,7 @@ def archive(
     /,
     *,
     older_than: str = "0s",
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> None:
     """Move acked messages into a topic, each exactly once.
 
@@ -273,7 +273,7 @@ def archive(
 
 
 @app.command
-def explain(name: str, id: str, /, *, common: Common = Common()) -> None:  # noqa: A002, B008  # the option's name; immutable
+def explain(name: str, id: str, /, *, common: Common = Common()) -> None:  # noqa: A002  # the option's name
     """Say why a message is not out."""
     with common.connect() as database:
         table = database.table(name)

@@ -12,7 +12,7 @@ _DEAD_COLUMNS = ("id", "time_died", "dead_reason", "last_error", "epoch", "group
 
 
 @app.command
-def pause(name: str, /, *, until: str | None = None, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def pause(name: str, /, *, until: str | None = None, common: Common = Common()) -> None:
     """Send nothing until a time, or until `resume`; what is out may be acked.
 
     Parameters
@@ -29,7 +29,7 @@ def pause(name: str, /, *, until: str | None = None, common: Common = Common()) 
 
 
 @app.command
-def resume(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def resume(name: str, /, *, common: Common = Common()) -> None:
     """End a pause."""
     with common.connect() as database:
         database.table(name).resume()
@@ -41,9 +41,9 @@ def alter(
     name: str,
     /,
     *,
-    options: ChangingOptions = ChangingOptions(),  # noqa: B008  # immutable
+    options: ChangingOptions = ChangingOptions(),
     unset: list[str] | None = None,
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> None:
     """Change options; those that are not given stay. Consumers carry on under them within a second.
 
@@ -65,7 +65,7 @@ def alter(
 
 
 @app.command
-def rm(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def rm(name: str, /, *, common: Common = Common()) -> None:
     """Remove a table with all its messages; dead letters stay in theirs."""
     with common.connect() as database:
         table = database.table(name)
@@ -75,7 +75,7 @@ def rm(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # imm
 
 
 @app.command
-def dead(name: str, /, *, limit: int = 100, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def dead(name: str, /, *, limit: int = 100, common: Common = Common()) -> None:
     """List a table's dead letters, those that died last first.
 
     Parameters
@@ -98,7 +98,7 @@ def redrive(
     /,
     *,
     limit: int | None = None,
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> None:
     """Bring dead letters back to their table, in their order, as never sent.
 

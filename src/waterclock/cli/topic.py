@@ -36,7 +36,7 @@ def add(
     roll_size: int = 64 << 20,
     retention: str | None = None,
     exist_ok: bool = False,
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> None:
     """Make a topic.
 
@@ -61,7 +61,7 @@ def add(
 
 
 @app.command
-def ls(*, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def ls(*, common: Common = Common()) -> None:
     """List the topics."""
     with common.connect() as database:
         rows = [_summary(name, database.topic(name).ledgers()) for name in database.topics()]
@@ -69,7 +69,7 @@ def ls(*, common: Common = Common()) -> None:  # noqa: B008  # immutable
 
 
 @app.command
-def info(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def info(name: str, /, *, common: Common = Common()) -> None:
     """Show what a topic holds, from when to when, and where it ends."""
     with common.connect() as database:
         topic = database.topic(name)
@@ -89,7 +89,7 @@ def append(
     file: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-",
     /,
     *,
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> None:
     """Append the messages of a file: JSON lines, or .parquet; - is standard input.
 
@@ -120,7 +120,7 @@ def read(
     until: str | None = None,
     limit: int | None = None,
     follow: bool = False,
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> None:
     """Print messages, one a line.
 
@@ -170,7 +170,7 @@ def find(
     /,
     *,
     by: Literal["publish_time", "event_time", "receive_time"] = "publish_time",
-    common: Common = Common(),  # noqa: B008  # immutable
+    common: Common = Common(),
 ) -> int:
     """Find the first message at or after a time. Exit code 1 where there is none yet.
 
@@ -190,14 +190,14 @@ def find(
 
 
 @app.command
-def ledgers(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def ledgers(name: str, /, *, common: Common = Common()) -> None:
     """List a topic's ledgers with their bounds in time."""
     with common.connect() as database:
         common.output.rows(_ledger_rows(database.topic(name).ledgers()), _LEDGER_COLUMNS)
 
 
 @app.command
-def roll(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def roll(name: str, /, *, common: Common = Common()) -> None:
     """Close the open ledger and open the next one."""
     with common.connect() as database:
         topic = database.topic(name)
@@ -206,7 +206,7 @@ def roll(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # i
 
 
 @app.command
-def seal(name: str, /, *, master: str | None = None, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def seal(name: str, /, *, master: str | None = None, common: Common = Common()) -> None:
     """Write every closed ledger to Parquet.
 
     Parameters
@@ -229,7 +229,7 @@ def seal(name: str, /, *, master: str | None = None, common: Common = Common()) 
 
 
 @app.command
-def compact(name: str, /, *, master: str | None = None, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def compact(name: str, /, *, master: str | None = None, common: Common = Common()) -> None:
     """Join small files of neighbouring sealed ledgers into larger ones; every message keeps its position.
 
     Parameters
@@ -252,7 +252,7 @@ def compact(name: str, /, *, master: str | None = None, common: Common = Common(
 
 
 @app.command
-def expire(name: str, ttl: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def expire(name: str, ttl: str, /, *, common: Common = Common()) -> None:
     """Pass over messages older than a duration in every subscription, and delete the ledgers of which nothing is left.
 
     Parameters
@@ -271,7 +271,7 @@ def expire(name: str, ttl: str, /, *, common: Common = Common()) -> None:  # noq
 
 
 @app.command
-def truncate(name: str, before: str, /, *, force: bool = False, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def truncate(name: str, before: str, /, *, force: bool = False, common: Common = Common()) -> None:
     """Delete the ledgers that lie wholly before a position or a publish time.
 
     Parameters
@@ -292,7 +292,7 @@ def truncate(name: str, before: str, /, *, force: bool = False, common: Common =
 
 
 @app.command
-def forget(name: str, producer: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def forget(name: str, producer: str, /, *, common: Common = Common()) -> None:
     """Forget the producers whose names begin so, such as those of a stream that is gone for good.
 
     Parameters
@@ -309,7 +309,7 @@ def forget(name: str, producer: str, /, *, common: Common = Common()) -> None:  
 
 
 @app.command
-def rm(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  # immutable
+def rm(name: str, /, *, common: Common = Common()) -> None:
     """Remove a topic with its messages, files, subscriptions and producers."""
     with common.connect() as database:
         topic = database.topic(name)

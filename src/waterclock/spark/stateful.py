@@ -56,7 +56,7 @@ class EventTimeProcessor(StatefulProcessor):
         self,
         key: _Key,
         rows: Iterator[Any],
-        timerValues: TimerValues,  # noqa: N803
+        timerValues: TimerValues,  # noqa: N803  # Spark passes it by this name
     ) -> Iterator[Row]:
         """Take in a source's rows of a micro-batch."""
         stream, timer = self._known()
@@ -68,8 +68,8 @@ class EventTimeProcessor(StatefulProcessor):
     def handleExpiredTimer(  # noqa: N802  # Spark's name
         self,
         key: _Key,
-        timerValues: TimerValues,  # noqa: N803
-        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
+        timerValues: TimerValues,  # noqa: N803  # Spark passes it by this name
+        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803  # Spark passes it by this name
     ) -> Iterator[Row]:
         """Close what is due of a source that sent nothing; forget one of which nothing is left to know."""
         stream, timer = self._known()
@@ -119,7 +119,7 @@ class RateProcessor(StatefulProcessor):
         self,
         key: _Key,
         rows: Iterator[Any],
-        timerValues: TimerValues,  # noqa: ARG002, N803
+        timerValues: TimerValues,  # noqa: ARG002, N803  # Spark passes it by this name
     ) -> Iterator[Row]:
         """Take in a source's rows of a micro-batch."""
         known = self._state.get()

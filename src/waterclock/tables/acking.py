@@ -62,16 +62,12 @@ def back_off(context: TableContext, connection: sa.Connection, held: Held, delay
 
     In a group those behind it go back as well, at once and without counting an attempt: they may not overtake it.
     """
-    if not context.options.groups:
-        return acking_rows.back_off(context, connection, (held.seq, held.lease), delay, error)
-    now = context.backend.now(connection)
     _lock(context, connection, [held])
-    told = {"of": held.seq, "by": held.lease, "due": now + delay, "why": error}
-    changed = connection.execute(_backing_off(context), told).rowcount
-    if changed:
-        release_behind(context, connection, [(held.group_id, held.position)], now)
+    changed = acking_rows.back_off(context, connection, (held.seq, held.lease), delay, error)
+    if changed and context.options.groups:
+        release_behind(context, connection, [(held.group_id, held.position)], context.backend.now(connection))
         settle(context, connection, [held.group_id or UNGROUPED])
-    return changed == 1
+    return changed
 
 
 def give_back(context: TableContext, connection: sa.Connection, held: Iterable[Held]) -> None:
@@ -229,24 +225,6 @@ def _locked_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
         .where(context.sql.any_of(rows.c.seq, "seqs"), not_acked(rows))
         .order_by(rows.c.seq)
         .with_for_update()
-    )
-
-
-@lru_cache(maxsize=256)
-def _backing_off(context: TableContext) -> sa.Update:
-    rows = context.rows
-    return (
-        sa.update(rows)
-        .where(
-            rows.c.seq == sa.bindparam("of"),
-            rows.c.lease == sa.bindparam("by", type_=sa.BigInteger),
-            not_acked(rows),
-        )
-        .values(
-            time_next=sa.bindparam("due", type_=sa.BigInteger),
-            lease=None,
-            last_error=sa.func.coalesce(sa.bindparam("why", type_=sa.Text), rows.c.last_error),
-        )
     )
 
 
