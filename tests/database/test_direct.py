@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock.database.backend import Backend
-from waterclock.database.direct import Direct
+from waterclock.database.direct import Direct, Frame
 from waterclock.errors import UnavailableError
 
 NORMAL, FULL = 1, 2  # PRAGMA synchronous
@@ -25,6 +28,9 @@ insert = sa.insert(things).values(
     id=sa.bindparam("of"), count=sa.bindparam("what", type_=sa.JSON), flag=sa.bindparam("yes", type_=sa.Boolean)
 )
 select = sa.select(things, (things.c.id * 2).label("twice")).order_by(things.c.id)
+flag = sa.update(things).where(things.c.id == sa.bindparam("of")).values(flag=True)
+PID = sa.select(sa.func.pg_backend_pid())
+SETTINGS = ("transaction_isolation", "enable_seqscan", "plan_cache_mode")
 
 
 @pytest.fixture
@@ -35,7 +41,22 @@ def backend(database_url: str) -> Generator[Backend]:
     backend.close()
 
 
+@pytest.fixture
+def opened(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Collect the connections that are opened from now on."""
+    opened: list[object] = []
+    open_one = backend._direct._open
+
+    def open_and_note() -> object:
+        opened.append(open_one())
+        return opened[-1]
+
+    monkeypatch.setattr(backend._direct, "_open", open_and_note)
+    return opened
+
+
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_both = pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 
 
@@ -82,6 +103,99 @@ def test_many_values_go_in_one_call_and_a_part_of_a_statement_may_bring_its_own(
     ]
 
 
+@on_both
+def test_a_transaction_has_all_its_statements_or_none_and_what_failed_is_lent_again(
+    backend: Backend, opened: list[object]
+) -> None:
+    def insert_twice(own: Direct, of: int) -> None:
+        for one in (of, of):
+            own.execute(insert, {"of": one, "what": None, "yes": None})
+
+    with pytest.raises(exc.IntegrityError):
+        backend.transact(lambda own: insert_twice(own, 1), indexed=True)
+    with pytest.raises(ZeroDivisionError):
+        backend.transact(lambda own: (own.execute(insert, {"of": 2, "what": None, "yes": None}), 1 / 0), indexed=True)
+    assert ids(backend) == []
+    backend.transact(lambda own: own.execute(insert, {"of": 3, "what": None, "yes": None}), indexed=True)
+    assert ids(backend) == [3]
+    assert len(opened) == 1
+
+
+@on_both
+def test_a_transaction_that_was_interrupted_leaves_nothing_behind_nor_its_connection(
+    backend: Backend, opened: list[object]
+) -> None:
+    def insert_and_stop(own: Direct) -> None:
+        own.execute(insert, {"of": 1, "what": None, "yes": None})
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        backend.transact(insert_and_stop, indexed=True)
+    backend.transact(lambda own: own.execute(insert, {"of": 2, "what": None, "yes": None}), indexed=True)
+    assert ids(backend) == [2]
+    assert len(opened) == 2
+
+
+@on_postgresql
+def test_transactions_see_what_others_commit_meanwhile_and_keep_plans_that_go_down_indexes(backend: Backend) -> None:
+    def work(own: Direct) -> tuple[object, ...]:
+        with backend.engine.begin() as other:
+            other.execute(things.insert().values(id=7))
+        return [own.execute(sa.select(sa.func.current_setting(name))).scalar() for name in SETTINGS], own.scalars(
+            select
+        )
+
+    assert backend.transact(work, indexed=True) == (["read committed", "off", "force_generic_plan"], [7])
+    assert backend.alone(lambda own: own.execute(sa.select(sa.func.current_setting(SETTINGS[-1]))).scalar()) == "auto"
+
+
+@on_postgresql
+def test_a_transaction_whose_connection_broke_is_tried_again_on_a_new_one_and_none_of_its_age_is_lent(
+    backend: Backend, opened: list[object]
+) -> None:
+    # Two of them: one transaction within the other.
+    backend.transact(
+        lambda own: backend.transact(lambda another: (own.scalars(PID), another.scalars(PID)), indexed=True),
+        indexed=True,
+    )
+    assert len(opened) == 2
+    tries: list[int] = []
+
+    def work(own: Direct) -> None:
+        tries.append(own.execute(PID).scalar())
+        own.execute(insert, {"of": len(tries), "what": None, "yes": None})
+        if len(tries) == 1:
+            with backend.engine.begin() as other:
+                other.execute(sa.select(sa.func.pg_terminate_backend(tries[0])))
+
+    backend.transact(work, indexed=True)  # the first one's commit fails
+    assert len(set(tries)) == 2
+    assert ids(backend) == [2]
+    assert len(opened) == 3
+
+
+@on_postgresql
+def test_a_deadlock_of_transactions_is_resolved_by_trying_one_again(backend: Backend) -> None:
+    both_have_one = threading.Barrier(2)
+    tries: list[object] = []
+
+    def flag_in_order(order: tuple[int, int], own: Direct) -> None:
+        tries.append(order)
+        own.execute(flag, {"of": order[0]})
+        if len(tries) <= 2:
+            both_have_one.wait(60)
+        own.execute(flag, {"of": order[1]})
+
+    backend.alone(lambda own: own.execute(sa.insert(things), [{"id": 1}, {"id": 2}]))
+    with ThreadPoolExecutor(2) as threads:
+        for done in [
+            threads.submit(backend.transact, partial(flag_in_order, order), indexed=True) for order in ((1, 2), (2, 1))
+        ]:
+            done.result()
+    assert len(tries) == 3
+    assert backend.alone(lambda own: [row.flag for row in own.execute(select)]) == [True, True]
+
+
 @on_sqlite
 def test_work_that_fails_leaves_nothing_behind_and_the_next_goes_on(backend: Backend) -> None:
     def insert_and_fail(own: Direct) -> None:
@@ -98,11 +212,8 @@ def test_work_that_fails_leaves_nothing_behind_and_the_next_goes_on(backend: Bac
 
 @on_sqlite
 def test_who_meets_another_writer_waits_on_the_same_connection_and_gives_up_with_a_word(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, opened: list[object]
 ) -> None:
-    opened: list[object] = []
-    open_one = backend._direct._open
-    monkeypatch.setattr(backend._direct, "_open", lambda: opened.append(1) or open_one())
     with backend.engine.connect() as other:
         other.exec_driver_sql("DELETE FROM things")  # takes the write lock
         with backend.patience(0.05), pytest.raises(UnavailableError, match="busy"):
@@ -139,15 +250,15 @@ def test_work_that_need_not_outlast_the_computer_commits_without_a_sync_and_the_
 def test_a_connection_that_would_not_wait_for_the_disk_any_more_is_not_lent_again(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    execute = Direct.exec_driver_sql
+    run = Direct.run
 
-    def refuse_to_wait(self: Direct, text: str, parameters: object = None) -> object:
-        if text == "PRAGMA synchronous=FULL":
+    def refuse_to_wait(self: Direct, frame: Frame, text: str) -> None:
+        if text == frame.wait:
             raise KeyboardInterrupt
-        return execute(self, text, parameters)
+        run(self, frame, text)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Direct, "exec_driver_sql", refuse_to_wait)
+        patched.setattr(Direct, "run", refuse_to_wait)
         with pytest.raises(KeyboardInterrupt):
             backend.alone(lambda _: None, durable=False)
     assert backend.alone(lambda own: own.exec_driver_sql("PRAGMA synchronous").fetchone()[0]) == FULL

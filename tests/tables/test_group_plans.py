@@ -18,6 +18,7 @@ from sqlalchemy import event
 from waterclock.connection import Database
 from waterclock.database.direct import Direct
 from waterclock.tables.changes import Stop
+from waterclock.tables.claiming.claiming_groups import _Claim
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.receiving import Request, pause
 
@@ -140,6 +141,69 @@ def test_routing_hashes_the_groups_that_it_has_instead_of_going_through_them_for
             connection.rollback()
         assert "hashed SubPlan" in plan
         assert "ANY" not in plan
+
+
+def test_a_claim_and_an_ack_are_a_few_statements(
+    sequenced: MessageTable, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("waterclock.tables.entry.LOOK_EVERY", 3600)
+    monkeypatch.setattr("waterclock.tables.claiming.claimed.LOOK_BACK_EVERY", 3600)
+    put_many(sequenced, 100)
+    for _ in ("routes", "sees that nothing is new"):
+        sequenced.ack(sequenced.receive(10))
+    with statements(database) as claiming:
+        deliveries = sequenced.receive(10)
+    with statements(database) as acking:
+        sequenced.ack(deliveries)
+    few = {"sqlite": (4, 3), "postgresql": (3, 3), "mysql": (5, 3)}
+    assert (len(claiming), len(acking)) == few[database.backend.dialect.name]
+
+
+def test_a_consumer_gets_its_own_groups_before_those_that_anybody_may_have(sequenced: MessageTable) -> None:
+    sequenced.put_many([{"payload": group, "group": group} for group in "abcde"])
+    for _ in ("routes", "sees that nothing is new"):
+        sequenced.ack(sequenced.receive(1, consumer="x"))
+    sequenced.groups.pin("d", "x")
+    assert [one.group for one in sequenced.receive(2, consumer="x")] == ["d", "c"]
+    assert [one.group for one in sequenced.receive(2, consumer="y")] == ["e"]
+
+
+def test_a_claim_reads_about_as_many_groups_as_it_takes(
+    sequenced: MessageTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    find = _Claim._free_groups
+
+    def find_and_count(self: _Claim, priority: int, who: str, count: int) -> Any:
+        found = find(self, priority, who, count)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(_Claim, "_free_groups", find_and_count)
+    sequenced.put_many([{"payload": "x", "group": f"g{number % 40}"} for number in range(400)])
+    sequenced.ack(sequenced.receive(20))  # tells that a group gives ten messages
+    read.clear()
+    assert len(sequenced.receive(20)) == 20
+    assert sum(read) <= 4
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # keeps what was, for a snapshot that is held
+def test_a_claim_steps_over_no_remains_of_the_groups_that_were_routed(
+    sequenced: MessageTable, database: Database
+) -> None:
+    with database.backend.snapshot() as old:
+        old.execute(sa.text("SELECT 1"))
+        sequenced.put_many([{"payload": "x", "group": f"g{number}"} for number in range(2_000)])
+        sequenced.receive(1)
+        with statements(database) as seen:
+            sequenced.receive(1)
+        [(text, values)] = [(text, values) for text, values in seen if "of_anybody" in text]
+        with database.backend._indexed_writer.connect() as connection:
+            explained = connection.exec_driver_sql(
+                "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + text, values
+            ).scalar_one()
+    plan = explained[0]["Plan"]
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < A_FEW / 3
 
 
 def test_an_ack_that_passes_over_messages_is_refused_without_reading_its_group(

@@ -43,6 +43,12 @@ def test_one_claim_takes_messages_of_several_groups_each_in_order(sequenced: Mes
     assert names(sequenced.receive(4)) == ["a1", "a2", "b1", "b2"]
 
 
+def test_groups_that_are_due_together_go_in_the_order_in_which_they_came(sequenced: MessageTable) -> None:
+    put(sequenced, "c1", "a1", "b1", "a2", "c2")
+    assert names(sequenced.receive(2)) == ["c1", "c2"]
+    assert names(sequenced.receive(3)) == ["a1", "a2", "b1"]
+
+
 def test_what_comes_later_joins_the_group_and_waits(sequenced: MessageTable) -> None:
     put(sequenced, "a1")
     [first] = sequenced.receive()

@@ -16,7 +16,7 @@ from tests.services import Service
 from waterclock.connection import Database
 from waterclock.connection import connect as connect_to
 from waterclock.database.backend import Backend
-from waterclock.database.direct import Direct
+from waterclock.database.direct import Direct, Frame
 from waterclock.tables.message_table import MessageTable
 
 
@@ -66,18 +66,22 @@ def transactions(backend: Backend) -> Generator[list[list[str]]]:
         if seen:
             seen[-1].append(text)
 
-    execute = Direct.exec_driver_sql
+    execute, run = Direct.exec_driver_sql, Direct.run
 
     def note_and_execute(self: Direct, text: str, parameters: Any = None) -> Any:
         note(self, None, text)
         return execute(self, text, parameters)
 
+    def note_and_run(self: Direct, frame: Frame, text: str) -> None:
+        note(self, None, text)
+        run(self, frame, text)
+
     event.listen(backend.engine, "before_cursor_execute", note)
-    Direct.exec_driver_sql = note_and_execute
+    Direct.exec_driver_sql, Direct.run = note_and_execute, note_and_run
     try:
         yield seen
     finally:
-        Direct.exec_driver_sql = execute
+        Direct.exec_driver_sql, Direct.run = execute, run
         event.remove(backend.engine, "before_cursor_execute", note)
 
 

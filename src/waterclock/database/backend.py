@@ -69,7 +69,7 @@ class Backend:
             ) from None
         self._patience = threading.local()
         self._writer = self.dialect.writer(self.engine)
-        self._direct = DirectPool(self.engine, self.dialect.set_up_direct, self.dialect.frame)
+        self._direct = DirectPool(self.engine, self.dialect.set_up_direct, self.dialect.is_whole)
         self._reader = self.dialect.reader(self.engine)
         self._indexed_writer = self.dialect.indexed(self._writer)
         self._indexed_reader = self.dialect.indexed(self._reader)
@@ -98,7 +98,8 @@ class Backend:
         ----------
         indexed
             Whether its statements run very often, on tables that may grow fast: their plans then go down indexes,
-            whatever the database believes of a table's size, and where that is faster ``work`` gets a `Direct`.
+            whatever the database believes of a table's size, and where that is faster ``work`` gets a `Direct`. It may
+            not put messages, which takes each statement of a `Direct` to commit by itself.
         durable
             As in `DirectPool.lend`, where ``work`` gets one.
 
@@ -108,7 +109,7 @@ class Backend:
             Where the database stayed busy, deadlocked or away for `BUSY_TIMEOUT` seconds, or has no room left.
         """
         if indexed and self.dialect.frame is not None:
-            return self._run(partial(self._direct.lend, durable=durable), work)
+            return self._run(partial(self._direct.lend, self.dialect.frame, durable=durable), work)
         return self._run((self._indexed_writer if indexed else self._writer).begin, work)
 
     def alone(self, work: Callable[[Any], _T], *, durable: bool = True) -> _T:
@@ -126,8 +127,10 @@ class Backend:
         UnavailableError
             As `transact`.
         """
-        lend = partial(self._direct.lend, durable=durable)
-        return self._run(lend if self.dialect.has_direct else self._writer.begin, work)
+        if self.dialect.frame is None:
+            return self._run(self._writer.begin, work)
+        frame = None if self.dialect.commits_each else self.dialect.frame
+        return self._run(partial(self._direct.lend, frame, durable=durable), work)
 
     def _run(self, begin: Callable[[], AbstractContextManager[Any]], work: Callable[[Any], _T]) -> _T:
         patience: float = getattr(self._patience, "seconds", BUSY_TIMEOUT)

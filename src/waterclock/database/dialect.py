@@ -19,11 +19,11 @@ class Dialect(Protocol):
     longest_pause: float
     """Seconds to wait before a transaction that could not run is tried again, at the longest."""
 
-    has_direct: bool
-    """Whether work of one statement is faster straight on the driver's connection (`Direct`)."""
-
     frame: Frame | None
-    """What makes a transaction there; None where each statement commits by itself, which spares round trips."""
+    """What makes a transaction straight on the driver's connection (`Direct`); None where SQLAlchemy is no slower."""
+
+    commits_each: bool
+    """Whether work of one statement does better without the frame there, which spares round trips."""
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine whose connections are set up for durable, concurrent use."""
@@ -34,7 +34,11 @@ class Dialect(Protocol):
         ...
 
     def set_up_direct(self, connection: Any) -> None:
-        """Prepare a driver's connection for statements that run very often, where the database `has_direct`."""
+        """Prepare a driver's connection for statements that run very often, where the database has a `frame`."""
+        ...
+
+    def is_whole(self, connection: Any) -> bool:
+        """Say whether a driver's connection is between two transactions, and in order."""
         ...
 
     def indexed(self, engine: sa.Engine) -> sa.Engine:

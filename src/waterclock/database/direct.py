@@ -28,7 +28,9 @@ class Frame(NamedTuple):
     begin, commit, rollback
         What makes it one.
     hurry, wait
-        Before one whose commit need not wait for the disk, and after it.
+        Before one whose commit need not wait for the disk, and after it; empty where each waits.
+    run
+        Runs one of them on a driver's connection.
     """
 
     begin: str
@@ -36,6 +38,7 @@ class Frame(NamedTuple):
     rollback: str
     hurry: str
     wait: str
+    run: Callable[[Any, str], Any]
 
 
 @dataclass(slots=True)
@@ -188,10 +191,20 @@ class Direct:
         """
         return self._translated(self._connection.execute, text, () if parameters is None else parameters)
 
-    def _translated(self, execute: Callable[[str, Any], Any], text: str, parameters: Any) -> Any:
+    def run(self, frame: Frame, text: str) -> None:
+        """Run one of the frame's statements.
+
+        Raises
+        ------
+        sqlalchemy.exc.DBAPIError
+            As SQLAlchemy would raise it.
+        """
+        self._translated(frame.run, self._connection, text)
+
+    def _translated(self, execute: Callable[[Any, Any], Any], *given: Any) -> Any:
         driver_error = self.dialect.loaded_dbapi.Error
         try:
-            return execute(text, parameters)
+            return execute(*given)
         except driver_error as error:
             broken = self.dialect.is_disconnect(error, self._connection, None)
             raise _wrapped(error, driver_error, self.dialect, broken=broken) from error
@@ -208,31 +221,33 @@ class DirectPool:
         Opens them.
     set_up
         Prepares one that was opened.
-    frame
-        Statements that make a transaction of what is done while a connection is lent; None: each statement commits.
+    is_whole
+        Says whether one is between two transactions, and in order.
     """
 
-    def __init__(self, engine: sa.Engine, set_up: Callable[[Any], None], frame: Frame | None) -> None:
+    def __init__(self, engine: sa.Engine, set_up: Callable[[Any], None], is_whole: Callable[[Any], bool]) -> None:
         self._engine = engine
         self._set_up = set_up
-        self._frame = frame
+        self._is_whole = is_whole
         self._idle: deque[Any] = deque()
 
-    def lend(self, *, durable: bool = True) -> AbstractContextManager[Direct]:
+    def lend(self, frame: Frame | None, *, durable: bool = True) -> AbstractContextManager[Direct]:
         """Lend a connection.
 
         Parameters
         ----------
+        frame
+            Statements that make a transaction of what is done while it is lent; None: each statement commits.
         durable
             Whether a commit must outlast a failure of the computer; what nobody there outlasts need not. For databases
-            with a `Frame`, which are on the computer of all who use them; on a server every commit does.
+            that are on the computer of all who use them; on a server every commit does.
 
         Raises
         ------
         sqlalchemy.exc.DBAPIError
             As SQLAlchemy would raise it.
         """
-        return self._lend_alone() if self._frame is None else self._lend_in(self._frame, durable=durable)
+        return self._lend_alone() if frame is None else self._lend_in(frame, durable=durable)
 
     @contextmanager
     def _lend_alone(self) -> Generator[Direct]:
@@ -254,22 +269,39 @@ class DirectPool:
     def _lend_in(self, frame: Frame, *, durable: bool) -> Generator[Direct]:
         connection = self._take()
         direct = Direct(connection, self._engine.dialect)
-        waits = durable
+        waits = durable or not frame.hurry
         try:
-            if not durable:
-                direct.exec_driver_sql(frame.hurry)
+            if not waits:
+                direct.run(frame, frame.hurry)
             try:
-                with _transaction(direct, connection, frame):
+                with self._transaction(direct, connection, frame):
                     yield direct
             finally:
-                if not waits and not connection.in_transaction:
-                    direct.exec_driver_sql(frame.wait)
+                if not waits and self._is_whole(connection):
+                    direct.run(frame, frame.wait)
                     waits = True
-        except BaseException:
-            # Busy is no reason to open another one.
-            (self._keep if waits and not connection.in_transaction else _close)(connection)
+        except BaseException as error:
+            # Busy, or refused, is no reason to open another one; but on one that was interrupted a statement may be
+            # under way.
+            may_stay = isinstance(error, Exception) and waits and self._is_whole(connection)
+            (self._keep if may_stay else _close)(connection)
+            if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
+                self.close()
             raise
         self._keep(connection)
+
+    @contextmanager
+    def _transaction(self, direct: Direct, connection: Any, frame: Frame) -> Generator[None]:
+        direct.run(frame, frame.begin)
+        try:
+            yield
+            direct.run(frame, frame.commit)
+        except BaseException:
+            if not self._is_whole(connection):
+                # Where it broke, or a statement is under way, the transaction ends with the connection.
+                with suppress(exc.DBAPIError):
+                    direct.run(frame, frame.rollback)
+            raise
 
     def close(self) -> None:
         """Give the connections back that nobody has."""
@@ -302,18 +334,6 @@ class DirectPool:
             _close(connection)
             raise _wrapped(error, driver_error, dialect, broken=False) from error
         return connection
-
-
-@contextmanager
-def _transaction(direct: Direct, connection: Any, frame: Frame) -> Generator[None]:
-    direct.exec_driver_sql(frame.begin)
-    try:
-        yield
-        direct.exec_driver_sql(frame.commit)
-    except BaseException:
-        if connection.in_transaction:
-            direct.exec_driver_sql(frame.rollback)
-        raise
 
 
 def _close(connection: Any) -> None:

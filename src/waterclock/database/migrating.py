@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from waterclock.database.dialect import Dialect
 from waterclock.errors import SchemaError
 
-HEAD = "0005"
+HEAD = "0006"
 """The catalogue version that this library needs."""
 
 _VERSION_TABLE = "waterclock_migrations"

@@ -43,8 +43,8 @@ class MysqlDialect:
 
     name = "mysql"
     longest_pause = 0.05
-    frame: Frame | None = None
-    has_direct = False  # switching to autocommit and back costs more round trips than the commit
+    frame: Frame | None = None  # switching to autocommit and back costs more round trips than the commit
+    commits_each = False
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine whose sessions are strict and in UTC, and which outlives a restart of the server."""
@@ -65,6 +65,11 @@ class MysqlDialect:
 
     def set_up_direct(self, connection: Any) -> None:
         """Nothing to do: there is none."""
+
+    def is_whole(self, connection: Any) -> bool:
+        """Never asked."""
+        del connection
+        return False
 
     def indexed(self, engine: sa.Engine) -> sa.Engine:
         """Give the same: plans are made for each statement, from what is in the indexes then."""

@@ -26,9 +26,14 @@ class SqliteDialect:
 
     name = "sqlite"
     longest_pause = 0.005  # the lock is free for moments only: who looks seldom waits long behind a busy writer
-    has_direct = True
+    commits_each = False
     frame: Frame | None = Frame(
-        "BEGIN IMMEDIATE", "COMMIT", "ROLLBACK", "PRAGMA synchronous=NORMAL", "PRAGMA synchronous=FULL"
+        begin="BEGIN IMMEDIATE",
+        commit="COMMIT",
+        rollback="ROLLBACK",
+        hurry="PRAGMA synchronous=NORMAL",
+        wait="PRAGMA synchronous=FULL",
+        run=sqlite3.Connection.execute,
     )
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
@@ -50,6 +55,10 @@ class SqliteDialect:
     def set_up_direct(self, connection: Any) -> None:
         """Leave the waiting to the backend, which has jitter; SQLite's own starves writers."""
         connection.execute("PRAGMA busy_timeout=0")
+
+    def is_whole(self, connection: Any) -> bool:
+        """Ask the driver whether a transaction is open."""
+        return not connection.in_transaction
 
     def indexed(self, engine: sa.Engine) -> sa.Engine:
         """Give the same: without statistics an index is always taken."""

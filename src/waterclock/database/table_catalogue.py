@@ -47,8 +47,10 @@ groups = sa.Table(
     sa.Column("pinned", sa.SmallInteger, nullable=False, server_default="0"),  # 1: assigned by hand
     sa.Column("paused_until", BigInt),  # ns
     sa.Column("idle_since", BigInt),  # ns; NULL while it has messages
+    sa.Column("came", BigInt, nullable=False, server_default="0"),  # seq of the message that began it
     # Not by table first: a planner without statistics would take them for the key, and look through the whole table.
-    sa.Index("waterclock_groups_ready_idx", "assigned", "table_id", "priority", "ready_at", "group_id"),
+    # Groups that are due together go as they came: their messages lie together, unlike those of neighbours by name.
+    sa.Index("waterclock_groups_ready_idx", "assigned", "table_id", "priority", "ready_at", "came"),
     sa.Index("waterclock_groups_idle_idx", "idle_since", "table_id"),
 )
 """One row for each group that has messages, or an owner: when it may be handed out next, and to whom."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from waterclock.database.table_catalogue import groups
 from waterclock.tables.claiming.claimed import Claimed, Wanted
 from waterclock.tables.claiming.claiming_free import claim_free
 from waterclock.tables.claiming.claiming_rows import columns_read
-from waterclock.tables.claiming.group_levels import Level, Look, at_level, levels, look, room_of
+from waterclock.tables.claiming.group_levels import FREE_COLUMNS, Level, Look, at_level, levels, look, room_of
 from waterclock.tables.context import TableContext
 from waterclock.tables.dead_letters import bury, exhausted_reason
 from waterclock.tables.groups import consumers
@@ -37,7 +38,8 @@ def claim_groups(context: TableContext, connection: sa.Connection, wanted: Wante
     """
     me = wanted.consumer or ANYBODY
     after = context.reached.now()
-    top = look(context, connection, me, after=after)
+    count = None if context.options.groups == "exclusive" else _count_of(wanted.limit, context.reached.per_group)
+    top = look(context, connection, me, after=after, count=count)
     now = top.now
     more = False
     if top.unrouted:
@@ -68,6 +70,11 @@ def claim_groups(context: TableContext, connection: sa.Connection, wanted: Wante
     return claim.claimed, more
 
 
+def _count_of(messages: int, per_group: int) -> int:
+    # Looking at a group locks it: so at not many more than will do.
+    return 1 + messages * 3 // (2 * per_group)
+
+
 class _Claim:
     """One claim under way."""
 
@@ -80,6 +87,7 @@ class _Claim:
         self._me = me
         self._now = now
         self._room = room
+        self._free: tuple[int | None, Sequence[_Row] | None] = (None, None)  # a priority, and what was locked of it
         self._seen: set[tuple[str, str, int | None]] = set()
         # One for all, so that groups whose messages were sent equally often go out in one statement.
         self._swing = random.uniform(-1, 1)  # noqa: S311  # not a secret
@@ -88,6 +96,8 @@ class _Claim:
 
     def take_all(self, top: Look | None) -> None:
         """Take what is due, highest priority first, as far as there is room; ``top`` is what is known of it already."""
+        if top is not None:
+            self._free = (top.of_anybody, top.free)
         for level in levels(self._context, self._connection, self._me, top):
             self._take(level)
             if len(self.claimed) == self._wanted.limit:
@@ -115,10 +125,10 @@ class _Claim:
     def _take_groups(self, level: Level, most: int) -> None:
         upto = len(self.claimed) + most
         for who in level.whose:
-            # Looking at a group locks it: so at not many more than will do, and at more only where those gave little.
+            # At more only where the first ones gave little.
             per_group = self._context.reached.per_group
             while len(self.claimed) < upto:
-                count = 1 + (upto - len(self.claimed)) * 3 // (2 * per_group)
+                count = _count_of(upto - len(self.claimed), per_group)
                 per_group = 1
                 if who == ANYBODY and self._room is not None:
                     count = min(count, self._room)
@@ -128,6 +138,10 @@ class _Claim:
                 self._take_from(found, upto - len(self.claimed), who)
 
     def _free_groups(self, priority: int, who: str, count: int) -> Sequence[_Row]:
+        locked_at, locked = self._free
+        if who == ANYBODY and locked_at == priority and locked is not None:
+            self._free = (None, None)
+            return locked
         at = {"table_id": self._context.table_id, "who": who, "of": priority, "now": self._now}
         found = self._connection.execute(_free_groups(), {**at, "count": count + len(self._seen)})
         # What was seen may be the consumer's own, and so not among those found: then there are more than asked for.
@@ -155,7 +169,7 @@ class _Claim:
         if lapsed:
             # Those of them that are not sent again now must not be acked by their former consumer.
             connection.execute(_revoke_all(context), {"groups": lapsed})
-        taken = self._hand_out(rows, most)
+        taken = self._hand_out(_by_group(chosen, rows), most)
         if who == ANYBODY and self._exclusive and taken:
             connection.execute(_assign(context), {"groups": taken, "who": self._me})
             if self._room is not None:
@@ -171,10 +185,9 @@ class _Claim:
             connection.execute(_revoke_behind(context), {"groups": lapsed, "now": self._now})
             settle(context, connection, lapsed)
 
-    def _hand_out(self, rows: Iterable[_Row], most: int) -> list[str]:
+    def _hand_out(self, by_group: dict[str, list[_Row]], most: int) -> list[str]:
         """Give the consumer the first messages of groups; return which groups."""
         context, connection = self._context, self._connection
-        by_group = _by_group(rows)
         ends = self._ends(list(by_group)) if self._exclusive else {}
         taken: dict[int, list[str]] = {}
         seqs: dict[int, list[int]] = {}
@@ -228,19 +241,25 @@ class _Claim:
         return living, exhausted
 
 
-def _by_group(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
-    found: dict[str, list[_Row]] = {}
+def _by_group(chosen: Iterable[str], rows: Iterable[_Row]) -> dict[str, list[_Row]]:
+    # In the order in which the groups were chosen, which a database would have to find anew.
+    found: dict[str, list[_Row]] = {name: [] for name in chosen}
     for row in rows:
         found.setdefault(row.group_id, []).append(row)
-    return found
+    for members in found.values():
+        members.sort(key=_position)
+    return {name: members for name, members in found.items() if members}
+
+
+_position = attrgetter("position")
 
 
 @lru_cache(maxsize=1)
 def _free_groups() -> sa.Select[*tuple[Any, ...]]:
     return (
-        sa.select(groups.c.group_id, groups.c.assigned, groups.c.head, groups.c.next_position, groups.c.tail)
+        sa.select(*FREE_COLUMNS)
         .where(*at_level(), groups.c.ready_at <= sa.bindparam("now", type_=sa.BigInteger))
-        .order_by(groups.c.ready_at, groups.c.group_id)
+        .order_by(groups.c.ready_at, groups.c.came)
         .limit(sa.bindparam("count"))
         .with_for_update(skip_locked=True)
     )
@@ -265,7 +284,6 @@ def _first_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
             is_assigned(sa.bindparam("who")),
             sa.func.coalesce(groups.c.paused_until, 0) <= sa.bindparam("now", type_=sa.BigInteger),
         )
-        .order_by(groups.c.ready_at, groups.c.group_id, rows.c.position)
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -32,6 +32,9 @@ class Look:
         The highest priority, below the one asked for, of groups that anybody may have and of the consumer's own.
     newest
         The seq up to which messages were looked at.
+    free
+        The first groups of that priority that anybody may have and that are due, which are now the transaction's; None:
+        nobody looked.
     """
 
     now: int
@@ -39,6 +42,7 @@ class Look:
     of_anybody: int | None
     of_mine: int | None
     newest: int | None
+    free: Sequence[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ def look(
     me: str,
     below: int = ABOVE_EVERY_PRIORITY,
     after: int | None = None,
+    count: int | None = None,
 ) -> Look:
     """Look at everything at once, because each question would be a round trip.
 
@@ -62,11 +67,18 @@ def look(
     ----------
     after
         Look for new messages from this seq on; None: from the very first one on.
+    count
+        How many groups to lock, if nothing is unrouted and it is worth a round trip; None: none.
     """
-    values = {"below": below, "me": me, "anybody": ANYBODY, "after": after}
-    found = connection.execute(_looking(context, all_rows=after is None), values).one()
-    newest = found.newest if after is None else after
-    return Look(found.now, bool(found.unrouted), found.of_anybody, found.of_mine, newest)
+    values: dict[str, Any] = {"below": below, "me": me, "anybody": ANYBODY, "after": after}
+    looking = _looking(context, all_rows=after is None)
+    if count is None or after is None or not context.sql.locks_in_parts:
+        found = connection.execute(looking, values).one()
+        newest = found.newest if after is None else after
+        return Look(found.now, bool(found.unrouted), found.of_anybody, found.of_mine, newest)
+    rows = connection.execute(_looking_and_locking(context), {**values, "count": count}).all()
+    free = [row for row in rows if row.group_id is not None]
+    return Look(rows[0].now, bool(rows[0].unrouted), rows[0].of_anybody, rows[0].of_mine, after, free)
 
 
 def levels(context: TableContext, connection: sa.Connection, me: str, top: Look | None = None) -> Iterator[Level]:
@@ -147,6 +159,10 @@ def _counting() -> sa.Select[Any]:
     return sa.select(sa.func.count()).select_from(its.subquery())
 
 
+FREE_COLUMNS = (groups.c.group_id, groups.c.assigned, groups.c.head, groups.c.next_position, groups.c.tail)
+"""What a claim needs to know of a group that is free."""
+
+
 def at_level() -> tuple[sa.ColumnElement[bool], ...]:
     """Choose the groups of the table bound as ``table_id``, of the priority ``of``, that are assigned to ``who``."""
     return (
@@ -184,6 +200,27 @@ def _looking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, 
         greatest("me").label("of_mine"),
         *([newest.label("newest")] if all_rows else []),
     )
+
+
+@lru_cache(maxsize=256)
+def _looking_and_locking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    top = _looking(context, all_rows=False).cte("top")
+    nothing_new = sa.select(top.c.unrouted).scalar_subquery() == sa.false()
+    free = (
+        sa.select(*FREE_COLUMNS)
+        .where(
+            groups.c.table_id == context.table_id,
+            groups.c.assigned == sa.bindparam("anybody", type_=groups.c.assigned.type),
+            groups.c.priority == sa.select(top.c.of_anybody).scalar_subquery(),
+            groups.c.ready_at <= sa.select(top.c.now).scalar_subquery(),
+            nothing_new,
+        )
+        .order_by(groups.c.ready_at, groups.c.came)
+        .limit(sa.bindparam("count"))
+        .with_for_update(skip_locked=True)
+        .cte("free")
+    )
+    return sa.select(top, free).select_from(top.outerjoin(free, sa.true()))
 
 
 @lru_cache(maxsize=1)

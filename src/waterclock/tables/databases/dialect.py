@@ -22,6 +22,9 @@ class TableDialect(Protocol):
     one_writer: bool
     """Whether a transaction that writes keeps all others from writing."""
 
+    locks_in_parts: bool
+    """Whether a part of a statement may lock rows, those and no others that it gives: this spares a round trip."""
+
     @property
     def days(self) -> Days | None:
         """Partitions by day; None where the database has none."""

@@ -63,6 +63,7 @@ class MysqlTables:
     """MariaDB's statements for message tables."""
 
     one_writer = False
+    locks_in_parts = False
 
     @property
     def days(self) -> Days:

@@ -62,6 +62,26 @@ _GROUP_TRIGGERS = (
 )
 
 
+class _Bigints(sa.types.UserDefinedType[Any]):
+    """A list of whole numbers, written as PostgreSQL reads it: the driver takes five times as long."""
+
+    cache_ok = True
+    render_bind_cast = True
+
+    def get_col_spec(self, **_options: Any) -> str:
+        """Name the type."""
+        return "BIGINT[]"
+
+    def bind_processor(self, dialect: sa.Dialect) -> Any:
+        """Write them in one go."""
+        del dialect  # there is one
+        return _written
+
+
+def _written(values: Sequence[int]) -> str:
+    return "{" + ",".join(map(str, values)) + "}"
+
+
 def _by_priority(one: Claimed) -> tuple[int, int, int]:
     return -one.row.priority, one.row.time_next, one.row.seq
 
@@ -81,6 +101,7 @@ class PostgresqlTables:
     """PostgreSQL's statements for message tables."""
 
     one_writer = False
+    locks_in_parts = True
 
     @property
     def days(self) -> Days:
@@ -154,7 +175,8 @@ class PostgresqlTables:
 
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Say that ``column`` is in the array bound as ``name``: one parameter, whatever the length."""
-        return column == sa.any_(sa.bindparam(name, type_=sa.ARRAY(column.type)))
+        listed = _Bigints() if isinstance(column.type, sa.BigInteger) else sa.ARRAY(column.type)
+        return column == sa.any_(sa.bindparam(name, type_=listed))
 
     def computed_any_of(self, value: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Say that a value is in the array bound as ``name``, which is hashed once.

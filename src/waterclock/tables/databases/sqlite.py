@@ -76,13 +76,17 @@ class _JsonList(sa.TypeDecorator[Any]):
 
     def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str:
         del dialect  # there is one
-        return json.dumps(list(value), default=str)
+        try:
+            return json.dumps(value)  # by the encoder that is kept
+        except TypeError:
+            return json.dumps(list(value), default=str)
 
 
 class SqliteTables:
     """SQLite's statements for message tables."""
 
     one_writer = True
+    locks_in_parts = True  # whoever writes has locked everything
     days = None
 
     def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:

@@ -54,7 +54,7 @@ def _route_window(context: TableContext, connection: sa.Connection, after: int, 
     if context.options.ungrouped == "free":
         freed = connection.execute(_free(context), bounds).rowcount
     named = connection.execute(_named(context), bounds).all()
-    _add_groups(context, connection, {row.group for row in named if row.fresh})
+    _add_groups(context, connection, {row.group: row.first for row in named if row.fresh})
     locked = list(connection.scalars(_lock_free(context), {"groups": sorted(row.group for row in named)}))
     ours = {**bounds, "groups": locked}
     if locked:
@@ -119,23 +119,25 @@ def _free(context: TableContext) -> sa.Update:
 
 
 @lru_cache(maxsize=256)
-def _named(context: TableContext) -> sa.Select[Any, Any]:
+def _named(context: TableContext) -> sa.Select[Any, Any, Any]:
     # The names cross to us: joined with the groups, a planner without statistics goes through all of one for each of
     # the other.
     rows = context.rows
     group = _group_of(rows)
     fresh = sa.func.max(sa.case((_is_new(rows), 1), else_=0))
-    return sa.select(group.label("group"), fresh.label("fresh")).where(_in_window(rows)).group_by(group)
+    first = sa.func.min(rows.c.seq)
+    named = sa.select(group.label("group"), fresh.label("fresh"), first.label("first"))
+    return named.where(_in_window(rows)).group_by(group)
 
 
-def _add_groups(context: TableContext, connection: sa.Connection, names: set[str]) -> None:
+def _add_groups(context: TableContext, connection: sa.Connection, came: dict[str, int]) -> None:
     # Only those that are missing, because inserting one that somebody has locked would wait for them. Below all others,
     # because what the index remembers of them until a vacuum would else lie where every claim begins to look.
-    known = connection.scalars(_known(context), {"groups": sorted(names)})
-    missing = sorted(names - set(known))
+    known = connection.scalars(_known(context), {"groups": sorted(came)})
+    missing = sorted(came.keys() - set(known), key=came.__getitem__)
     if missing:
-        rows = [{"table_id": context.table_id, "group_id": name, "tail": 0, "priority": _LOWEST} for name in missing]
-        connection.execute(sa.insert(groups), rows)
+        fixed = {"table_id": context.table_id, "tail": 0, "priority": _LOWEST}
+        connection.execute(sa.insert(groups), [{**fixed, "group_id": name, "came": came[name]} for name in missing])
 
 
 @lru_cache(maxsize=256)
