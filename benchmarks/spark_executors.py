@@ -18,7 +18,8 @@ from typing import Any
 
 from benchmarks import spark_replay, spark_stream
 from benchmarks.measure import write_results
-from benchmarks.spark_messages import STREAMS, generate
+from benchmarks.spark_messages import STREAMS, generate, options
+from waterclock.spark import register
 from waterclock.spark.session import session
 
 EXECUTORS = (1, 2)
@@ -35,7 +36,8 @@ def measure(executors: int) -> dict[str, float]:
         f"local-cluster[{executors},1,2048]",
         **{"spark.executor.memory": "2g", "spark.sql.shuffle.partitions": executors, "spark.ui.enabled": "false"},
     )
-    messages = spark.read.parquet(str(spark_replay.WORK)).drop("ledger", "entry", "index")
+    register(spark)
+    messages = spark.read.format("waterclock").options(**options(spark_replay.WORK)).load()
     count = spark_replay.replay(messages)[1]
     replays: list[float] = []
     for _ in range(ROUNDS):
@@ -43,8 +45,9 @@ def measure(executors: int) -> dict[str, float]:
         spark_replay.replay(messages)
         replays.append(time.perf_counter() - began)
     folder = spark_stream.WORK / f"{SOURCES}-{MESSAGES}-{BATCHES}"
-    spark_stream.run(spark, folder, spark_stream.ours)
-    micro_batches = spark_stream.seconds(spark_stream.run(spark, folder, spark_stream.ours))
+    arriving = spark_stream.topic(spark, folder, MESSAGES)
+    spark_stream.run(arriving, spark_stream.ours)
+    micro_batches = spark_stream.seconds(spark_stream.run(arriving, spark_stream.ours))
     spark.stop()
     return {
         "replay, messages a second": round(count / statistics.median(replays)),
@@ -60,10 +63,12 @@ def main() -> None:
         print(json.dumps(measure(chosen.on)))
         return
     if not spark_replay.WORK.exists():
-        generate(spark_replay.WORK, sources=spark_replay.SOURCES, files=spark_replay.FILES, bursts=spark_replay.BURSTS)
+        generate(
+            spark_replay.WORK, sources=spark_replay.SOURCES, ledgers=spark_replay.LEDGERS, bursts=spark_replay.BURSTS
+        )
     folder = spark_stream.WORK / f"{SOURCES}-{MESSAGES}-{BATCHES}"
     if not folder.exists():
-        generate(folder, sources=SOURCES, files=BATCHES, bursts=MESSAGES // (SOURCES * len(STREAMS)))
+        generate(folder, sources=SOURCES, ledgers=BATCHES, bursts=MESSAGES // (SOURCES * len(STREAMS)))
     figures: dict[str, Any] = {"cores": os.cpu_count()}
     for executors in EXECUTORS:
         command = [sys.executable, "-m", "benchmarks.spark_executors", "--on", str(executors)]

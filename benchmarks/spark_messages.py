@@ -1,27 +1,32 @@
-"""The messages that the benchmarks of Spark read: Parquet files as a topic's sealed ledgers hold them."""
+"""The topic that the benchmarks of Spark read: sealed ledgers of a million messages or so, all sources mixed."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+import waterclock as wc
 
 STREAMS = ("temperature", "pressure", "humidity", "voltage", "current")
-MESSAGES_SCHEMA = (
-    "source STRING, stream STRING, event_time BIGINT, receive_time BIGINT, ledger BIGINT, entry BIGINT, `index` INT"
+LEDGER_SCHEMA = (
+    "source STRING, stream STRING, event_time BIGINT, publish_time BIGINT, entry BIGINT, `index` INT,"
+    " receive_time BIGINT"
 )
+"""What Spark's own readers are asked for of the ledgers' files."""
+
 _NS_PER_MS = 1_000_000
 _NS_PER_S = 1_000_000_000
+_ENTRY = 10_000
 
 
-def generate(folder: Path, *, sources: int, files: int, bursts: int) -> None:
-    """Write messages in order of receive time, all sources mixed.
+def generate(folder: Path, *, sources: int, ledgers: int, bursts: int) -> None:
+    """Fill a topic with messages in order of receive time.
 
-    A file holds ``bursts`` bursts of each source: every second each stream sends once within 200 ms.
+    A ledger holds ``bursts`` bursts of each source: every second each stream sends once within 200 ms.
     """
     unfinished = folder.with_suffix(".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -32,24 +37,54 @@ def generate(folder: Path, *, sources: int, files: int, bursts: int) -> None:
     source_of = np.broadcast_to(np.arange(sources)[:, None], shape).ravel()
     stream_of = np.broadcast_to(np.arange(len(STREAMS)), shape).ravel()
     phases = chance.integers(0, _NS_PER_S, sources)
-    for number in range(files):
-        seconds = 1_790_000_000 * _NS_PER_S + (np.arange(bursts) + number * bursts) * _NS_PER_S
-        times = (seconds[:, None, None] + phases[:, None] + chance.integers(0, 200 * _NS_PER_MS, shape)).ravel()
-        received = times + chance.integers(0, 300 * _NS_PER_MS, count)
-        order = np.argsort(received, kind="stable")
-        table = pa.table(
-            {
-                "source": pa.array([f"source-{n:04d}" for n in range(sources)]).take(pa.array(source_of[order])),
-                "stream": pa.array(STREAMS).take(pa.array(stream_of[order])),
-                "event_time": times[order],
-                "receive_time": received[order],
-                "ledger": np.full(count, number),
-                "entry": np.arange(count) // 1_000,
-                "index": (np.arange(count) % 1_000).astype(np.int32),
-            }
-        )
-        path = unfinished / f"{number:03}.parquet"
-        pq.write_table(table, path, compression="zstd", row_group_size=2**17)
-        # A stream of files takes them in order of this.
-        os.utime(path, (1_000_000 + number, 1_000_000 + number))
+    with wc.connect(_url(unfinished)) as database:
+        topic = database.create_topic("telemetry", roll_after=None, roll_size=1 << 40)
+        for number in range(ledgers):
+            seconds = 1_790_000_000 * _NS_PER_S + (np.arange(bursts) + number * bursts) * _NS_PER_S
+            times = (seconds[:, None, None] + phases[:, None] + chance.integers(0, 200 * _NS_PER_MS, shape)).ravel()
+            received = times + chance.integers(0, 300 * _NS_PER_MS, count)
+            order = np.argsort(received, kind="stable")
+            messages = pa.table(
+                {
+                    "source": pa.array([f"source-{n:04d}" for n in range(sources)]).take(pa.array(source_of[order])),
+                    "stream": pa.array(STREAMS).take(pa.array(stream_of[order])),
+                    "event_time": times[order],
+                    "publish_time": received[order],
+                    "receive_time": received[order],
+                    "payload": pa.array([b"x" * 40] * count, pa.binary()),
+                }
+            )
+            for first in range(0, count, _ENTRY):
+                topic.append(messages.slice(first, _ENTRY))
+            topic.roll()
+            topic.seal()
     unfinished.rename(folder)
+
+
+def options(folder: Path) -> dict[str, str]:
+    """Say where the topic is, as the options of a read of its messages, packed."""
+    return {"url": _url(folder), "topic": "telemetry", "packed": "true"}
+
+
+def files(folder: Path) -> list[str]:
+    """List the ledgers' files."""
+    return [str(path) for path in sorted(_ledgers(folder).rglob("*.parquet"))]
+
+
+def read_files(spark: SparkSession, folder: Path) -> DataFrame:
+    """Read the ledgers' files with Spark's own reader."""
+    return spark.read.schema(LEDGER_SCHEMA).parquet(*files(folder))
+
+
+def stream_files(spark: SparkSession, folder: Path) -> DataFrame:
+    """Stream the ledgers' files with Spark's own reader, one a micro-batch, in order of their age."""
+    stream = spark.readStream.schema(LEDGER_SCHEMA).option("maxFilesPerTrigger", 1).option("recursiveFileLookup", True)
+    return stream.parquet(str(_ledgers(folder)))
+
+
+def _url(folder: Path) -> str:
+    return f"sqlite:///{folder / 'factory.db'}"
+
+
+def _ledgers(folder: Path) -> Path:
+    return folder / "factory.db-ledgers"

@@ -1,8 +1,9 @@
 """Times event-time batching of a Spark stream against Spark's own session windows on the same micro-batches.
 
-``python -m benchmarks.spark_stream`` measures: messages a second by the micro-batch, ours and Spark's in turns; the
-same for few and for many sources, with the bytes of state that a source takes; and how long a micro-batch takes at
-1,000 messages a second, with where the time goes. ``--messages`` and ``--batches`` make it smaller, ``--sources``
+``python -m benchmarks.spark_stream`` measures: messages a second by the micro-batch, ours of the topic, ours of rows
+that Spark's own reader takes from the topic's files, and Spark's of the same rows, in turns; the same for few and for
+many sources, with the bytes of state that a source takes; and how long a micro-batch takes at 1,000 messages a second,
+with where the time goes. ``--messages`` and ``--batches`` make it smaller, ``--sources``
 chooses the numbers of sources, the first of which is compared, and ``--latency-batches 0`` leaves the last part out.
 """
 
@@ -20,8 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 
 from benchmarks.measure import write_results
-from benchmarks.spark_messages import MESSAGES_SCHEMA, STREAMS, generate
-from waterclock.spark import event_time_batches
+from benchmarks.spark_messages import STREAMS, generate, options, stream_files
+from waterclock.spark import event_time_batches, register
 from waterclock.spark.session import session
 
 GAP = "500 milliseconds"
@@ -45,9 +46,8 @@ def native(messages: DataFrame) -> DataFrame:
     return watermarked.groupBy("source", F.session_window("at", GAP)).count()
 
 
-def run(spark: SparkSession, folder: Path, operator: Callable[[DataFrame], DataFrame]) -> list[Mapping[str, Any]]:
-    """Stream a folder, a file a micro-batch, and give Spark's account of those that had messages."""
-    arriving = spark.readStream.schema(MESSAGES_SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder))
+def run(arriving: DataFrame, operator: Callable[[DataFrame], DataFrame]) -> list[Mapping[str, Any]]:
+    """Stream a topic to its end, and give Spark's account of the micro-batches that had messages."""
     checkpoint = tempfile.mkdtemp(dir=WORK)
     writer = operator(arriving).writeStream.format("noop").outputMode("append")
     query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
@@ -56,18 +56,28 @@ def run(spark: SparkSession, folder: Path, operator: Callable[[DataFrame], DataF
     return [progress for progress in query.recentProgress if progress["numInputRows"]]
 
 
+def topic(spark: SparkSession, folder: Path, messages: int) -> DataFrame:
+    stream = spark.readStream.format("waterclock").options(**options(folder))
+    return stream.option("maxMessagesPerTrigger", messages).load()
+
+
 def seconds(progress: list[Mapping[str, Any]]) -> list[float]:
     """Give the seconds of each micro-batch but the first, which also compiles and starts workers."""
     return [each["durationMs"]["triggerExecution"] / 1_000 for each in progress[1:]]
 
 
 def compared(spark: SparkSession, folder: Path, messages: int, rounds: int) -> dict[str, Any]:
-    taken: dict[str, list[float]] = {"event_time_batches": [], "session_window": []}
-    run(spark, folder, ours)
-    run(spark, folder, native)
+    runs: dict[str, Callable[[], list[Mapping[str, Any]]]] = {
+        "event_time_batches": lambda: run(topic(spark, folder, messages), ours),
+        "event_time_batches, rows": lambda: run(stream_files(spark, folder), ours),
+        "session_window": lambda: run(stream_files(spark, folder), native),
+    }
+    for each in runs.values():
+        each()
+    taken: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
-        taken["event_time_batches"] += seconds(run(spark, folder, ours))
-        taken["session_window"] += seconds(run(spark, folder, native))
+        for name, each in runs.items():
+            taken[name] += seconds(each())
     medians = {name: statistics.median(each) for name, each in taken.items()}
     return {
         "messages_a_second": {name: round(messages / each) for name, each in medians.items()},
@@ -76,7 +86,7 @@ def compared(spark: SparkSession, folder: Path, messages: int, rounds: int) -> d
 
 
 def scaled(spark: SparkSession, folder: Path, messages: int, sources: int) -> dict[str, Any]:
-    progress = run(spark, folder, ours)
+    progress = run(topic(spark, folder, messages), ours)
     last = progress[-1]["stateOperators"][0]
     return {
         "messages_a_second": round(messages / statistics.median(seconds(progress))),
@@ -126,8 +136,9 @@ def main() -> None:
         folders[sources] = folder = WORK / f"{sources}-{chosen.messages}-{batches}"
         if not folder.exists():
             bursts = max(1, chosen.messages // (sources * len(STREAMS)))
-            generate(folder, sources=sources, files=batches, bursts=bursts)
+            generate(folder, sources=sources, ledgers=batches, bursts=bursts)
     spark = session("waterclock benchmark", **{"spark.driver.memory": "4g"})
+    register(spark)
     first = chosen.sources[0]
     figures: dict[str, Any] = {
         "messages_a_micro_batch": chosen.messages,

@@ -15,7 +15,6 @@ from tests.spark import short_lived
 
 from waterclock.spark import batches_of, event_time_outcomes, register
 from waterclock.spark.class_archive import archive_options
-from waterclock.spark.columns import METADATA_COLUMNS
 from waterclock.spark.java import find_java
 from waterclock.spark.session import session
 
@@ -37,7 +36,7 @@ def main(url: str, folder: str, master: str, until: str) -> None:
     spark = session("pipeline", master, **SETTINGS)
     register(spark)
     say("ready")
-    options = {"url": url, "topic": TOPIC, "columns": ",".join(METADATA_COLUMNS)}
+    options = {"url": url, "topic": TOPIC, "packed": "true"}
     if until == "on":
         options["maxMessagesPerTrigger"] = "200"
     arriving = spark.readStream.format("waterclock").options(**options).load()

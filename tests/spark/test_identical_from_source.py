@@ -25,6 +25,9 @@ from waterclock.spark import event_time_outcomes, rate_aware_outcomes, register
 RECORDED = 600
 RATE_OPTIONS = {"batch_length": "400ms", "timeout": "900ms", "gated": False}
 
+PACKED = {"packed": "true"}
+ROWS = {"columns": ",".join(METADATA)}
+
 Operator = Callable[[DataFrame], DataFrame]
 
 
@@ -62,8 +65,8 @@ class Flow:
         return list(self.topic.read())
 
     @property
-    def options(self) -> dict[str, str]:
-        return {"url": self.url, "topic": "telemetry", "columns": ",".join(METADATA)}
+    def place(self) -> dict[str, str]:
+        return {"url": self.url, "topic": "telemetry"}
 
 
 @pytest.fixture
@@ -72,12 +75,13 @@ def flow(spark: SparkSession, tmp_path: Path) -> Flow:
     return Flow(tmp_path)
 
 
-def streamed(spark: SparkSession, flow: Flow, folder: Path, operator: Operator) -> Fates:
+def streamed(spark: SparkSession, flow: Flow, folder: Path, operator: Operator, form: dict[str, str]) -> Fates:
     """Stream the topic as far as it goes, stop, and go on with another size of micro-batches when it has grown."""
     collected: list[pa.Table] = []
     for size, grow in ((400, flow.append_first_half), (900, flow.append_second_half)):
         grow()
-        arriving = spark.readStream.format("waterclock").options(**flow.options, maxMessagesPerTrigger=size).load()
+        options = {**flow.place, **form, "maxMessagesPerTrigger": size}
+        arriving = spark.readStream.format("waterclock").options(**options).load()
         query = (
             operator(arriving)
             .writeStream.foreachBatch(lambda outcomes, _: collected.append(outcomes.toArrow()))
@@ -90,24 +94,34 @@ def streamed(spark: SparkSession, flow: Flow, folder: Path, operator: Operator) 
     return fates_in_rows(rows for outcomes in collected for rows in outcomes.to_batches())
 
 
-def replayed(spark: SparkSession, flow: Flow, operator: Operator) -> Fates:
-    return fates_in_frames(operator(spark.read.format("waterclock").options(**flow.options).load()))
+def replayed(spark: SparkSession, flow: Flow, operator: Operator, form: dict[str, str]) -> Fates:
+    return fates_in_frames(operator(spark.read.format("waterclock").options(**flow.place, **form).load()))
+
+
+def by_rate(df: DataFrame) -> DataFrame:
+    options: dict[str, Any] = RATE_OPTIONS
+    return rate_aware_outcomes(df, **options)
 
 
 @pytest.mark.slow
-def test_by_event_time(spark: SparkSession, flow: Flow, tmp_path: Path) -> None:
-    found = streamed(spark, flow, tmp_path, lambda df: event_time_outcomes(df, **RULE, max_skew="1s"))
+@pytest.mark.parametrize("form", [PACKED, ROWS], ids=["packed", "rows"])
+def test_by_event_time(spark: SparkSession, flow: Flow, tmp_path: Path, form: dict[str, str]) -> None:
+    found = streamed(spark, flow, tmp_path, lambda df: event_time_outcomes(df, **RULE, max_skew="1s"), form)
     in_process = event_time_fates(flow.messages)
     assert_same(found, without(CLOCK, in_process))  # whose last window nothing closes
-    assert_same(replayed(spark, flow, lambda df: event_time_outcomes(df, **RULE)), in_process)
+    assert_same(replayed(spark, flow, lambda df: event_time_outcomes(df, **RULE), form), in_process)
 
 
 @pytest.mark.slow
-def test_by_rate_with_options_of_its_own(spark: SparkSession, flow: Flow, tmp_path: Path) -> None:
-    def operator(df: DataFrame) -> DataFrame:
-        options: dict[str, Any] = RATE_OPTIONS
-        return rate_aware_outcomes(df, **options)
-
-    found = streamed(spark, flow, tmp_path, operator)
+@pytest.mark.parametrize("form", [PACKED, ROWS], ids=["packed", "rows"])
+def test_by_rate_with_options_of_its_own(spark: SparkSession, flow: Flow, tmp_path: Path, form: dict[str, str]) -> None:
+    found = streamed(spark, flow, tmp_path, by_rate, form)
     assert_same(found, rate_fates(flow.messages, flush=False, **RATE_OPTIONS))
-    assert_same(replayed(spark, flow, operator), rate_fates(flow.messages, flush=True, **RATE_OPTIONS))
+    assert_same(replayed(spark, flow, by_rate, form), rate_fates(flow.messages, flush=True, **RATE_OPTIONS))
+
+
+def test_a_packed_replay_of_sealed_and_open_ledgers(spark: SparkSession, flow: Flow) -> None:
+    flow.append_first_half()
+    found = replayed(spark, flow, lambda df: event_time_outcomes(df, **RULE), PACKED)
+    assert_same(found, event_time_fates(flow.messages))
+    assert_same(replayed(spark, flow, by_rate, PACKED), rate_fates(flow.messages, flush=True, **RATE_OPTIONS))

@@ -18,7 +18,7 @@ from waterclock.arrow import to_arrow
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message
 from waterclock.spark import packing
-from waterclock.spark.packing import PLAIN, POSITIONED, pack, records, unpack
+from waterclock.spark.packing import PLAIN, POSITIONED, gathered, pack, records, unpack
 
 
 def columns_of(messages: list[Message], batch_size: int) -> Iterator[pa.RecordBatch]:
@@ -106,3 +106,15 @@ def test_records_have_the_documented_layout():
     assert rows["messages"][0].as_py().hex(" ", 4) == (
         "01000000 00000000 02000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000"
     )
+
+
+def test_messages_without_position_are_refused_where_positions_are_due():
+    (rows,) = pack(columns_of([Message("x", "a", 0, receive_time=0)], 1), PLAIN)
+    row = rows.to_pylist()[0]
+    with pytest.raises(SchemaError, match="messages of 20 bytes came where 40 are due"):
+        gathered([], [(row["streams"], row["count"], row["messages"])], POSITIONED)
+
+
+def test_nothing_gathers_to_nothing():
+    streams, messages = gathered([([], np.empty(0, PLAIN))], [], PLAIN)
+    assert (streams, len(messages)) == ([], 0)

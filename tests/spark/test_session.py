@@ -61,8 +61,7 @@ def test_a_machine_without_java_runs_spark_on_the_wheel_and_keeps_its_folder_cle
         for name, value in environment.items():
             patch.setenv(name, value)
         patch.delenv("JAVA_HOME", raising=False)
-        patch.setattr(class_archive, "_run_and_dump", lambda path: path.write_text("no archive, and no harm"))
-        archive = class_archive.build(find_java())
+        archive = class_archive.build(find_java(), lambda path: path.write_text("no archive, and no harm"))
     run = subprocess.run(
         [sys.executable, "-c", START], cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )

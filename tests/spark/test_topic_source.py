@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +25,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import waterclock as wc
+from waterclock.errors import InvalidArgumentError
 from waterclock.spark.columns import check_columns
+from waterclock.spark.packing import unpack
 from waterclock.spark.pushdown import exact_test
 from waterclock.spark.read_options import ReadOptions
 from waterclock.spark.source import TopicReader
@@ -299,3 +302,38 @@ def test_options_that_cannot_be_meant_are_refused(given: dict[str, str], says: s
 
 def test_all_columns_are_read_where_none_is_named() -> None:
     assert set(check_columns(None)) >= {"source", "payload", "event_timestamp", "ledger"}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_packed_rows_hold_the_messages_of_sealed_and_open_ledgers_in_their_order(
+    database: wc.Database, streaming: bool
+) -> None:
+    reader = (TopicStreamReader if streaming else TopicReader)(options(database, packed="true"))
+    offsets = [{"position": "earliest"}, {"position": "9:0:0"}] if streaming else []
+    parts = [rows for part in reader.partitions(*offsets) for rows in reader.read(part)]
+    assert {tuple(rows.schema.names) for rows in parts} == {("source", "streams", "count", "messages", "clock")}
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    for rows in parts:
+        numbers, columns = unpack(rows)
+        named = {"source": rows["source"].take(pa.array(numbers)), **columns}
+        for row in pa.table(named).to_pylist():
+            found.setdefault(row["source"], []).append(tuple(row.values()))
+    expected: dict[str, list[tuple[Any, ...]]] = {}
+    for m in database.topic("t").read():
+        row = (m.source, m.stream, m.event_time, m.receive_time, *(m.position or ()))
+        expected.setdefault(m.source, []).append(row)
+    assert found == expected
+
+
+def test_a_filter_on_the_source_spares_packed_rows_and_their_ledgers(database: wc.Database) -> None:
+    reader = TopicReader(options(database, packed="true"))
+    assert list(reader.pushFilters([In(("source",), ("b", "d")), GreaterThan(("count",), 0)])) == [
+        GreaterThan(("count",), 0)
+    ]
+    assert [part.start.ledger for part in slices(reader)] == [1, 3]
+    assert [(row["source"], row["count"]) for row in rows(reader)] == [("b", 20), ("d", 20)]
+
+
+def test_packed_and_columns_are_not_both_given(database: wc.Database) -> None:
+    with pytest.raises(InvalidArgumentError, match="packed and columns both say"):
+        options(database, packed="true", columns="source")

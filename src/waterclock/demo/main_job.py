@@ -20,7 +20,6 @@ from waterclock.figures.timeline import timeline
 from waterclock.ingest.recording import read_recording
 from waterclock.message import Message, Position
 from waterclock.spark import batches_of, event_time_outcomes, register, rejected_of
-from waterclock.spark.columns import METADATA_COLUMNS
 from waterclock.spark.message_writer import REASON_HEADER
 from waterclock.spark.session import session
 from waterclock.time import format_time
@@ -145,7 +144,7 @@ def _batch_on_spark(database: Database, start: Position, report: Report) -> int:
     with report.step("batch by event time, per host, and write the batches and the rejected messages"):
         messages = (
             spark.read.format("waterclock")
-            .options(**place, topic="telemetry", startingPosition=str(start), columns=",".join(METADATA_COLUMNS))
+            .options(**place, topic="telemetry", startingPosition=str(start), packed=True)
             .load()
         )
         outcomes = event_time_outcomes(messages, window=WINDOW, max_delay=MAX_DELAY, max_lead=MAX_LEAD).persist()

@@ -9,13 +9,20 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
-from pyspark.sql.types import IntegerType, LongType, StringType
+from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType
 
 from waterclock.batching.rate_rule import Gated
 from waterclock.batching.rule import EventTimeRule, OnConflict
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.judging import OUTCOMES_SCHEMA, judge
-from waterclock.spark.packing import PACKED_SCHEMA, PLAIN, POSITIONED, UNPACKED_COLUMNS, pack, unpack
+from waterclock.spark.packing import (
+    CLOCKED_SCHEMA,
+    PLAIN,
+    POSITIONED,
+    UNPACKED_COLUMNS,
+    pack,
+    unpack,
+)
 from waterclock.spark.rate_stream import RateOptions, judge_by_rate
 from waterclock.spark.stateful import event_time_stream, rate_stream
 from waterclock.spark.workers import settling
@@ -23,6 +30,13 @@ from waterclock.time import Duration, to_duration
 
 _NEEDED = {"source": StringType(), "stream": StringType(), "event_time": LongType(), "receive_time": LongType()}
 _POSITION = {"ledger": LongType(), "entry": LongType(), "index": IntegerType()}
+_PACKED: dict[str, DataType] = {
+    "source": StringType(),
+    "streams": ArrayType(StringType()),
+    "count": IntegerType(),
+    "messages": BinaryType(),
+    "clock": LongType(),
+}
 _REJECTED_SCHEMA = f"source STRING, reason STRING, {UNPACKED_COLUMNS}"
 
 
@@ -39,9 +53,10 @@ def event_time_batches(
     Parameters
     ----------
     df
-        Messages, batch or streaming, with columns source and stream (STRING), event_time and receive_time (BIGINT ns)
-        and, where they come from a topic, their position: ledger, entry (BIGINT) and index (INT). Other columns, such
-        as the payload, are not read. With positions a source's messages are taken in that order, and a receive time
+        Messages, batch or streaming: a topic read with the option ``packed`` of the format ``waterclock``, or anything
+        with columns source and stream (STRING), event_time and receive_time (BIGINT ns) and, where they come from a
+        topic, their position: ledger, entry (BIGINT) and index (INT). Other columns, such as the payload, are not read.
+        With positions a source's messages are taken in that order, and a receive time
         that lies behind an earlier one counts as that one, as it does for a reader of the topic; without, each counts
         as it is, in a stream as long as no earlier micro-batch was further.
     window, max_delay, max_lead, on_conflict
@@ -99,12 +114,10 @@ def event_time_outcomes(
     """
     rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict)
     skew = to_duration(max_skew, "max_skew")
-    record = _record(df)
-    # Only what is selected crosses into Python, and only that is read from the files.
-    needed = df.select("source", *(record.names or ()))
+    packed, record = _packed(df)
     if df.isStreaming:
-        return event_time_stream(needed, rule, record, skew)
-    return _by_source(needed, record).mapInArrow(settling(judge, record=record, rule=rule), OUTCOMES_SCHEMA)
+        return event_time_stream(packed, rule, record, skew)
+    return _by_source(packed).mapInArrow(settling(judge, record=record, rule=rule), OUTCOMES_SCHEMA)
 
 
 def rate_aware_batches(
@@ -118,8 +131,9 @@ def rate_aware_batches(
     Parameters
     ----------
     df
-        Messages of a topic, batch or streaming, with columns source and stream (STRING), event_time and receive_time
-        (BIGINT ns) and their position: ledger, entry (BIGINT) and index (INT). The messages of one entry arrived
+        Messages of a topic, batch or streaming: read with the option ``packed`` of the format ``waterclock``, or with
+        columns source and stream (STRING), event_time and receive_time (BIGINT ns) and their position: ledger, entry
+        (BIGINT) and index (INT). The messages of one entry arrived
         together: a source's share of it is one call of its batcher.
     batch_length, timeout, gated
         As of `waterclock.RateAwareBatcher`; a function for ``gated`` must be one that can be pickled.
@@ -161,21 +175,31 @@ def rate_aware_outcomes(
         Columns `waterclock.spark.judging.OUTCOMES_SCHEMA`; ``rejection`` is null everywhere.
     """
     options = RateOptions.checked(batch_length, timeout, gated)
-    if _record(df) != POSITIONED:
+    packed, record = _packed(df)
+    if record != POSITIONED:
         raise InvalidArgumentError(
             "df: there is no position (ledger, entry, index); batching by rate needs it to know which messages arrived"
-            ' together: read the topic with format "waterclock"'
+            ' together: read the topic with format "waterclock" and option "packed"'
         )
-    needed = df.select("source", *(POSITIONED.names or ()))
     if df.isStreaming:
-        return rate_stream(needed, options)
-    return _by_source(needed, POSITIONED).mapInArrow(settling(judge_by_rate, options=options), OUTCOMES_SCHEMA)
+        return rate_stream(packed, options)
+    return _by_source(packed).mapInArrow(settling(judge_by_rate, options=options), OUTCOMES_SCHEMA)
 
 
-def _by_source(df: DataFrame, record: np.dtype[Any]) -> DataFrame:
-    """Pack messages, and bring the rows of each source together, one after another."""
-    packed = df.mapInArrow(settling(pack, record=record), PACKED_SCHEMA)
-    return packed.repartition("source").sortWithinPartitions("source")
+def _packed(df: DataFrame) -> tuple[DataFrame, np.dtype[Any]]:
+    """Give messages as packed rows, and whether they have positions."""
+    types = {field.name: field.dataType for field in df.schema}
+    if all(types.get(name) == wanted for name, wanted in _PACKED.items()):
+        return df.select(*_PACKED), POSITIONED
+    record = _record(df)
+    # Only what is selected crosses into Python, and only that is read from the files.
+    needed = df.select("source", *(record.names or ()))
+    return needed.mapInArrow(settling(pack, record=record), CLOCKED_SCHEMA), record
+
+
+def _by_source(packed: DataFrame) -> DataFrame:
+    """Bring the rows of each source together, one after another."""
+    return packed.drop("clock").repartition("source").sortWithinPartitions("source")
 
 
 def batches_of(outcomes: DataFrame) -> DataFrame:

@@ -12,23 +12,27 @@ import os
 import secrets
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyspark
 
-from waterclock.spark.java import Java, find_java
+from waterclock.spark.java import Java
 
 SWITCH = "WATERCLOCK_CLASS_ARCHIVE"
 """The environment variable that turns archives off: ``off``."""
 
-_BUILDS_WITHIN_S = 600
+BUILDS_WITHIN_S = 600
+"""After so long an archive that is not ready is given up."""
+
+_MAKER = "waterclock.spark.make_class_archive"
 _UNUSED_AFTER_S = 30 * 86_400
 _NO_PLACE = (OSError, RuntimeError)  # the latter: nobody knows where this user's home is
-_QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"  # of hundreds of classes that cannot be in an archive
-_USED = f"-Xshare:auto {_QUIET} -XX:SharedArchiveFile='{{}}'"
+QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
+"""Has Java say nothing of the hundreds of classes that cannot be in an archive."""
+
+_USED = f"-Xshare:auto {QUIET} -XX:SharedArchiveFile='{{}}'"
 
 
 def archive_options(java: Java) -> str:
@@ -46,7 +50,7 @@ def build_in_background(java: Java) -> None:
         if not _is_wanted() or _find(java) is not None or _failure(java).exists() or not _take_turn(java):
             return
         subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-m", _MAKER],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -56,13 +60,19 @@ def build_in_background(java: Java) -> None:
         return  # nowhere to keep it: sessions start as they did
 
 
-def build(java: Java) -> Path | None:
-    """Make the archive: run what sessions run, and let Java write down which classes that took; None where it fails."""
+def build(java: Java, dump: Callable[[Path], object]) -> Path | None:
+    """Make the archive, and give its place; None where that fails.
+
+    Parameters
+    ----------
+    dump
+        Has Java write an archive to a path. Where it does not, nobody tries again with this Java.
+    """
     folder = _folder()
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / f"{_key(java)}.{secrets.token_hex(4)}.part"
     try:
-        _run_and_dump(unfinished)
+        dump(unfinished)
         if not unfinished.exists():
             _failure(java).touch()
             return None
@@ -73,24 +83,6 @@ def build(java: Java) -> Path | None:
     finally:
         unfinished.unlink(missing_ok=True)
         _turn(java).unlink(missing_ok=True)
-
-
-def _run_and_dump(path: Path) -> None:
-    from waterclock.spark.session import JAVA_OPTIONS, session  # noqa: PLC0415  # which asks us for options
-    from waterclock.spark.warm_up import warm_up  # noqa: PLC0415
-
-    options = {
-        "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} {_QUIET} -XX:ArchiveClassesAtExit='{path}'",
-        "spark.driver.memory": "512m",
-        "spark.sql.shuffle.partitions": 1,
-    }
-    spark = session("waterclock class archive", "local[1]", **options)
-    with tempfile.TemporaryDirectory(prefix="waterclock-") as scratch:
-        warm_up(spark, Path(scratch))
-        java: Any = spark.sparkContext._gateway  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # none else knows its end
-        spark.stop()
-        java.proc.stdin.close()  # on which it ends, and writes the archive
-        java.proc.wait(_BUILDS_WITHIN_S)
 
 
 def _find(java: Java) -> Path | None:
@@ -133,7 +125,7 @@ def _failure(java: Java) -> Path:
 def _take_turn(java: Java) -> bool:
     turn = _turn(java)
     turn.parent.mkdir(parents=True, exist_ok=True)
-    if turn.exists() and turn.stat().st_mtime < time.time() - _BUILDS_WITHIN_S:
+    if turn.exists() and turn.stat().st_mtime < time.time() - BUILDS_WITHIN_S:
         turn.unlink(missing_ok=True)  # whoever had it was killed
     try:
         turn.touch(exist_ok=False)
@@ -146,8 +138,3 @@ def _remove_unused(folder: Path) -> None:
     for path in folder.iterdir():
         if path.stat().st_mtime < time.time() - _UNUSED_AFTER_S:
             path.unlink(missing_ok=True)
-
-
-if __name__ == "__main__":
-    os.nice(19)
-    build(find_java())

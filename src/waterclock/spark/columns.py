@@ -11,7 +11,7 @@ from waterclock.arrow import POSITIONED_SCHEMA
 from waterclock.errors import InvalidArgumentError
 
 METADATA_COLUMNS = ("source", "stream", "event_time", "receive_time", "ledger", "entry", "index")
-"""What batching needs of a message; give them as option ``columns`` so that payloads stay where they are."""
+"""What batching needs of a message. The option ``packed`` gives just this, and payloads stay where they are."""
 
 TIMESTAMPS = {
     "event_timestamp": "event_time",

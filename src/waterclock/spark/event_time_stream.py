@@ -13,7 +13,7 @@ from waterclock.batching.columnar import assign_arrays
 from waterclock.batching.rule import EventTimeRule
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.spark.outcome_rows import BATCH, NO_BATCHES, REASONS, Outcome, outcome
-from waterclock.spark.packing import POSITIONED, PackedRow, Records, gathered
+from waterclock.spark.packing import POSITIONED, PackedRow, Records, gathered, reading_order
 from waterclock.time import MAX_NS, MIN_NS
 
 _VERSION = 1
@@ -63,18 +63,17 @@ class EventTimeStream:
             self._clock = max(self._clock, min(watermark * _NS_PER_MS, MAX_NS))
         streams, arrived = gathered([(self._streams, self._messages)], rows, self._record)
         known = len(self._messages)
-        order = _reading_order(arrived[known:])
-        arrived[known:] = arrived[known:][order]
+        arrived = arrived.take(np.concatenate([np.arange(known), known + _reading_order(arrived[known:])]))
         outcomes: list[Outcome] = []
         if len(arrived) > known:
             judged = self._judge(arrived[known:])
             for verdict in (_LATE, _FUTURE):
                 refused = np.flatnonzero(judged == verdict)
                 if len(refused):
-                    outcomes.append(outcome(arrived[known:][refused], streams, _REJECTIONS[verdict], NO_BATCHES))
+                    outcomes.append(outcome(arrived[known:].take(refused), streams, _REJECTIONS[verdict], NO_BATCHES))
             if outcomes:
                 accepted = np.concatenate([np.ones(known, np.bool_), judged == _ACCEPTED])
-                arrived = arrived[accepted]
+                arrived = arrived.compress(accepted)
         return outcomes + self._decide(arrived, streams)
 
     @property
@@ -150,9 +149,9 @@ class EventTimeStream:
             rule._replace(max_lead=MAX_NS),
             now=now,
         )
-        self._keep(messages[found.verdicts == _UNDECIDED], streams)
+        self._keep(messages.compress(found.verdicts == _UNDECIDED), streams)
         outcomes = [
-            outcome(messages[found.verdicts == verdict], streams, _REJECTIONS[verdict], NO_BATCHES)
+            outcome(messages.compress(found.verdicts == verdict), streams, _REJECTIONS[verdict], NO_BATCHES)
             for verdict in np.unique(found.verdicts).tolist()
             if verdict not in (_ACCEPTED, _UNDECIDED)
         ]
@@ -161,7 +160,7 @@ class EventTimeStream:
             ranks = np.argsort(np.argsort(np.array(streams, object), kind="stable"))
             closed = closed[np.lexsort((ranks[messages["stream"][closed]], event_times[closed]))]
             batches = _batches(found.starts[closed], found.ends[closed], found.conflicts[closed], rule)
-            outcomes.append(outcome(messages[closed], streams, None, batches))
+            outcomes.append(outcome(messages.take(closed), streams, None, batches))
         return outcomes
 
     def _keep(self, messages: Records, streams: list[str]) -> None:
@@ -173,8 +172,8 @@ _REMEDY = "start the query with a new checkpoint, from the position after its la
 
 
 def _reading_order(messages: Records) -> npt.NDArray[np.intp]:
-    if messages.dtype == POSITIONED:
-        return np.lexsort((messages["index"], messages["entry"], messages["ledger"]))
+    if messages.dtype == POSITIONED and len(messages):
+        return reading_order(messages, np.zeros(len(messages), np.int32))
     return np.argsort(messages["receive_time"], kind="stable")
 
 

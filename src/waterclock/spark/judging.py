@@ -13,7 +13,16 @@ import pyarrow as pa
 from waterclock.batching.columnar import Assignment, assign_arrays
 from waterclock.batching.rule import EventTimeRule
 from waterclock.spark.outcome_rows import BATCH, BATCHES_TYPE, REASONS, batch_structs
-from waterclock.spark.packing import PACKED_SCHEMA, POSITIONED, Records, cells, encoded, local_streams, stream_numbers
+from waterclock.spark.packing import (
+    PACKED_SCHEMA,
+    POSITIONED,
+    Records,
+    cells,
+    encoded,
+    local_streams,
+    reading_order,
+    stream_numbers,
+)
 from waterclock.time import MAX_NS
 
 OUTCOMES_SCHEMA = f"{PACKED_SCHEMA}, rejection STRING, batches {BATCHES_TYPE}"
@@ -25,7 +34,8 @@ OUTCOMES_SCHEMA = f"{PACKED_SCHEMA}, rejection STRING, batches {BATCHES_TYPE}"
 
 _ACCEPTED = 0
 _REJECTIONS = pa.array([None, "late", "future", "duplicate", "replaced"])
-_JUDGED_AT_ONCE = 2**20
+# Larger arrays are new memory each time, which takes as long to get as to fill.
+_JUDGED_AT_ONCE = 2**17
 # A source may have any number of messages, a cell of Arrow or Spark no more than 2 GiB.
 _LARGEST_ROW = 2**20
 
@@ -84,20 +94,22 @@ def _whole_sources(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 def _judge(packed: pa.Table, record: np.dtype[Any], rule: EventTimeRule) -> pa.RecordBatch:
     source_names, row_sources = encoded(packed.column("source"))
-    messages = np.concatenate([_records(chunk, record) for chunk in packed.column("messages").chunks])
+    parts = [_records(chunk, record) for chunk in packed.column("messages").chunks]
+    messages = parts[0] if len(parts) == 1 else np.concatenate(parts)
     rows = np.repeat(np.arange(packed.num_rows), packed.column("count").to_numpy())
     sources = row_sources[rows]
     stream_names, streams = stream_numbers(pa.concat_arrays(packed.column("streams").chunks), rows, messages["stream"])
     clock = messages["receive_time"]
     if record == POSITIONED:
-        order = _reading_order(messages, sources)
-        messages, streams = messages[order], streams[order]
+        order = reading_order(messages, sources)
+        # Indexing would copy records field by field, here and below.
+        messages, streams = messages.take(order), streams[order]
         clock = _running_maximum(sources, messages["receive_time"])
     event_times = np.ascontiguousarray(messages["event_time"])
     found = assign_arrays(sources, streams, event_times, clock, rule)
     order = _leaving_order(found, sources, streams, event_times)
     judged = _Judged(
-        messages[order],
+        messages.take(order),
         sources[order],
         streams[order],
         found.verdicts[order],
@@ -113,19 +125,6 @@ def _records(cells: pa.BinaryArray, record: np.dtype[Any]) -> Records:
     _, offsets, data = cells.cast(pa.binary()).buffers()
     bounds = np.frombuffer(offsets, np.int32)[cells.offset : cells.offset + len(cells) + 1]
     return np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]].view(record)
-
-
-def _reading_order(messages: Records, sources: npt.NDArray[np.int32]) -> npt.NDArray[np.intp]:
-    """Order the messages of each source by position."""
-    parts = [messages[name].astype(np.int64) for name in ("ledger", "entry", "index")]
-    key = sources.astype(np.int64)
-    for part in parts:
-        low, high = int(part.min()), int(part.max())
-        if (int(key.max()) + 1) * (high - low + 1) > MAX_NS:
-            return np.lexsort((*reversed(parts), sources))
-        key = key * (high - low + 1) + (part - low)
-    # One number for all, because NumPy is then several times as fast; the runs of a source are in order already.
-    return np.argsort(key, kind="stable")
 
 
 def _running_maximum(sources: npt.NDArray[np.int32], times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from waterclock.spark.packing import PACKED_SCHEMA, Records
+from waterclock.spark.packing import PACKED_SCHEMA, Records, renumbered
 
 REASONS = ("timeout", "conflict", "slots", "gap", "start", "stall", "flush")
 """Why a batch closed, by the number that stands for it in `BATCH`."""
@@ -80,10 +80,10 @@ NO_BATCHES = np.empty(0, BATCH)
 
 def outcome(messages: Records, streams: list[str], rejection: str | None, batches: npt.NDArray[Any]) -> Outcome:
     """Make an outcome whose streams are those of ``streams`` that occur in ``messages``."""
-    used, numbers = np.unique(messages["stream"], return_inverse=True)
-    renumbered = messages.copy()
-    renumbered["stream"] = numbers
-    return Outcome([streams[number] for number in used.tolist()], renumbered, rejection, batches)
+    numbers = messages["stream"]
+    met = np.bincount(numbers, minlength=len(streams)) > 0
+    used = [stream for stream, occurs in zip(streams, met.tolist(), strict=True) if occurs]
+    return Outcome(used, renumbered(messages, (np.cumsum(met) - 1)[numbers]), rejection, batches)
 
 
 def outcome_rows(source: str, outcomes: Sequence[Outcome]) -> pa.RecordBatch:

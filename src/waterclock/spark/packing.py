@@ -7,7 +7,9 @@ A packed row has
 - ``count``: how many messages it holds;
 - ``messages``: binary, one record of fixed width a message, little-endian and without padding: ``event_time`` (8 bytes,
   ns), ``receive_time`` (8 bytes, ns), ``stream`` (4 bytes, an index into ``streams``) and, where the messages have
-  positions, ``ledger`` (8 bytes), ``entry`` (8 bytes) and ``index`` (4 bytes).
+  positions, ``ledger`` (8 bytes), ``entry`` (8 bytes) and ``index`` (4 bytes);
+- where it was not judged yet, ``clock``: how far the receive clock has come in the task that packed it, microseconds
+  since the epoch.
 
 So a message takes 20 bytes, or 40 with its position; which of the two it is, length and count tell. Payloads stay
 where they are. NumPy reads such a cell in place (`records`), and Arrow makes many cells of one array without copying.
@@ -23,6 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.time import MAX_NS
 
 PLAIN = np.dtype([("event_time", "<i8"), ("receive_time", "<i8"), ("stream", "<u4")])
 """The record of a message without position."""
@@ -31,10 +34,10 @@ POSITIONED = np.dtype([*PLAIN.descr, ("ledger", "<i8"), ("entry", "<i8"), ("inde
 """The record of a message with its position."""
 
 PACKED_SCHEMA = "source STRING, streams ARRAY<STRING>, count INT, messages BINARY"
-"""The columns of a packed row, as Spark writes them."""
+"""The columns of a packed row of messages that were judged, as Spark writes them."""
 
 CLOCKED_SCHEMA = f"{PACKED_SCHEMA}, clock BIGINT"
-"""The same, and how far the receive clock has come in the task that packed the row, microseconds since the epoch."""
+"""The columns of a packed row."""
 
 UNPACKED_COLUMNS = "stream STRING, event_time BIGINT, receive_time BIGINT, ledger BIGINT, entry BIGINT, `index` INT"
 """What `unpack` gives of each message beside its source, as Spark writes it."""
@@ -71,7 +74,7 @@ def pack(batches: Iterable[pa.RecordBatch], record: np.dtype[Any]) -> Iterator[p
     Yields
     ------
     pyarrow.RecordBatch
-        Packed rows, made of about a million messages at once; within a row, messages keep their order.
+        Rows of `CLOCKED_SCHEMA`, made of about a million messages at once; within a row, messages keep their order.
 
     Raises
     ------
@@ -88,13 +91,6 @@ def pack(batches: Iterable[pa.RecordBatch], record: np.dtype[Any]) -> Iterator[p
             held, count = [], 0
     if count:
         yield _pack(pa.Table.from_batches(held), record)
-
-
-def pack_clocked(batches: Iterable[pa.RecordBatch], record: np.dtype[Any]) -> Iterator[pa.RecordBatch]:
-    """Pack messages as `pack` does, into rows of `CLOCKED_SCHEMA`."""
-    for rows in pack(batches, record):
-        newest = max(int(records(cell.as_buffer(), count)["receive_time"].max()) for cell, count in _cells(rows))
-        yield rows.append_column("clock", pa.repeat(newest // _NS_PER_US, rows.num_rows))
 
 
 def records(cell: bytes | bytearray | memoryview | pa.Buffer, count: int) -> Records:
@@ -179,16 +175,26 @@ def local_streams(
     numbers
         Of each message, the index of its stream into those of its row.
     """
-    # Rows x streams may be far more than there are messages, so what occurs is found by hashing.
-    met = pa.array(rows.astype(np.int64) * len(names) + numbers).dictionary_encode()
-    pairs = met.dictionary.to_numpy()
-    order = np.argsort(pairs)
-    pairs = pairs[order]
+    pairs, place = _distinct(rows.astype(np.int64) * len(names) + numbers, row_count * len(names))
     first = np.searchsorted(pairs, np.arange(row_count + 1) * len(names))
-    local = np.empty(len(pairs), np.uint32)
-    local[order] = np.arange(len(pairs)) - first[pairs // len(names)]
+    local = (np.arange(len(pairs)) - first[pairs // len(names)]).astype(np.uint32)
     streams = pa.ListArray.from_arrays(first.astype(np.int32), names.take(pa.array(pairs % len(names))))
-    return streams, local[met.indices.to_numpy()]
+    return streams, local[place]
+
+
+def _distinct(values: npt.NDArray[np.int64], bound: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+    """Give the values from 0 to below ``bound`` that occur, in order, and the index of each into them."""
+    if bound <= len(values):
+        met = np.zeros(bound, np.bool_)
+        met[values] = True
+        return np.flatnonzero(met), (np.cumsum(met) - 1)[values]
+    # There may be far more than there are messages, so what occurs is found by hashing.
+    hashed = pa.array(values).dictionary_encode()
+    distinct = hashed.dictionary.to_numpy()
+    order = np.argsort(distinct)
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return distinct[order], rank[hashed.indices.to_numpy()]
 
 
 def gathered(
@@ -213,17 +219,39 @@ def gathered(
         All of them, in an array of their own.
     """
     numbers: dict[str, int] = {}
-    parts: list[Records] = []
     every = [*known, *((streams, records(cell, count)) for streams, count, cell in rows)]
-    for streams, messages in every:
+    for _, messages in every:
         if messages.dtype != record:
             raise SchemaError(f"messages of {messages.dtype.itemsize} bytes came where {record.itemsize} are due")
+    # As bytes, because NumPy copies records field by field.
+    whole = np.frombuffer(bytearray().join([messages.view(np.uint8).data for _, messages in every]), record)
+    stop = 0
+    for streams, messages in every:
         common = np.array([numbers.setdefault(stream, len(numbers)) for stream in streams], np.uint32)
-        part = messages.copy()
-        if len(part):
-            part["stream"] = common[part["stream"]]
-        parts.append(part)
-    return list(numbers), np.concatenate(parts) if parts else np.empty(0, record)
+        first, stop = stop, stop + len(messages)
+        if first < stop:
+            whole["stream"][first:stop] = common[messages["stream"]]
+    return list(numbers), whole
+
+
+def reading_order(messages: Records, sources: npt.NDArray[np.int32]) -> npt.NDArray[np.intp]:
+    """Order messages with positions by source, and by position within a source."""
+    parts = [messages[name].astype(np.int64) for name in ("ledger", "entry", "index")]
+    key = sources.astype(np.int64)
+    for part in parts:
+        low, high = int(part.min()), int(part.max())
+        if (int(key.max()) + 1) * (high - low + 1) > MAX_NS:
+            return np.lexsort((*reversed(parts), sources))
+        key = key * (high - low + 1) + (part - low)
+    # One number for all, because NumPy is then several times as fast; the runs of a source are in order already.
+    return np.argsort(key, kind="stable")
+
+
+def renumbered(messages: Records, numbers: npt.NDArray[Any]) -> Records:
+    """Copy messages of one array, with other numbers of their streams."""
+    copied = messages.view(np.uint8).copy().view(messages.dtype)  # as records they would be copied field by field
+    copied["stream"] = numbers
+    return copied
 
 
 def cells(messages: Records, bounds: npt.NDArray[np.int64]) -> pa.BinaryArray:
@@ -243,8 +271,9 @@ def _pack(table: pa.Table, record: np.dtype[Any]) -> pa.RecordBatch:
     streams_of, numbers = local_streams(sources, len(source_names), streams, stream_names)
     messages = np.empty(len(order), record)
     for name in record.names or ():
-        values = numbers if name == "stream" else columns[name].to_numpy()
-        messages[name] = values[order]
+        messages[name] = numbers if name == "stream" else columns[name].to_numpy()
+    # Indexing would copy records field by field.
+    messages = messages.take(order)
     bounds, row_sources = _rows(np.bincount(sources, minlength=len(source_names)), _LARGEST_CELL // record.itemsize)
     return pa.record_batch(
         {
@@ -252,12 +281,9 @@ def _pack(table: pa.Table, record: np.dtype[Any]) -> pa.RecordBatch:
             "streams": streams_of.take(pa.array(row_sources)),
             "count": np.diff(bounds).astype(np.int32),
             "messages": cells(messages, bounds),
+            "clock": pa.repeat(int(messages["receive_time"].max()) // _NS_PER_US, len(row_sources)),
         }
     )
-
-
-def _cells(rows: pa.RecordBatch) -> Iterator[tuple[pa.BinaryScalar, int]]:
-    return zip(rows.column("messages"), rows.column("count").to_pylist(), strict=True)
 
 
 def _field(messages: Records, name: str, kind: pa.DataType) -> pa.Array:
@@ -275,7 +301,9 @@ def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
 
 def encoded(column: pa.ChunkedArray) -> tuple[pa.Array, npt.NDArray[np.int32]]:
     """Give each text of a column once, in the order in which they occur, and the number of its text to each row."""
-    chunks = column.cast(pa.string()).dictionary_encode().unify_dictionaries().chunks
+    if not pa.types.is_dictionary(column.type):
+        column = column.cast(pa.string()).dictionary_encode()
+    chunks = column.unify_dictionaries().chunks
     return chunks[0].dictionary, np.concatenate([chunk.indices.to_numpy() for chunk in chunks])
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from waterclock.errors import WaterclockError
 from waterclock.spark.batching import event_time_outcomes, rate_aware_outcomes
-from waterclock.spark.columns import METADATA_COLUMNS
 from waterclock.spark.pipeline_file import AVAILABLE_NOW, PipelineFile
 from waterclock.spark.pipeline_outputs import write_outcomes
 from waterclock.spark.registering import register
@@ -23,6 +23,7 @@ from waterclock.time import to_duration
 
 _LOOK_EVERY = 0.5
 _FINISH_WITHIN = 60.0
+_ARRIVED = "arrived"
 
 
 class PipelineError(WaterclockError):
@@ -87,7 +88,8 @@ def run_pipeline(
     source = spark.readStream.format("waterclock").options(**_read_options(file), **file.source.start)
     if file.source.max_messages_per_trigger is not None:
         source = source.option("maxMessagesPerTrigger", file.source.max_messages_per_trigger)
-    outcomes = _outcomes(file, _loaded(source))
+    # A row holds many messages, so Spark's own counts of rows say nothing.
+    outcomes = _outcomes(file, _loaded(source).observe(_ARRIVED, F.sum("count").alias("messages")))
     progress = Progress()
 
     def write(rows: DataFrame, number: int) -> None:
@@ -152,7 +154,7 @@ def _loaded(source: DataFrameReader | DataStreamReader) -> DataFrame:
 
 
 def _read_options(file: PipelineFile) -> dict[str, str]:
-    return file.source.place | {"topic": file.source.topic, "columns": ",".join(METADATA_COLUMNS)}
+    return file.source.place | {"topic": file.source.topic, "packed": "true"}
 
 
 def _write(
@@ -181,10 +183,11 @@ def _follow(query: StreamingQuery, progress: Progress) -> None:
         # Spark also reports where nothing came; such a report repeats the number of the micro-batch to come.
         if one.batchId <= progress.newest or not one.numInputRows:
             continue
+        messages = one.observedMetrics[_ARRIVED].messages
         progress.newest = one.batchId
         progress.micro_batches += 1
-        progress.messages += one.numInputRows
-        progress.rate = one.processedRowsPerSecond
+        progress.messages += messages
+        progress.rate = messages / max(one.durationMs["triggerExecution"], 1) * 1_000
     newest: Any = query.lastProgress
     if newest is None:
         return

@@ -16,7 +16,7 @@ from waterclock.batching.rate_columnar import RateAwareColumns, RateBatches
 from waterclock.batching.rate_rule import Gated, RateRule, gate_chooser
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.spark.outcome_rows import BATCH, REASONS, Outcome, expand, outcome, outcome_rows
-from waterclock.spark.packing import POSITIONED, PackedRow, Records, gathered
+from waterclock.spark.packing import POSITIONED, PackedRow, Records, gathered, reading_order
 from waterclock.time import Duration
 
 _VERSION = 1
@@ -86,7 +86,8 @@ class RateStream:
             that have closed without some of them are gone.
         """
         streams, arrived = gathered([(self._streams, self._messages[:0])], rows, POSITIONED)
-        arrived = arrived[np.lexsort((arrived["index"], arrived["entry"], arrived["ledger"]))]
+        if len(arrived):
+            arrived = arrived.take(reading_order(arrived, np.zeros(len(arrived), np.int32)))
         self._columns.admit(streams[len(self._streams) :], self._options.gated)
         self._streams = streams
         kept = self._columns.kept
@@ -99,9 +100,10 @@ class RateStream:
         known = np.concatenate([self._messages, arrived])
         numbers = np.concatenate([kept, self._taken + np.arange(len(arrived))])
         self._taken += len(arrived)
-        outcomes = [self._outcome(batches, known[_places(numbers, batches.messages)])] if len(batches.starts) else []
-        self._messages = known[_places(numbers, self._columns.kept)]
-        return outcomes
+        self._messages = known.take(_places(numbers, self._columns.kept))
+        if not len(batches.starts):
+            return []
+        return [self._outcome(batches, known.take(_places(numbers, batches.messages)))]
 
     def state(self) -> bytes:
         """Write down everything that is known, options included, for `restore`."""
@@ -157,7 +159,7 @@ class RateStream:
         batch_of = np.repeat(np.arange(len(found.starts)), np.diff(found.offsets))
         # Equal ones in order of arrival, as a batcher in process gives them.
         order = (found.messages, ranks[messages["stream"]], messages["event_time"], batch_of)
-        messages = messages[np.lexsort(order)]
+        messages = messages.take(np.lexsort(order))
         batches = np.empty(len(found.starts), BATCH)
         batches["start"], batches["end"], batches["closed_at"] = found.starts, found.ends, found.closed_at
         batches["first"], batches["count"] = found.offsets[:-1], np.diff(found.offsets)

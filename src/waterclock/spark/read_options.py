@@ -8,7 +8,7 @@ from typing import NamedTuple
 from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Position
-from waterclock.spark.columns import check_columns
+from waterclock.spark.columns import METADATA_COLUMNS, check_columns
 from waterclock.spark.options import needed, number, refuse_unknown, truth
 from waterclock.time import to_time
 from waterclock.topics.positions import place_of
@@ -19,6 +19,7 @@ _KNOWN = (
     "ledgers",
     "topic",
     "columns",
+    "packed",
     "startingTimestamp",
     "endingTimestamp",
     "startingPosition",
@@ -38,6 +39,8 @@ class ReadOptions(NamedTuple):
         What to open; ``ledgers`` is None where the default of `connect` is meant.
     columns
         The columns wanted, in order.
+    packed
+        Whether messages come packed (`waterclock.spark.packing`), which takes `METADATA_COLUMNS` of them.
     since, until
         Publish times to begin at and to stop before, ns; None: not given.
     start
@@ -52,6 +55,7 @@ class ReadOptions(NamedTuple):
     ledgers: str | None
     topic: str
     columns: tuple[str, ...]
+    packed: bool
     since: int | None
     until: int | None
     start: Position | None
@@ -71,12 +75,16 @@ class ReadOptions(NamedTuple):
         given = {name.lower(): value for name, value in options.items()}
         if "startingtimestamp" in given and "startingposition" in given:
             raise InvalidArgumentError("startingTimestamp and startingPosition both say where to begin; give one")
+        packed = truth(given, "packed", default=False)
+        if packed and "columns" in given:
+            raise InvalidArgumentError("packed and columns both say what comes of a message; give one")
         position = given.get("startingposition")
         return cls(
             url=needed(given, "url"),
             ledgers=given.get("ledgers"),
             topic=needed(given, "topic"),
-            columns=check_columns(given.get("columns")),
+            columns=METADATA_COLUMNS if packed else check_columns(given.get("columns")),
+            packed=packed,
             since=_time(given, "startingTimestamp"),
             until=_time(given, "endingTimestamp"),
             start=None if position is None else Position.parse(position),

@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from waterclock.spark.columns import spark_schema
 from waterclock.spark.options import plainly
+from waterclock.spark.packing import CLOCKED_SCHEMA
 from waterclock.spark.read_options import ReadOptions, refuse_expired, refuse_for
 from waterclock.spark.sink import make_writer
 from waterclock.spark.source import TopicReader
@@ -51,7 +52,7 @@ class WaterclockSource(DataSource):
                 topic = database.topic(options.topic)
                 if options.start is not None and options.fail_on_data_loss:
                     refuse_expired(topic, options.start)
-            return spark_schema(options.columns)
+            return CLOCKED_SCHEMA if options.packed else spark_schema(options.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  # called by keyword
         """Prepare a read."""

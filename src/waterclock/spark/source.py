@@ -12,6 +12,7 @@ from waterclock.errors import NotFoundError
 from waterclock.message import Position
 from waterclock.spark.columns import laid_out, stored_columns
 from waterclock.spark.options import plainly
+from waterclock.spark.packing import POSITIONED, pack
 from waterclock.spark.pushdown import Test, exact_test, passing, positions_by, wanted_by
 from waterclock.spark.read_options import ReadOptions, refuse_expired
 from waterclock.spark.workers import settle
@@ -65,8 +66,7 @@ class TopicReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one slice as record batches."""
         with plainly():
-            for batch in read_part(partition, self._options.columns):
-                yield passing(batch, self._tests)
+            yield from read_part(partition, self._options, self._tests)
         settle()
 
     def _range(self, topic: Topic) -> tuple[Position | None, Position | None]:
@@ -79,8 +79,8 @@ class TopicReader(DataSourceReader):
         return max(starts, default=None), min(stops, default=None)
 
 
-def read_part(partition: InputPartition, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Read one slice in the columns asked for.
+def read_part(partition: InputPartition, options: ReadOptions, tests: Iterable[Test] = ()) -> Iterator[pa.RecordBatch]:
+    """Read of one slice what passes the tests, packed or in the columns asked for.
 
     Raises
     ------
@@ -90,10 +90,15 @@ def read_part(partition: InputPartition, columns: Sequence[str]) -> Iterator[pa.
     part = cast("Slice | None", partition.value)
     if part is None:
         return
+    messages = (passing(batch, tests) for batch in _read_whole(part, options))
+    yield from pack(messages, POSITIONED) if options.packed else messages
+
+
+def _read_whole(part: Slice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     count = 0
-    for batch in read_slice(part, stored_columns(columns)):
+    for batch in read_slice(part, stored_columns(options.columns), encoded=options.packed):
         count += batch.num_rows
-        yield laid_out(batch, columns)
+        yield laid_out(batch, options.columns)
     # Rows of the database are gone at once when their ledger is deleted, and whoever reads on finds the next ledger.
     whole = part.path is None and part.start.index == 0 and part.stop.index == 0
     if whole and count < part.messages:

@@ -21,7 +21,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.spark.event_time_stream import EventTimeStream
 from waterclock.spark.judging import OUTCOMES_SCHEMA
 from waterclock.spark.outcome_rows import OUTCOME_ROW_SCHEMA, Outcome, expand
-from waterclock.spark.packing import CLOCKED_SCHEMA, PACKED_SCHEMA, POSITIONED, PackedRow, pack, pack_clocked
+from waterclock.spark.packing import PackedRow
 from waterclock.spark.rate_stream import RateOptions, RateStream
 from waterclock.spark.workers import settle, settling
 
@@ -133,22 +133,19 @@ class RateProcessor(StatefulProcessor):
         settle()
 
 
-def event_time_stream(df: DataFrame, rule: EventTimeRule, record: np.dtype[Any], max_skew: int) -> DataFrame:
-    """Batch a streaming DataFrame by event time; see `waterclock.spark.event_time_outcomes`."""
-    _check_provider(df)
-    clocked = (
-        df.mapInArrow(settling(pack_clocked, record=record), CLOCKED_SCHEMA)
-        .withColumn("clock", F.timestamp_micros("clock"))
-        .withWatermark("clock", f"{-(-max_skew // _NS_PER_MS)} milliseconds")
+def event_time_stream(packed: DataFrame, rule: EventTimeRule, record: np.dtype[Any], max_skew: int) -> DataFrame:
+    """Batch a stream of packed messages by event time; see `waterclock.spark.event_time_outcomes`."""
+    _check_provider(packed)
+    clocked = packed.withColumn("clock", F.timestamp_micros("clock")).withWatermark(
+        "clock", f"{-(-max_skew // _NS_PER_MS)} milliseconds"
     )
     return _outcomes(clocked.drop("clock"), EventTimeProcessor(rule, record), "EventTime")
 
 
-def rate_stream(df: DataFrame, options: RateOptions) -> DataFrame:
-    """Batch a streaming DataFrame by rate; see `waterclock.spark.rate_aware_outcomes`."""
-    _check_provider(df)
-    packed = df.mapInArrow(settling(pack, record=POSITIONED), PACKED_SCHEMA)
-    return _outcomes(packed, RateProcessor(options), "None")
+def rate_stream(packed: DataFrame, options: RateOptions) -> DataFrame:
+    """Batch a stream of packed messages by rate; see `waterclock.spark.rate_aware_outcomes`."""
+    _check_provider(packed)
+    return _outcomes(packed.drop("clock"), RateProcessor(options), "None")
 
 
 def _outcomes(packed: DataFrame, processor: StatefulProcessor, time_mode: str) -> DataFrame:

@@ -92,7 +92,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one slice as record batches."""
         with plainly():
-            yield from read_part(partition, self._options.columns)
+            yield from read_part(partition, self._options)
         settle()
 
     def stop(self) -> None:

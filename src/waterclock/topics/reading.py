@@ -19,6 +19,7 @@ from waterclock.topics.entries import decode_entries
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.ledgers import ledger_from
 from waterclock.topics.row_groups import RowGroup, row_of
+from waterclock.topics.sealed_file import ENCODED
 from waterclock.topics.sealed_ledger import SealedLedger
 from waterclock.topics.storage import Storage
 
@@ -73,16 +74,23 @@ def read_chunks(storage: Storage, start: Position, stop: Position, columns: Coll
             position = Position(part["ledger"] + 1, 0, 0)
 
 
-def positioned(chunk: Chunk, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Bring a chunk into the wanted columns of `POSITIONED_SCHEMA`."""
-    schema = pa.schema([POSITIONED_SCHEMA.field(name) for name in columns])
+def positioned(chunk: Chunk, columns: Sequence[str], *, encoded: bool = False) -> Iterator[pa.RecordBatch]:
+    """Bring a chunk into the wanted columns of `POSITIONED_SCHEMA`; ``encoded`` as of `SealedFile`."""
+    schema = pa.schema([_encoded_field(name) if encoded else POSITIONED_SCHEMA.field(name) for name in columns])
     batches = chunk.table.to_batches() if isinstance(chunk.table, pa.Table) else [chunk.table]
     for batch in batches:
         given = batch.schema.names
         missing = "ledger" in columns and "ledger" not in given
         ledger = pa.repeat(pa.scalar(chunk.ledger, pa.int64()), batch.num_rows) if missing else None
-        arrays = [ledger if name == "ledger" and missing else batch.column(name) for name in columns]
+        arrays = [ledger if ledger is not None and name == "ledger" else batch.column(name) for name in columns]
+        if encoded:  # messages that are not sealed come as texts
+            arrays = [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _encoded_field(name: str) -> pa.Field:
+    field = POSITIONED_SCHEMA.field(name)
+    return field.with_type(pa.dictionary(pa.int32(), field.type)) if name in ENCODED else field
 
 
 def check_columns(columns: Sequence[str] | None) -> list[str]:

@@ -42,6 +42,9 @@ FILE_SCHEMA = pa.schema([PLACED_SCHEMA.field(name) for name in _ORDER])
 SHARED_SCHEMA = FILE_SCHEMA.insert(FILE_SCHEMA.get_field_index("entry"), pa.field("ledger", pa.int64(), nullable=False))
 """The columns of a file that several ledgers share: those, and which ledger it is."""
 
+ENCODED = ("source", "stream")
+"""The columns that hold each text once in a row group, and its number in each row."""
+
 _INTEGERS = ("event_time", "publish_time", "entry", "index", "receive_time")
 
 
@@ -66,8 +69,8 @@ def write_row_groups(sink: Any, schema: pa.Schema, tables: Iterable[pa.Table]) -
         sink,
         schema,
         compression="zstd",
-        use_dictionary=["source", "stream"],  # pyright: ignore[reportArgumentType]  # the default says bool, it takes names
-        write_statistics=["source", "stream", *integers],  # pyright: ignore[reportArgumentType]  # as above
+        use_dictionary=[*ENCODED],  # pyright: ignore[reportArgumentType]  # the default says bool, it takes names
+        write_statistics=[*ENCODED, *integers],  # pyright: ignore[reportArgumentType]  # as above
         column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
         write_page_checksum=True,
         metadata_collector=footers,
@@ -113,6 +116,8 @@ class SealedFile:
         Its footer, as `write_ledger` gave it; None: it is read from the file, once in a while.
     check
         Compare every page that is read with its checksum.
+    encoded
+        Read sources and streams as Arrow's dictionaries, as they are stored.
 
     Raises
     ------
@@ -122,7 +127,16 @@ class SealedFile:
         Where it has to be read from the file, and that is gone or damaged.
     """
 
-    def __init__(self, files: LedgerFiles, path: str, size: int, footer: bytes | None, *, check: bool = False) -> None:
+    def __init__(
+        self,
+        files: LedgerFiles,
+        path: str,
+        size: int,
+        footer: bytes | None,
+        *,
+        check: bool = False,
+        encoded: bool = False,
+    ) -> None:
         self._files = files
         self._path = path
         self._size = size
@@ -134,6 +148,7 @@ class SealedFile:
                 metadata=self._metadata,
                 pre_buffer=False,  # what is read is in the window already
                 page_checksum_verification=check,
+                read_dictionary=[*ENCODED] if encoded else None,
             )
         except (pa.ArrowException, OSError) as error:
             raise SchemaError(f"the catalogue's footer of {files.name(path)} is damaged: {error}") from error
