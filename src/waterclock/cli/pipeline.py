@@ -42,9 +42,9 @@ def run(
     master
         Spark's cluster; an embedded Spark on every core unless given.
     """
-    from waterclock.spark.pipeline import run_pipeline  # noqa: PLC0415  # other commands work without Spark
-    from waterclock.spark.pipeline_file import PipelineFile  # noqa: PLC0415
-    from waterclock.spark.session import session  # noqa: PLC0415
+    from waterclock.spark.pipeline import run_pipeline
+    from waterclock.spark.pipeline_file import PipelineFile
+    from waterclock.spark.session import session
 
     pipeline = PipelineFile.read(file)
     pipeline.check_places()
@@ -79,9 +79,9 @@ def replay(
     master
         Spark's cluster; an embedded Spark on every core unless given.
     """
-    from waterclock.spark.pipeline import replay_pipeline  # noqa: PLC0415  # other commands work without Spark
-    from waterclock.spark.pipeline_file import PipelineFile  # noqa: PLC0415
-    from waterclock.spark.session import session  # noqa: PLC0415
+    from waterclock.spark.pipeline import replay_pipeline
+    from waterclock.spark.pipeline_file import PipelineFile
+    from waterclock.spark.session import session
 
     pipeline = PipelineFile.read(file)
     pipeline.check_places()

@@ -48,7 +48,7 @@ class ChangingOptions:
     def given(self) -> OptionChanges:
         """Take those that are given."""
         found: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return OptionChanges(**{name: value for name, value in found.items() if value is not None})  # type: ignore[typeddict-item]
+        return OptionChanges(**{name: value for name, value in found.items() if value is not None})
 
 
 def shown(options: TableOptions) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def alter(
     """
     changes = options.given()
     for option in unset or []:
-        changes[option.replace("-", "_")] = None  # type: ignore[literal-required]  # checked where it is changed
+        changes[option.replace("-", "_")] = None
     if not changes:
         raise InvalidArgumentError("alter: no option is given; name at least one")
     with common.connect() as database:

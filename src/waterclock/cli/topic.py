@@ -221,8 +221,8 @@ def seal(name: str, /, *, master: str | None = None, common: Common = Common()) 
         if master is None:
             sealed = topic.seal()
         else:
-            from waterclock.spark import seal_topic  # noqa: PLC0415  # other commands work without Spark
-            from waterclock.spark.session import session  # noqa: PLC0415
+            from waterclock.spark import seal_topic
+            from waterclock.spark.session import session
 
             sealed = seal_topic(session(f"waterclock seal {name}", master), topic)
     common.output.talk(f"sealed {sealed} ledgers")
@@ -244,8 +244,8 @@ def compact(name: str, /, *, master: str | None = None, common: Common = Common(
         if master is None:
             saved = topic.compact()
         else:
-            from waterclock.spark import compact_topic  # noqa: PLC0415  # other commands work without Spark
-            from waterclock.spark.session import session  # noqa: PLC0415
+            from waterclock.spark import compact_topic
+            from waterclock.spark.session import session
 
             saved = compact_topic(session(f"waterclock compact {name}", master), topic)
     common.output.talk(f"saved {saved} files")
