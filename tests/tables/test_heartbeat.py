@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy import event
 
 from waterclock.connection import Database
@@ -179,7 +180,8 @@ WORKER = Path(__file__).parent / "worker.py"
 
 
 def test_a_process_that_is_stopped_beats_no_more(connect: Callable[..., Database], database_url: str) -> None:
-    table = connect().create_table("orders", payload="text", ack_wait="3s", jitter=0)
+    database = connect()
+    table = database.create_table("orders", payload="text", ack_wait="3s", jitter=0)
     table.put("tea")
     command = [sys.executable, str(WORKER), database_url, "orders", "handle"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
@@ -188,9 +190,25 @@ def test_a_process_that_is_stopped_beats_no_more(connect: Callable[..., Database
             assert holder.stdout.readline() == b"took 1 1\n"
             # As long as it runs it keeps the message, for more than one lease.
             assert table.receive(wait="4s") == []
+            _wait_for_a_beat(database)
             os.kill(holder.pid, signal.SIGSTOP)
             [delivery] = table.receive(wait="30s")
             assert delivery.epoch == 2
             delivery.ack()
         finally:
             holder.kill()
+
+
+def _wait_for_a_beat(database: Database) -> None:
+    """Until the next beat is over: a process stopped within one keeps its transaction, and SQLite's write lock."""
+    before = _lease_end(database)
+    deadline = time.monotonic() + 30
+    while _lease_end(database) == before:
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.005)
+    assert database.table("orders").receive() == []  # waits for that lock, where the beat is committed and has it still
+
+
+def _lease_end(database: Database) -> int:
+    with database.backend.snapshot() as connection:
+        return int(connection.execute(sa.text("SELECT time_next FROM orders")).scalar_one())
