@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from tests.catalogues import migrated_file
 from tests.services import Service, running_service
 
 if TYPE_CHECKING:
@@ -62,14 +63,14 @@ def _databases_of(item: pytest.Item) -> set[str]:
 
 @pytest.fixture(scope="session")
 def postgresql_server() -> Generator[Service]:
-    with running_service("postgresql") as service:
-        yield service
+    with running_service("postgresql") as service, service.with_template() as ready:
+        yield ready
 
 
 @pytest.fixture(scope="session")
 def mariadb_server() -> Generator[Service]:
-    with running_service("mariadb") as service:
-        yield service
+    with running_service("mariadb") as service, service.with_template() as ready:
+        yield ready
 
 
 @pytest.fixture(scope="session")
@@ -79,18 +80,27 @@ def mosquitto_server() -> Generator[Service]:
 
 
 @pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'waterclock.db'}"
+def is_migrated() -> bool:
+    """Whether a test's databases have the catalogue already; tests that migrate have a fixture of their own."""
+    return True
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path, is_migrated: bool) -> str:
+    path = tmp_path / "waterclock.db"
+    if is_migrated:
+        path.write_bytes(migrated_file())
+    return f"sqlite:///{path}"
 
 
 @pytest.fixture(params=DATABASES)
-def database_url(request: pytest.FixtureRequest) -> Generator[str]:
-    """Give the URL of an empty database, on each kind of database in turn."""
+def database_url(request: pytest.FixtureRequest, is_migrated: bool) -> Generator[str]:
+    """Give the URL of a database without anything of ours but the catalogue, on each kind of database in turn."""
     if request.param == "sqlite":
         yield request.getfixturevalue("sqlite_url")
         return
     server: Service = request.getfixturevalue(f"{request.param}_server")
-    with server.new_database() as url:
+    with server.new_database(empty=not is_migrated) as url:
         yield url
 
 

@@ -9,13 +9,14 @@ import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import exc
+from tests.catalogues import create_migrated, migrate
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "services"
 
@@ -34,11 +35,14 @@ class Service:
         SQLAlchemy URL of a database that belongs to nobody's test; of a broker ``mqtt://user:password@host:port``.
     folder
         What `scripts/services` knows it by; None for a server that somebody else started.
+    template
+        A database that was migrated; None where there is none.
     """
 
     name: str
     url: str
     folder: Path | None
+    template: str | None = None
 
     def restart(self, *, immediate: bool = False) -> None:
         """Stop it and start it again on the same port with the same data; ``immediate`` kills it, as a crash would."""
@@ -64,17 +68,36 @@ class Service:
         return str(self.folder)
 
     @contextmanager
-    def new_database(self) -> Generator[str]:
-        """Make an empty database, give its URL, and drop it in the end, whoever is still connected to it."""
+    def new_database(self, *, empty: bool = False) -> Generator[str]:
+        """Make a database, give its URL, and drop it in the end, whoever is still connected to it.
+
+        Parameters
+        ----------
+        empty
+            Whether it lacks the catalogue, so that opening it migrates it.
+        """
         name = f"test_{secrets.token_hex(8)}"
-        engine = sa.create_engine(self.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        engine = self._engine()
         with engine.connect() as connection:
-            connection.execute(_statement(engine, "CREATE DATABASE %(name)s", name))
+            if empty or self.template is None:
+                connection.execute(_statement(engine, "CREATE DATABASE %(name)s", name))
+            else:
+                create_migrated(connection, name, self.template)
         try:
             yield engine.url.set(database=name).render_as_string(hide_password=False)
         finally:
             with engine.connect() as connection:
                 self._drop(connection, name)
+
+    @contextmanager
+    def with_template(self) -> Generator[Service]:
+        """Give the same server with a database that was migrated, to copy others from; dropped in the end."""
+        with self.new_database(empty=True) as url:
+            migrate(url)
+            yield replace(self, template=sa.make_url(url).database)
+
+    def _engine(self) -> sa.Engine:
+        return sa.create_engine(self.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
 
     def _drop(self, connection: sa.Connection, name: str) -> None:
         if self.name == "postgresql":

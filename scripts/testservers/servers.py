@@ -237,7 +237,8 @@ class MariaDB(Server):
             return peer.recv(5)[4:] == b"\x0a"
 
     def _path(self) -> str:
-        return f"/{USER}"
+        # The server has no certificate; PyMySQL would still read those of the machine, for 45 ms each time it connects.
+        return f"/{USER}?ssl_disabled=true"
 
 
 class Mosquitto(Server):

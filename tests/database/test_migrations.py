@@ -19,6 +19,13 @@ from waterclock.errors import SchemaError, UnavailableError
 CATALOGUES = (table_catalogue, topic_catalogue)  # importing them fills the metadata
 
 
+@pytest.fixture
+def is_migrated() -> bool:
+    """These tests migrate."""
+    return False
+
+
+@pytest.mark.parametrize("is_migrated", [False, True], ids=["migrated here", "copied"])
 def test_the_migrations_make_exactly_the_tables_that_the_code_expects(database_url: str) -> None:
     backend = Backend(database_url)
     with backend.engine.connect() as connection:
