@@ -17,14 +17,10 @@ def migrate(url: str) -> None:
     Backend(url).close()
 
 
-@cache
-def migrated_file() -> bytes:
-    """Give what an SQLite database holds once it was migrated."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "waterclock.db"
-        migrate(f"sqlite:///{path}")
-        assert [each.name for each in Path(folder).iterdir()] == [path.name]  # and so no log of what is not in it yet
-        return path.read_bytes()
+def sqlite_with_catalogue(path: Path) -> str:
+    """Make an SQLite database, and give its URL."""
+    path.write_bytes(_migrated_file())
+    return f"sqlite:///{path}"
 
 
 def create_migrated(connection: sa.Connection, name: str, template: str) -> None:
@@ -39,3 +35,13 @@ def create_migrated(connection: sa.Connection, name: str, template: str) -> None
         facts = {**names, "table": quote(table)}
         connection.execute(sa.DDL("CREATE TABLE %(name)s.%(table)s LIKE %(template)s.%(table)s", context=facts))
         connection.execute(sa.DDL("INSERT INTO %(name)s.%(table)s SELECT * FROM %(template)s.%(table)s", context=facts))
+
+
+@cache
+def _migrated_file() -> bytes:
+    """Give what an SQLite database holds once it was migrated."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "waterclock.db"
+        migrate(f"sqlite:///{path}")
+        assert [each.name for each in Path(folder).iterdir()] == [path.name]  # and so no log of what is not in it yet
+        return path.read_bytes()

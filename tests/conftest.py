@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
-from tests.catalogues import migrated_file
+from tests.catalogues import sqlite_with_catalogue
 from tests.services import Service, running_service
 
 if TYPE_CHECKING:
@@ -88,9 +88,7 @@ def is_migrated() -> bool:
 @pytest.fixture
 def sqlite_url(tmp_path: Path, is_migrated: bool) -> str:
     path = tmp_path / "waterclock.db"
-    if is_migrated:
-        path.write_bytes(migrated_file())
-    return f"sqlite:///{path}"
+    return sqlite_with_catalogue(path) if is_migrated else f"sqlite:///{path}"
 
 
 @pytest.fixture(params=DATABASES)

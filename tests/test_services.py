@@ -261,6 +261,7 @@ def test_only_a_folder_of_ours_is_ever_removed(place: Path) -> None:
     assert precious.exists()
 
 
+@pytest.mark.parametrize("is_migrated", [False])
 @pytest.mark.parametrize("turn", [1, 2])
 def test_every_test_gets_an_empty_database(turn: int, database_url: str) -> None:
     engine = sa.create_engine(database_url)
@@ -323,8 +324,8 @@ def run_pytest(*arguments: str, **environment: str) -> subprocess.CompletedProce
 
 def test_the_databases_option_narrows_the_tests() -> None:
     listed = run_pytest("--collect-only", "-q", "--databases", "sqlite,mariadb").stdout
-    assert "test_every_test_gets_an_empty_database[sqlite-1]" in listed
-    assert "test_every_test_gets_an_empty_database[mariadb-2]" in listed
+    assert "test_every_test_gets_an_empty_database[sqlite-1-False]" in listed
+    assert "test_every_test_gets_an_empty_database[mariadb-2-False]" in listed
     assert "postgresql" not in listed
     refused = run_pytest("--databases", "oracle")
     assert refused.returncode == pytest.ExitCode.USAGE_ERROR

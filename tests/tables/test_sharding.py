@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from tests.catalogues import sqlite_with_catalogue
 from tests.services import Service
 
 import waterclock as wc
@@ -26,7 +27,7 @@ from .conftest import MovableClock
 def urls(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[dict[str, str]]:
     """Two SQLite files, or PostgreSQL and MariaDB together."""
     if request.param == "files":
-        yield {"-80": f"sqlite:///{tmp_path / 'low.db'}", "80-": f"sqlite:///{tmp_path / 'high.db'}"}
+        yield {"-80": sqlite_with_catalogue(tmp_path / "low.db"), "80-": sqlite_with_catalogue(tmp_path / "high.db")}
         return
     postgresql: Service = request.getfixturevalue("postgresql_server")
     mariadb: Service = request.getfixturevalue("mariadb_server")
@@ -375,6 +376,22 @@ def test_a_shard_that_is_away_stops_no_other_and_is_read_again_when_it_is_back(
     assert "shard -80 is away" in caplog.text
     assert "shard -80 is back" in caplog.text
     assert table.stats().away == {}
+
+
+@pytest.mark.parametrize("urls", ["files"], indirect=True)
+def test_a_shard_that_somebody_else_found_away_is_back_when_it_delivers(
+    keyspace: ShardedDatabase, orders: ShardedTable, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = [number for number in range(200) if orders.shard_of(number) == "-80"][:2]
+    shard = keyspace.shard("-80")
+    with orders.subscribe() as deliveries:
+        orders.put("a", id=first)
+        assert next(deliveries).id == first
+        shard.note_away(wc.UnavailableError("no route to host"))
+        orders.put("b", id=second)
+        assert next(deliveries).id == second
+    assert (shard.reason, shard.rest) == (None, 0)
+    assert "shard -80 is back" in caplog.text
 
 
 def test_a_put_over_shards_of_which_one_is_away_says_which_messages_are_in(

@@ -162,7 +162,10 @@ class _Reader:
         """Say whether the delivery is ours still."""
         if time.monotonic() - self._offered_at > LOOK_EVERY:
             discard([delivery], extended=False)
-        return not delivery.lost and delivery.lease_until > self._shard.backend.now()
+        now = self._shard.backend.now()
+        # Somebody else may have found it away while the subscription, which waits for it, met nothing.
+        self._shard.note_back()
+        return not delivery.lost and delivery.lease_until > now
 
     def _run(self) -> None:
         while not self._stop.wait(self._shard.rest):
