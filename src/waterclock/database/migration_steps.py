@@ -13,10 +13,11 @@ def create_table(name: str, *parts: sa.schema.SchemaItem, **options: Any) -> Non
     op.create_table(name, *parts, if_not_exists=True, **options)
 
 
-def create_index(name: str, table: str, columns: list[str]) -> None:
-    """Create an index unless it is there."""
+def create_index(name: str, table: str, columns: list[str], where: str | None = None) -> None:
+    """Create an index unless it is there; of the rows of ``where`` only, on databases that have such indexes."""
     if not _has_index(name, table):
-        op.create_index(name, table, columns)
+        some = None if where is None else sa.text(where)
+        op.create_index(name, table, columns, postgresql_where=some, sqlite_where=some)
 
 
 def drop_index(name: str, table: str) -> None:

@@ -14,7 +14,7 @@ from waterclock.tables.claiming.claiming_free import free_due_times, free_priori
 from waterclock.tables.claiming.claiming_rows import ABOVE_EVERY_PRIORITY
 from waterclock.tables.context import TableContext
 from waterclock.tables.groups import consumers
-from waterclock.tables.groups.grouping import ANYBODY
+from waterclock.tables.groups.grouping import ANYBODY, belongs_to
 from waterclock.tables.groups.routing import is_unrouted
 
 
@@ -153,7 +153,7 @@ def room_of(context: TableContext, connection: sa.Connection, me: str, most: int
 def _counting() -> sa.Select[Any]:
     its = (
         sa.select(groups.c.group_id)
-        .where(groups.c.table_id == sa.bindparam("table"), groups.c.assigned == sa.bindparam("who"))
+        .where(groups.c.table_id == sa.bindparam("table"), belongs_to(sa.bindparam("who")))
         .limit(sa.bindparam("most"))
     )
     return sa.select(sa.func.count()).select_from(its.subquery())
@@ -180,6 +180,7 @@ def _looking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, 
             .where(
                 groups.c.table_id == context.table_id,
                 groups.c.assigned == sa.bindparam(who, type_=groups.c.assigned.type),
+                groups.c.ready_at.is_not(None),
                 groups.c.priority < sa.bindparam("below", type_=sa.BigInteger),
             )
             .order_by(groups.c.priority.desc())

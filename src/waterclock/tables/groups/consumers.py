@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.tables.context import TableContext
-from waterclock.tables.groups.grouping import ANYBODY, settle, these_groups
+from waterclock.tables.groups.grouping import ANYBODY, belongs_to, settle, these_groups
 
 _RELEASED_AT_ONCE = 1000
 
@@ -151,11 +151,9 @@ def _lapsed() -> sa.Select[Any]:
 def _assigned() -> sa.Select[Any]:
     return (
         sa.select(groups.c.group_id)
-        .where(
-            groups.c.table_id == sa.bindparam("table"), groups.c.assigned == sa.bindparam("who"), groups.c.pinned == 0
-        )
+        .where(groups.c.table_id == sa.bindparam("table"), belongs_to(sa.bindparam("who")), groups.c.pinned == 0)
         # In the index's order, else all of them are read and sorted for each thousand. It waits for nobody.
-        .order_by(groups.c.priority, groups.c.ready_at)
+        .order_by(groups.c.group_id)
         .limit(_RELEASED_AT_ONCE)
         .with_for_update(skip_locked=True)
     )

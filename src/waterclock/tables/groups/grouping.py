@@ -31,6 +31,11 @@ def is_assigned(who: Any) -> sa.ColumnElement[bool]:
     return sa.func.coalesce(groups.c.assigned, ANYBODY) == who
 
 
+def belongs_to(consumer: Any) -> sa.ColumnElement[bool]:
+    """Choose the groups of a consumer, by the index that holds those that somebody has."""
+    return (groups.c.assigned == consumer) & (groups.c.assigned != sa.literal_column("''"))
+
+
 def lock_groups(context: TableContext, connection: sa.Connection, group_ids: Iterable[str]) -> dict[str, sa.Row[Any]]:
     """Keep groups from changing until the transaction ends; in order, so that nobody waits in a circle.
 
