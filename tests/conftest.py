@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from waterclock.time import Clock
 
 # Times are not judged here; a machine that is busy, or compiles, must not fail a property.
-settings.register_profile("test", deadline=None, max_examples=200)
+settings.register_profile("test", deadline=None, max_examples=100)
 settings.register_profile("soak", deadline=None, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
@@ -33,6 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAMES",
         help="run the tests that take a database on these only, comma between them (default: %(default)s)",
     )
+
+
+def pytest_configure() -> None:
+    # On a machine that never ran Spark, its making would take a minute of a core from all other tests.
+    os.environ.setdefault("WATERCLOCK_CLASS_ARCHIVE", "off")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
