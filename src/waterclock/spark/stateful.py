@@ -23,7 +23,6 @@ from waterclock.spark.judging import OUTCOMES_SCHEMA
 from waterclock.spark.outcome_rows import OUTCOME_ROW_SCHEMA, Outcome, expand
 from waterclock.spark.packing import PackedRow
 from waterclock.spark.rate_stream import RateOptions, RateStream
-from waterclock.spark.state_answers import answers_later
 from waterclock.spark.workers import settle, settling
 
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ class EventTimeProcessor(StatefulProcessor):
         """Open the state of whichever source is at hand."""
         self._handle = handle
         self._state = handle.getValueState("batcher", "state BINARY, timer BIGINT")
-        self._later = answers_later(handle)
 
     def handleInputRows(  # noqa: N802  # Spark's name
         self,
@@ -95,17 +93,16 @@ class EventTimeProcessor(StatefulProcessor):
     def _remember(self, stream: EventTimeStream, timer: int | None, watermark: int) -> None:
         """Write down what is known, and see to it that one timer comes, no later than something is due."""
         due = None if stream.forgettable(watermark) else stream.wakes_at
-        with self._later():
-            if timer is not None and (due is None or not watermark < timer <= due):
-                self._handle.deleteTimer(timer)
-                timer = None
-            if due is None:
-                self._state.clear()
-                return
-            if timer is None:
-                self._handle.registerTimer(due)
-                timer = due
-            self._state.update((stream.state(), timer))
+        if timer is not None and (due is None or not watermark < timer <= due):
+            self._handle.deleteTimer(timer)
+            timer = None
+        if due is None:
+            self._state.clear()
+            return
+        if timer is None:
+            self._handle.registerTimer(due)
+            timer = due
+        self._state.update((stream.state(), timer))
 
 
 class RateProcessor(StatefulProcessor):
@@ -117,7 +114,6 @@ class RateProcessor(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the state of whichever source is at hand."""
         self._state = handle.getValueState("batcher", "state BINARY")
-        self._later = answers_later(handle)
 
     def handleInputRows(  # noqa: N802  # Spark's name
         self,
@@ -129,8 +125,7 @@ class RateProcessor(StatefulProcessor):
         known = self._state.get()
         stream = RateStream(self._options) if known is None else RateStream.restore(bytes(known[0]), self._options)
         outcomes = stream.take(_packed(rows))
-        with self._later():
-            self._state.update((stream.state(),))
+        self._state.update((stream.state(),))
         yield from _rows(key, outcomes)
 
     def close(self) -> None:
