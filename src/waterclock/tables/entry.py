@@ -15,7 +15,7 @@ from waterclock.database.table_catalogue import attendance, consumers, groups, m
 from waterclock.errors import NotFoundError
 from waterclock.tables.context import TableContext, table_dialect
 from waterclock.tables.options import TableOptions
-from waterclock.tables.schema import reflect_rows
+from waterclock.tables.schema import not_acked, reflect_rows
 from waterclock.tables.totals import drop_totals
 
 LOOK_EVERY = 1.0
@@ -122,7 +122,7 @@ def _is_as_known(known: TableContext) -> bool:
     try:
         with known.backend.snapshot() as connection:
             # Fails where a column has gone, and reads nothing.
-            connection.execute(sa.select(known.rows).where(known.rows.c.seq == 0, known.rows.c.time_acked.is_(None)))
+            connection.execute(sa.select(known.rows).where(known.rows.c.seq == 0, not_acked(known.rows)))
             found = connection.execute(entry).first()
     except exc.DBAPIError:
         return False

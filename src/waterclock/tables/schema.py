@@ -216,16 +216,22 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
     return rows
 
 
-def not_acked(rows: sa.Table) -> sa.ColumnElement[bool]:
+def not_acked(rows: sa.FromClause) -> sa.ColumnElement[bool]:
     """Say that a message is not acked, of messages that are chosen by their keys.
 
     Written so that no index answers it: a planner without statistics believes that few messages are not acked, and
     would go through all of those. Where they have a partition of their own it must be told by this condition, and no
     index of it is for some messages only.
     """
-    if rows.info.get(PARTITIONED):
+    table = rows.element if isinstance(rows, sa.Alias) else rows
+    if isinstance(table, sa.Table) and table.info.get(PARTITIONED):
         return rows.c.time_acked.is_(None)
     return sa.func.coalesce(rows.c.time_acked, -1) == -1
+
+
+def is_waiting(rows: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Say that a message is to be sent, or is out: so that the index by which messages are claimed has it."""
+    return rows.c.time_acked.is_(None) & rows.c.time_next.is_not(None)
 
 
 def has_unique_id(connection: sa.Connection, name: str) -> bool:

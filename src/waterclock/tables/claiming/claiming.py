@@ -13,6 +13,7 @@ from waterclock.tables.claiming.claiming_groups import claim_groups
 from waterclock.tables.claiming.claiming_rows import priority_levels
 from waterclock.tables.claiming.group_levels import next_group_due
 from waterclock.tables.context import TableContext
+from waterclock.tables.schema import is_waiting
 
 _NO_MARKS: dict[int, int] = {}
 
@@ -111,7 +112,7 @@ def next_due(
 
 @lru_cache(maxsize=256)
 def _next_due_row(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Select[Any, Any]:
-    unacked = rows.c.time_acked.is_(None)
+    unacked = is_waiting(rows)
     levels = priority_levels(rows)
     earliest = (
         sa.select(rows.c.time_next)

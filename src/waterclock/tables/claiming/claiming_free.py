@@ -13,6 +13,7 @@ from waterclock.tables.claiming.claimed import Claimed, Wanted
 from waterclock.tables.claiming.claiming_rows import columns_read
 from waterclock.tables.context import TableContext
 from waterclock.tables.dead_letters import bury, exhausted_reason
+from waterclock.tables.schema import is_waiting
 
 
 def claim_free(
@@ -47,7 +48,7 @@ def free_due_times(context: TableContext, connection: sa.Connection, priority: i
 
 
 def _free(context: TableContext) -> sa.ColumnElement[bool]:
-    return context.rows.c.time_acked.is_(None) & context.rows.c.group_id.is_(None)
+    return is_waiting(context.rows) & context.rows.c.group_id.is_(None)
 
 
 @lru_cache(maxsize=256)

@@ -269,21 +269,17 @@ def _free_groups() -> sa.Select[*tuple[Any, ...]]:
 def _first_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     # Positions of a group have no gaps but for acked messages, so the first ones are found without sorting a group.
     rows = context.rows
-    conditions = [
+    belongs = sa.and_(
         rows.c.group_id == groups.c.group_id,
         rows.c.position >= groups.c.next_position,
         rows.c.position < groups.c.next_position + sa.bindparam("count"),
         rows.c.time_acked.is_(None),
         rows.c.held_at.is_(None),
-    ]
-    return (
-        sa.select(*columns_read(rows), rows.c.lease)
-        .join_from(groups, rows, sa.and_(*conditions))
-        .where(
-            these_groups(context),
-            is_assigned(sa.bindparam("who")),
-            sa.func.coalesce(groups.c.paused_until, 0) <= sa.bindparam("now", type_=sa.BigInteger),
-        )
+    )
+    return context.sql.of_each(groups, (*columns_read(rows), rows.c.lease), belongs, rows.c.position).where(
+        these_groups(context),
+        is_assigned(sa.bindparam("who")),
+        sa.func.coalesce(groups.c.paused_until, 0) <= sa.bindparam("now", type_=sa.BigInteger),
     )
 
 

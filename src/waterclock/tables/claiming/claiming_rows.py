@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.tables.claiming.claimed import Claimed, Wanted
+from waterclock.tables.schema import is_waiting
 
 ABOVE_EVERY_PRIORITY = 2**31
 BELOW_EVERY_PRIORITY = -(2**31) - 1
@@ -105,7 +106,7 @@ def _next_level(rows: sa.Table) -> sa.Select[Any]:
     return (
         sa.select(rows.c.priority)
         .where(
-            rows.c.time_acked.is_(None),
+            is_waiting(rows),
             rows.c.priority < sa.bindparam("above", type_=sa.BigInteger),
             rows.c.priority > sa.bindparam("beneath", type_=sa.BigInteger),
         )
@@ -159,7 +160,7 @@ def _due_in_order(
 
 def priority_levels(rows: sa.Table) -> sa.CTE:
     """Walk down the priorities of messages that are not acked: one look into the index for each."""
-    unacked = rows.c.time_acked.is_(None)
+    unacked = is_waiting(rows)
     top = sa.select(rows.c.priority).where(unacked).order_by(rows.c.priority.desc()).limit(1).scalar_subquery()
     levels = sa.select(top.label("priority")).cte("levels", recursive=True)
     below = (

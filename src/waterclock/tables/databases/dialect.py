@@ -92,7 +92,46 @@ class TableDialect(Protocol):
     ) -> sa.ColumnElement[bool]:
         """Say that a row's key is ``value`` with one of the values in the list bound as ``name``, in these columns.
 
-        It goes down the key's index even where a database believes that few rows have ``value``.
+        It goes down the key's index even where a database believes that few rows have ``value``. For rows that are only
+        read, or that the transaction has locked: of others, what somebody changes meanwhile may be left out.
+        """
+        ...
+
+    def lock_keys(
+        self,
+        table: sa.Table,
+        value: int,
+        columns: tuple[sa.Column[Any], sa.Column[Any]],
+        name: str,
+        *,
+        skip_locked: bool = False,
+    ) -> sa.Select[*tuple[Any, ...]]:
+        """Select and lock the rows that `any_key` chooses, as they are once they are locked.
+
+        One after another, in an order that is the same for everybody, for a list in the order of its values.
+
+        Parameters
+        ----------
+        skip_locked
+            Whether to leave out those that somebody has locked, instead of waiting for them.
+        """
+        ...
+
+    def key_is(self, key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+        """Say that a row's key is a value that is computed; it is looked up, whatever a database believes of them."""
+        ...
+
+    def of_each(
+        self,
+        parents: sa.Table,
+        columns: Sequence[sa.Column[Any]],
+        belongs: sa.ColumnElement[bool],
+        order: sa.Column[int],
+    ) -> sa.Select[*tuple[Any, ...]]:
+        """Select rows of another table that belong to rows of ``parents``.
+
+        They are looked up parent by parent, by an index that has them in this order, even where a database believes
+        that there are hardly any of them.
         """
         ...
 

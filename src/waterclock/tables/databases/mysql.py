@@ -162,6 +162,34 @@ class MysqlTables:
         del table  # the columns know it
         return (columns[0] == value) & self.any_of(columns[1], name)
 
+    def lock_keys(
+        self,
+        table: sa.Table,
+        value: int,
+        columns: tuple[sa.Column[Any], sa.Column[Any]],
+        name: str,
+        *,
+        skip_locked: bool = False,
+    ) -> sa.Select[*tuple[Any, ...]]:
+        """Select and lock rows in the order of their keys."""
+        chosen = self.any_key(table, value, columns, name)
+        return sa.select(table).where(chosen).order_by(columns[1]).with_for_update(skip_locked=skip_locked)
+
+    def key_is(self, key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+        """Say that a row's key is a value."""
+        return key == value
+
+    def of_each(
+        self,
+        parents: sa.Table,
+        columns: Sequence[sa.Column[Any]],
+        belongs: sa.ColumnElement[bool],
+        order: sa.Column[int],
+    ) -> sa.Select[*tuple[Any, ...]]:
+        """Select rows that belong to rows of ``parents``."""
+        del order  # the index has it
+        return sa.select(*columns).join_from(parents, columns[0].table, belongs)
+
     def run_both(
         self, connection: sa.Connection, one: sa.Update, another: sa.Update | sa.Delete, values: Mapping[str, Any]
     ) -> int:

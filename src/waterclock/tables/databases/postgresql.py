@@ -17,7 +17,7 @@ from waterclock.tables.claiming.claimed import Claimed, Wanted
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.listening import TRIGGERS, Listening
 from waterclock.tables.databases.partitioning import Days
-from waterclock.tables.databases.postgresql_claim import claim_statement
+from waterclock.tables.databases.postgresql_claim import claim_statement, key_is
 from waterclock.tables.databases.postgresql_insert import insert_fresh, insert_unknown
 from waterclock.tables.databases.postgresql_partitions import PostgresqlDays, insert_unacked
 from waterclock.tables.options import IdType
@@ -86,6 +86,12 @@ def _by_priority(one: Claimed) -> tuple[int, int, int]:
     return -one.row.priority, one.row.time_next, one.row.seq
 
 
+def _listed(column: sa.Column[Any], name: str) -> sa.TableValuedAlias:
+    """Give the values in the array bound as ``name`` as rows."""
+    values = sa.func.unnest(sa.bindparam(name, type_=sa.ARRAY(column.type)))
+    return values.table_valued(sa.column("value", column.type)).render_derived("wanted")
+
+
 @lru_cache(maxsize=256)
 def _both(one: sa.Update, another: sa.Update | sa.Delete) -> sa.Update | sa.Delete:
     return another.add_cte(one.cte("one"))
@@ -152,7 +158,9 @@ class PostgresqlTables:
         drawing = _drawing(rows, connection.dialect)
         ids = list(connection.scalars(drawing, {"count": count}))
         if above >= ids[0]:
-            greatest = sa.select(sa.func.coalesce(sa.func.max(rows.c.id), 0)).scalar_subquery()
+            # Not as the greatest, for which a planner that takes the table for empty goes through it.
+            last = sa.select(rows.c.id).order_by(rows.c.id.desc()).limit(1).scalar_subquery()
+            greatest = sa.func.coalesce(last, 0)
             name = sa.func.pg_get_serial_sequence(connection.dialect.identifier_preparer.quote(rows.name), "id")
             list(connection.scalars(sa.select(sa.func.setval(name, sa.func.greatest(greatest, above)))))
             ids = list(connection.scalars(drawing, {"count": count}))
@@ -195,9 +203,7 @@ class PostgresqlTables:
         Each is looked up by itself. A planner without statistics takes ``value`` alone to be a key, and would go
         through all rows that have it.
         """
-        keyed = table.alias("keyed")
-        listed = sa.func.unnest(sa.bindparam(name, type_=sa.ARRAY(columns[1].type)))
-        wanted = listed.table_valued(sa.column("value", columns[1].type)).render_derived("wanted")
+        keyed, wanted = table.alias("keyed"), _listed(columns[1], name)
         one = (
             sa.select(sa.literal_column("keyed.ctid").label("place"))
             .select_from(keyed)
@@ -208,6 +214,49 @@ class PostgresqlTables:
         places = sa.select(one.c.place).select_from(sa.join(wanted, one, sa.true()))
         at = sa.literal_column(f"{table.name}.ctid")
         return at == sa.any_(sa.func.array(places.scalar_subquery()))
+
+    def lock_keys(
+        self,
+        table: sa.Table,
+        value: int,
+        columns: tuple[sa.Column[Any], sa.Column[Any]],
+        name: str,
+        *,
+        skip_locked: bool = False,
+    ) -> sa.Select[*tuple[Any, ...]]:
+        """Select and lock rows one by one.
+
+        By their keys, and not by where they are: who waits for a row that is changed finds it elsewhere, and since
+        15.15, 16.11 and 17.7 PostgreSQL then leaves it out.
+        """
+        wanted = _listed(columns[1], name)
+        one = (
+            sa.select(table)
+            .where(columns[0] == value, columns[1] == wanted.c.value)
+            .with_for_update(skip_locked=skip_locked)  # which also keeps it from becoming a join
+            .lateral("one")
+        )
+        return sa.select(*one.c).select_from(sa.join(wanted, one, sa.true()))
+
+    def key_is(self, key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+        """Say that a row's key is a value that is computed."""
+        return key_is(key, value)
+
+    def of_each(
+        self,
+        parents: sa.Table,
+        columns: Sequence[sa.Column[Any]],
+        belongs: sa.ColumnElement[bool],
+        order: sa.Column[int],
+    ) -> sa.Select[*tuple[Any, ...]]:
+        """Select rows that belong to rows of ``parents``.
+
+        Statistics of a time when all messages were acked say that no message is left. For a join the planner would then
+        begin with those that are left, and look for the parent of each.
+        """
+        its = sa.select(*columns).where(belongs).order_by(order).correlate(parents)
+        each = its.offset(sa.literal_column("0")).lateral("each")  # keeps it from becoming a join
+        return sa.select(*each.c).select_from(sa.join(parents, each, sa.true()))
 
     def run_both(
         self, connection: sa.Connection, one: sa.Update, another: sa.Update | sa.Delete, values: Mapping[str, Any]
@@ -257,18 +306,20 @@ def _index_unacked(
     """Make the indexes by which messages are claimed; ``which`` tells those that are not acked, where others are."""
     name = rows.name
     indexes: list[sa.Index] = []
-    # With seq, else messages that were put together, and so are due together, were sorted at each claim.
+    # With seq, else messages that were put together, and so are due together, were sorted at each claim. Of some rows
+    # in any case: a planner that takes the table for empty, as it was when analyzed, thinks any index that has seq as
+    # good as the key, and would go through all of it to find a message by its seq.
     due = rows.c.priority.desc(), rows.c.time_next, rows.c.seq
+    some = rows.c.time_next.is_not(None) if which is None else which
     if not grouped:
-        indexes.append(sa.Index(f"{name}_next_idx", *due, postgresql_where=which))
+        indexes.append(sa.Index(f"{name}_next_idx", *due, postgresql_where=some))
     else:
         indexes += [
             sa.Index(f"{name}_group_idx", rows.c.group_id, rows.c.position, postgresql_where=which),
             sa.Index(f"{name}_unrouted_idx", rows.c.seq, postgresql_where=rows.c.routed == 0),
         ]
     if free:
-        no_group = rows.c.group_id.is_(None) if which is None else which & rows.c.group_id.is_(None)
-        indexes.append(sa.Index(f"{name}_free_idx", *due, postgresql_where=no_group))
+        indexes.append(sa.Index(f"{name}_free_idx", *due, postgresql_where=some & rows.c.group_id.is_(None)))
     for index in indexes:
         index.create(connection, checkfirst=True)
 

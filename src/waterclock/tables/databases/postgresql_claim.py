@@ -10,9 +10,18 @@ from sqlalchemy.dialects import postgresql
 
 from waterclock.tables.claiming.backoff import Backoff
 from waterclock.tables.claiming.claiming_rows import ABOVE_EVERY_PRIORITY, BELOW_EVERY_PRIORITY, columns_read
-from waterclock.tables.schema import PARTITIONED, not_acked
+from waterclock.tables.schema import PARTITIONED, is_waiting, not_acked
 
 _BEFORE = ("time_next", "epoch")  # columns whose old values a delivery needs: RETURNING gives the new ones
+
+
+def key_is(key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    """Say that a row's key is a value that is computed, so that it is looked up whatever the statistics.
+
+    Those of a time when a table was empty say that it has a row. For ``=`` the planner would go through it by its key,
+    as to merge it, and compare each row with all the values; this it cannot merge.
+    """
+    return key == sa.any_(postgresql.array([value]))
 
 
 @lru_cache(maxsize=1024)
@@ -39,7 +48,7 @@ def claim_statement(
     shortest, longest = backoff.wait_bounds
     wait = sa.func.least(sa.func.greatest(backoff.wait_sql(epoch, swing), shortest), longest, type_=sa.BigInteger)
     before = [found.c[column.name] if column.name in _BEFORE else column for column in columns_read(rows)]
-    ours = rows.c.seq == found.c.seq
+    ours = key_is(rows.c.seq, found.c.seq)
     if rows.info.get(PARTITIONED):
         ours &= not_acked(rows)  # else each day of acked messages is looked through
     return (
@@ -122,7 +131,7 @@ def _levels(rows: sa.Table) -> sa.CTE:
     beneath = sa.func.coalesce(known.c.priority, sa.literal_column(str(BELOW_EVERY_PRIORITY), sa.BigInteger))
     between = (
         sa.select(rows.c.priority)
-        .where(rows.c.time_acked.is_(None), rows.c.priority < levels.c.priority, rows.c.priority > beneath)
+        .where(is_waiting(rows), rows.c.priority < levels.c.priority, rows.c.priority > beneath)
         .order_by(rows.c.priority.desc())
         .limit(sa.literal_column("1"))
         .lateral("between")

@@ -22,7 +22,7 @@ _SETTLED_AT_ONCE = 5000
 
 
 def these_groups(context: TableContext, name: str = "groups") -> sa.ColumnElement[bool]:
-    """Choose the table's groups that are bound as ``name``."""
+    """Choose the table's groups that are bound as ``name``, of which the transaction changes only those it locked."""
     return context.sql.any_key(groups, context.table_id, (groups.c.table_id, groups.c.group_id), name)
 
 
@@ -49,8 +49,8 @@ def lock_groups(context: TableContext, connection: sa.Connection, group_ids: Ite
 
 
 @lru_cache(maxsize=256)
-def _locked(context: TableContext) -> sa.Select[Any]:
-    return sa.select(groups).where(these_groups(context)).order_by(groups.c.group_id).with_for_update()
+def _locked(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    return context.sql.lock_keys(groups, context.table_id, (groups.c.table_id, groups.c.group_id), "groups")
 
 
 def settle(context: TableContext, connection: sa.Connection, group_ids: Iterable[str], *, may_end: bool = True) -> None:

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from waterclock.database.table_catalogue import groups, message_tables
 from waterclock.tables.context import TableContext
 from waterclock.tables.groups.grouping import UNGROUPED, settle, these_groups
+from waterclock.tables.schema import not_acked
 
 _ROUTED_AT_ONCE = 50_000
 _LOWEST = -(2**31)
@@ -55,7 +56,8 @@ def _route_window(context: TableContext, connection: sa.Connection, after: int, 
         freed = connection.execute(_free(context), bounds).rowcount
     named = connection.execute(_named(context), bounds).all()
     _add_groups(context, connection, {row.group: row.first for row in named if row.fresh})
-    locked = list(connection.scalars(_lock_free(context), {"groups": sorted(row.group for row in named)}))
+    free = connection.execute(_lock_free(context), {"groups": sorted(row.group for row in named)})
+    locked = sorted(row.group_id for row in free)
     ours = {**bounds, "groups": locked}
     if locked:
         connection.execute(_place(context), ours)
@@ -80,7 +82,8 @@ def _in_window(rows: sa.FromClause) -> sa.ColumnElement[bool]:
 
 
 def _is_new(rows: sa.FromClause) -> sa.ColumnElement[bool]:
-    return rows.c.position.is_(None) & rows.c.time_acked.is_(None)
+    # So that no index answers it: they are found by the one of those that are unrouted.
+    return (sa.func.coalesce(rows.c.position, -1) == -1) & not_acked(rows)
 
 
 @lru_cache(maxsize=256)
@@ -146,8 +149,9 @@ def _known(context: TableContext) -> sa.Select[Any]:
 
 
 @lru_cache(maxsize=256)
-def _lock_free(context: TableContext) -> sa.Select[Any]:
-    return _known(context).order_by(groups.c.group_id).with_for_update(skip_locked=True)
+def _lock_free(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    key = groups.c.table_id, groups.c.group_id
+    return context.sql.lock_keys(groups, context.table_id, key, "groups", skip_locked=True)
 
 
 @lru_cache(maxsize=256)
@@ -168,7 +172,7 @@ def _place(context: TableContext) -> sa.Update:
     )
     return (
         sa.update(rows)
-        .where(rows.c.seq == placed.c.seq)
+        .where(context.sql.key_is(rows.c.seq, placed.c.seq))
         .values(position=placed.c.place, routed=1, group_id=_group_of(rows))
     )
 
