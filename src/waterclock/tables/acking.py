@@ -146,14 +146,10 @@ def extend_all(
         wanted = {(one.seq, one.lease) for one in held}
         locked = _lock_rows(context, connection, [one.seq for one in held])
         connection.execute(
-            sa.update(rows)
-            .where(context.sql.any_of(rows.c.seq, "seqs"), rows.c.time_next < until)
-            .values(time_next=until),
+            sa.update(rows).where(context.unacked(), rows.c.time_next < until).values(time_next=until),
             {"seqs": [row.seq for row in locked if (row.seq, row.lease) in wanted]},
         )
-    ends = sa.select(rows.c.seq, rows.c.lease, rows.c.time_next).where(
-        context.sql.any_of(rows.c.seq, "seqs"), not_acked(rows), rows.c.lease.is_not(None)
-    )
+    ends = sa.select(rows.c.seq, rows.c.lease, rows.c.time_next).where(context.unacked(), rows.c.lease.is_not(None))
     found = connection.execute(ends, {"seqs": [one.seq for one in held]})
     return {(row.seq, row.lease): row.time_next for row in found}
 
@@ -164,7 +160,7 @@ def reschedule(context: TableContext, connection: sa.Connection, ids: Sequence[A
     known, _ = _lock_unacked(context, connection, ids)
     told: Any = 0
     values: dict[str, Any] = {"time_next": at, "lease": None}
-    these = context.sql.any_of(rows.c.seq, "seqs")
+    these = context.unacked()
     seqs = {"seqs": [row.seq for row in known]}
     if epoch is not None:
         values["epoch"] = epoch
@@ -183,9 +179,7 @@ def reschedule(context: TableContext, connection: sa.Connection, ids: Sequence[A
 @lru_cache(maxsize=256)
 def _unacked(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
-    return sa.select(rows.c.seq, rows.c.lease, rows.c.epoch, rows.c.time_next).where(
-        context.sql.any_of(rows.c.seq, "seqs"), not_acked(rows)
-    )
+    return sa.select(rows.c.seq, rows.c.lease, rows.c.epoch, rows.c.time_next).where(context.unacked())
 
 
 def _renew_holder(context: TableContext, connection: sa.Connection, held: Held, until: int) -> None:
@@ -222,7 +216,7 @@ def _locked_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     return (
         sa.select(rows.c.seq, rows.c.id, rows.c.group_id, rows.c.lease, rows.c.position, rows.c.held_at)
-        .where(context.sql.any_of(rows.c.seq, "seqs"), not_acked(rows))
+        .where(context.unacked())
         .order_by(rows.c.seq)
         .with_for_update()
     )

@@ -44,12 +44,11 @@ def delete_acked(context: TableContext, acked: Mapping[Any, int]) -> int:
     wanted = {check_id(context, given): at for given, at in acked.items()}
 
     def work(connection: sa.Connection) -> int:
-        statement = sa.select(rows.c.seq, rows.c.id, rows.c.time_acked, rows.c.epoch).where(these).with_for_update()
+        statement = sa.select(rows.c.id, rows.c.time_acked, rows.c.epoch).where(these).with_for_update()
         found = [
             row for row in connection.execute(statement, {"ids": list(wanted)}) if wanted[row.id] == row.time_acked
         ]
-        seqs = {"seqs": [row.seq for row in found]}
-        connection.execute(sa.delete(rows).where(context.sql.any_of(rows.c.seq, "seqs")), seqs)
+        connection.execute(sa.delete(rows).where(these), {"ids": [row.id for row in found]})
         add_totals(connection, context.table_id, purged=len(found), sent=sum(row.epoch or 0 for row in found))
         return len(found)
 

@@ -14,6 +14,7 @@ from waterclock.tables.databases.mysql import MysqlTables
 from waterclock.tables.databases.postgresql import PostgresqlTables
 from waterclock.tables.databases.sqlite import SqliteTables
 from waterclock.tables.options import TableOptions
+from waterclock.tables.schema import not_acked
 
 _DIALECTS: dict[str, type[TableDialect]] = {
     "sqlite": SqliteTables,
@@ -64,6 +65,10 @@ class TableContext:
     reached: Reached = field(default_factory=Reached)
     drawn_ids: DrawnIds = field(default_factory=DrawnIds)
     dead: TableContext | None = None
+
+    def unacked(self, name: str = "seqs") -> sa.ColumnElement[bool]:
+        """Choose messages that are not acked by their seqs, which are bound as ``name``."""
+        return self.sql.any_of(self.rows.c.seq, name) & not_acked(self.rows)
 
 
 def table_dialect(backend: Backend) -> TableDialect:

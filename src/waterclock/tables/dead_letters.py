@@ -18,7 +18,7 @@ from waterclock.tables.acking import Held
 from waterclock.tables.context import TableContext
 from waterclock.tables.groups.grouping import UNGROUPED, settle
 from waterclock.tables.putting import user_column_names
-from waterclock.tables.schema import not_acked
+from waterclock.tables.schema import has_id, not_acked
 from waterclock.tables.totals import add_totals
 
 REASON, SOURCE, DIED, ORDER = "dead_reason", "dead_source", "time_died", "dead_seq"
@@ -60,12 +60,12 @@ def bury(context: TableContext, connection: sa.Connection, seqs: Sequence[int], 
     rows, graves = context.rows, dead.rows
     now = context.backend.now(connection)
     kept = (*_KEPT, *_shared_columns(context, dead))
-    these = context.sql.any_of(rows.c.seq, "seqs")
+    these = context.unacked()
     chosen = {"seqs": list(seqs)}
-    facts = connection.execute(sa.select(rows.c.group_id, rows.c.epoch).where(these), chosen).all()
-    same = graves.c.id.in_(sa.select(rows.c.id).where(these))
-    replaced = connection.execute(sa.select(sa.func.sum(graves.c.epoch)).where(same), chosen).scalar()
-    connection.execute(sa.delete(graves).where(same), chosen)
+    facts = connection.execute(sa.select(rows.c.id, rows.c.group_id, rows.c.epoch).where(these), chosen).all()
+    same, ids = context.sql.any_of(graves.c.id, "ids"), {"ids": [row.id for row in facts]}
+    replaced = connection.execute(sa.select(sa.func.sum(graves.c.epoch)).where(same), ids).scalar()
+    connection.execute(sa.delete(graves).where(same), ids)
     values = [sa.literal(now, sa.BigInteger), sa.literal(why), sa.literal(context.name), sa.literal(now, sa.BigInteger)]
     moved = sa.select(*(rows.c[name] for name in kept), *values, rows.c.seq).where(these).order_by(rows.c.seq)
     names = [*kept, "time_next", REASON, SOURCE, DIED, ORDER]
@@ -85,7 +85,7 @@ def bury_held(context: TableContext, connection: sa.Connection, held: Held, why:
         return False
     if error is not None:
         rows = context.rows
-        connection.execute(sa.update(rows).where(rows.c.seq == held.seq).values(last_error=error))
+        connection.execute(sa.update(rows).where(rows.c.seq == held.seq, not_acked(rows)).values(last_error=error))
     bury(context, connection, [held.seq], why)
     return True
 
@@ -96,11 +96,11 @@ def bury_claimed(context: TableContext, connection: sa.Connection, seqs: Sequenc
     Where a process dies before it comes to this, the next claim after its lease meets them again.
     """
     rows = context.rows
-    held = sa.select(rows.c.seq).where(context.sql.any_of(rows.c.seq, "seqs"), rows.c.lease == lease, not_acked(rows))
+    these = context.unacked()
+    held = sa.select(rows.c.seq).where(these, rows.c.lease == lease)
     ours = list(connection.scalars(held.order_by(rows.c.seq).with_for_update(), {"seqs": list(seqs)}))
     if not ours:
         return
-    these = context.sql.any_of(rows.c.seq, "seqs")
     # The claim counted them as sent, which they were not.
     connection.execute(sa.update(rows).where(these).values(epoch=rows.c.epoch - 1), {"seqs": ours})
     bury(context, connection, ours, exhausted_reason(context))
@@ -136,7 +136,7 @@ def _redrive_chunk(
         .where(
             graves.c.time_acked.is_(None),
             graves.c[SOURCE] == context.name,
-            ~sa.exists().where(rows.c.id == graves.c.id),
+            ~has_id(rows, graves.c.id),
         )
         .order_by(graves.c[ORDER])
         .limit(most)
@@ -148,7 +148,7 @@ def _redrive_chunk(
     if not found:
         return 0
     chosen = {"seqs": [row.seq for row in found]}
-    these = context.sql.any_of(graves.c.seq, "seqs")
+    these = dead.unacked()
     back = (*_RETURNED, *_shared_columns(context, dead))
     now = sa.literal(context.backend.now(connection), sa.BigInteger)
     moved = sa.select(*(graves.c[name] for name in back), now, now.label("due")).where(these).order_by(graves.c[ORDER])

@@ -234,6 +234,15 @@ def is_waiting(rows: sa.FromClause) -> sa.ColumnElement[bool]:
     return rows.c.time_acked.is_(None) & rows.c.time_next.is_not(None)
 
 
+def has_id(rows: sa.Table, message_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """Say that a table has a message of an id, which is looked up for each.
+
+    Not as a condition of its own, which becomes a join: a planner that takes the table for empty, as it was when
+    analyzed, would go through it for each id.
+    """
+    return sa.func.coalesce(sa.exists().where(rows.c.id == message_id), sa.false())
+
+
 def has_unique_id(connection: sa.Connection, name: str) -> bool:
     """Say whether a table's ids are unique by themselves."""
     inspector = sa.inspect(connection)

@@ -13,7 +13,7 @@ from waterclock.tables.claiming.claimed import Claimed, Wanted
 from waterclock.tables.claiming.claiming_rows import columns_read
 from waterclock.tables.context import TableContext
 from waterclock.tables.dead_letters import bury, exhausted_reason
-from waterclock.tables.schema import is_waiting
+from waterclock.tables.schema import is_waiting, not_acked
 
 
 def claim_free(
@@ -72,7 +72,7 @@ def _take(context: TableContext) -> sa.Update:
     rows = context.rows
     return (
         sa.update(rows)
-        .where(rows.c.seq == sa.bindparam("of"))
+        .where(rows.c.seq == sa.bindparam("of"), not_acked(rows))
         .values(
             time_next=sa.bindparam("until"),
             epoch=sa.func.coalesce(rows.c.epoch, 0) + 1,

@@ -340,7 +340,7 @@ def _leave_out(context: TableContext) -> sa.Update:
     rows = context.rows
     return (
         sa.update(rows)
-        .where(context.sql.any_of(rows.c.seq, "seqs"))
+        .where(context.unacked())
         .values(
             time_next=sa.bindparam("until"),
             epoch=sa.func.coalesce(rows.c.epoch, 0) + 1,

@@ -16,6 +16,7 @@ from waterclock.tables.context import TableContext
 from waterclock.tables.groups import consumers
 from waterclock.tables.groups.grouping import ANYBODY, belongs_to
 from waterclock.tables.groups.routing import is_unrouted
+from waterclock.tables.schema import PARTITIONED, not_acked
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,10 @@ def _looking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, 
     # In the index's order, else a planner reads through the table where few of it are unrouted.
     unrouted = sa.select(rows.c.seq).where(is_unrouted(rows)).order_by(rows.c.seq).limit(1)
     # Not as the greatest, for which a planner that takes the table for empty goes through it.
-    newest = sa.select(rows.c.seq).order_by(rows.c.seq.desc()).limit(1).scalar_subquery()
+    last = sa.select(rows.c.seq).order_by(rows.c.seq.desc()).limit(1)
+    if context.sql.unacked_apart and rows.info.get(PARTITIONED):
+        last = last.where(not_acked(rows))  # else each day of acked messages is looked through
+    newest = last.scalar_subquery()
     if not all_rows:
         unrouted = unrouted.where(rows.c.seq > sa.bindparam("after", type_=sa.BigInteger))
     return sa.select(

@@ -25,6 +25,9 @@ class TableDialect(Protocol):
     locks_in_parts: bool
     """Whether a part of a statement may lock rows, those and no others that it gives: this spares a round trip."""
 
+    unacked_apart: bool
+    """Whether, in a table with partitions, what is not acked has one of its own, which ``time_acked IS NULL`` tells."""
+
     @property
     def days(self) -> Days | None:
         """Partitions by day; None where the database has none."""

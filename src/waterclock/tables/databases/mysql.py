@@ -64,6 +64,7 @@ class MysqlTables:
 
     one_writer = False
     locks_in_parts = False
+    unacked_apart = False  # an index for each partition, with seq in front
 
     @property
     def days(self) -> Days:

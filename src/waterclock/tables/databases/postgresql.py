@@ -108,6 +108,7 @@ class PostgresqlTables:
 
     one_writer = False
     locks_in_parts = True
+    unacked_apart = True
 
     @property
     def days(self) -> Days:

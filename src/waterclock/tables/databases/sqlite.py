@@ -87,6 +87,7 @@ class SqliteTables:
 
     one_writer = True
     locks_in_parts = True  # whoever writes has locked everything
+    unacked_apart = False  # there are no partitions
     days = None
 
     def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:

@@ -167,7 +167,7 @@ def _to_ack(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     return (
         sa.select(rows.c.seq, rows.c.group_id, rows.c.lease, rows.c.position, rows.c.held_at)
-        .where(context.sql.any_of(rows.c.seq, "seqs"), not_acked(rows))
+        .where(context.unacked())
         .order_by(rows.c.seq)
         .with_for_update()
     )
@@ -187,26 +187,18 @@ def _done(context: TableContext) -> dict[str, Any]:
 def _acking_ours(context: TableContext) -> sa.Update:
     rows = context.rows
     by = sa.bindparam("by", type_=sa.BigInteger)
-    return (
-        sa.update(rows)
-        .where(context.sql.any_of(rows.c.seq, "seqs"), rows.c.lease == by, not_acked(rows))
-        .values(_done(context))
-    )
+    return sa.update(rows).where(context.unacked(), rows.c.lease == by).values(_done(context))
 
 
 @lru_cache(maxsize=256)
 def _acking(context: TableContext) -> sa.Update:
-    return sa.update(context.rows).where(context.sql.any_of(context.rows.c.seq, "seqs")).values(_done(context))
+    return sa.update(context.rows).where(context.unacked()).values(_done(context))
 
 
 @lru_cache(maxsize=256)
 def _holding(context: TableContext) -> sa.Update:
     rows = context.rows
-    return (
-        sa.update(rows)
-        .where(context.sql.any_of(rows.c.seq, "seqs"))
-        .values(held_at=context.backend.now_sql(), lease=None)
-    )
+    return sa.update(rows).where(context.unacked()).values(held_at=context.backend.now_sql(), lease=None)
 
 
 @lru_cache(maxsize=256)

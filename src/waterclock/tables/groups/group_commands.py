@@ -13,6 +13,7 @@ from waterclock.tables.context import TableContext
 from waterclock.tables.groups.group_acking import release_behind
 from waterclock.tables.groups.grouping import ANYBODY, lock_groups, settle
 from waterclock.tables.groups.routing import route
+from waterclock.tables.schema import not_acked
 from waterclock.tables.totals import add_totals
 
 _AT_ONCE = 5000
@@ -107,7 +108,7 @@ def in_parts(seqs: Sequence[int], work: Callable[[Sequence[int]], object]) -> No
 def sent_before(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> int:
     """Count how often messages were sent; those who remove them note it for the table."""
     rows = context.rows
-    epochs = sa.select(sa.func.sum(rows.c.epoch)).where(context.sql.any_of(rows.c.seq, "seqs"))
+    epochs = sa.select(sa.func.sum(rows.c.epoch)).where(context.unacked())
     counts: list[int] = []
     in_parts(seqs, lambda part: counts.append(int(connection.execute(epochs, {"seqs": part}).scalar() or 0)))
     return sum(counts)
@@ -120,7 +121,7 @@ def purge(
     chosen = choose(context, connection, group_id, count=count, force=force)
     if not dry_run:
         rows = context.rows
-        statement = sa.delete(rows).where(context.sql.any_of(rows.c.seq, "seqs"))
+        statement = sa.delete(rows).where(context.unacked())
         sent = sent_before(context, connection, chosen.seqs)
         in_parts(chosen.seqs, lambda part: connection.execute(statement, {"seqs": part}))
         settle(context, connection, [group_id])
@@ -141,7 +142,7 @@ def skip_head(
         rows = context.rows
         connection.execute(
             sa.update(rows)
-            .where(rows.c.seq == chosen.seqs[0])
+            .where(rows.c.seq == chosen.seqs[0], not_acked(rows))
             .values(time_acked=context.backend.now_sql(), time_next=None, lease=None, last_error="skipped by hand")
         )
         settle(context, connection, [group_id])

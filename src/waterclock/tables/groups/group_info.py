@@ -93,15 +93,21 @@ def list_groups(
     now = context.backend.now(connection)
     counts = {row.group: row for row in connection.execute(_counts(context, group), {"now": now})}
     at_head = (rows.c.group_id == groups.c.group_id) & (rows.c.position == groups.c.head) & rows.c.time_acked.is_(None)
-    columns = [rows.c[name] for name in ("id", "epoch", "time_scheduled", "time_next", "consumer", "lease")]
-    known = (sa.select(groups, *columns).join_from(groups, rows, at_head, isouter=True)).where(
-        groups.c.table_id == context.table_id
-    )
+    columns = ("group_id", "id", "epoch", "time_scheduled", "time_next", "consumer", "lease")
+    which = groups.c.table_id == context.table_id
     if group is not None:
-        known = known.where(groups.c.group_id == group)
-    found = {row.group_id: row for row in connection.execute(known)}
+        which &= groups.c.group_id == group
+    found = {row.group_id: row for row in connection.execute(sa.select(groups).where(which))}
+    first = context.sql.of_each(groups, [rows.c[name] for name in columns], at_head, rows.c.position).where(which)
+    heads = {row.group_id: _head(row) for row in connection.execute(first)}
     names = sorted(counts.keys() | found.keys())[:limit]
-    return [_info(context, name, found.get(name), counts.get(name), now) for name in names]
+    return [_info(context, name, found.get(name), heads.get(name), counts.get(name), now) for name in names]
+
+
+def _head(row: sa.Row[*tuple[Any, ...]]) -> Head:
+    return Head(
+        row.id, row.epoch or 0, row.time_scheduled or 0, row.time_next or 0, row.consumer, row.lease is not None
+    )
 
 
 def _counts(context: TableContext, group: str | None) -> sa.Select[Any, Any, Any, Any]:
@@ -130,15 +136,11 @@ def _info(
     context: TableContext,
     name: str,
     row: sa.Row[*tuple[Any, ...]] | None,
+    head: Head | None,
     counts: sa.Row[*tuple[Any, ...]] | None,
     now: int,
 ) -> GroupInfo:
     in_flight, held, messages = (counts.in_flight, counts.held, counts.messages) if counts else (0, 0, 0)
-    head = None
-    if row is not None and row.id is not None:
-        head = Head(
-            row.id, row.epoch or 0, row.time_scheduled or 0, row.time_next or 0, row.consumer, row.lease is not None
-        )
     waiting = messages - in_flight - held
     owner = None if row is None or row.assigned == ANYBODY else row.assigned
     if owner is None and head is not None and head.leased and head.time_next > now:

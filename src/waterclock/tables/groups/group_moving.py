@@ -12,6 +12,7 @@ from waterclock.tables.context import TableContext
 from waterclock.tables.groups.group_commands import GroupChange, choose, ensure_group, in_parts, sent_before
 from waterclock.tables.groups.grouping import ANYBODY, settle
 from waterclock.tables.putting import user_column_names
+from waterclock.tables.schema import has_id, not_acked
 from waterclock.tables.totals import add_totals
 
 _KEPT = (
@@ -50,8 +51,8 @@ def move(
     """Put messages into another table, in their order, and delete them here; those whose id is there stay."""
     chosen = choose(context, connection, group_id, count=count, force=force)
     rows = context.rows
-    these = context.sql.any_of(rows.c.seq, "seqs")
-    there = sa.exists().where(target.rows.c.id == rows.c.id)
+    these = context.unacked()
+    there = has_id(target.rows, rows.c.id)
     taken: set[int] = set()
     in_parts(
         chosen.seqs,
@@ -72,7 +73,7 @@ def _move_part(
     context: TableContext, target: TableContext, connection: sa.Connection, seqs: Sequence[int], now: int
 ) -> None:
     rows = context.rows
-    these = context.sql.any_of(rows.c.seq, "seqs")
+    these = context.unacked()
     names = [*_KEPT, *user_column_names(rows)]
     due = sa.case((rows.c.lease.is_(None), rows.c.time_next), else_=sa.literal(now, sa.BigInteger))
     moved = sa.select(*(rows.c[name] for name in names), due).where(these).order_by(rows.c.position)
@@ -100,7 +101,7 @@ def reroute(
     rows = context.rows
     connection.execute(
         sa.update(rows)
-        .where(rows.c.seq == sa.bindparam("of"))
+        .where(rows.c.seq == sa.bindparam("of"), not_acked(rows))
         .values(
             group_id=to,
             position=sa.bindparam("place"),
@@ -118,7 +119,7 @@ def reroute(
 def _mark_routed(context: TableContext) -> sa.Update:
     # Apart, because a change of the group of a routed message is one that the router has to see.
     rows = context.rows
-    return sa.update(rows).where(context.sql.any_of(rows.c.seq, "seqs")).values(routed=1)
+    return sa.update(rows).where(context.unacked()).values(routed=1)
 
 
 def rebalance(context: TableContext, connection: sa.Connection, *, dry_run: bool) -> GroupChange:

@@ -172,7 +172,7 @@ def _place(context: TableContext) -> sa.Update:
     )
     return (
         sa.update(rows)
-        .where(context.sql.key_is(rows.c.seq, placed.c.seq))
+        .where(context.sql.key_is(rows.c.seq, placed.c.seq), not_acked(rows))
         .values(position=placed.c.place, routed=1, group_id=_group_of(rows))
     )
 
