@@ -18,6 +18,7 @@ from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.mysql_insert import insert_new
 from waterclock.tables.databases.mysql_partitions import MysqlDays
 from waterclock.tables.databases.partitioning import Days
+from waterclock.tables.databases.plain import PlainStatements
 from waterclock.tables.options import IdType
 from waterclock.tables.schema import IdItem
 
@@ -59,7 +60,7 @@ _GROUP_TRIGGER = """
     END"""
 
 
-class MysqlTables:
+class MysqlTables(PlainStatements):
     """MariaDB's statements for message tables."""
 
     one_writer = False
@@ -155,48 +156,6 @@ class MysqlTables:
     def computed_any_of(self, value: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Say that a value is in the list bound as ``name``; it is sorted once."""
         return self.any_of(value, name)
-
-    def any_key(
-        self, table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], name: str
-    ) -> sa.ColumnElement[bool]:
-        """Say that a row's key is ``value`` with one of the values in the list bound as ``name``."""
-        del table  # the columns know it
-        return (columns[0] == value) & self.any_of(columns[1], name)
-
-    def lock_keys(
-        self,
-        table: sa.Table,
-        value: int,
-        columns: tuple[sa.Column[Any], sa.Column[Any]],
-        name: str,
-        *,
-        skip_locked: bool = False,
-    ) -> sa.Select[*tuple[Any, ...]]:
-        """Select and lock rows in the order of their keys."""
-        chosen = self.any_key(table, value, columns, name)
-        return sa.select(table).where(chosen).order_by(columns[1]).with_for_update(skip_locked=skip_locked)
-
-    def key_is(self, key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-        """Say that a row's key is a value."""
-        return key == value
-
-    def of_each(
-        self,
-        parents: sa.Table,
-        columns: Sequence[sa.Column[Any]],
-        belongs: sa.ColumnElement[bool],
-        order: sa.Column[int],
-    ) -> sa.Select[*tuple[Any, ...]]:
-        """Select rows that belong to rows of ``parents``."""
-        del order  # the index has it
-        return sa.select(*columns).join_from(parents, columns[0].table, belongs)
-
-    def run_both(
-        self, connection: sa.Connection, one: sa.Update, another: sa.Update | sa.Delete, values: Mapping[str, Any]
-    ) -> int:
-        """Run two statements, and return the second's row count."""
-        connection.execute(one, values)
-        return connection.execute(another, values).rowcount
 
     def claim(
         self,
