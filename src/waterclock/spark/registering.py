@@ -62,7 +62,7 @@ class WaterclockSource(DataSource):
             refuse_for(self.options, streaming=False)
             return TopicReader(ReadOptions.checked(self.options))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  # Spark's name
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  # Spark's name and keyword
         """Prepare a stream."""
         with plainly():
             if self._reads_a_table:

@@ -220,8 +220,8 @@ def not_acked(rows: sa.FromClause) -> sa.ColumnElement[bool]:
     """Say that a message is not acked, of messages that are chosen by their keys.
 
     Written so that no index answers it: a planner without statistics believes that few messages are not acked, and
-    would go through all of those. Where they have a partition of their own it must be told by this condition, and no
-    index of it is for some messages only.
+    would go through all of those. Where they have a partition of their own it must be told by this condition, of which
+    no index there is made.
     """
     table = rows.element if isinstance(rows, sa.Alias) else rows
     if isinstance(table, sa.Table) and table.info.get(PARTITIONED):
@@ -230,7 +230,10 @@ def not_acked(rows: sa.FromClause) -> sa.ColumnElement[bool]:
 
 
 def is_waiting(rows: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Say that a message is to be sent, or is out: so that the index by which messages are claimed has it."""
+    """Say that a message is not acked, so that the index by which messages are claimed is seen to have it.
+
+    It leaves out none: triggers give every message that is not acked a time at which it is due.
+    """
     return rows.c.time_acked.is_(None) & rows.c.time_next.is_not(None)
 
 

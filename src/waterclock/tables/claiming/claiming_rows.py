@@ -122,7 +122,7 @@ def _due_at_level(
     level = sa.bindparam("of", type_=sa.BigInteger)
     other = rows.alias("other")
     between = sa.exists().where(
-        other.c.time_acked.is_(None),
+        is_waiting(other),
         other.c.priority > level,
         other.c.priority < sa.bindparam("above", type_=sa.BigInteger),
     )
