@@ -1,4 +1,7 @@
-"""A consumer that tests run as a process of its own and kill: messages fail until they die, and are brought back."""
+"""A consumer that tests run as a process of its own and kill: messages fail until they die, and are brought back.
+
+It says so once, when the first came back.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,16 @@ from waterclock.connection import connect
 
 def main(url: str, table_name: str) -> None:
     table = connect(url, "unused").table(table_name)
-    print("ready", flush=True)
+    told = False
     while True:
         for delivery in table.receive(5):
             if delivery.epoch % 2:
                 delivery.nack("0s")
             else:
                 delivery.dead_letter("why not")
-        table.redrive(limit=3)
+        if table.redrive(limit=3) and not told:
+            print("brought back", flush=True)
+            told = True
 
 
 if __name__ == "__main__":
