@@ -266,7 +266,9 @@ def connect(
     Parameters
     ----------
     url
-        ``sqlite:///factory.db``, ``postgresql+psycopg://…`` or ``mysql+pymysql://…``.
+        ``sqlite:///factory.db``, ``postgresql+psycopg://…`` or ``mysql+pymysql://…``. PyMySQL reads the machine's
+        certificates at each new connection, some 45 ms, unless the URL ends with ``?ssl_disabled=true``: for a MariaDB
+        on the same machine, or behind a network that is trusted.
     ledgers
         Folder or filesystem URL (``s3://bucket/folder``) for sealed ledgers. Default for SQLite: ``FILE-ledgers/``
         beside the file.

@@ -10,6 +10,7 @@ from waterclock.tables import retrying
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
+from .test_plans import statements
 from .test_putting import payloads
 
 MakeTable = Callable[..., MessageTable]
@@ -34,6 +35,53 @@ def test_many_deliveries_are_given_back_together(orders: MessageTable, clock: Mo
     assert orders.stats().delayed == 6
     clock.move("5s")
     assert payloads(orders) == [str(number) for number in range(2, 8)]
+
+
+def test_what_is_given_back_together_in_its_last_attempt_dies_and_the_rest_does_not(
+    make_table: MakeTable, database: Database, clock: MovableClock
+) -> None:
+    table = make_table(max_attempts=2)
+    table.put_many([{"payload": name} for name in "abcd"])
+    assert table.nack(table.receive(4), "0s") == 4
+    table.put_many([{"payload": name} for name in "efg"])
+    deliveries = table.receive(7)
+    table.ack(2)
+    assert table.nack([*deliveries, *deliveries], "5s") == 6
+    assert [one.payload for one in deliveries if one.lost] == ["b"]
+    assert [one["payload"] for one in table.dead_letters()] == ["d", "c", "a"]
+    assert (table.stats().delayed, table.stats().dead, table.stats().acked) == (3, 3, 1)
+    clock.move("5s")
+    assert [(one.payload, one.epoch) for one in table.receive()] == [("e", 2), ("f", 2), ("g", 2)]
+    assert table.redrive() == 3
+    assert payloads(table) == ["a", "c", "d"]
+
+
+def test_a_back_off_is_drawn_for_each_of_those_that_are_given_back_together(
+    make_table: MakeTable, database: Database
+) -> None:
+    table = make_table(jitter=0.5)
+    table.put_many([{"payload": str(number)} for number in range(20)])
+    table.nack(table.receive(20), "0s")
+    assert table.nack(table.receive(20)) == 20
+    with database.backend.snapshot() as connection:
+        due = set(connection.scalars(sa.text("SELECT time_next FROM orders")))
+    assert len(due) == 20
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_hundred_are_given_back_in_as_many_statements_as_ten(
+    make_table: MakeTable, database: Database, monkeypatch: pytest.MonkeyPatch, attempts: int
+) -> None:
+    monkeypatch.setattr(retrying, "_CHUNK", 500)
+    table = make_table(max_attempts=attempts)
+    counts: list[int] = []
+    for count in (10, 100):
+        table.put_many([{"payload": str(number)} for number in range(count)])
+        deliveries = table.receive(count)
+        with statements(database) as seen:
+            assert table.nack(deliveries, "1h") == count
+        counts.append(len(seen))
+    assert counts[0] == counts[1]
 
 
 def test_what_is_given_back_without_a_delay_backs_off(orders: MessageTable, clock: MovableClock) -> None:

@@ -88,10 +88,11 @@ def give_back(context: TableContext, connection: sa.Connection, held: Iterable[H
         settle(context, connection, [one.group_id or UNGROUPED for one in ours])
 
 
-def still_held(context: TableContext, connection: sa.Connection, held: Held) -> bool:
-    """Say whether a consumer still holds a message, and keep it so until the transaction ends."""
-    _lock(context, connection, [held])
-    return any(row.lease == held.lease for row in _lock_rows(context, connection, [held.seq]))
+def still_held(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> list[bool]:
+    """Say of each message whether a consumer still holds it, and keep it so until the transaction ends."""
+    _lock(context, connection, held)
+    leases = {row.seq: row.lease for row in _lock_rows(context, connection, [one.seq for one in held])}
+    return [leases.get(one.seq) == one.lease for one in held]
 
 
 def unacked(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> dict[int, _Row]:

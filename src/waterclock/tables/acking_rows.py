@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -52,6 +52,14 @@ def back_off(context: TableContext, connection: sa.Connection, held: Holding, de
     statement = _backing_off(context.rows, context.backend.now_sql())
     parameters = {"of": held[0], "by": held[1], "delay": delay, "why": error}
     return connection.execute(statement, parameters).rowcount == 1
+
+
+def back_off_all(context: TableContext, connection: sa.Connection, delays: Mapping[Holding, int]) -> None:
+    """Give messages back whose rows the transaction has locked, each to be sent again after a delay of its own, ns."""
+    if delays:
+        statement = _backing_off(context.rows, context.backend.now_sql())
+        each = [{"of": seq, "by": lease, "delay": delay, "why": None} for (seq, lease), delay in delays.items()]
+        connection.execute(statement, each)
 
 
 @lru_cache(maxsize=256)

@@ -81,7 +81,7 @@ def bury(context: TableContext, connection: sa.Connection, seqs: Sequence[int], 
 def bury_held(context: TableContext, connection: sa.Connection, held: Held, why: str, error: str | None = None) -> bool:
     """Move a message that a consumer holds to the dead-letter table; False where the lease was lost."""
     dead_letter_table(context)
-    if not acking.still_held(context, connection, held):
+    if not all(acking.still_held(context, connection, [held])):
         return False
     if error is not None:
         rows = context.rows

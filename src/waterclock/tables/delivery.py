@@ -165,9 +165,13 @@ class Delivery:
         """Give the message back in a transaction of ours; False where the lease was lost. `end` it after the commit."""
         if is_exhausted(self.context, self.epoch):
             return bury_held(self.context, connection, self.held, exhausted_reason(self.context), error)
-        if delay is None:
-            delay = self.context.options.backoff.delay(self.epoch - 1, random.uniform(-1, 1))  # noqa: S311  # no secret
-        return acking.back_off(self.context, connection, self.held, delay, error)
+        return acking.back_off(self.context, connection, self.held, self.pause(delay), error)
+
+    def pause(self, delay: int | None) -> int:
+        """Give how long it waits before it is sent again, ns: by the table's back-off where no delay is given."""
+        if delay is not None:
+            return delay
+        return self.context.options.backoff.delay(self.epoch - 1, random.uniform(-1, 1))  # noqa: S311  # no secret
 
     def dead_letter(self, why: str) -> None:
         """Move the message to the table's dead-letter table, whatever attempts it has left.

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from waterclock.tables import acking
+from waterclock.tables import acking, acking_rows
 from waterclock.tables.context import TableContext
+from waterclock.tables.dead_letters import bury, exhausted_reason, is_exhausted
 from waterclock.tables.delivery import Delivery
 
 _CHUNK = 500  # messages in one transaction, so that nobody waits long for them
@@ -17,18 +18,30 @@ _T = TypeVar("_T")
 
 def nack_all(context: TableContext, deliveries: Iterable[Delivery], delay: int | None) -> int:
     """Give deliveries back; return how many were still held. The others are noted as lost."""
-    ours = sorted((one for one in deliveries if not one.over), key=lambda one: one.held.seq)
+    ours = sorted({one for one in deliveries if not one.over}, key=lambda one: one.held.seq)
     count = 0
     for chunk in _chunks(ours):
-
-        def work(own: sa.Connection, chunk: Sequence[Delivery] = chunk) -> list[bool]:
-            return [one.nack_in(own, delay, None) for one in chunk]
-
-        for one, kept in zip(chunk, context.backend.transact(work), strict=True):
+        given_back = context.backend.transact(lambda own, chunk=chunk: _nack_chunk(context, own, chunk, delay))
+        for one, kept in zip(chunk, given_back, strict=True):
             one.lost = not kept
             one.end()
             count += kept
     return count
+
+
+def _nack_chunk(
+    context: TableContext, connection: sa.Connection, chunk: Sequence[Delivery], delay: int | None
+) -> list[bool]:
+    if context.options.groups:  # one that goes back takes those behind it along
+        return [one.nack_in(connection, delay, None) for one in chunk]
+    held = acking.still_held(context, connection, [one.held for one in chunk])
+    ours = [one for one, kept in zip(chunk, held, strict=True) if kept]
+    dying = [one.held.seq for one in ours if is_exhausted(context, one.epoch)]
+    if dying:
+        bury(context, connection, dying, exhausted_reason(context))
+    living = {(one.held.seq, one.held.lease): one.pause(delay) for one in ours if not is_exhausted(context, one.epoch)}
+    acking_rows.back_off_all(context, connection, living)
+    return held
 
 
 def retry_ids(context: TableContext, ids: Sequence[Any]) -> int:
