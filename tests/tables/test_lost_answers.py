@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -77,6 +77,21 @@ def test_an_ack_of_many_claims_whose_answer_was_lost_is_no_lost_lease(orders: Me
     assert orders.stats().acked == 4
 
 
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_in_a_table_with_partitions_too_an_ack_is_told_from_somebody_elses(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(purge_by="partition", id_type="text")
+    table.put_many([{"payload": name, "id": name} for name in "abcd"])
+    first, *others = table.receive(2) + table.receive(2)
+    table.ack("a")
+    with losing_the_answer_to(database, "UPDATE") as lost, pytest.raises(LeaseLostError, match="'a'"):
+        table.ack([first, *others])
+    assert lost
+    assert [one.lost for one in (first, *others)] == [True, False, False, False]
+    assert table.stats().acked == 4
+
+
 # An embedded database answers, or its process is gone and with it the consumer.
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 def test_a_claim_whose_answer_was_lost_is_a_lease_that_runs_out(
@@ -105,12 +120,14 @@ def test_many_puts_whose_answer_was_lost_put_each_message_once(orders: MessageTa
     assert [delivery.payload for delivery in orders.receive()] == ["0", "1", "2", "3", "4"]
 
 
+@pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
 @pytest.mark.parametrize("by_somebody_else", ["ack", "reschedule"])
 def test_what_somebody_else_acked_or_rescheduled_is_a_lost_lease(
-    orders: MessageTable, clock: MovableClock, by_somebody_else: str
+    make_table: Callable[..., MessageTable], clock: MovableClock, by_somebody_else: str, groups: str | None
 ) -> None:
+    orders = make_table(groups=groups)
     orders.put("tea")
-    [delivery] = orders.receive()
+    [delivery] = orders.receive(consumer="x")
     if by_somebody_else == "ack":
         orders.ack(delivery.id)
     else:

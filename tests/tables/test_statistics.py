@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from waterclock.connection import Database, connect
+from waterclock.errors import LeaseLostError
 from waterclock.tables.message_table import MessageTable
 
 MESSAGES = 2_000
@@ -34,6 +35,9 @@ def work(table: MessageTable, others: MessageTable, groups: Any) -> None:
     assert len(held) == MESSAGES
     assert table.ack([one.id for one in held[:100]]) == 100
     table.ack(held[100:-100])
+    for late in held[:100]:
+        with pytest.raises(LeaseLostError):
+            late.ack()
     table.nack(held[-100:], "0s")
     while again := table.receive(MESSAGES, consumer="x"):  # in a group only the first one was tried
         table.nack(again, "0s")

@@ -53,7 +53,7 @@ def ack_held(context: TableContext, connection: sa.Connection, held: Iterable[He
         Where an earlier message of the group is not acked.
     """
     if not context.options.groups:
-        return acking_rows.ack_held(context, connection, [(one.seq, one.lease) for one in held])
+        return acking_rows.ack_held(context, connection, list(held))
     return group_acking.ack_held(context, connection, list(held))
 
 

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from waterclock.tables.context import TableContext
 from waterclock.tables.databases.dialect import TableDialect
+from waterclock.tables.held import Held
 from waterclock.tables.schema import not_acked
 
 Holding = tuple[int, int]
@@ -24,7 +25,7 @@ def ack_ids(context: TableContext, connection: sa.Connection, ids: Sequence[Any]
     return connection.execute(statement, {"ids": list(ids)}).rowcount
 
 
-def ack_held(context: TableContext, connection: sa.Connection, held: Sequence[Holding]) -> set[int]:
+def ack_held(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> set[int]:
     """Ack messages; return the seqs of those whose lease was lost.
 
     The lease's number stays on the row. So when the answer to an ack was lost, and the ack is tried again, it is told
@@ -32,18 +33,18 @@ def ack_held(context: TableContext, connection: sa.Connection, held: Sequence[Ho
     """
     if not held:
         return set()
-    leases = {lease for _, lease in held}
-    parameters: dict[str, Any] = {"seqs": [seq for seq, _ in held]}
+    leases = {one.lease for one in held}
+    parameters: dict[str, Any] = {"seqs": [one.seq for one in held]}
     if len(leases) == 1:
         parameters["by"] = leases.pop()
         ours = _one_lease(context.rows)
     else:
-        parameters["held"] = list(held)
+        parameters["held"] = [(one.seq, one.lease) for one in held]
         ours = _some_leases(context.rows)
     statement = _acking_held(context.rows, context.sql, context.backend.now_sql(), ours)
     if connection.execute(statement, parameters).rowcount == len(held):
         return set()
-    acked = connection.scalars(_acked_by_us(context.rows, context.sql, ours), parameters)
+    acked = connection.scalars(_acked_by_us(context, ours), parameters | {"ids": [one.id for one in held]})
     return set(parameters["seqs"]) - set(acked)
 
 
@@ -93,8 +94,8 @@ def _acking_held(
 
 
 @lru_cache(maxsize=256)
-def _acked_by_us(rows: sa.Table, sql: TableDialect, ours: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    return sa.select(rows.c.seq).where(sql.any_of(rows.c.seq, "seqs"), ours, rows.c.time_acked.is_not(None))
+def _acked_by_us(context: TableContext, ours: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    return sa.select(context.rows.c.seq).where(context.acked(), ours)
 
 
 @lru_cache(maxsize=256)

@@ -14,7 +14,7 @@ from waterclock.tables.databases.mysql import MysqlTables
 from waterclock.tables.databases.postgresql import PostgresqlTables
 from waterclock.tables.databases.sqlite import SqliteTables
 from waterclock.tables.options import TableOptions
-from waterclock.tables.schema import not_acked
+from waterclock.tables.schema import PARTITIONED, not_acked
 
 _DIALECTS: dict[str, type[TableDialect]] = {
     "sqlite": SqliteTables,
@@ -69,6 +69,14 @@ class TableContext:
     def unacked(self, name: str = "seqs") -> sa.ColumnElement[bool]:
         """Choose messages that are not acked by their seqs, which are bound as ``name``."""
         return self.sql.any_of(self.rows.c.seq, name) & not_acked(self.rows)
+
+    def acked(self) -> sa.ColumnElement[bool]:
+        """Choose messages that are acked by their seqs and ids, which are bound as ``seqs`` and ``ids``.
+
+        By ids, because those of a partition of acked messages have no index by seq.
+        """
+        these = self.sql.any_of(self.rows.c.seq, "seqs") & ~not_acked(self.rows)
+        return these & self.sql.any_of(self.rows.c.id, "ids") if self.rows.info.get(PARTITIONED) else these
 
 
 def table_dialect(backend: Backend) -> TableDialect:

@@ -99,7 +99,7 @@ class Delivery:
         self.time_scheduled: int = row.time_scheduled
         further = user_column_names(context.rows)
         self.columns: dict[str, Any] = {name: getattr(row, name) for name in further} if further else {}
-        self.held = Held(row.seq, lease, row.group_id, row.position, row.time_next)
+        self.held = Held(row.seq, row.id, lease, row.group_id, row.position, row.time_next)
 
     @property
     def headers(self) -> Mapping[str, str]:

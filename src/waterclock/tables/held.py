@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Held(NamedTuple):
@@ -10,8 +10,8 @@ class Held(NamedTuple):
 
     Attributes
     ----------
-    seq
-        Which row.
+    seq, id
+        Which row, and which message.
     lease
         The claim's number: whatever another one did to the row since changed it.
     group_id, position
@@ -21,6 +21,7 @@ class Held(NamedTuple):
     """
 
     seq: int
+    id: Any
     lease: int
     group_id: str | None
     position: int | None

@@ -239,7 +239,7 @@ class MessageTable(OpenTable):
         Raises
         ------
         LeaseLostError
-            Where a delivery's lease was lost. The other messages are acked.
+            Where a delivery's lease was lost, which its ``lost`` says then. The other messages are acked.
         OrderError
             Where an earlier message of a group is not acked. No message is acked.
         """
@@ -262,6 +262,7 @@ class MessageTable(OpenTable):
                 with self._callers.use(connection) as theirs:
                     count, lost = work(theirs)
         for delivery in deliveries:
+            delivery.lost |= not delivery.over and delivery.held.seq in lost
             delivery.end()
         if plain and connection is None:
             note_acked(context, plain)

@@ -12,7 +12,6 @@ from waterclock.errors import OrderError
 from waterclock.tables.context import TableContext
 from waterclock.tables.groups.grouping import UNGROUPED, lock_groups, settle, settle_starts
 from waterclock.tables.held import Held
-from waterclock.tables.schema import not_acked
 
 _Row = sa.Row[*tuple[Any, ...]]
 
@@ -39,7 +38,7 @@ def ack_held(context: TableContext, connection: sa.Connection, held: Sequence[He
         return lost
     found = connection.execute(_to_ack(context), {"seqs": sorted(leases)}).all()
     ours = [row for row in found if row.lease == leases[row.seq]]
-    _ack(context, connection, ours, noted)
+    _ack(context, connection, ours, noted, _acking(context))
     still = {row.seq for row in ours}
     return _lost(context, connection, [one for one in held if one.seq not in still])
 
@@ -47,14 +46,14 @@ def ack_held(context: TableContext, connection: sa.Connection, held: Sequence[He
 def ack_rows(
     context: TableContext, connection: sa.Connection, found: Sequence[_Row], noted: dict[str, sa.Row[Any]]
 ) -> int:
-    """Ack messages, whoever has them, whose groups and rows are locked; return how many.
+    """Ack messages, whoever has them, whose groups and rows are locked; return how many. Who has one finds it lost.
 
     Raises
     ------
     OrderError
         As `ack_held`.
     """
-    _ack(context, connection, [row for row in found if row.held_at is None], noted)
+    _ack(context, connection, [row for row in found if row.held_at is None], noted, _acking_anybodys(context))
     return sum(row.held_at is None for row in found)
 
 
@@ -104,13 +103,17 @@ def _lost(context: TableContext, connection: sa.Connection, held: Sequence[Held]
     # again, it is told from an ack by somebody else.
     if not held:
         return set()
-    found = connection.execute(_acked(context), {"seqs": [one.seq for one in held]})
+    found = connection.execute(_acked(context), {"seqs": [one.seq for one in held], "ids": [one.id for one in held]})
     acked = {row.seq: row.lease for row in found}
     return {one.seq for one in held if acked.get(one.seq) != -one.lease}
 
 
 def _ack(
-    context: TableContext, connection: sa.Connection, messages: Sequence[_Row], noted: dict[str, sa.Row[Any]]
+    context: TableContext,
+    connection: sa.Connection,
+    messages: Sequence[_Row],
+    noted: dict[str, sa.Row[Any]],
+    acking: sa.Update,
 ) -> None:
     if not messages:
         return
@@ -122,7 +125,7 @@ def _ack(
         chosen["seqs"] = [row.seq for row in messages if row.position is None]
     elif context.options.ack_order == "strict" and _last_of_starts(noted, messages) is None:
         _check_order(context, connection, grouped)
-    connection.execute(_acking(context), chosen)
+    connection.execute(acking, chosen)
     _settle_acked(context, connection, {row.group_id: row.position for row in sorted(grouped, key=_position)}, noted)
 
 
@@ -176,7 +179,7 @@ def _to_ack(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 @lru_cache(maxsize=256)
 def _acked(context: TableContext) -> sa.Select[Any, Any]:
     rows = context.rows
-    return sa.select(rows.c.seq, rows.c.lease).where(context.sql.any_of(rows.c.seq, "seqs"), ~not_acked(rows))
+    return sa.select(rows.c.seq, rows.c.lease).where(context.acked())
 
 
 def _done(context: TableContext) -> dict[str, Any]:
@@ -193,6 +196,11 @@ def _acking_ours(context: TableContext) -> sa.Update:
 @lru_cache(maxsize=256)
 def _acking(context: TableContext) -> sa.Update:
     return sa.update(context.rows).where(context.unacked()).values(_done(context))
+
+
+@lru_cache(maxsize=256)
+def _acking_anybodys(context: TableContext) -> sa.Update:
+    return sa.update(context.rows).where(context.unacked()).values({**_done(context), "lease": None})
 
 
 @lru_cache(maxsize=256)
