@@ -362,7 +362,9 @@ class GroupRules(RuleBasedStateMachine):
 
     @invariant()
     def the_list_agrees(self) -> None:
-        infos = {info.group: info for info in self.table.groups.list()}
+        every = self.table.groups.list()
+        assert self.table.groups.list(2) == every[:2]
+        infos = {info.group: info for info in every}
         for group, entries in self.model.items():
             info: Any = infos.get(group)
             if info is None:

@@ -32,6 +32,29 @@ def test_the_list_shows_id_owner_counts_and_the_head(sequenced: MessageTable, cl
     assert (b.group, b.owner, b.in_flight, b.waiting, b.blocked_by) == ("b", None, 0, 1, None)
 
 
+@pytest.mark.parametrize("ungrouped", ["default", "free"])
+def test_the_first_groups_by_name_are_listed_whether_they_were_routed_or_not(
+    make_table: Callable[..., MessageTable], ungrouped: str
+) -> None:
+    table = make_table(groups="sequenced", ungrouped=ungrouped)
+    put(table, "b1", "d1", "d2", "e1")
+    assert names(table.receive(1)) == ["b1"]
+    put(table, "a1", "c1", "d3")
+    table.put("of no group")
+    first = [None] if ungrouped == "default" else []
+    for count in range(1, 8):
+        infos = table.groups.list(count)
+        assert [info.group for info in infos] == [*first, "a", "b", "c", "d", "e"][:count]
+        assert infos == table.groups.list()[:count]
+    assert [(info.group, info.in_flight, info.waiting) for info in table.groups.list(6)][-4:-1] == [
+        ("b", 1, 0),
+        ("c", 0, 1),
+        ("d", 0, 3),
+    ]
+    with pytest.raises(InvalidArgumentError, match=r"^limit: 0 is no count"):
+        table.groups.list(0)
+
+
 def test_looking_takes_nothing(sequenced: MessageTable) -> None:
     put(sequenced, "a1")
     assert sequenced.groups.info("a").waiting == 1

@@ -70,6 +70,10 @@ def complaints(database: Database, text: str, parameters: Any) -> list[str]:
             plan = [str(row.detail) for row in connection.exec_driver_sql("EXPLAIN QUERY PLAN " + text, parameters)]
             if "AS newest" in text:
                 plan.remove("SCAN orders")  # from the last row on, of which there is one to find
+            if "group_id AS name" in text:  # by the key in its order, up to the limit
+                plan.remove(
+                    "SEARCH waterclock_groups USING COVERING INDEX sqlite_autoindex_waterclock_groups_1 (table_id=?)"
+                )
             return [step for step in plan if re.search(f"{ALL_ROWS}|{ALL_GROUPS}", step)]
         if name == "mysql":
             found = connection.exec_driver_sql("ANALYZE " + text, parameters).mappings().all()
@@ -145,6 +149,7 @@ def frequent_statements(table: MessageTable, database: Database) -> dict[str, An
         put_many(table, 10)
         table.receive(1, consumer="x")
         table.groups.info("g17")
+        assert len(table.groups.list(10)) == 10
         stop = Stop()
         stop.set()
         changes = table._context.sql.changes(database.backend, "orders")

@@ -135,7 +135,7 @@ def explain_message(context: TableContext, connection: sa.Connection, message_id
         why = "was acked, which counts once the messages before it in its group are"
         return Explanation(row.id, "held", why, blocking_id=facts.blocking_id)
     if context.options.groups and facts.blocking_id is None and explanation.state in ("ready", "delayed", "scheduled"):
-        return _explain_head(explanation, list_groups(context, connection, row.group_id or UNGROUPED), now)
+        return _explain_head(explanation, list_groups(context, connection, [row.group_id or UNGROUPED]), now)
     return explanation
 
 

@@ -21,7 +21,7 @@ from waterclock.tables.entry import load
 from waterclock.tables.explaining import Explanation, explain_message
 from waterclock.tables.groups.groups import MessageGroups
 from waterclock.tables.open_table import OpenTable
-from waterclock.tables.options import check_rate
+from waterclock.tables.options import check_count, check_rate
 from waterclock.tables.purging import purge_some
 from waterclock.tables.putting import MessageId, PutIds, check_id, prepare_rows
 from waterclock.tables.putting_sized import put_sized
@@ -147,7 +147,7 @@ class MessageTable(OpenTable):
             For an argument that cannot be meant; also for ``where`` and ``order`` in a table with groups, whose order
             they would break.
         """
-        count = self.options.batch_size if limit is None else _limit(limit)
+        count = self.options.batch_size if limit is None else check_count(limit)
         request = self._request(consumer, where, order, parameters, max_groups)
         if wait is None:
             return receive(self._entry, self._callers, count, request)
@@ -192,7 +192,7 @@ class MessageTable(OpenTable):
         name = _this_process()
         if self.options.groups == "exclusive":
             name = f"{name}/{secrets.token_hex(4)}"
-        count = self.options.batch_size if limit is None else _limit(limit)
+        count = self.options.batch_size if limit is None else check_count(limit)
         return Subscription(
             self._entry,
             self._callers,
@@ -217,7 +217,7 @@ class MessageTable(OpenTable):
                     f"max_groups: {max_groups!r} has no meaning with groups={self.options.groups!r}; only exclusive"
                     " groups stay with a consumer"
                 )
-            _limit(max_groups, "max_groups")
+            check_count(max_groups, "max_groups")
         selection = make_selection(self._entry.now(), where, order, parameters)
         return Request(consumer or _this_process(), selection, max_groups)
 
@@ -334,7 +334,7 @@ class MessageTable(OpenTable):
         given = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
         with self._loaded() as context:
             wanted = None if ids is None else [check_id(context, one) for one in given]
-            return redrive(context, wanted, None if limit is None else _limit(limit))
+            return redrive(context, wanted, None if limit is None else check_count(limit))
 
     def dead_letters(self, limit: int = 100) -> list[dict[str, Any]]:
         """Read dead letters, those that died last first: id, payload, group_id, epoch, and why and when they died.
@@ -345,7 +345,7 @@ class MessageTable(OpenTable):
             Where the table has no ``dead_letter``.
         """
         with self._loaded() as context:
-            return list_dead_letters(context, _limit(limit))
+            return list_dead_letters(context, check_count(limit))
 
     def purge(self) -> int:
         """Delete messages that were acked longer ago than ``purge_after``, some at a time; return how many."""
@@ -376,12 +376,6 @@ class MessageTable(OpenTable):
         """Say why a message is not out; NotFoundError where there is none with this id."""
         with self._loaded() as context, context.backend.snapshot() as connection:
             return explain_message(context, connection, check_id(context, id))
-
-
-def _limit(value: int, name: str = "limit") -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # users need not check types
-        raise InvalidArgumentError(f"{name}: {value!r} is no count; give a whole number from 1")
-    return value
 
 
 def _this_process() -> str:

@@ -166,8 +166,8 @@ class TableOptions:
         options = cls(
             ack_wait=to_duration(ack_wait, "ack_wait", minimum=1),
             purge_after=None if purge_after is None else to_duration(purge_after, "purge_after"),
-            batch_size=_count(batch_size, "batch_size"),
-            cache_size=_count(cache_size, "cache_size"),
+            batch_size=check_count(batch_size, "batch_size"),
+            cache_size=check_count(cache_size, "cache_size"),
             poll_interval=to_duration(poll_interval, "poll_interval", minimum=1),
             min_backoff=None if min_backoff is None else to_duration(min_backoff, "min_backoff", minimum=1),
             max_backoff=None if max_backoff is None else to_duration(max_backoff, "max_backoff", minimum=1),
@@ -178,7 +178,7 @@ class TableOptions:
             payload=_choice(payload, "payload", Payload),
             columns={column: kind for column, kind in (columns or {}).items() if isinstance(kind, str)},
             key_range=str(KeyRange.parse(key_range, "key_range")),
-            max_attempts=None if max_attempts is None else _count(max_attempts, "max_attempts"),
+            max_attempts=None if max_attempts is None else check_count(max_attempts, "max_attempts"),
             dead_letter=None if dead_letter is None else _text(dead_letter, "dead_letter"),
             rate_limit=None if rate_limit is None else check_rate(rate_limit),
             ungrouped=_choice(ungrouped, "ungrouped", Ungrouped),
@@ -198,7 +198,8 @@ class TableOptions:
         return options
 
 
-def _count(value: object, name: str) -> int:
+def check_count(value: object, name: str = "limit") -> int:
+    """Return a number of things; InvalidArgumentError where it is none."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidArgumentError(f"{name}: {value!r} is no count; give a whole number from 1")
     return value

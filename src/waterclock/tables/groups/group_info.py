@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,8 @@ import sqlalchemy as sa
 
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.context import TableContext
-from waterclock.tables.groups.grouping import ANYBODY, UNGROUPED
+from waterclock.tables.groups.grouping import ANYBODY, UNGROUPED, these_groups
+from waterclock.tables.groups.routing import group_of, is_unrouted
 from waterclock.time import MAX_NS, format_time
 
 
@@ -85,23 +87,37 @@ def blocked_by(
     return None
 
 
+def first_names(context: TableContext, connection: sa.Connection, limit: int) -> list[str]:
+    """Give the names of groups that come first where the database sorts them."""
+    rows = context.rows
+    # A message that has its place in its group has it in the catalogue, too.
+    routed = sa.select(groups.c.group_id.label("name")).where(groups.c.table_id == context.table_id)
+    name = group_of(rows)
+    new = sa.select(name.label("name")).distinct().where(is_unrouted(rows), rows.c.time_acked.is_(None))
+    if context.options.ungrouped == "free":
+        new = new.where(name != UNGROUPED)
+    first = [each.order_by("name").limit(limit).subquery() for each in (routed, new)]
+    every = sa.union(*(sa.select(each.c.name) for each in first)).subquery()
+    return list(connection.scalars(sa.select(every.c.name).order_by(every.c.name).limit(limit)))
+
+
 def list_groups(
-    context: TableContext, connection: sa.Connection, group: str | None = None, limit: int | None = None
+    context: TableContext, connection: sa.Connection, names: Sequence[str] | None = None
 ) -> list[GroupInfo]:
-    """Look at groups in the order of their names: at one, or at all."""
+    """Look at groups: at some, or at all in the order of their names."""
     rows = context.rows
     now = context.backend.now(connection)
-    counts = {row.group: row for row in connection.execute(_counts(context, group), {"now": now})}
+    chosen: dict[str, Any] = {} if names is None else {"groups": list(names)}
+    which = groups.c.table_id == context.table_id if names is None else these_groups(context)
+    counts = {row.group: row for row in connection.execute(_counts(context, names), {"now": now, **chosen})}
     at_head = (rows.c.group_id == groups.c.group_id) & (rows.c.position == groups.c.head) & rows.c.time_acked.is_(None)
     columns = ("group_id", "id", "epoch", "time_scheduled", "time_next", "consumer", "lease")
-    which = groups.c.table_id == context.table_id
-    if group is not None:
-        which &= groups.c.group_id == group
-    found = {row.group_id: row for row in connection.execute(sa.select(groups).where(which))}
+    found = {row.group_id: row for row in connection.execute(sa.select(groups).where(which), chosen)}
     first = context.sql.of_each(groups, [rows.c[name] for name in columns], at_head, rows.c.position).where(which)
-    heads = {row.group_id: _head(row) for row in connection.execute(first)}
-    names = sorted(counts.keys() | found.keys())[:limit]
-    return [_info(context, name, found.get(name), heads.get(name), counts.get(name), now) for name in names]
+    heads = {row.group_id: _head(row) for row in connection.execute(first, chosen)}
+    there = counts.keys() | found.keys()
+    listed = sorted(there) if names is None else [name for name in names if name in there]
+    return [_info(context, name, found.get(name), heads.get(name), counts.get(name), now) for name in listed]
 
 
 def _head(row: sa.Row[*tuple[Any, ...]]) -> Head:
@@ -110,9 +126,9 @@ def _head(row: sa.Row[*tuple[Any, ...]]) -> Head:
     )
 
 
-def _counts(context: TableContext, group: str | None) -> sa.Select[Any, Any, Any, Any]:
+def _counts(context: TableContext, names: Sequence[str] | None) -> sa.Select[Any, Any, Any, Any]:
     rows = context.rows
-    name = sa.func.coalesce(rows.c.group_id, UNGROUPED)
+    name = group_of(rows)
     out = rows.c.lease.is_not(None) & (rows.c.time_next > sa.bindparam("now", type_=sa.BigInteger))
     held = rows.c.held_at.is_not(None)
     statement = (
@@ -127,9 +143,10 @@ def _counts(context: TableContext, group: str | None) -> sa.Select[Any, Any, Any
     )
     if context.options.ungrouped == "free":
         statement = statement.where(name != UNGROUPED)
-    if group is None:
+    if names is None:
         return statement
-    return statement.where(rows.c.group_id == group if group else name == UNGROUPED)
+    these = context.sql.any_of(rows.c.group_id, "groups")
+    return statement.where(these | rows.c.group_id.is_(None) if UNGROUPED in names else these)
 
 
 def _info(

@@ -12,8 +12,9 @@ from waterclock.tables.attendance import changing
 from waterclock.tables.context import TableContext
 from waterclock.tables.groups import group_commands, group_moving
 from waterclock.tables.groups.group_commands import GroupChange
-from waterclock.tables.groups.group_info import GroupInfo, list_groups
+from waterclock.tables.groups.group_info import GroupInfo, first_names, list_groups
 from waterclock.tables.groups.grouping import UNGROUPED
+from waterclock.tables.options import check_count
 from waterclock.time import MAX_NS, Time, to_time
 
 Group = str | None
@@ -45,14 +46,18 @@ class MessageGroups:
         self._load = load
 
     def list(self, limit: int | None = None) -> list[GroupInfo]:
-        """Look at all groups in the order of their names, or at the first ``limit``."""
+        """Look at all groups in the order of their names, or at ``limit`` of them, which reads no others.
+
+        Those are the first ones as the database orders names, which need not be by code points.
+        """
         with self._context.backend.snapshot() as connection:
-            return list_groups(self._context, connection, limit=limit)
+            names = None if limit is None else first_names(self._context, connection, check_count(limit))
+            return list_groups(self._context, connection, names)
 
     def info(self, group: Group) -> GroupInfo:
         """Look at one group; NotFoundError where there is none of this name."""
         with self._context.backend.snapshot() as connection:
-            found = list_groups(self._context, connection, _name(group))
+            found = list_groups(self._context, connection, [_name(group)])
         if not found:
             raise NotFoundError(f"there is no group {group!r} in {self._context.name!r}: it never was, or it has ended")
         return found[0]

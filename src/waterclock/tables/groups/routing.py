@@ -66,7 +66,8 @@ def _route_window(context: TableContext, connection: sa.Connection, after: int, 
     return bool(locked or freed or marked)
 
 
-def _group_of(rows: sa.FromClause) -> sa.ColumnElement[str]:
+def group_of(rows: sa.FromClause) -> sa.ColumnElement[str]:
+    """Give a message's group, by the name that the catalogue has for it."""
     return sa.func.coalesce(rows.c.group_id, UNGROUPED, type_=rows.c.group_id.type)
 
 
@@ -116,7 +117,7 @@ def _free(context: TableContext) -> sa.Update:
     rows = context.rows
     return (
         sa.update(rows)
-        .where(_in_window(rows), _group_of(rows) == UNGROUPED)
+        .where(_in_window(rows), group_of(rows) == UNGROUPED)
         .values(group_id=None, position=None, routed=1)
     )
 
@@ -126,7 +127,7 @@ def _named(context: TableContext) -> sa.Select[Any, Any, Any]:
     # The names cross to us: joined with the groups, a planner without statistics goes through all of one for each of
     # the other.
     rows = context.rows
-    group = _group_of(rows)
+    group = group_of(rows)
     fresh = sa.func.max(sa.case((_is_new(rows), 1), else_=0))
     first = sa.func.min(rows.c.seq)
     named = sa.select(group.label("group"), fresh.label("fresh"), first.label("first"))
@@ -157,7 +158,7 @@ def _lock_free(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 @lru_cache(maxsize=256)
 def _place(context: TableContext) -> sa.Update:
     rows, new = context.rows, context.rows.alias("new")
-    group = _group_of(new)
+    group = group_of(new)
     # Looked up row by row: as a join, SQLite would go through all new messages for each group.
     tail = (
         sa.select(groups.c.tail)
@@ -173,7 +174,7 @@ def _place(context: TableContext) -> sa.Update:
     return (
         sa.update(rows)
         .where(context.sql.key_is(rows.c.seq, placed.c.seq), not_acked(rows))
-        .values(position=placed.c.place, routed=1, group_id=_group_of(rows))
+        .values(position=placed.c.place, routed=1, group_id=group_of(rows))
     )
 
 
@@ -181,13 +182,13 @@ def _place(context: TableContext) -> sa.Update:
 def _mark(context: TableContext) -> sa.Update:
     # A group that has ended needs to know nothing any more.
     rows = context.rows
-    known = sa.exists().where(groups.c.table_id == context.table_id, groups.c.group_id == _group_of(rows))
+    known = sa.exists().where(groups.c.table_id == context.table_id, groups.c.group_id == group_of(rows))
     return (
         sa.update(rows)
         .where(
             _in_window(rows),
             sa.or_(rows.c.position.is_not(None), rows.c.time_acked.is_not(None)),
-            context.sql.computed_any_of(_group_of(rows), "groups") | (rows.c.time_acked.is_not(None) & ~known),
+            context.sql.computed_any_of(group_of(rows), "groups") | (rows.c.time_acked.is_not(None) & ~known),
         )
         .values(routed=1)
     )
