@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ def test_whoever_is_killed_around_it_a_message_is_in_one_of_the_two_tables(
     connect: Callable[..., Database], database_url: str
 ) -> None:
     database = connect()
-    table = database.create_table("orders", payload="text", ack_wait="50ms", max_backoff="50ms", max_attempts=2)
+    table = database.create_table("orders", payload="text", ack_wait="100ms", max_backoff="100ms", max_attempts=2)
     table.put_many([{"payload": str(number)} for number in range(30)])
     both = sa.text("SELECT id FROM orders UNION ALL SELECT id FROM orders_dead")
     for _ in range(3):
@@ -37,7 +38,7 @@ def test_whoever_is_killed_around_it_a_message_is_in_one_of_the_two_tables(
         finally:
             for worker in workers:
                 worker.kill()
-                worker.wait()
+                assert worker.wait() == -signal.SIGKILL, "it ended by itself"
     with database.backend.snapshot() as connection:
         assert sorted(connection.scalars(both)) == list(range(1, 31))
     stats = table.stats()

@@ -117,6 +117,8 @@ def test_a_put_of_an_id_that_was_acked_is_no_new_message_until_it_is_purged(
         ).existing == [7]
     with pytest.raises(sa.exc.IntegrityError, match="was acked"):
         run(database, "INSERT INTO orders(id, message) VALUES (7, 'x')")
+    with pytest.raises(sa.exc.IntegrityError, match="was acked"):
+        run(database, "INSERT INTO orders(id, message) VALUES (11, 'x'), (7, 'x')")
     with pytest.raises(sa.exc.IntegrityError):
         run(database, "INSERT INTO orders(id, message) VALUES (8, 'x')")
     assert sorted(payloads(by_day)) == ["8", "x", "x", "y"]

@@ -6,8 +6,10 @@ It says so once, when the first came back.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 from waterclock.connection import connect
+from waterclock.errors import LeaseLostError
 
 
 def main(url: str, table_name: str) -> None:
@@ -15,10 +17,11 @@ def main(url: str, table_name: str) -> None:
     told = False
     while True:
         for delivery in table.receive(5):
-            if delivery.epoch % 2:
-                delivery.nack("0s")
-            else:
-                delivery.dead_letter("why not")
+            with suppress(LeaseLostError):  # a lease is short, and a machine may be busy
+                if delivery.epoch % 2:
+                    delivery.nack("0s")
+                else:
+                    delivery.dead_letter("why not")
         if table.redrive(limit=3) and not told:
             print("brought back", flush=True)
             told = True

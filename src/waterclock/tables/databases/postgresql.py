@@ -171,11 +171,11 @@ class PostgresqlTables:
         self, connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
     ) -> set[Any]:
         """Insert messages whose ids are new, and return those ids. One statement, one round trip."""
-        if rows.info.get(PARTITIONED):
-            return insert_unacked(connection, rows, new, lambda these: insert_unknown(connection, rows, these, now))
         # In a transaction, one that fails would spoil it.
         if new.fresh and isinstance(connection, Direct) and insert_fresh(connection, rows, new, now):
             return set(new.columns["id"])
+        if rows.info.get(PARTITIONED):
+            return insert_unacked(connection, rows, new, lambda these: insert_unknown(connection, rows, these, now))
         return insert_unknown(connection, rows, new, now)
 
     def lesser(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:

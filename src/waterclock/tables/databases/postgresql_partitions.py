@@ -22,16 +22,24 @@ from waterclock.tables.options import IdType
 
 _UNIQUE_VIOLATION = "23505"
 _ONCE = (
-    # After the insert, because only then has it waited for an ack of the same id that is being committed.
+    # After the insert, because only then has it waited for an ack of the same id that is being committed. For all rows
+    # of a statement together, and each looked up: a join might go through all that was acked.
     """
     CREATE FUNCTION %(once)s() RETURNS trigger LANGUAGE plpgsql AS $$
+    DECLARE
+        again text;
     BEGIN
-        IF EXISTS (SELECT FROM %(acked)s WHERE id = NEW.id) THEN
-            RAISE unique_violation USING MESSAGE = format('message %%s was acked, and is not purged yet', NEW.id);
+        SELECT put.id INTO again FROM waterclock_put AS put
+        WHERE put.time_acked IS NULL AND (SELECT true FROM %(acked)s AS acked WHERE acked.id = put.id LIMIT 1)
+        LIMIT 1;
+        IF FOUND THEN
+            RAISE unique_violation USING MESSAGE = format('message %%s was acked, and is not purged yet', again);
         END IF;
         RETURN NULL;
     END $$""",
-    "CREATE TRIGGER %(once)s AFTER INSERT ON %(open)s FOR EACH ROW EXECUTE FUNCTION %(once)s()",
+    """
+    CREATE TRIGGER %(once)s AFTER INSERT ON %(table)s REFERENCING NEW TABLE AS waterclock_put
+    FOR EACH STATEMENT EXECUTE FUNCTION %(once)s()""",
 )
 
 _MOVE = """
