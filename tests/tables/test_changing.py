@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError
-from waterclock.tables import entry
+from waterclock.tables import entry, subscribing
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
@@ -133,24 +133,24 @@ def break_it(database: Database, how: str) -> None:
         connection.execute(sa.text(statement))
 
 
+OPERATIONS: list[Callable[[MessageTable], object]] = [
+    lambda table: table.put("b"),
+    lambda table: table.receive(),
+    lambda table: table.receive(wait="1s"),
+    lambda table: table.ack(1),
+    lambda table: table.reschedule(1, 0),
+    lambda table: table.purge(),
+    lambda table: table.stats(),
+    lambda table: table.explain(1),
+    lambda table: table.alter(batch_size=3),
+    lambda table: table.pause(),
+    lambda table: table.resume(),
+    lambda table: next(table.subscribe()),
+]
+
+
 @pytest.mark.parametrize(("how", "named"), [("option", "option 'ack_wait'"), ("column", "column 'last_error'")])
-@pytest.mark.parametrize(
-    "operate",
-    [
-        lambda table: table.put("b"),
-        lambda table: table.receive(),
-        lambda table: table.receive(wait="1s"),
-        lambda table: table.ack(1),
-        lambda table: table.reschedule(1, 0),
-        lambda table: table.purge(),
-        lambda table: table.stats(),
-        lambda table: table.explain(1),
-        lambda table: table.alter(batch_size=3),
-        lambda table: table.pause(),
-        lambda table: table.resume(),
-        lambda table: next(table.subscribe()),
-    ],
-)
+@pytest.mark.parametrize("operate", OPERATIONS)
 def test_a_table_that_fails_to_load_refuses_every_operation_and_says_why(
     orders: MessageTable, database: Database, how: str, named: str, operate: Callable[[MessageTable], object]
 ) -> None:
@@ -182,3 +182,52 @@ def test_a_statement_that_fails_before_the_next_look_names_what_the_table_lacks(
         connection.execute(sa.text("ALTER TABLE orders DROP COLUMN headers"))
     with pytest.raises(SchemaError, match="column 'headers'"):
         orders.put("b", headers={"k": "v"})
+
+
+@pytest.mark.parametrize("operate", OPERATIONS)
+def test_whoever_comes_right_after_a_drop_is_told_that_the_table_is_gone(
+    orders: MessageTable,
+    connect: Callable[..., Database],
+    monkeypatch: pytest.MonkeyPatch,
+    operate: Callable[[MessageTable], object],
+) -> None:
+    monkeypatch.setattr(entry, "LOOK_EVERY", 3600)
+    orders.put("a")
+    connect().table("orders").drop()
+    with pytest.raises(NotFoundError, match="'orders'"):
+        operate(orders)
+
+
+@pytest.mark.parametrize("groups", [None, "exclusive"])
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_a_subscriber_is_told_that_the_table_is_gone_wherever_it_is(
+    make_table: Callable[..., MessageTable],
+    connect: Callable[..., Database],
+    monkeypatch: pytest.MonkeyPatch,
+    taken: int,
+    groups: str | None,
+) -> None:
+    monkeypatch.setattr(entry, "LOOK_EVERY", 3600)
+    monkeypatch.setattr(subscribing, "_PURGE_EVERY", 3600)
+    orders = make_table(groups=groups)
+    orders.put_many([{"payload": "a"}, {"payload": "b"}])
+    with orders.subscribe(limit=2) as deliveries:
+        for _ in range(taken):
+            next(deliveries)
+        connect().table("orders").drop()
+        deliveries.note_changes()
+        with pytest.raises(NotFoundError, match="'orders'"):
+            next(deliveries)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("presence of")]
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "dead_letter", "extend"])
+def test_what_is_done_with_a_delivery_of_a_table_that_is_gone_says_so(
+    make_table: Callable[..., MessageTable], connect: Callable[..., Database], verb: str
+) -> None:
+    table = make_table(dead_letter="orders_dead")
+    table.put("a")
+    [delivery] = table.receive()
+    connect().table("orders").drop()
+    with pytest.raises(NotFoundError, match="'orders'"):
+        getattr(delivery, verb)(*{"dead_letter": ["why"], "extend": ["1m"]}.get(verb, []))

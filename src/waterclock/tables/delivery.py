@@ -7,9 +7,10 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 
 from waterclock.errors import LeaseLostError
 from waterclock.tables import acking
@@ -18,11 +19,14 @@ from waterclock.tables.callers import CallerConnections
 from waterclock.tables.claiming.claimed import Claimed
 from waterclock.tables.context import TableContext
 from waterclock.tables.dead_letters import bury_held, exhausted_reason, is_exhausted
+from waterclock.tables.entry import explain_failure
 from waterclock.tables.heartbeat import beat_after, heart_of
 from waterclock.tables.held import Held
 from waterclock.tables.putting import MessageId, user_column_names
 from waterclock.tables.reading import unreadable
 from waterclock.time import Duration, format_duration, format_time, to_duration
+
+_T = TypeVar("_T")
 
 
 class Delivery:
@@ -124,7 +128,7 @@ class Delivery:
         if self._over:
             return
         if connection is None:
-            lost = acking.run(self.context, lambda own: acking.ack_held(self.context, own, [self.held]))
+            lost = self._run(lambda own: acking.ack_held(self.context, own, [self.held]))
         else:
             with self._callers.use(connection) as theirs:
                 lost = acking.ack_held(self.context, theirs, [self.held])
@@ -150,16 +154,20 @@ class Delivery:
         if self._over:
             return
         pause = None if delay is None else to_duration(delay, "delay")
-        run = self.context.backend.transact if is_exhausted(self.context, self.epoch) else self._run
+        dies = is_exhausted(self.context, self.epoch)
         # Those behind it in its group go back with it, and must not be handed out by who has claimed them.
         with changing(self.context) if self.context.options.groups else nullcontext():
-            kept = run(lambda own: self.nack_in(own, pause, error))
+            kept = self._run(lambda own: self.nack_in(own, pause, error), whole=dies)
         if not kept:
             raise self._lost("nack")
         self.end()
 
-    def _run(self, work: Callable[[sa.Connection], bool]) -> bool:
-        return acking.run(self.context, work)
+    def _run(self, work: Callable[[sa.Connection], _T], *, whole: bool = False) -> _T:
+        """Run ``work`` as `acking.run` does, or where it is several statements in a ``whole`` transaction."""
+        try:
+            return self.context.backend.transact(work) if whole else acking.run(self.context, work)
+        except exc.DBAPIError as error:
+            explain_failure(self.context, error)
 
     def nack_in(self, connection: sa.Connection, delay: int | None, error: str | None) -> bool:
         """Give the message back in a transaction of ours; False where the lease was lost. `end` it after the commit."""
@@ -190,7 +198,7 @@ class Delivery:
         """
         if self._over:
             return
-        if not self.context.backend.transact(lambda own: bury_held(self.context, own, self.held, why)):
+        if not self._run(lambda own: bury_held(self.context, own, self.held, why), whole=True):
             raise self._lost("dead_letter")
         self.end()
 
@@ -203,7 +211,7 @@ class Delivery:
             Where the lease ended and the message was sent to somebody else, acked or rescheduled.
         """
         length = to_duration(duration, "duration")
-        until = self.context.backend.transact(lambda own: acking.extend(self.context, own, self.held, length))
+        until = self._run(lambda own: acking.extend(self.context, own, self.held, length), whole=True)
         if until is None:
             raise self._lost("extend")
         self.lease_until = until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -71,6 +71,18 @@ def drop(context: TableContext, connection: sa.Connection) -> None:
     context.sql.drop(connection, context.rows)
 
 
+def explain_failure(context: TableContext, error: exc.DBAPIError) -> NoReturn:
+    """Say what is wrong with a table where a statement failed because of it; otherwise raise the error.
+
+    Raises
+    ------
+    NotFoundError, SchemaError
+        As `load`.
+    """
+    load(context.backend, context.name)
+    raise error
+
+
 class Entry:
     """The entry of a table that is open, looked at again once a second. Safe to share between threads."""
 
@@ -105,7 +117,7 @@ class Entry:
             self._context = load(self._context.backend, self._context.name)
             return self._context
 
-    def check(self, error: exc.DBAPIError) -> None:
+    def check(self, error: exc.DBAPIError) -> NoReturn:
         """Say what is wrong with the table where a statement failed because of it; otherwise raise the error."""
         self.read()
         raise error

@@ -7,12 +7,13 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
 
 from sqlalchemy import exc
 
-from waterclock.errors import UnavailableError
+from waterclock.errors import NotFoundError, UnavailableError
 from waterclock.tables import acking
 from waterclock.tables.attendance import attendance_of
 from waterclock.tables.callers import CallerConnections
@@ -103,22 +104,27 @@ class Subscription:
             return
         self._closed = True
         self._attendance.leave(self)
+        with ExitStack() as leaving:
+            leaving.callback(self._changes.close)
+            leaving.callback(self._presence.close)
+            try:
+                self._give_back(self._entry.last_seen)
+            except exc.DBAPIError as error:
+                with suppress(NotFoundError):  # to a table that was dropped nothing is given back
+                    self._entry.check(error)
+
+    def _give_back(self, context: TableContext) -> None:
         unstarted = [delivery.held for delivery in self._waiting]
         self._waiting.clear()
-        context = self._entry.last_seen
         context.backend.transact(lambda own: acking.give_back(context, own, unstarted))
         self._attendance.note_sent(-len(unstarted))
-        if context.options.groups:
-            self._leave(context)
-        self._changes.close()
-
-    def _leave(self, context: TableContext) -> None:
-        """Let the next consumer have what was handed out of groups and is not over: it need not wait for the lease."""
+        if not context.options.groups:
+            return
+        # The next consumer need not wait for the lease of what was handed out of groups and is not over.
         for delivery in self._handed_out:
             if not delivery.over:
                 context.backend.transact(lambda own, held=delivery.held: acking.back_off(context, own, held, 0, None))
                 delivery.end()
-        self._presence.close()
 
     def put_back(self, delivery: Delivery) -> None:
         """Take a delivery back that nobody began to handle: it comes next, or is given back when this closes."""
@@ -136,6 +142,8 @@ class Subscription:
                 if not self._may_wait_longer():
                     raise
                 continue
+            except exc.DBAPIError as error:
+                self._entry.check(error)
             self._away_since = None
             if delivery is not None:
                 return delivery
