@@ -173,9 +173,9 @@ class Delivery:
         """Give the message back in a transaction of ours; False where the lease was lost. `end` it after the commit."""
         if is_exhausted(self.context, self.epoch):
             return bury_held(self.context, connection, self.held, exhausted_reason(self.context), error)
-        return acking.back_off(self.context, connection, self.held, self.pause(delay), error)
+        return acking.back_off(self.context, connection, self.held, self.retry_delay(delay), error)
 
-    def pause(self, delay: int | None) -> int:
+    def retry_delay(self, delay: int | None) -> int:
         """Give how long it waits before it is sent again, ns: by the table's back-off where no delay is given."""
         if delay is not None:
             return delay

@@ -36,11 +36,12 @@ def _nack_chunk(
         return [one.nack_in(connection, delay, None) for one in chunk]
     held = acking.still_held(context, connection, [one.held for one in chunk])
     ours = [one for one, kept in zip(chunk, held, strict=True) if kept]
-    dying = [one.held.seq for one in ours if is_exhausted(context, one.epoch)]
+    dying = [one for one in ours if is_exhausted(context, one.epoch)]
     if dying:
-        bury(context, connection, dying, exhausted_reason(context))
-    living = {(one.held.seq, one.held.lease): one.pause(delay) for one in ours if not is_exhausted(context, one.epoch)}
-    acking_rows.back_off_all(context, connection, living)
+        bury(context, connection, [one.held.seq for one in dying], exhausted_reason(context))
+    living = [one for one in ours if not is_exhausted(context, one.epoch)]
+    delays = {(one.held.seq, one.held.lease): one.retry_delay(delay) for one in living}
+    acking_rows.back_off_all(context, connection, delays)
     return held
 
 
