@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -219,6 +220,27 @@ def test_a_subscriber_is_told_that_the_table_is_gone_wherever_it_is(
         with pytest.raises(NotFoundError, match="'orders'"):
             next(deliveries)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("presence of")]
+
+
+@pytest.mark.parametrize(
+    "operate",
+    [
+        lambda groups: groups.list(),
+        lambda groups: groups.list(3),
+        lambda groups: groups.info("a"),
+        lambda groups: groups.purge("a"),
+        lambda groups: groups.release("a", force=True),
+    ],
+)
+def test_who_looks_after_groups_of_a_table_that_is_gone_is_told_so(
+    make_table: Callable[..., MessageTable], connect: Callable[..., Database], operate: Callable[[Any], object]
+) -> None:
+    table = make_table(groups="sequenced")
+    table.put("a", group="a")
+    groups = table.groups
+    connect().table("orders").drop()
+    with pytest.raises(NotFoundError, match="'orders'"):
+        operate(groups)
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "dead_letter", "extend"])

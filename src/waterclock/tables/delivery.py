@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 
 from waterclock.errors import LeaseLostError
 from waterclock.tables import acking
@@ -19,7 +18,7 @@ from waterclock.tables.callers import CallerConnections
 from waterclock.tables.claiming.claimed import Claimed
 from waterclock.tables.context import TableContext
 from waterclock.tables.dead_letters import bury_held, exhausted_reason, is_exhausted
-from waterclock.tables.entry import explain_failure
+from waterclock.tables.entry import explaining
 from waterclock.tables.heartbeat import beat_after, heart_of
 from waterclock.tables.held import Held
 from waterclock.tables.putting import MessageId, user_column_names
@@ -164,10 +163,8 @@ class Delivery:
 
     def _run(self, work: Callable[[sa.Connection], _T], *, whole: bool = False) -> _T:
         """Run ``work`` as `acking.run` does, or where it is several statements in a ``whole`` transaction."""
-        try:
+        with explaining(self.context):
             return self.context.backend.transact(work) if whole else acking.run(self.context, work)
-        except exc.DBAPIError as error:
-            explain_failure(self.context, error)
 
     def nack_in(self, connection: sa.Connection, delay: int | None, error: str | None) -> bool:
         """Give the message back in a transaction of ours; False where the lease was lost. `end` it after the commit."""

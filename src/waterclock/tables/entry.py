@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -71,16 +73,20 @@ def drop(context: TableContext, connection: sa.Connection) -> None:
     context.sql.drop(connection, context.rows)
 
 
-def explain_failure(context: TableContext, error: exc.DBAPIError) -> NoReturn:
-    """Say what is wrong with a table where a statement failed because of it; otherwise raise the error.
+@contextmanager
+def explaining(context: TableContext) -> Generator[None]:
+    """Say what is wrong with a table where a statement fails because of it.
 
     Raises
     ------
     NotFoundError, SchemaError
         As `load`.
     """
-    load(context.backend, context.name)
-    raise error
+    try:
+        yield
+    except exc.DBAPIError:
+        load(context.backend, context.name)
+        raise
 
 
 class Entry:

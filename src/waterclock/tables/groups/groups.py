@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.tables.attendance import changing
 from waterclock.tables.context import TableContext
+from waterclock.tables.entry import explaining
 from waterclock.tables.groups import group_commands, group_moving
 from waterclock.tables.groups.group_commands import GroupChange
 from waterclock.tables.groups.group_info import GroupInfo, first_names, list_groups
@@ -50,13 +51,13 @@ class MessageGroups:
 
         Those are the first ones as the database orders names, which need not be by code points.
         """
-        with self._context.backend.snapshot() as connection:
+        with explaining(self._context), self._context.backend.snapshot() as connection:
             names = None if limit is None else first_names(self._context, connection, check_count(limit))
             return list_groups(self._context, connection, names)
 
     def info(self, group: Group) -> GroupInfo:
         """Look at one group; NotFoundError where there is none of this name."""
-        with self._context.backend.snapshot() as connection:
+        with explaining(self._context), self._context.backend.snapshot() as connection:
             found = list_groups(self._context, connection, [_name(group)])
         if not found:
             raise NotFoundError(f"there is no group {group!r} in {self._context.name!r}: it never was, or it has ended")
@@ -149,7 +150,7 @@ class MessageGroups:
         return self._run(lambda own: group_moving.rebalance(self._context, own, dry_run=dry_run))
 
     def _run(self, work: Callable[[sa.Connection], GroupChange]) -> GroupChange:
-        with changing(self._context):
+        with explaining(self._context), changing(self._context):
             return self._context.backend.transact(work)
 
 
