@@ -19,7 +19,9 @@ from .conftest import MovableClock
 
 
 @contextmanager
-def losing_the_answer_to(database: Database, verb: str) -> Generator[list[str]]:
+def losing_the_answer_to(
+    database: Database, verb: str, meanwhile: Callable[[], object] = lambda: None
+) -> Generator[list[str]]:
     """Commit what the next statement with this verb did, and then behave as if the server were gone."""
     lost: list[str] = []
     engine = database.backend.engine
@@ -28,6 +30,7 @@ def losing_the_answer_to(database: Database, verb: str) -> Generator[list[str]]:
         if verb in statement and not lost:
             lost.append(statement)
             connection.connection.driver_connection.commit()
+            meanwhile()
             raise exc.OperationalError(statement, None, _gone(database), connection_invalidated=True)
 
     execute = Direct.exec_driver_sql
@@ -40,6 +43,7 @@ def losing_the_answer_to(database: Database, verb: str) -> Generator[list[str]]:
                 database.backend.dialect.name == "sqlite"
             ):  # in whose transactions it is a statement that met another one
                 result.fetchall()
+            meanwhile()
             raise exc.OperationalError(text, None, _gone(database), connection_invalidated=True)
         return result
 
@@ -118,6 +122,20 @@ def test_many_puts_whose_answer_was_lost_put_each_message_once(orders: MessageTa
         orders.put_many([{"payload": str(number)} for number in range(5)])
     assert lost
     assert [delivery.payload for delivery in orders.receive()] == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("is_acked", [False, True])
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_put_into_partitions_whose_answer_was_lost_puts_each_message_once_also_where_it_was_acked_since(
+    make_table: Callable[..., MessageTable], database: Database, count: int, is_acked: bool
+) -> None:
+    table = make_table(purge_by="partition")
+    rows = [{"payload": str(number)} for number in range(count)]
+    with losing_the_answer_to(database, "INSERT INTO", lambda: table.ack(1) if is_acked else None) as lost:
+        assert table.put_many(rows) == list(range(1, count + 1))
+    assert lost
+    assert (table.stats().ready, table.stats().acked) == (count - is_acked, int(is_acked))
 
 
 @pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
