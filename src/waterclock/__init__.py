@@ -9,6 +9,7 @@ from waterclock.batching.rate_aware import RateAwareBatcher
 from waterclock.connection import Database, connect
 from waterclock.errors import (
     AlreadyExistsError,
+    DamagedError,
     InvalidArgumentError,
     LeaseLostError,
     NotFoundError,
@@ -26,6 +27,7 @@ __all__ = [
     "AlreadyExistsError",
     "Batch",
     "BySource",
+    "DamagedError",
     "Database",
     "EventTimeBatcher",
     "InvalidArgumentError",

@@ -52,6 +52,28 @@ class UnavailableError(WaterclockError):
     """A database, file or Java runtime could not be reached; trying again later may help."""
 
 
+class DamagedError(WaterclockError):
+    """What was stored does not match its checksum, or is missing where the catalogue says that it is.
+
+    Attributes
+    ----------
+    ledger, entry
+        Where in a topic it was stored; None where it is not part of a ledger, or of no single entry.
+    """
+
+    def __init__(self, message: str, *, ledger: int | None = None, entry: int | None = None) -> None:
+        super().__init__(message)
+        self.ledger = ledger
+        self.entry = entry
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _damaged, (*self.args, self.ledger, self.entry)
+
+
+def _damaged(message: str, ledger: int | None, entry: int | None) -> DamagedError:
+    return DamagedError(message, ledger=ledger, entry=entry)  # exceptions are copied to other processes by position
+
+
 class PartlyPutError(UnavailableError):
     """Shards were away while messages were put, so only those of the other shards are in.
 

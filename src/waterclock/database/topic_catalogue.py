@@ -28,6 +28,17 @@ def _peaks() -> Iterable[sa.Column[int]]:
     return [sa.Column(f"peak_{time}", BigInt) for time in BOUNDED]
 
 
+stores = sa.Table(
+    "waterclock_stores",
+    metadata,
+    sa.Column("id", Key, primary_key=True),
+    sa.Column("identity", Name, nullable=False, unique=True),
+    sa.Column("root", LongText, nullable=False),
+    sa.Column("created_at", BigInt, nullable=False),
+    sqlite_autoincrement=True,
+)
+"""One row a folder or bucket that holds ledger files: the identity in its marker, and its URL without secrets."""
+
 topics = sa.Table(
     "waterclock_topics",
     metadata,
@@ -46,6 +57,11 @@ topics = sa.Table(
     *_begins(),
     *_ends(),
     *_peaks(),
+    sa.Column("first_ledger", BigInt, nullable=False, server_default="0"),
+    sa.Column("first_ordinal", BigInt, nullable=False, server_default="0"),
+    sa.Column("store_id", BigInt),
+    sa.Column("max_ahead", BigInt),
+    sa.Column("on_ahead", sa.String(16)),
     sa.Column("expiring_owner", Name),
     sa.Column("expiring_until", BigInt),
     sqlite_autoincrement=True,  # the id of a topic that was removed must never name another one
@@ -54,7 +70,9 @@ topics = sa.Table(
 
 ``ledger`` is the open one; ``entries``, ``messages``, ``bytes``, ``opened_at``, ``begin_*`` and ``end_*`` are what it
 holds so far. ``ordinal`` numbers the next message of the topic, and ``peak_*`` is the running maximum of each time
-over all ledgers that are closed.
+over all ledgers that are closed. ``first_ledger`` and ``first_ordinal`` are the first that were not deleted on purpose:
+a ledger that is missing after them is a fault. ``store_id`` is the store of its files; NULL until the topic is first
+opened by a version that knows stores.
 """
 
 ledgers = sa.Table(
@@ -77,15 +95,18 @@ ledgers = sa.Table(
     sa.Column("file_bytes", BigInt),
     sa.Column("row_groups", LongText),
     sa.Column("footer", Blob),
+    sa.Column("checksums", Blob),
     sa.Index("waterclock_ledgers_state_idx", "topic_id", "state", "ledger"),
     sa.Index("waterclock_ledgers_first_ordinal_idx", "topic_id", "first_ordinal"),
     *(sa.Index(f"waterclock_ledgers_{time}_idx", "topic_id", f"peak_{time}", "ledger") for time in BOUNDED),
 )
-"""One row a ledger that is ``closed`` (its entries are rows) or ``sealed`` (its messages are a file).
+"""One row a ledger that is ``closed`` (its entries are rows), ``sealed`` (its messages are a file) or ``lost``
+(they are gone for good, and a repair has recorded that, so that ordinals add up).
 
 ``peak_*`` is the running maximum over this ledger and all before it: it never falls from one ledger to the next, so
 the first ledger with ``peak >= t`` is one step down an index however disordered the times are. ``footer`` is the
-file's own, kept here so that reading a part of the file needs no other read.
+file's own, kept here so that reading a part of the file needs no other read. ``checksums`` are those of the row groups'
+columns in the file (`waterclock.topics.file_checksums`).
 """
 
 entries = sa.Table(
@@ -131,8 +152,13 @@ producers = sa.Table(
     sa.Column("epoch", BigInt, nullable=False),
     sa.Column("last_sequence", BigInt),
     sa.Column("recent", LongText, nullable=False),
+    sa.Column("covered", LongText),
 )
-"""Producers that number their messages. ``recent`` holds the last appends: [first, last, ledger, entry] each."""
+"""Producers that number their messages.
+
+``recent`` holds the last appends: [first, last, ledger, entry, checksum] each. ``covered`` holds the ranges of numbers
+that were ever appended: [first, last] each, joined where they touch.
+"""
 
 subscriptions = sa.Table(
     "waterclock_subscriptions",

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waterclock.arrow import MESSAGE_SCHEMA, as_message_columns, to_arrow, to_ipc
-from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.checksum import framed, has_form, unframed
+from waterclock.errors import DamagedError, InvalidArgumentError
 from waterclock.message import Message
 from waterclock.topics.bounds import Bounds
 
@@ -21,9 +22,16 @@ PLACED_SCHEMA = pa.schema(
 """The columns of a message, and its place in its ledger."""
 
 
+_ARROW = b"WCA1"
+"""The form of an entry: a frame (`waterclock.checksum`) around an Arrow IPC stream."""
+
+_UNFRAMED = b"\xff\xff\xff\xff"
+"""How the entries of earlier versions begin: an Arrow IPC stream without a frame, hence without a checksum."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One append, encoded: Arrow IPC bytes, how many messages they hold, and the bounds of their times."""
+    """One append, encoded: its bytes, how many messages they hold, and the bounds of their times."""
 
     data: bytes
     messages: int
@@ -48,13 +56,28 @@ def encode_entry(messages: Iterable[Message] | pa.Table | pa.RecordBatch, now: C
         Where a table lacks a column.
     """
     batch = _filled(_one_batch(messages), now)
-    return Entry(to_ipc(batch), batch.num_rows, Bounds.of_messages(batch))
+    return Entry(framed(_ARROW, to_ipc(batch)), batch.num_rows, Bounds.of_messages(batch))
 
 
-def decode_entries(rows: Iterable[tuple[int, bytes]], columns: Collection[str]) -> pa.RecordBatch:
-    """Decode some entries, given as (number, bytes), to `PLACED_SCHEMA` without the columns that are not wanted."""
+def decode_entries(ledger: int, rows: Iterable[tuple[int, bytes]], columns: Collection[str]) -> pa.RecordBatch:
+    """Check and decode some entries to `PLACED_SCHEMA` without the columns that are not wanted.
+
+    Parameters
+    ----------
+    ledger
+        Their ledger, for the error.
+    rows
+        The entries, given as (number, bytes).
+    columns
+        Names out of `MESSAGE_SCHEMA`; what is not wanted is not decompressed.
+
+    Raises
+    ------
+    DamagedError
+        Where an entry is not what was written; it names ledger and entry.
+    """
     wanted = [field for field in MESSAGE_SCHEMA if field.name in columns]
-    parts = [(entry, _decode(data, [field.name for field in wanted])) for entry, data in rows]
+    parts = [(entry, _decode(ledger, entry, data, [field.name for field in wanted])) for entry, data in rows]
     counts = [part.num_rows for _, part in parts]
     batch = pa.concat_batches([part for _, part in parts])
     entry = np.repeat(np.array([entry for entry, _ in parts], dtype=np.int64), counts)
@@ -63,16 +86,26 @@ def decode_entries(rows: Iterable[tuple[int, bytes]], columns: Collection[str]) 
     return pa.RecordBatch.from_arrays([*batch.columns, pa.array(entry), pa.array(index)], schema=schema)
 
 
-def _decode(data: bytes, columns: list[str]) -> pa.RecordBatch:
+def _decode(ledger: int, entry: int, data: bytes, columns: list[str]) -> pa.RecordBatch:
+    name = f"entry {entry} of ledger {ledger}"
     # Columns that are left out are not even decompressed. Asking for none would read all of them.
     indices = [MESSAGE_SCHEMA.get_field_index(name) for name in columns or ["event_time"]]
     options = pa.ipc.IpcReadOptions(included_fields=indices)
     try:
-        with pa.ipc.open_stream(pa.py_buffer(data), options=options) as reader:
+        body = data if has_form(_UNFRAMED, data) else unframed(_ARROW, data, name)
+        with pa.ipc.open_stream(pa.py_buffer(body), options=options) as reader:
             batch = reader.read_next_batch()
-    except (pa.ArrowInvalid, OSError, StopIteration) as error:
-        raise SchemaError(f"an entry of {len(data)} bytes is not an Arrow IPC stream of messages: {error}") from None
-    return batch.select(columns)
+        if body is data:
+            batch.validate(full=True)  # nothing else guards it
+        return batch.select(columns)
+    except DamagedError as error:
+        raise DamagedError(str(error), ledger=ledger, entry=entry) from None
+    except (pa.ArrowException, OSError, StopIteration, KeyError) as error:
+        raise DamagedError(
+            f"{name} is damaged: its {len(data)} bytes are not an Arrow IPC stream of messages: {error}",
+            ledger=ledger,
+            entry=entry,
+        ) from None
 
 
 def _one_batch(messages: Iterable[Message] | pa.Table | pa.RecordBatch) -> pa.RecordBatch:

@@ -231,7 +231,7 @@ def _measured(storage: Storage, ledger: int) -> bool:
 
 
 def _place_in_entry(row: sa.RowMapping, by: str, time: int) -> Position:
-    batch = decode_entries([(row["entry"], row["data"])], _columns(by))
+    batch = decode_entries(row["entry_ledger"], [(row["entry"], row["data"])], _columns(by))
     first = int(np.argmax(time_column(batch, by).to_numpy() >= time))
     return Position(row["entry_ledger"], row["entry"], first)
 

@@ -103,7 +103,7 @@ def _read_entries(
     rows = [(row.entry, row.data) for row in connection.execute(statement)]
     if not rows:
         raise _nothing(storage, ledger, places[0])
-    return decode_entries(rows, columns)
+    return decode_entries(ledger, rows, columns)
 
 
 def _rows(storage: Storage, ledger: int, table: pa.Table | pa.RecordBatch, places: _Places) -> _Places:

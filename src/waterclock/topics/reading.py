@@ -163,7 +163,7 @@ def _load(storage: Storage, connection: sa.Connection, start: Position, stop: Po
 
 
 def _decoded(part: _Rows, columns: Collection[str]) -> Chunk:
-    return Chunk(part.ledger, part.first_ordinal, decode_entries(part.entries, columns))
+    return Chunk(part.ledger, part.first_ordinal, decode_entries(part.ledger, part.entries, columns))
 
 
 def _read_sealed(

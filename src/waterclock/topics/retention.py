@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock.database.topic_catalogue import files, ledgers, subscriptions
+from waterclock.database.topic_catalogue import files, ledgers, subscriptions, topics
 from waterclock.message import Position
 from waterclock.time import MIN_NS
 from waterclock.topics.counter import Counter
@@ -62,7 +63,7 @@ def _delete_some(storage: Storage, position: Position, *, force: bool, grace: in
             write_counter(storage, connection, counter)
             end = counter.position
         statement = (
-            sa.select(ledgers.c.ledger, ledgers.c.path)
+            sa.select(ledgers.c.ledger, ledgers.c.path, ledgers.c.first_ordinal, ledgers.c.messages)
             .where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger < end.ledger)
             .order_by(ledgers.c.ledger)
             .limit(_LEDGERS_AT_ONCE)
@@ -71,7 +72,10 @@ def _delete_some(storage: Storage, position: Position, *, force: bool, grace: in
         if slowest is not None:
             statement = statement.where(ledgers.c.first_ordinal + ledgers.c.messages <= slowest)
         rows = connection.execute(statement).all()
+        if not rows:
+            return []
         _forget(storage, connection, [row.ledger for row in rows])
+        _begin_after(storage, connection, rows[-1])
         paths = {row.path: row.ledger for row in rows if row.path}
         paths.pop(_path_of_first(storage, connection), None)  # ledgers that are left share it
         leave_for_sweep(storage, connection, paths, now + grace)
@@ -88,6 +92,12 @@ def _slowest(storage: Storage, connection: sa.Connection) -> int | None:
 def _forget(storage: Storage, connection: sa.Connection, numbers: list[int]) -> None:
     chosen = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger.in_(numbers))
     connection.execute(sa.delete(ledgers).where(*chosen))
+
+
+def _begin_after(storage: Storage, connection: sa.Connection, last: Any) -> None:
+    """Record that what comes before was deleted on purpose, so that readers tell it from a hole."""
+    values = {"first_ledger": last.ledger + 1, "first_ordinal": last.first_ordinal + last.messages}
+    connection.execute(sa.update(topics).where(topics.c.id == storage.topic_id).values(values))
 
 
 def _path_of_first(storage: Storage, connection: sa.Connection) -> str | None:

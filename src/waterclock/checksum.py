@@ -1,0 +1,60 @@
+"""Checksums: every form that is written gets one, and it is compared before the bytes are decoded.
+
+CRC-32 (ISO 3309, `zlib.crc32`) finds every change of up to 32 neighbouring bits, and all but one of four billion of the
+others. It guards against disks, memory and truncation, not against a person who computes it anew.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+from waterclock.errors import DamagedError
+
+_FRAME = struct.Struct("<4sI")
+
+FRAME_BYTES = _FRAME.size
+"""Bytes that a frame adds to its body."""
+
+
+def checksum(data: bytes | bytearray | memoryview, before: int = 0) -> int:
+    """Give the CRC-32 of some bytes; ``before`` goes on from that of the bytes in front of them."""
+    return zlib.crc32(data, before)
+
+
+def framed(form: bytes, body: bytes) -> bytes:
+    """Put a body behind the name of its form, of four bytes, and the checksum of both."""
+    return _FRAME.pack(form, checksum(body, checksum(form))) + body
+
+
+def has_form(form: bytes, data: bytes) -> bool:
+    """Say whether bytes begin as `framed` writes this form."""
+    return data[: len(form)] == form
+
+
+def unframed(form: bytes, data: bytes, name: str) -> memoryview:
+    """Check what `framed` wrote, and give the body, without a copy.
+
+    Parameters
+    ----------
+    form
+        The form that is expected.
+    data
+        The bytes.
+    name
+        What they are, for the error: ``"entry 3 of ledger 5"``.
+
+    Raises
+    ------
+    DamagedError
+        Where they are too short, of another form, or not those that were written.
+    """
+    if len(data) < FRAME_BYTES:
+        raise DamagedError(f"{name} is damaged: {len(data)} bytes are too few")
+    found, expected = _FRAME.unpack_from(data)
+    if found != form:
+        raise DamagedError(f"{name} is damaged or of another form: it begins with {found!r}, not {form!r}")
+    body = memoryview(data)[FRAME_BYTES:]
+    if checksum(body, checksum(form)) != expected:
+        raise DamagedError(f"{name} is damaged: its {len(data)} bytes do not match their checksum")
+    return body
