@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, overload
+from typing import Any, Self, overload
 
 from waterclock.archiving import archive_table
 from waterclock.database.backend import Backend
@@ -18,6 +18,8 @@ from waterclock.tables.sharding.keyspace import WHOLE
 from waterclock.tables.sharding.sharded_database import ShardedDatabase
 from waterclock.time import Clock, Duration
 from waterclock.topics.creating import topic_names
+from waterclock.topics.roots import wrapped
+from waterclock.topics.stores import LedgerRoot
 from waterclock.topics.topic import Topic
 
 
@@ -29,12 +31,13 @@ class Database:
     backend
         Engine, transactions and clock, for callers who run SQL of their own.
     ledgers
-        Folder or filesystem URL under which sealed ledgers lie.
+        Folder or filesystem URL under which the sealed ledgers of new topics lie, as it was given; None: not known.
     """
 
-    def __init__(self, backend: Backend, ledgers: str) -> None:
+    def __init__(self, backend: Backend, place: LedgerRoot) -> None:
         self.backend = backend
-        self.ledgers = ledgers
+        self.ledgers = place.default if place.root is None else place.root
+        self._place = place
 
     def create_topic(
         self,
@@ -64,10 +67,14 @@ class Database:
         ------
         AlreadyExistsError
             Where the topic exists and ``exist_ok`` is False.
+        InvalidArgumentError
+            Where it is not known where its ledgers may lie; see `connect`.
+        UnavailableError
+            Where the store of its ledgers cannot be made or reached.
         """
         return Topic.create(
             self.backend,
-            self.ledgers,
+            self._place,
             name,
             roll_after=roll_after,
             roll_size=roll_size,
@@ -76,8 +83,20 @@ class Database:
         )
 
     def topic(self, name: str) -> Topic:
-        """Open a topic; NotFoundError where there is none of this name."""
-        return Topic.open(self.backend, self.ledgers, name)
+        """Open a topic.
+
+        Its ledgers lie in the store in which they were written, which is told by the marker at its root: under the
+        ``ledgers`` of `connect`, where that is given, or else where the catalogue says. Where that place cannot be
+        reached just now, the topic opens all the same, so that producers can append.
+
+        Raises
+        ------
+        NotFoundError
+            Where there is none of this name.
+        UnavailableError
+            Where no store lies at that place, or another one; the text names both places.
+        """
+        return Topic.open(self.backend, self._place, name)
 
     def topics(self) -> list[str]:
         """Name every topic, in alphabetical order."""
@@ -247,7 +266,9 @@ class Database:
 
 
 @overload
-def connect(url: str, ledgers: str | Path | None = None, *, clock: Clock | None = None) -> Database: ...
+def connect(
+    url: str, ledgers: str | Path | None = None, filesystem: Any = None, *, clock: Clock | None = None
+) -> Database: ...
 
 
 @overload
@@ -257,6 +278,7 @@ def connect(*, shards: Mapping[str, str], clock: Clock | None = None) -> Sharded
 def connect(
     url: str | None = None,
     ledgers: str | Path | None = None,
+    filesystem: Any = None,
     *,
     shards: Mapping[str, str] | None = None,
     clock: Clock | None = None,
@@ -270,8 +292,12 @@ def connect(
         certificates at each new connection, some 45 ms, unless the URL ends with ``?ssl_disabled=true``: for a MariaDB
         on the same machine, or behind a network that is trusted.
     ledgers
-        Folder or filesystem URL (``s3://bucket/folder``) for sealed ledgers. Default for SQLite: ``FILE-ledgers/``
-        beside the file.
+        Folder or filesystem URL for sealed ledgers: ``s3://bucket/folder`` (or ``s3a``), ``gs``, ``abfs``, ``hdfs``, or
+        of any other filesystem that fsspec knows. Needed for new topics, except on SQLite, where they get
+        ``FILE-ledgers/`` beside the file. A topic that has its ledgers in a store is found without it, unless the store
+        takes credentials or options, which the catalogue does not keep.
+    filesystem
+        A filesystem of pyarrow or fsspec, instead of the one that ``ledgers`` names; that is then a path on it.
     shards
         Instead of a URL: several databases whose message tables are spread over them, by key range, such as
         ``{"-80": url1, "80-": url2}`` ("Subsetting" in the document on message tables).
@@ -281,8 +307,8 @@ def connect(
     Raises
     ------
     InvalidArgumentError
-        For a URL of another kind, where a server's database comes without ``ledgers``, or where the shards' key ranges
-        leave a hole or overlap.
+        For a URL of another kind, for a filesystem that is none or comes without ``ledgers``, or where the shards' key
+        ranges leave a hole or overlap.
     UnavailableError
         Where the database cannot be opened; of shards, where none can.
     """
@@ -290,15 +316,13 @@ def connect(
         if url is not None or ledgers is not None:
             raise InvalidArgumentError("shards: goes without url and ledgers; each shard has its own URL")
         # No topic is in a shard, so nothing is ever asked of its ledgers.
-        return ShardedDatabase(shards, lambda each: Database(Backend(each, clock=clock), ""))
+        return ShardedDatabase(shards, lambda each: Database(Backend(each, clock=clock), LedgerRoot(None)))
     if url is None:
         raise InvalidArgumentError("url: is missing; name a database: sqlite:///factory.db")
+    if filesystem is not None and ledgers is None:
+        raise InvalidArgumentError("filesystem: comes without ledgers; give the path on it under which they lie")
+    root = None if ledgers is None else str(ledgers)
+    on = None if filesystem is None else wrapped(filesystem)
     backend = Backend(url, clock=clock)
-    if ledgers is None:
-        if backend.dialect.name != "sqlite":
-            raise InvalidArgumentError(
-                f"ledgers: a database on a server needs to be told where sealed ledgers lie; give a folder or a URL"
-                f" that every user of {backend.url.render_as_string()} can reach"
-            )
-        ledgers = f"{Path(str(backend.url.database)).absolute()}-ledgers"
-    return Database(backend, str(ledgers))
+    beside = f"{Path(str(backend.url.database)).absolute()}-ledgers" if backend.dialect.name == "sqlite" else None
+    return Database(backend, LedgerRoot(root, on, beside))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from tests.topics.flows import ledger_files_in
 from tests.topics.nursery import TOPIC, Nursery, batch, lines, shorten_leases
 
 from waterclock.database.backend import Backend
@@ -156,7 +157,7 @@ def _check_messages(topic: Topic, *, acknowledged: int, expired: bool) -> None:
 
 def _check_files(topic: Topic, ledgers: Path) -> None:
     expected = {Path(str(info.file)) for info in topic.ledgers() if info.file}
-    assert {path for path in ledgers.rglob("*") if path.is_file()} == expected
+    assert ledger_files_in(ledgers) == expected
     assert _count(topic, entries) == 0
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from waterclock.ingest.files import message_to_json
@@ -34,6 +36,14 @@ class Output:
         """Say something to the person at the terminal."""
         if not self.quiet:
             print(text, file=sys.stderr)
+
+    @contextmanager
+    def progress(self, what: str) -> Generator[Callable[[int, int], None]]:
+        """Show on a terminal how far something is; give what takes how many are done and how many there are."""
+        shows = sys.stderr.isatty() and not self.quiet
+        with Progress(*Progress.get_default_columns(), console=Console(stderr=True), disable=not shows) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
 
     def text(self, text: str) -> None:
         """Print text for people."""

@@ -11,11 +11,13 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from waterclock.cli.common import Common
+from waterclock.errors import UnavailableError
 from waterclock.ingest.files import read_messages
 from waterclock.message import Message, Position
 from waterclock.time import format_duration, format_time, to_duration
 from waterclock.topics.ledgers import LedgerInfo
 from waterclock.topics.producers import forget_producers
+from waterclock.topics.topic import Topic
 
 app = App(name="topic", help="Logs of messages, found by time.")
 
@@ -306,6 +308,42 @@ def forget(name: str, producer: str, /, *, common: Common = Common()) -> None:
         topic = database.topic(name)
         common.confirm(f"forget what the producers {producer}… have appended to topic {name}")
         common.output.talk(f"forgot {forget_producers(topic.storage, producer)} producers")
+
+
+@app.command
+def files(name: str, /, *, common: Common = Common()) -> None:
+    """List the files of a topic's sealed ledgers by their full names, each once.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    """
+    with common.connect() as database:
+        common.output.rows([{"file": file} for file in database.topic(name).files()], ("file",))
+
+
+@app.command
+def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
+    """Let a topic's files lie somewhere else: copy them there, or say where their folder has come to.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    root
+        Folder or URL. Where it holds the topic's store, because the folder was renamed or is mounted elsewhere, the
+        files are looked for and the place is written down. Otherwise they are copied there and compared.
+    """
+    with common.connect() as database, common.output.progress(f"files of {name}") as step:
+        try:
+            topic = database.topic(name)
+        except UnavailableError:
+            # Its store is not where it was; it may be where it is said to be now.
+            topic = Topic.open(database.backend, root, name)
+        relocated = topic.relocate(root, progress=step)
+    verb = "copied" if relocated.copied else "found"
+    common.output.talk(f"{verb} {relocated.copied or relocated.found} files; topic {name} lies at {relocated.root} now")
 
 
 @app.command

@@ -34,10 +34,15 @@ stores = sa.Table(
     sa.Column("id", Key, primary_key=True),
     sa.Column("identity", Name, nullable=False, unique=True),
     sa.Column("root", LongText, nullable=False),
+    sa.Column("is_complete", sa.SmallInteger, nullable=False),
     sa.Column("created_at", BigInt, nullable=False),
     sqlite_autoincrement=True,
 )
-"""One row a folder or bucket that holds ledger files: the identity in its marker, and its URL without secrets."""
+"""One row a folder or bucket that holds ledger files: the identity in its marker, and its URL without secrets.
+
+``is_complete`` is 1 where the root is all that it takes to open the store, and 0 where credentials, options or a
+filesystem of the caller's were given with it, which the catalogue does not keep.
+"""
 
 topics = sa.Table(
     "waterclock_topics",
@@ -142,7 +147,11 @@ files = sa.Table(
     sa.Index("waterclock_files_ledger_idx", "topic_id", "ledger"),
     sa.Index("waterclock_files_until_idx", "topic_id", "until"),
 )
-"""Files that belong to no sealed ledger: ``pending`` (being written, until the lease ends) or ``deleted`` (waiting)."""
+"""Files that belong to no sealed ledger: ``pending`` (being written, until the lease ends) or ``deleted`` (waiting).
+
+``path`` is the name below the root of the topic's store; of a file that was left in another store, from which the
+topic has moved, it is ``IDENTITY:NAME``.
+"""
 
 producers = sa.Table(
     "waterclock_producers",

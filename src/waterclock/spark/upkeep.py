@@ -22,6 +22,7 @@ from waterclock.topics.ledger_files import LedgerFiles
 from waterclock.topics.sealing import ledgers_to_seal, seal_ledger
 from waterclock.topics.storage import Storage
 from waterclock.topics.topic import Topic
+from waterclock.urls import without_secrets
 
 _T = TypeVar("_T")
 
@@ -30,14 +31,17 @@ class _Place(NamedTuple):
     """Where a topic lies, as a task can be told."""
 
     url: str
-    ledgers: str
+    files: LedgerFiles
     topic_id: int
     name: str
 
     @classmethod
     def of(cls, topic: Topic) -> _Place:
         storage = topic.storage
-        return cls(_url(storage.backend), storage.files.root, storage.topic_id, storage.name)
+        return cls(_url(storage.backend), storage.files, storage.topic_id, storage.name)
+
+    def __repr__(self) -> str:
+        return f"<topic {self.name!r} of {without_secrets(self.url)}, {self.files!r}>"
 
 
 def seal_topic(spark: SparkSession, topic: Topic) -> int:
@@ -105,12 +109,16 @@ def _compact(place: _Place, run: Run) -> int:
 
 def _archive(place: _Place, age: int, table: tuple[str, str]) -> int:
     url, name = table
-    with connect(place.url, place.ledgers) as database, connect(url, place.ledgers) as other:
-        return archive_table(other.table(name), database.topic(place.name), age)
+    backend = Backend(place.url)
+    try:
+        with connect(url) as other:
+            return archive_table(other.table(name), Topic(_storage(place, backend)), age)
+    finally:
+        backend.close()
 
 
 def _storage(place: _Place, backend: Backend) -> Storage:
-    return Storage(place.topic_id, place.name, backend, LedgerFiles(place.ledgers))
+    return Storage(place.topic_id, place.name, backend, place.files)
 
 
 def _url(backend: Backend) -> str:

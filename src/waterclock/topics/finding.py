@@ -22,7 +22,7 @@ from waterclock.topics.entries import decode_entries
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.measuring import measure_ledger
 from waterclock.topics.positions import Place, place_of
-from waterclock.topics.reading import read_chunks
+from waterclock.topics.reading import path_now
 from waterclock.topics.sealed_ledger import SealedLedger
 from waterclock.topics.storage import Storage
 
@@ -95,32 +95,6 @@ def find_first(storage: Storage, by: str, time: int, after: int | None = None) -
             if place is not None:
                 return Found(place, found=True)
             after = row["ledger"]
-
-
-def find_from(storage: Storage, start: Position, by: str, time: int) -> Found:
-    """Find the first message at or after ``start`` with ``by`` at or after ``time``.
-
-    Raises
-    ------
-    UnavailableError
-        Where a file cannot be read now, but may be later.
-    """
-    first = find_first(storage, by, time)
-    if first.position >= start or not first.found:
-        return first
-    # Something before the start reaches the time already, so the running maximum says nothing about what follows.
-    end = Position(start.ledger + 1, 0, 0)
-    try:
-        for chunk in read_chunks(storage, start, end, _columns(by)):
-            reached = time_column(chunk.table, by).to_numpy() >= time
-            if reached.any():
-                row = int(np.argmax(reached))
-                places = (chunk.table[name][row].as_py() for name in ("entry", "index"))
-                return Found(Position(chunk.ledger, *places), found=True)
-    except LostFileError as error:
-        _log.warning("find passes over the rest of ledger %d of topic %r: %s", start.ledger, storage.name, error)
-    head = storage.head()
-    return Found(head, found=False) if head.ledger <= start.ledger else find_first(storage, by, time, start.ledger)
 
 
 def place_at(storage: Storage, start: Position | Time) -> Place:
@@ -225,6 +199,7 @@ def _measured(storage: Storage, ledger: int) -> bool:
     try:
         measure_ledger(storage, ledger)
     except LostFileError as error:
+        path_now(storage, ledger)  # an error, where the whole topic has moved
         _log.warning("find passes over ledger %d of topic %r: %s", ledger, storage.name, error)
         return False
     return True
@@ -244,6 +219,7 @@ def _place_in_file(storage: Storage, row: sa.RowMapping, by: str, time: int) -> 
         group = next(number for number, group in enumerate(file.groups) if group.peak[by] >= time)
         table = file.read(group, [*_columns(by), "entry", "index"])
     except LostFileError as error:
+        path_now(storage, row["ledger"])  # an error, where the whole topic has moved
         _log.warning("find passes over ledger %d of topic %r: %s", row["ledger"], storage.name, error)
         return None
     first = int(np.argmax(time_column(table, by).to_numpy() >= time))

@@ -88,6 +88,19 @@ def list_ledgers(storage: Storage) -> list[LedgerInfo]:
     return [*(_info(storage, row) for row in rows), _open_info(counter)]
 
 
+def list_files(storage: Storage) -> list[str]:
+    """Name the files of the sealed ledgers in full, in order, each once."""
+    return [storage.files.name(path) for path in sealed_paths(storage)]
+
+
+def sealed_paths(storage: Storage) -> dict[str, int]:
+    """Give the files of the sealed ledgers by their names in the store, in order, each with its size in bytes."""
+    sealed = (ledgers.c.topic_id == storage.topic_id, ledgers.c.state == "sealed")
+    statement = sa.select(ledgers.c.path, ledgers.c.file_bytes).where(*sealed).order_by(ledgers.c.ledger)
+    with storage.backend.snapshot() as connection:
+        return {row.path: row.file_bytes for row in connection.execute(statement)}
+
+
 def ledger_from(storage: Storage, connection: sa.Connection, ledger: int) -> sa.RowMapping | None:
     """Read the row of the first ledger from number ``ledger`` on that is left; None where that is the open one."""
     parameters = {"topic": storage.topic_id, "ledger": ledger}

@@ -197,9 +197,16 @@ def _place(ledger: int, group: RowGroup) -> Position:
 
 
 def path_now(storage: Storage, ledger: int) -> str | None:
-    """Say which file holds a sealed ledger by now; None where the ledger was deleted."""
+    """Say which file holds a sealed ledger by now; None where the ledger was deleted.
+
+    Raises
+    ------
+    StoreError
+        Where the topic's files lie in another store by now.
+    """
     statement = sa.select(ledgers.c.path).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
     with storage.backend.snapshot() as connection:
+        storage.refuse_moved(connection)
         return connection.execute(statement).scalar()
 
 

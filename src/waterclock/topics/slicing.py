@@ -21,6 +21,7 @@ from waterclock.topics.reading import Chunk, check_columns, cut, path_now, posit
 from waterclock.topics.row_groups import row_groups_from_json, row_of
 from waterclock.topics.sealed_file import SealedFile, parsed_footer, read_footer
 from waterclock.topics.storage import Storage
+from waterclock.urls import without_secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,14 @@ class Slice:
     ----------
     url, topic_id, topic
         The database, with its password, and the topic. Used for a piece that was not sealed when it was cut.
-    ledgers
-        Folder or URL of the ledger files.
+    files
+        The store of the ledger files.
     start, stop
         First position, and the one to stop before.
     messages
         How many messages there are at the most; exact but for the first and the last row group of a range.
     path
-        Name of the sealed ledgers' file below ``ledgers``; None: its entries are rows of the database.
+        Name of the sealed ledgers' file in the store; None: its entries are rows of the database.
     groups
         Row groups of the file to read: the first, and the one to stop before.
     """
@@ -46,12 +47,17 @@ class Slice:
     url: str
     topic_id: int
     topic: str
-    ledgers: str
+    files: LedgerFiles
     start: Position
     stop: Position
     messages: int
     path: str | None = None
     groups: tuple[int, int] = (0, 0)
+
+    def __repr__(self) -> str:
+        # Spark shows this in its pages and logs.
+        where = "" if self.path is None else f" in {self.files.name(self.path)}, row groups {self.groups}"
+        return f"<Slice of {self.topic!r} of {without_secrets(self.url)}, {self.start} to {self.stop}{where}>"
 
 
 def plan_slices(
@@ -101,7 +107,7 @@ def read_slice(part: Slice, columns: Sequence[str] | None = None, *, encoded: bo
 
 
 def _chunks(part: Slice, columns: Sequence[str], *, encoded: bool) -> Iterator[Chunk]:
-    files = LedgerFiles(part.ledgers)
+    files = part.files
     start = part.start
     if part.path is not None:
         try:
@@ -220,7 +226,7 @@ def _slice(storage: Storage, run: Sequence[_Piece], start: Position, stop: Posit
         url=storage.backend.url.render_as_string(hide_password=False),
         topic_id=storage.topic_id,
         topic=storage.name,
-        ledgers=storage.files.root,
+        files=storage.files,
         start=max(start, run[0].start),
         stop=min(stop, run[-1].stop),
         messages=sum(piece.messages for piece in run),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Self
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -19,7 +21,7 @@ from waterclock.topics.creating import create_topic, open_topic
 from waterclock.topics.entries import encode_entry
 from waterclock.topics.expiring import Expired, expire_topic
 from waterclock.topics.finding import Found, check_by, find_first, place_at
-from waterclock.topics.ledgers import LedgerInfo, list_ledgers, roll
+from waterclock.topics.ledgers import LedgerInfo, list_files, list_ledgers, roll
 from waterclock.topics.looking_up import look_up
 from waterclock.topics.names import check_name, check_size
 from waterclock.topics.positions import entry_boundary
@@ -27,11 +29,13 @@ from waterclock.topics.producers import numbered
 from waterclock.topics.producing import Producer
 from waterclock.topics.pruning import ALL, Wanted
 from waterclock.topics.reading import check_columns, check_limit, check_position, positioned, read_chunks
+from waterclock.topics.relocating import Progress, Relocated, relocate_topic
 from waterclock.topics.removing import remove_topic
-from waterclock.topics.retention import delete_before, enforce_retention
+from waterclock.topics.retention import delete_before, end_of_older, enforce_retention
 from waterclock.topics.sealing import seal_ledgers
 from waterclock.topics.slicing import Slice, plan_slices
 from waterclock.topics.storage import Storage
+from waterclock.topics.stores import LedgerRoot, as_root
 from waterclock.topics.subscription import Subscription
 from waterclock.topics.subscription_rows import SubscriptionInfo
 from waterclock.topics.sweeping import sweep
@@ -55,7 +59,7 @@ class Topic:
     def create(
         cls,
         backend: Backend,
-        ledgers: str,
+        ledgers: str | LedgerRoot | None,
         name: str,
         *,
         roll_after: Duration | None,
@@ -64,12 +68,20 @@ class Topic:
         exist_ok: bool,
     ) -> Self:
         """Make a topic; `Database.create_topic` says what the options mean."""
-        create_topic(backend, name, roll_after=roll_after, roll_size=roll_size, retention=retention, exist_ok=exist_ok)
+        create_topic(
+            backend,
+            as_root(ledgers),
+            name,
+            roll_after=roll_after,
+            roll_size=roll_size,
+            retention=retention,
+            exist_ok=exist_ok,
+        )
         return cls.open(backend, ledgers, name)
 
     @classmethod
-    def open(cls, backend: Backend, ledgers: str, name: str) -> Self:
-        """Open a topic; NotFoundError where there is none of this name."""
+    def open(cls, backend: Backend, ledgers: str | LedgerRoot | None, name: str) -> Self:
+        """Open a topic; `Database.topic` says what can be wrong."""
         return cls(open_topic(backend, ledgers, name))
 
     @property
@@ -285,7 +297,8 @@ class Topic:
         Raises
         ------
         UnavailableError
-            Where an expiry of the topic is running already; the text says whose.
+            Where an expiry of the topic is running already; the text says whose. Where there are files to delete, and
+            their store is absent, is another one or cannot be reached.
         """
         return expire_topic(self.storage, to_duration(ttl, "ttl"))
 
@@ -305,9 +318,15 @@ class Topic:
         -------
         int
             How many ledgers were deleted. Their files stay for an hour, for those who are reading them.
+
+        Raises
+        ------
+        UnavailableError
+            Where there are files to delete, and their store is absent, is another one or cannot be reached.
         """
-        position = before if isinstance(before, Position) else self.find(before).position
-        return delete_before(self.storage, position, force=force)
+        if not isinstance(before, Position):
+            before = end_of_older(self.storage, "publish_time", self.storage.time(before, "before"))
+        return delete_before(self.storage, before, force=force)
 
     def enforce_retention(self, *, force: bool = False) -> int:
         """Delete the ledgers of which all messages are older than the topic's ``retention``; give how many.
@@ -319,6 +338,40 @@ class Topic:
     def sweep(self) -> int:
         """Remove files of deleted ledgers and of killed sealers whose time has come, as `seal` does; give how many."""
         return sweep(self.storage)
+
+    def files(self) -> list[str]:
+        """Name the files of the sealed ledgers in full, in order, each once; without credentials and options."""
+        return list_files(self.storage)
+
+    def relocate(self, root: str | Path, *, filesystem: Any = None, progress: Progress | None = None) -> Relocated:
+        """Let the topic's files lie somewhere else from now on.
+
+        Where ``root`` holds the marker of the topic's store, since the folder was renamed or is mounted elsewhere, the
+        topic's files are looked for there, each with its size, and the catalogue gets the new place. Other topics of
+        that store move along. Otherwise the files are copied to the store at ``root``, which is made where there is
+        none, read back and compared, and then given to the topic in one transaction. The former files stay for an hour,
+        for those who are reading them. Killed at any point, nothing is lost; called again, it goes on.
+
+        Topics that are open in other processes have to be opened again: their sealing, compaction and, when the hour is
+        over, reading fail with an `UnavailableError` that says so.
+
+        Parameters
+        ----------
+        root
+            Folder or filesystem URL, with what credentials it needs.
+        filesystem
+            A filesystem of pyarrow or fsspec; ``root`` is then a path on it.
+        progress
+            Called with how many files are done, and how many there are.
+
+        Raises
+        ------
+        UnavailableError
+            Where a file is missing or reads back differently, or a store cannot be reached; nothing has moved then.
+        """
+        files, relocated = relocate_topic(self.storage, str(root), filesystem, progress)
+        self.storage = replace(self.storage, files=files)
+        return relocated
 
     def remove(self) -> None:
         """Remove the topic with its ledgers, files, subscriptions and producers. If killed midway, call it again."""

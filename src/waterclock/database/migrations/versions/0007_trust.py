@@ -24,6 +24,7 @@ def upgrade() -> None:
         sa.Column("id", Key, primary_key=True),
         sa.Column("identity", Name, nullable=False),
         sa.Column("root", LongText, nullable=False),
+        sa.Column("is_complete", sa.SmallInteger, nullable=False),
         sa.Column("created_at", BigInt, nullable=False),
         sa.UniqueConstraint("identity", name="waterclock_stores_identity_key"),
         sqlite_autoincrement=True,
