@@ -108,6 +108,8 @@ def first_left(storage: Storage, start: Position, cutoff: int) -> Place:
             return Place(counter.position, counter.ordinal)
         ledger, ordinal = (row.ledger, row.first_ordinal) if row else _open_ledger(counter)
         begin = max(position, Position(ledger, 0, 0))
+        if row is not None and row.begin is not None and row.begin >= cutoff:
+            return Place(begin, ordinal)  # nothing of it is expired, which takes no look at its file
         try:
             place = _in_ledger(storage, ledger, begin, cutoff)
         except (LostFileError, DamagedError, SchemaError) as error:
@@ -123,8 +125,13 @@ def first_left(storage: Storage, start: Position, cutoff: int) -> Place:
 
 def _ledger_reaching(storage: Storage, first: int, cutoff: int) -> sa.Select[*tuple[Any, ...]]:
     reaches = sa.or_(ledgers.c[f"end_{_BY}"] >= cutoff, ledgers.c[f"end_{_BY}"].is_(None))
+    publish, receive = ledgers.c.begin_publish_time, ledgers.c.begin_receive_time
     return (
-        sa.select(ledgers.c.ledger, ledgers.c.first_ordinal)
+        sa.select(
+            ledgers.c.ledger,
+            ledgers.c.first_ordinal,
+            sa.case((publish < receive, publish), else_=receive).label("begin"),
+        )
         .where(
             ledgers.c.topic_id == storage.topic_id,
             ledgers.c.ledger >= first,

@@ -37,7 +37,14 @@ class Pending(NamedTuple):
 
 
 def new_file(storage: Storage, first: int, last: int) -> Pending:
-    """Think of a name that nobody has used."""
+    """Think of a name that no file has had, in the topic's store.
+
+    Raises
+    ------
+    StoreError
+        Where the store is absent, is another one or cannot be reached: then no ledger need be claimed first.
+    """
+    storage.files.check()
     owner = secrets.token_hex(8)
     numbers = f"{first:010d}" if first == last else f"{first:010d}-{last:010d}"
     return Pending(first, last, f"{_folder(storage)}/{numbers}-{owner}.parquet", owner)

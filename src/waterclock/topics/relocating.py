@@ -218,7 +218,9 @@ def _turn_over(storage: Storage, store: int, copied: set[str], connection: sa.Co
         return False
     former = connection.execute(sa.select(stores.c.identity).where(stores.c.id == row["store_id"])).scalar_one()
     mine = (file_rows.c.topic_id == storage.topic_id, file_rows.c.path.not_like("%:%"))
-    connection.execute(sa.update(file_rows).where(*mine).values(path=sa.literal(f"{former}:") + file_rows.c.path))
+    # Those that are being written there, too: their owners cannot commit them any more, and their ledgers are free.
+    there = {"path": sa.literal(f"{former}:") + file_rows.c.path, "state": "deleted"}
+    connection.execute(sa.update(file_rows).where(*mine).values(there))
     left = {f"{former}:{path}": ledger for path, ledger in paths.items()}
     grace = retention.GRACE if storage.files.is_complete else -1
     retention.leave_for_sweep(storage, connection, left, now + grace)

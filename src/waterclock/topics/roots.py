@@ -166,4 +166,6 @@ def _of_fsspec(root: str, scheme: str) -> tuple[fs.FileSystem, str]:
             f"ledgers: {without_secrets(root)!r} is no filesystem URL: {told(error, root)}; give a folder or a URL such"
             " as s3://bucket/folder"
         ) from None
+    except OSError as error:
+        raise UnavailableError(f"cannot reach {without_secrets(root)}: {told(error, root)}") from None
     return wrapped(filesystem), base
