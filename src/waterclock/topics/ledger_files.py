@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.errors import DamagedError, InvalidArgumentError, UnavailableError
 
 
 class LostFileError(UnavailableError):
-    """The file of a sealed ledger is gone, cut short or damaged: trying again will not help."""
+    """The file of a sealed ledger is gone: trying again will not help."""
 
 
 class LedgerFiles:
@@ -98,7 +98,9 @@ class LedgerFiles:
         Raises
         ------
         LostFileError
-            Where the file is gone or has another size.
+            Where the file is gone.
+        DamagedError
+            Where it has another size.
         UnavailableError
             Where it cannot be reached now.
         """
@@ -110,7 +112,7 @@ class LedgerFiles:
             except OSError as error:
                 raise UnavailableError(f"cannot read {self.name(path)}: {error}") from error
         if len(data) < length:
-            raise LostFileError(f"the ledger file {self.name(path)} has {found} bytes; {size} were written")
+            raise DamagedError(f"the ledger file {self.name(path)} is damaged: {found} bytes long; {size} were written")
         return data
 
     def size(self, path: str) -> int:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-import pyarrow as pa
 import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import files, ledgers
@@ -21,7 +20,7 @@ LEASE = 30_000_000_000
 
 _READABLE_NAME = 40
 
-_T = TypeVar("_T", pa.RecordBatch, pa.Table)
+_T = TypeVar("_T")
 
 
 class Pending(NamedTuple):
