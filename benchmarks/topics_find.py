@@ -73,7 +73,7 @@ def write_file(topic: Topic, number: int) -> dict[str, Any]:
     """Write a ledger's file; give what the catalogue says of it."""
     path = f"find-{topic.storage.topic_id}/{number:010d}.parquet"
     with topic.storage.files.create(path) as sink:
-        groups, footer = write_ledger(sink, [ledger_batch(number)])
+        groups, footer, _ = write_ledger(sink, [(0, ledger_batch(number))])
     size = topic.storage.files.size(path)
     return {"path": path, "file_bytes": size, "row_groups": row_groups_to_json(groups), "footer": footer}
 

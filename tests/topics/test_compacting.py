@@ -247,7 +247,7 @@ def test_a_file_that_reads_back_differently_is_not_taken(sealed: Topic, monkeypa
     before = answers(sealed)
 
     def measured(*_: object) -> object:
-        return {}
+        return {}, {}
 
     with monkeypatch.context() as patch:
         patch.setattr(compacting, "_measured", measured)

@@ -11,6 +11,7 @@ from waterclock.message import Position
 from waterclock.spark.columns import METADATA_COLUMNS, check_columns
 from waterclock.spark.options import needed, number, refuse_unknown, truth
 from waterclock.time import to_time
+from waterclock.topics.damage import OnDamage, check_on_damage
 from waterclock.topics.positions import place_of
 from waterclock.topics.topic import Topic
 
@@ -25,6 +26,7 @@ _KNOWN = (
     "startingPosition",
     "maxMessagesPerTrigger",
     "failOnDataLoss",
+    "onDamage",
 )
 _STREAM_ONLY = ("maxMessagesPerTrigger", "failOnDataLoss")
 _BATCH_ONLY = ("endingTimestamp",)
@@ -49,6 +51,8 @@ class ReadOptions(NamedTuple):
         How many messages a micro-batch takes, about; None: all that there are.
     fail_on_data_loss
         Whether a stream ends with an error where messages were deleted that it has not read.
+    on_damage
+        What tasks do where messages are damaged, lost or missing.
     """
 
     url: str
@@ -61,6 +65,7 @@ class ReadOptions(NamedTuple):
     start: Position | None
     max_messages: int | None
     fail_on_data_loss: bool
+    on_damage: OnDamage
 
     @classmethod
     def checked(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -90,6 +95,7 @@ class ReadOptions(NamedTuple):
             start=None if position is None else Position.parse(position),
             max_messages=number(given, "maxMessagesPerTrigger"),
             fail_on_data_loss=truth(given, "failOnDataLoss", default=True),
+            on_damage=check_on_damage(given.get("ondamage", "raise"), "onDamage"),
         )
 
     def connect(self) -> Database:

@@ -14,10 +14,11 @@ import numpy as np
 import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import entries, ledgers, topics
-from waterclock.errors import InvalidArgumentError
+from waterclock.errors import DamagedError, InvalidArgumentError
 from waterclock.message import Position
 from waterclock.time import Time
 from waterclock.topics.bounds import time_column
+from waterclock.topics.damage import Damage, OnDamage, located
 from waterclock.topics.entries import decode_entries
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.measuring import measure_ledger
@@ -59,7 +60,7 @@ def check_by(by: str) -> By:
     return by
 
 
-def find_first(storage: Storage, by: str, time: int, after: int | None = None) -> Found:
+def find_first(storage: Storage, by: str, time: int, after: int | None = None, on_damage: OnDamage = "raise") -> Found:
     """Find the first message that is left with ``by`` at or after ``time`` (find by timestamp, detailed design 12).
 
     A ledger whose file is lost is passed over, with a warning in the log: the answer is the first readable message.
@@ -72,9 +73,14 @@ def find_first(storage: Storage, by: str, time: int, after: int | None = None) -
         ns since the epoch.
     after
         Number of a ledger that is not open: only those that follow it are searched.
+    on_damage
+        ``skip``: where the message is in an entry or a row group that is damaged, give where that begins, for a reader
+        who passes over it. Of a ledger of which everything is damaged, where the ledger begins.
 
     Raises
     ------
+    DamagedError
+        Where the message is in something that is damaged.
     UnavailableError
         Where a file cannot be read now, but may be later.
     """
@@ -87,28 +93,30 @@ def find_first(storage: Storage, by: str, time: int, after: int | None = None) -
                 lost = unmeasured
                 after = unmeasured if unmeasured == row["ledger"] else after
         elif row["data"] is not None:
-            return Found(_place_in_entry(row, by, time), found=True)
+            return Found(_place_in_entry(storage, row, by, time, on_damage), found=True)
         elif row["ledger"] is None:
             return Found(Position(row["open_ledger"], row["open_entries"], 0), found=False)
         else:
-            place = _place_in_file(storage, row, by, time)
+            place = _place_in_file(storage, row, by, time, on_damage)
             if place is not None:
                 return Found(place, found=True)
             after = row["ledger"]
 
 
-def place_at(storage: Storage, start: Position | Time) -> Place:
+def place_at(storage: Storage, start: Position | Time, on_damage: OnDamage = "raise") -> Place:
     """Find where to start reading: at ``"earliest"``, ``"latest"``, a position, or the first message of a time.
 
-    A time is meant as publish_time, and may be written as how long ago: ``"2h"``.
+    A time is meant as publish_time, and may be written as how long ago: ``"2h"``. ``on_damage`` is as of `find_first`.
     """
+    damage = Damage(storage.name, on_damage, quiet=True)
     if isinstance(start, Position):
-        return place_of(storage, start)
+        return place_of(storage, start, damage)
     if start == "earliest":
         return place_of(storage, Position(0, 0, 0))
     if start == "latest":
         return place_of(storage, storage.head())
-    return place_of(storage, find_first(storage, "publish_time", storage.time(start, "start")).position)
+    time = storage.time(start, "start")
+    return place_of(storage, find_first(storage, "publish_time", time, on_damage=on_damage).position, damage)
 
 
 @cache
@@ -143,6 +151,7 @@ def find_statement(by: str, *, by_running_maximum: bool = True) -> sa.Select[*tu
             found.c.file_bytes,
             found.c.footer,
             found.c.row_groups,
+            found.c.checksums,
             found.c[f"end_{by}"].label("end"),
             entry.c.ledger.label("entry_ledger"),
             entry.c.entry,
@@ -205,19 +214,29 @@ def _measured(storage: Storage, ledger: int) -> bool:
     return True
 
 
-def _place_in_entry(row: sa.RowMapping, by: str, time: int) -> Position:
-    batch = decode_entries(row["entry_ledger"], [(row["entry"], row["data"])], _columns(by))
+def _place_in_entry(storage: Storage, row: sa.RowMapping, by: str, time: int, on_damage: OnDamage) -> Position:
+    ledger = row["entry_ledger"]
+    try:
+        batch = decode_entries(ledger, [(row["entry"], row["data"])], _columns(by))
+    except DamagedError as error:
+        Damage(storage.name, on_damage, quiet=True).meet(located(error, storage.name, ledger=ledger), 0)
+        return Position(ledger, row["entry"], 0)
     first = int(np.argmax(time_column(batch, by).to_numpy() >= time))
     return Position(row["entry_ledger"], row["entry"], first)
 
 
-def _place_in_file(storage: Storage, row: sa.RowMapping, by: str, time: int) -> Position | None:
+def _place_in_file(storage: Storage, row: sa.RowMapping, by: str, time: int, on_damage: OnDamage) -> Position | None:
     if row["end"] is None or row["end"] < time or row["state"] != "sealed":
         return None  # it is empty, or its running maximum came from a ledger that was deleted
+    start = Position(row["ledger"], 0, 0)
     try:
-        file = SealedLedger(storage.files, row)
+        file = SealedLedger(storage, row)
         group = next(number for number, group in enumerate(file.groups) if group.peak[by] >= time)
+        start = Position(row["ledger"], file.groups[group].entry, file.groups[group].index)
         table = file.read(group, [*_columns(by), "entry", "index"])
+    except DamagedError as error:
+        Damage(storage.name, on_damage, quiet=True).meet(error, 0)
+        return start
     except LostFileError as error:
         path_now(storage, row["ledger"])  # an error, where the whole topic has moved
         _log.warning("find passes over ledger %d of topic %r: %s", row["ledger"], storage.name, error)

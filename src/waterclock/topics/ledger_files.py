@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from waterclock.errors import UnavailableError
+from waterclock.errors import DamagedError, UnavailableError
 from waterclock.topics import roots
 
 MARKER = "waterclock-store.json"
@@ -38,7 +38,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class LostFileError(UnavailableError):
-    """The file of a sealed ledger is gone, cut short or damaged: trying again will not help."""
+    """The file of a sealed ledger is gone: trying again will not help."""
 
 
 class StoreError(UnavailableError):
@@ -216,7 +216,9 @@ class LedgerFiles:
         Raises
         ------
         LostFileError
-            Where the file is gone or has another size.
+            Where the file is gone.
+        DamagedError
+            Where it has another size.
         UnavailableError
             Where it cannot be reached now.
         """
@@ -230,7 +232,7 @@ class LedgerFiles:
             except _FAILURES as error:
                 raise UnavailableError(f"cannot read {self.name(path)}: {self._reason(error)}") from error
         if len(data) < length:
-            raise LostFileError(f"the ledger file {self.name(path)} has {found} bytes; {size} were written")
+            raise DamagedError(f"the ledger file {self.name(path)} is damaged: {found} bytes long; {size} were written")
         return data
 
     def size(self, path: str) -> int:

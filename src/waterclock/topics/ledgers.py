@@ -23,8 +23,9 @@ _LEDGER_FROM = (
     .limit(1)
 )
 
-LedgerState = Literal["open", "closed", "sealed"]
-"""``open``: gets the appends. ``closed``: complete, its entries still rows. ``sealed``: one Parquet file."""
+LedgerState = Literal["open", "closed", "sealed", "lost"]
+"""``open``: gets the appends. ``closed``: complete, its entries still rows. ``sealed``: one Parquet file.
+``lost``: its messages are gone for good, and a repair has recorded that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class LedgerInfo:
     ledger
         Its number in the topic, from 0.
     state
-        Open, closed or sealed.
+        Open, closed, sealed or lost.
     entries, messages
         How many appends and messages it holds.
     size
@@ -140,7 +141,7 @@ def _info(storage: Storage, row: sa.RowMapping) -> LedgerInfo:
         state=row["state"],
         entries=row["entries"],
         messages=row["messages"],
-        size=row["file_bytes"] if sealed and not shares else row["bytes"],
+        size=0 if row["state"] == "lost" else row["file_bytes"] if sealed and not shares else row["bytes"],
         first_ordinal=row["first_ordinal"],
         bounds=Bounds.of_row(row),
         opened_at=row["opened_at"],

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-import pyarrow as pa
 import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import files, ledgers
@@ -24,7 +23,7 @@ _READABLE_NAME = 40
 
 _log = logging.getLogger(__name__)
 
-_T = TypeVar("_T", pa.RecordBatch, pa.Table)
+_T = TypeVar("_T")
 
 
 class Pending(NamedTuple):

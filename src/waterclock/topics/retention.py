@@ -17,7 +17,7 @@ from waterclock.errors import DamagedError, SchemaError, UnavailableError
 from waterclock.message import Position
 from waterclock.time import MIN_NS
 from waterclock.topics.counter import Counter
-from waterclock.topics.ledgers import close_ledger, ledger_from, write_counter
+from waterclock.topics.ledgers import close_ledger, write_counter
 from waterclock.topics.measuring import measure_ledger
 from waterclock.topics.storage import Storage
 from waterclock.topics.sweeping import delete_rows
@@ -170,8 +170,8 @@ def _begin_after(storage: Storage, connection: sa.Connection, last: Any) -> None
 
 
 def _path_of_first(storage: Storage, connection: sa.Connection) -> str | None:
-    row = ledger_from(storage, connection, 0)
-    return None if row is None else row["path"]
+    with_file = (ledgers.c.topic_id == storage.topic_id, ledgers.c.path.is_not(None))  # lost ledgers have none
+    return connection.execute(sa.select(ledgers.c.path).where(*with_file).order_by(ledgers.c.ledger).limit(1)).scalar()
 
 
 def leave_for_sweep(storage: Storage, connection: sa.Connection, paths: Mapping[str, int], until: int) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,14 +13,21 @@ import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import entries, ledgers
+from waterclock.errors import DamagedError
 from waterclock.message import Position
 from waterclock.topics.counter import Counter
+from waterclock.topics.damage import Damage, located
+from waterclock.topics.file_checksums import FileChecksums, joined
+from waterclock.topics.footers import footer_in_catalogue, parsed_footer
 from waterclock.topics.ledger_files import LedgerFiles, LostFileError
+from waterclock.topics.losses import KEPT
 from waterclock.topics.pruning import ALL, Wanted
 from waterclock.topics.reading import Chunk, check_columns, cut, path_now, positioned, read_chunks
-from waterclock.topics.row_groups import row_groups_from_json, row_of
-from waterclock.topics.sealed_file import SealedFile, parsed_footer, read_footer
+from waterclock.topics.row_groups import row_of
+from waterclock.topics.sealed_file import SealedFile
+from waterclock.topics.sealed_ledger import checked_row_groups, ledgers_share_a_file, measured_groups
 from waterclock.topics.storage import Storage
+from waterclock.topics.succession import missing_ledgers
 from waterclock.urls import without_secrets
 
 
@@ -42,6 +49,12 @@ class Slice:
         Name of the sealed ledgers' file in the store; None: its entries are rows of the database.
     groups
         Row groups of the file to read: the first, and the one to stop before.
+    size
+        The file's length, bytes.
+    pieces
+        For each of the row groups, where its first message stands and how many are wanted of it.
+    checksums
+        What the catalogue keeps of the file's checksums (`FileChecksums`), for each ledger; none: it has none.
     """
 
     url: str
@@ -53,6 +66,9 @@ class Slice:
     messages: int
     path: str | None = None
     groups: tuple[int, int] = (0, 0)
+    size: int = 0
+    pieces: tuple[tuple[Position, int], ...] = ()
+    checksums: tuple[bytes, ...] = ()
 
     def __repr__(self) -> str:
         # Spark shows this in its pages and logs.
@@ -61,77 +77,133 @@ class Slice:
 
 
 def plan_slices(
-    storage: Storage, start: Position, stop: Position | None, max_messages: int, wanted: Wanted = ALL
+    storage: Storage,
+    start: Position,
+    stop: Position | None,
+    max_messages: int,
+    wanted: Wanted = ALL,
+    damage: Damage | None = None,
 ) -> list[Slice]:
     """Cut what is wanted of a range of a topic into slices of about ``max_messages``, as one snapshot shows it.
 
     A slice that was not sealed when it was cut can still be read when it has been sealed since, and one that was
     compacted since from where it is now. A ledger that was deleted since can be read until its grace time has ended.
+
+    Parameters
+    ----------
+    damage
+        Decides about ledgers that are missing or of which the catalogue says nothing whole; None: that is an error.
+        Entries are looked at by those who read the slices.
+
+    Raises
+    ------
+    DamagedError
+        Where there are such.
     """
-    columns = [ledgers.c.ledger, ledgers.c.state, ledgers.c.path, ledgers.c.row_groups]
+    damage = damage or Damage(storage.name)
+    names = ("ledger", "state", "messages", "path", "file_bytes", "row_groups", "checksums")
+    columns = [ledgers.c[name] for name in names]
     if wanted.sources is not None:
         columns.append(ledgers.c.footer)
     statement = (
         sa.select(*columns)
         .where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger >= start.ledger, *wanted.conditions(ledgers))
+        .where(ledgers.c.state != "lost")
         .order_by(ledgers.c.ledger)
     )
     pieces: list[_Piece] = []
     with storage.backend.snapshot() as connection:
-        head = Counter.of_row(storage.row(connection)).position
+        topic = storage.row(connection)
+        head = Counter.of_row(topic).position
         end = head if stop is None else min(stop, head)
-        for row in connection.execute(statement.where(ledgers.c.ledger <= end.ledger)).all():
-            sealed = row.state == "sealed"
-            pieces += _row_groups(storage, row, wanted) if sealed else _entries(storage, connection, row.ledger, wanted)
+        for gap in missing_ledgers(storage, connection, start, end, topic):
+            damage.meet(gap.error, gap.messages)
+        for row in connection.execute(statement.where(ledgers.c.ledger <= end.ledger)).mappings().all():
+            try:
+                pieces += (
+                    _row_groups(storage, row, wanted)
+                    if row["state"] == "sealed"
+                    else _entries(storage, connection, row["ledger"], wanted)
+                )
+            except DamagedError as error:
+                damage.meet(located(error, storage.name, ledger=row["ledger"]), row["messages"])
+            except LostFileError as error:
+                damage.meet(error, row["messages"])
         if end.ledger == head.ledger:
             pieces += _entries(storage, connection, head.ledger, wanted)
     return list(_joined(storage, pieces, start, end, max_messages))
 
 
-def read_slice(part: Slice, columns: Sequence[str] | None = None, *, encoded: bool = False) -> Iterator[pa.RecordBatch]:
+def read_slice(
+    part: Slice, columns: Sequence[str] | None = None, *, encoded: bool = False, damage: Damage | None = None
+) -> Iterator[pa.RecordBatch]:
     """Read a slice, in record batches of `waterclock.arrow.POSITIONED_SCHEMA` or the columns wanted.
 
     Parameters
     ----------
     encoded
         Give sources and streams as Arrow's dictionaries: the files hold them so, which is faster.
+    damage
+        Decides about what cannot be read; None: that is an error.
 
     Raises
     ------
+    DamagedError
+        Where something is not what was written, or is missing; it names the ledger.
+    LostFileError
+        Where the ledger's file is gone.
     UnavailableError
-        Where the ledger's file cannot be read; the text names it.
+        Where it cannot be reached now.
     """
     wanted = check_columns(columns)
-    for chunk in _chunks(part, wanted, encoded=encoded):
+    for chunk in _chunks(part, wanted, damage or Damage(part.topic), encoded=encoded):
         yield from positioned(chunk, wanted, encoded=encoded)
 
 
-def _chunks(part: Slice, columns: Sequence[str], *, encoded: bool) -> Iterator[Chunk]:
-    files = part.files
-    start = part.start
+def _chunks(part: Slice, columns: Sequence[str], damage: Damage, *, encoded: bool) -> Iterator[Chunk]:
+    storage = Storage(part.topic_id, part.topic, _backend(part.url), part.files)
+    done = 0
     if part.path is not None:
         try:
-            for chunk in _of_file(part, files, part.path, columns, encoded=encoded):
-                yield chunk
-                start = _behind(chunk)
-        except LostFileError:
-            if path_now(_storage(part, files), start.ledger) in (None, part.path):
-                raise
+            file = _file_of(part, storage, part.path, encoded=encoded)
+            for number in range(*part.groups):
+                yield from _of_row_group(part, file, number, columns, damage)
+                done += 1
+        except DamagedError as error:
+            damage.meet(located(error, part.topic, ledger=part.start.ledger), part.messages)
+            return
+        except LostFileError as error:
+            if path_now(storage, part.start.ledger) in (None, part.path):
+                damage.meet(error, sum(messages for _, messages in part.pieces[done:]))
+                return
         else:
             return
     # It was not sealed when the slice was cut, or compaction has moved it since.
-    yield from read_chunks(_storage(part, files), start, part.stop, columns)
+    start = max(part.start, part.pieces[done][0]) if part.pieces else part.start
+    yield from read_chunks(storage, start, part.stop, columns, damage)
 
 
-def _of_file(part: Slice, files: LedgerFiles, path: str, columns: Sequence[str], *, encoded: bool) -> Iterator[Chunk]:
-    file = SealedFile(files, path, files.size(path), read_footer(files, path), encoded=encoded)
+def _file_of(part: Slice, storage: Storage, path: str, *, encoded: bool) -> SealedFile:
+    checksums = joined([FileChecksums.from_bytes(data, f"ledgers of {path}") for data in part.checksums])
+    expected, chunks = (None, None) if checksums is None else (checksums.footer, checksums.chunks)
+    footer = parsed_footer(storage.files, path, None, expected, partial(footer_in_catalogue, storage, path))
+    return SealedFile(storage.files, path, part.size, footer, chunks, encoded=encoded)
+
+
+def _of_row_group(
+    part: Slice, file: SealedFile, number: int, columns: Sequence[str], damage: Damage
+) -> Iterator[Chunk]:
     shared = ["ledger"] if "ledger" in file.columns else []
-    for group in range(*part.groups):
-        table = file.read(group, {*columns, *shared, "entry", "index"})
-        if not shared:
-            yield from cut(Chunk(part.start.ledger, 0, table), part.start, part.stop)
-        elif (rows := _between(table, part.start, part.stop)).num_rows:
-            yield Chunk(rows["ledger"][0].as_py(), 0, rows)
+    try:
+        table = file.read(number, {*columns, *shared, "entry", "index"})
+    except DamagedError as error:
+        place, messages = part.pieces[number - part.groups[0]]
+        damage.meet(located(error, part.topic, ledger=place.ledger, entry=place.entry), messages)
+        return
+    if not shared:
+        yield from cut(Chunk(part.start.ledger, 0, table), part.start, part.stop)
+    elif (rows := _between(table, part.start, part.stop)).num_rows:
+        yield Chunk(rows["ledger"][0].as_py(), 0, rows)
 
 
 def _between(table: pa.Table, start: Position, stop: Position) -> pa.Table:
@@ -144,16 +216,6 @@ def _between(table: pa.Table, start: Position, stop: Position) -> pa.Table:
     return table.slice(row(start), row(stop) - row(start))
 
 
-def _behind(chunk: Chunk) -> Position:
-    table = chunk.table
-    ledger = table.column("ledger")[-1].as_py() if "ledger" in table.schema.names else chunk.ledger
-    return Position(ledger, table.column("entry")[-1].as_py(), table.column("index")[-1].as_py() + 1)
-
-
-def _storage(part: Slice, files: LedgerFiles) -> Storage:
-    return Storage(part.topic_id, part.topic, _backend(part.url), files)
-
-
 @lru_cache(maxsize=4)
 def _backend(url: str) -> Backend:
     # A Spark worker reads many slices in one process, and opening a database costs more than reading a small one.
@@ -161,19 +223,24 @@ def _backend(url: str) -> Backend:
 
 
 class _Piece(NamedTuple):
-    """An entry or a row group: where it begins and ends, how many messages it holds, its number, and its file."""
+    """An entry or a row group: where it begins and ends, how many messages it holds, its number, and its file.
+
+    Of a file, ``size`` is its length in bytes, and ``checksums`` are what the catalogue keeps of them for the ledger.
+    """
 
     start: Position
     stop: Position
     messages: int
     number: int
     path: str | None = None
+    size: int = 0
+    checksums: bytes | None = None
 
 
 def _entries(storage: Storage, connection: sa.Connection, ledger: int, wanted: Wanted) -> list[_Piece]:
     statement = (
         sa.select(entries.c.entry, entries.c.messages)
-        .where(entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger, *wanted.conditions(entries))
+        .where(entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger, KEPT, *wanted.conditions(entries))
         .order_by(entries.c.entry)
     )
     return [
@@ -182,16 +249,27 @@ def _entries(storage: Storage, connection: sa.Connection, ledger: int, wanted: W
     ]
 
 
-def _row_groups(storage: Storage, row: sa.Row[Any], wanted: Wanted) -> list[_Piece]:
-    groups = row_groups_from_json(row.row_groups)
-    starts = [Position(row.ledger, group.entry, group.index) for group in groups]
-    stops = [*starts[1:], Position(row.ledger + 1, 0, 0)]
+def _row_groups(storage: Storage, row: sa.RowMapping, wanted: Wanted) -> list[_Piece]:
+    known, checksums = checked_row_groups(row)
+    path, size, ledger = row["path"], row["file_bytes"], row["ledger"]
+    expected = None if checksums is None else checksums.footer
+    groups = known or []
+    if known is None or wanted.sources is not None:
+        shared = ledgers_share_a_file(groups)
+        fallback = partial(footer_in_catalogue, storage, path)
+        copy = None if shared else row.get("footer")
+        footer = parsed_footer(storage.files, path, copy, expected, fallback if shared else None)
+        if known is None:
+            file = SealedFile(storage.files, path, size, footer, None if checksums is None else checksums.chunks)
+            groups = measured_groups(file, row)
+        by_source = wanted.row_groups(footer)
+    else:
+        by_source = None
+    starts = [Position(ledger, group.entry, group.index) for group in groups]
+    stops = [*starts[1:], Position(ledger + 1, 0, 0)]
     numbers = [number if group.number is None else group.number for number, group in enumerate(groups)]
-    by_source = (
-        None if wanted.sources is None else wanted.row_groups(parsed_footer(storage.files, row.path, row.footer))
-    )
     return [
-        _Piece(starts[i], stops[i], group.messages, numbers[i], row.path)
+        _Piece(starts[i], stops[i], group.messages, numbers[i], path, size, row["checksums"])
         for i, group in enumerate(groups)
         if (by_source is None or by_source[numbers[i]]) and wanted.meets(group.bounds)
     ]
@@ -222,6 +300,11 @@ def _goes_on(last: _Piece, piece: _Piece, fits: bool) -> bool:
 
 def _slice(storage: Storage, run: Sequence[_Piece], start: Position, stop: Position) -> Slice:
     path = run[0].path
+    numbers = [piece.number for piece in run]
+    pieces = tuple(
+        (run[numbers.index(number)].start, sum(piece.messages for piece in run if piece.number == number))
+        for number in dict.fromkeys(numbers)
+    )
     return Slice(
         url=storage.backend.url.render_as_string(hide_password=False),
         topic_id=storage.topic_id,
@@ -231,5 +314,8 @@ def _slice(storage: Storage, run: Sequence[_Piece], start: Position, stop: Posit
         stop=min(stop, run[-1].stop),
         messages=sum(piece.messages for piece in run),
         path=path,
-        groups=(run[0].number, run[-1].number + 1) if path else (0, 0),
+        groups=(numbers[0], numbers[-1] + 1) if path else (0, 0),
+        size=run[0].size,
+        pieces=pieces if path else (),
+        checksums=tuple(dict.fromkeys(piece.checksums for piece in run if piece.checksums is not None)),
     )

@@ -114,19 +114,21 @@ def _remove(storage: Storage, path: str, left_in: LedgerFiles, name: str) -> boo
 
 
 def _ledgers_with_rows(storage: Storage) -> list[int]:
-    """Name the ledgers that have entries but are sealed or gone."""
+    """Name the ledgers that have entries but are sealed, lost, or deleted on purpose."""
     found: list[int] = []
     last = -1
     while True:
         with storage.backend.snapshot() as connection:
-            open_ledger = storage.row(connection)["ledger"]
+            topic = storage.row(connection)
             following = sa.select(sa.func.min(entries.c.ledger)).where(
-                entries.c.topic_id == storage.topic_id, entries.c.ledger > last, entries.c.ledger < open_ledger
+                entries.c.topic_id == storage.topic_id, entries.c.ledger > last, entries.c.ledger < topic["ledger"]
             )
             ledger = connection.execute(following).scalar()
             if ledger is None:
                 return found
             state = sa.select(ledgers.c.state).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
-            if connection.execute(state).scalar() != "closed":
+            is_state = connection.execute(state).scalar()
+            # A row that is missing is no reason to delete: where it was not deleted on purpose, its entries mend that.
+            if is_state in ("sealed", "lost") or (is_state is None and ledger < topic["first_ledger"]):
                 found.append(ledger)
         last = ledger

@@ -18,6 +18,7 @@ from waterclock.topics import subscription_rows
 from waterclock.topics.appending import Appended, append_entry
 from waterclock.topics.compacting import FILE_BYTES, compact_topic
 from waterclock.topics.creating import create_topic, open_topic
+from waterclock.topics.damage import Damage, OnDamage, check_on_damage
 from waterclock.topics.entries import encode_entry
 from waterclock.topics.expiring import Expired, expire_topic
 from waterclock.topics.finding import Found, check_by, find_first, place_at
@@ -143,6 +144,7 @@ class Topic:
         since: Time | None = None,
         until: Time | None = None,
         limit: int | None = None,
+        on_damage: OnDamage = "raise",
     ) -> Iterator[Message]:
         """Read messages in the order of their positions, up to where the topic ends when reading begins.
 
@@ -158,13 +160,20 @@ class Topic:
             behind ``until``, and messages of a smaller time that stand behind ``since`` are.
         limit
             Messages to read at most.
+        on_damage
+            ``"raise"``: what is damaged, lost or missing is an error. ``"skip"``: the reader passes over it, and logs
+            a warning that says where, and how many messages that are.
 
         Raises
         ------
+        DamagedError
+            Where a message is not what was written, or is missing though it was not deleted; it names the ledger and,
+            where there is one, the entry.
         UnavailableError
-            Where the file of a ledger cannot be read; the text names it.
+            Where the file of a ledger is gone, or cannot be reached now; the text names it.
         """
-        for batch in self.read_arrow(start, stop, since=since, until=until, limit=limit):
+        batches = self.read_arrow(start, stop, since=since, until=until, limit=limit, on_damage=on_damage)
+        for batch in batches:
             for first in range(0, batch.num_rows, _MESSAGES_AT_ONCE):
                 yield from from_arrow(batch.slice(first, _MESSAGES_AT_ONCE))
 
@@ -177,18 +186,20 @@ class Topic:
         until: Time | None = None,
         limit: int | None = None,
         columns: Sequence[str] | None = None,
+        on_damage: OnDamage = "raise",
     ) -> Iterator[pa.RecordBatch]:
         """Read as `read` does, in record batches of `waterclock.arrow.POSITIONED_SCHEMA`.
 
         Parameters
         ----------
         columns
-            The columns wanted, in this order; None: all. What is not asked for is not read.
+            The columns wanted, in this order; None: all. What is not asked for is neither read nor checked.
         """
         wanted = check_columns(columns)
         left = check_limit(limit)
-        first, last = self._range(start, stop, since, until)
-        for chunk in read_chunks(self.storage, first, last, wanted):
+        damage = Damage(self.name, check_on_damage(on_damage))
+        first, last = self._range(start, stop, since, until, on_damage)
+        for chunk in read_chunks(self.storage, first, last, wanted, damage):
             for batch in positioned(chunk, wanted):
                 yield batch if left is None else batch.slice(0, left)
                 if left is not None:
@@ -210,6 +221,8 @@ class Topic:
 
         Raises
         ------
+        DamagedError
+            Where the message is in something that is damaged.
         UnavailableError
             Where a file cannot be read now. A file that is lost is passed over, with a warning in the log.
         """
@@ -231,6 +244,8 @@ class Topic:
 
         Raises
         ------
+        DamagedError
+            Where ledgers are damaged; those stay as they are, and all others are sealed first.
         UnavailableError
             Where a file cannot be written or reads back differently; the ledger stays as it was.
         """
@@ -239,12 +254,20 @@ class Topic:
     def compact(self, file_bytes: int = FILE_BYTES) -> int:
         """Join small files of adjacent sealed ledgers into files of about ``file_bytes``; give how many are saved.
 
-        No message changes its position, and whoever is reading reads on: the former files stay for an hour. Where a
-        file cannot be read or written, an UnavailableError says so, and its ledgers stay as they were.
+        No message changes its position, and whoever is reading reads on: the former files stay for an hour. Ledgers
+        that are damaged or lost stay as they are, all others are compacted around them, and a DamagedError or
+        LostFileError at the end names them. Where a store cannot be reached, an UnavailableError says so at once.
         """
         return compact_topic(self.storage, check_size(file_bytes, "file_bytes"))
 
-    def subscribe(self, name: str, start: Position | Time = "earliest", *, lease: Duration = "30s") -> Subscription:
+    def subscribe(
+        self,
+        name: str,
+        start: Position | Time = "earliest",
+        *,
+        lease: Duration = "30s",
+        on_damage: OnDamage = "raise",
+    ) -> Subscription:
         """Open a subscription, a named, durable reading position; make it where there is none of this name.
 
         Parameters
@@ -256,10 +279,14 @@ class Topic:
             after a time. Without meaning for one that exists.
         lease
             How long the subscription stays with a reader that gives no sign.
+        on_damage
+            What this reader does where messages are damaged, lost or missing, as of `read`. What it passes over counts
+            as read once it commits.
         """
+        check_on_damage(on_damage)
         if not subscription_rows.exists(self.storage, check_name(name)):
-            subscription_rows.create(self.storage, name, place_at(self.storage, start))
-        return Subscription(self.storage, name, to_duration(lease, "lease"))
+            subscription_rows.create(self.storage, name, place_at(self.storage, start, on_damage))
+        return Subscription(self.storage, name, to_duration(lease, "lease"), on_damage)
 
     def subscriptions(self) -> list[SubscriptionInfo]:
         """Give what the catalogue says about each subscription, in alphabetical order."""
@@ -384,6 +411,7 @@ class Topic:
         *,
         max_messages: int = 1_000_000,
         wanted: Wanted = ALL,
+        on_damage: OnDamage = "raise",
     ) -> list[Slice]:
         """Cut a range into slices that other processes can read, each on its own, with `slicing.read_slice`.
 
@@ -398,9 +426,18 @@ class Topic:
         wanted
             What is looked for. What the catalogue knows not to hold it is left out; what is left holds other messages
             too.
+        on_damage
+            What to do about ledgers that are missing or cannot be told apart, as of `read`. Entries and files are
+            looked at when slices are read.
+
+        Raises
+        ------
+        DamagedError
+            Where there are such ledgers.
         """
         first = Position(0, 0, 0) if start is None else check_position(start, "start")
-        return plan_slices(self.storage, first, stop, max_messages, wanted)
+        damage = Damage(self.name, check_on_damage(on_damage))
+        return plan_slices(self.storage, first, stop, max_messages, wanted, damage)
 
     def advance(self, position: Position, messages: int) -> Position:
         """Give the position after about so many messages: at the end of an entry, of at least one, never past the end.
@@ -425,6 +462,8 @@ class Topic:
         ------
         NotFoundError
             Where no message stands at a position (any more).
+        DamagedError
+            Where a message is not what was written, or is missing though it was not deleted.
         """
         return look_up(self.storage, positions, check_columns(columns))
 
@@ -433,7 +472,12 @@ class Topic:
         return self.messages_at(positions, ["payload"]).column("payload")
 
     def _range(
-        self, start: Position | None, stop: Position | None, since: Time | None, until: Time | None
+        self,
+        start: Position | None,
+        stop: Position | None,
+        since: Time | None,
+        until: Time | None,
+        on_damage: OnDamage,
     ) -> tuple[Position, Position]:
         if start is not None and since is not None:
             raise InvalidArgumentError(f"since: {since!r} and start: {start!r} both say where to begin; give one")
@@ -441,12 +485,16 @@ class Topic:
             raise InvalidArgumentError(f"until: {until!r} and stop: {stop!r} both say where to stop; give one")
         end = self.head
         if until is not None:
-            end = min(end, self.find(until).position)
+            end = min(end, self._position_at(until, "until", on_damage))
         elif stop is not None:
             end = min(end, check_position(stop, "stop"))
         if since is not None:
-            return self.find(since).position, end
+            return self._position_at(since, "since", on_damage), end
         return Position(0, 0, 0) if start is None else check_position(start, "start"), end
+
+    def _position_at(self, time: Time, name: str, on_damage: OnDamage) -> Position:
+        when = self.storage.time(time, name)
+        return find_first(self.storage, "publish_time", when, on_damage=on_damage).position
 
     def __repr__(self) -> str:
         return f"<Topic {self.name!r} in {self.storage.backend.url.render_as_string()}>"
