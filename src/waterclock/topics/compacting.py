@@ -13,7 +13,7 @@ it in the same way. Killed at any point, nothing is lost or read twice:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from waterclock.topics import retention
 from waterclock.topics.contents import fingerprint
 from waterclock.topics.damage import located
 from waterclock.topics.file_checksums import FileChecksums
+from waterclock.topics.file_facts import LedgerFacts, facts_metadata
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.pending_files import Pending, finish, new_file, record, renewing, settle, taken
 from waterclock.topics.reading import path_now
@@ -196,9 +197,14 @@ def _chosen(storage: Storage, run: Run) -> tuple[sa.ColumnElement[bool], ...]:
 def _write(storage: Storage, pending: Pending, run: Run) -> _Written:
     groups: dict[int, list[RowGroup]] = {number: [] for number in run.numbers}
     fingerprints: list[int] = []
+    rows: list[sa.RowMapping] = []
+
+    def facts() -> Mapping[str, str]:
+        return facts_metadata(storage.name, [LedgerFacts.of_row(row, groups[row["ledger"]]) for row in rows])
+
     with storage.files.create(pending.path) as sink:
-        tables = _row_groups(_pieces(storage, pending, run), groups, fingerprints)
-        footer = write_row_groups(sink, SHARED_SCHEMA, renewing(storage, pending, tables))
+        tables = _row_groups(_pieces(storage, pending, run, rows), groups, fingerprints)
+        footer = write_row_groups(sink, SHARED_SCHEMA, renewing(storage, pending, tables), facts)
     size = storage.files.size(pending.path)
     found, chunks = _measured(read_back(storage.files, pending.path, size, footer, fingerprints), groups)
     if found != groups:
@@ -206,14 +212,20 @@ def _write(storage: Storage, pending: Pending, run: Run) -> _Written:
     return _Written(groups, size, footer, chunks)
 
 
-def _pieces(storage: Storage, pending: Pending, run: Run) -> Iterator[tuple[int, int, pa.Table]]:
-    """Read the ledgers, a row group at a time: the ledger's number, how many messages are lost before it, and it."""
+def _pieces(
+    storage: Storage, pending: Pending, run: Run, rows: list[sa.RowMapping]
+) -> Iterator[tuple[int, int, pa.Table]]:
+    """Read the ledgers, a row group at a time: the ledger's number, how many messages are lost before it, and it.
+
+    The catalogue's row of each ledger is added to ``rows``.
+    """
     for number in run.numbers:
         statement = sa.select(ledgers).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == number)
         with storage.backend.snapshot() as connection:
             row = connection.execute(statement).mappings().one_or_none()
         if row is None or row["path"] not in run.paths:
             raise taken(storage, pending)
+        rows.append(row)
         try:
             for skipped, table in _of_ledger(storage, row):
                 yield number, skipped, table

@@ -12,7 +12,7 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -256,6 +256,27 @@ class LedgerFiles:
         except _FAILURES as error:
             raise UnavailableError(f"cannot reach {self.name(path)}: {self._reason(error)}") from error
         return info.size if info.type == fs.FileType.File else None
+
+    def listing(self, folder: str | None = None) -> Iterator[tuple[str, int]]:
+        """List the files of a folder of the store, or of all its folders: names, and lengths in bytes.
+
+        Raises
+        ------
+        StoreError
+            Where the store is absent or another one.
+        UnavailableError
+            Where it cannot be reached now.
+        """
+        self.check()
+        filesystem, base = self._opened
+        at = base if folder is None else posixpath.join(base, folder)
+        try:
+            found = filesystem.get_file_info(fs.FileSelector(at, allow_not_found=True, recursive=True))
+        except _FAILURES as error:
+            raise UnavailableError(f"cannot list {self.place}: {self._reason(error)}") from error
+        for info in found:
+            if info.type == fs.FileType.File:
+                yield posixpath.relpath(info.path, base), info.size
 
     def delete(self, path: str) -> None:
         """Remove a file and what an interrupted writer left of it; nothing to do where there is none.

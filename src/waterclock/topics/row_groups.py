@@ -54,6 +54,16 @@ class RowGroup:
         entry, index = table["entry"][0].as_py(), table["index"][0].as_py()
         return cls(table.num_rows, entry, index, bounds, peak, skipped=skipped)
 
+    def is_in(self, table: pa.Table, ledger: int) -> bool:
+        """Say whether a row group of a file, which was read whole, holds these messages of a ledger where it should."""
+        part = table.slice(self.row, self.messages)
+        if part.num_rows < self.messages or (self.number is None and table.num_rows > self.messages):
+            return False
+        if "ledger" in part.column_names and part["ledger"].unique().to_pylist() != [ledger]:
+            return False
+        found = RowGroup.of_table(part, None)
+        return (found.entry, found.index, found.bounds) == (self.entry, self.index, self.bounds)
+
 
 def row_groups_to_json(groups: Sequence[RowGroup]) -> str:
     """Write row groups as the catalogue keeps them."""

@@ -7,7 +7,7 @@ it, and payloads come last, so that a reader who does not want them never reads 
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -52,7 +52,11 @@ _DECODING = (pa.ArrowException, OSError, ValueError, IndexError, KeyError, TypeE
 _INTEGERS = ("event_time", "publish_time", "entry", "index", "receive_time")
 
 
-def write_ledger(sink: Any, pieces: Iterable[tuple[int, pa.RecordBatch]]) -> tuple[list[RowGroup], bytes, list[int]]:
+def write_ledger(
+    sink: Any,
+    pieces: Iterable[tuple[int, pa.RecordBatch]],
+    facts: Callable[[list[RowGroup]], Mapping[str, str]] | None = None,
+) -> tuple[list[RowGroup], bytes, list[int]]:
     """Write the messages of a ledger, in order, as one Parquet file.
 
     Parameters
@@ -61,6 +65,8 @@ def write_ledger(sink: Any, pieces: Iterable[tuple[int, pa.RecordBatch]]) -> tup
         Where to.
     pieces
         Batches of `PLACED_SCHEMA`, each behind the number of messages that are lost right before it.
+    facts
+        Makes of its row groups what the file says of itself (`waterclock.topics.file_facts`).
 
     Returns
     -------
@@ -76,12 +82,17 @@ def write_ledger(sink: Any, pieces: Iterable[tuple[int, pa.RecordBatch]]) -> tup
             fingerprints.append(fingerprint(table.select(FILE_SCHEMA.names)))
             yield table
 
-    footer = write_row_groups(sink, FILE_SCHEMA, measured())
+    footer = write_row_groups(sink, FILE_SCHEMA, measured(), None if facts is None else lambda: facts(groups))
     return groups, footer, fingerprints
 
 
-def write_row_groups(sink: Any, schema: pa.Schema, tables: Iterable[pa.Table]) -> bytes:
-    """Write each table as one row group, in the layout of ledger files; give the footer."""
+def write_row_groups(
+    sink: Any, schema: pa.Schema, tables: Iterable[pa.Table], facts: Callable[[], Mapping[str, str]] | None = None
+) -> bytes:
+    """Write each table as one row group, in the layout of ledger files; give the footer.
+
+    ``facts`` is asked, when all are written, what the file says of itself.
+    """
     integers = [name for name in schema.names if name in (*_INTEGERS, "ledger")]
     footers: list[Any] = []
     with pq.ParquetWriter(
@@ -96,6 +107,8 @@ def write_row_groups(sink: Any, schema: pa.Schema, tables: Iterable[pa.Table]) -
     ) as writer:
         for table in tables:
             writer.write_table(table.select(schema.names), row_group_size=table.num_rows)
+        if facts is not None:
+            writer.add_key_value_metadata(facts())
     return footer_bytes(footers[0])
 
 

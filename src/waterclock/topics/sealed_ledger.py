@@ -91,6 +91,16 @@ class SealedLedger:
             raise located(error, self._topic, ledger=self.number, entry=piece.entry)
         return table if piece.number is None else table.slice(piece.row, piece.messages)
 
+    def read_whole(self, number: int) -> pa.Table:
+        """Read a row group of the file with all its columns, also where it holds other ledgers' messages.
+
+        Raises
+        ------
+        DamagedError, LostFileError, UnavailableError
+            As `read`.
+        """
+        return self._file.read(number, self._file.columns)
+
 
 def checked_row_groups(row: sa.RowMapping) -> tuple[list[RowGroup] | None, FileChecksums | None]:
     """Read the row groups and checksums of a sealed ledger's row, each None where there are none.

@@ -11,7 +11,7 @@ Every step can be done again. What a killed owner leaves is removed by `sweeping
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from waterclock.errors import DamagedError, LeaseLostError
 from waterclock.message import Position
 from waterclock.topics.damage import located
 from waterclock.topics.file_checksums import FileChecksums
+from waterclock.topics.file_facts import LedgerFacts, facts_metadata
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.ledgers import roll
 from waterclock.topics.losses import KEPT, LOST, record_lost_ledger
@@ -153,8 +154,14 @@ def _lose_if_empty(storage: Storage, ledger: int) -> bool:
 
 
 def _write(storage: Storage, pending: Pending) -> _Written:
+    row = _row(storage, pending)
+
+    def facts(groups: list[RowGroup]) -> Mapping[str, str]:
+        return facts_metadata(storage.name, [LedgerFacts.of_row(row, groups)])
+
     with storage.files.create(pending.path) as sink:
-        groups, footer, fingerprints = write_ledger(sink, renewing(storage, pending, _entries(storage, pending)))
+        pieces = renewing(storage, pending, _entries(storage, pending, row["first_ordinal"]))
+        groups, footer, fingerprints = write_ledger(sink, pieces, facts)
     size = storage.files.size(pending.path)
     found: list[RowGroup] = []
     chunks: dict[int, list[int]] = {}
@@ -166,10 +173,9 @@ def _write(storage: Storage, pending: Pending) -> _Written:
     return _Written(groups, size, footer, chunks)
 
 
-def _entries(storage: Storage, pending: Pending) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _entries(storage: Storage, pending: Pending, following: int) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Read the ledger's entries, each piece with how many messages are recorded as lost before it."""
     start, stop = Position(pending.first, 0, 0), Position(pending.first + 1, 0, 0)
-    following = _first_ordinal(storage, pending)
     for chunk in read_chunks(storage, start, stop, MESSAGE_SCHEMA.names):
         if isinstance(chunk.table, pa.Table):
             raise taken(storage, pending)  # these come from a file: somebody else has sealed the ledger
@@ -177,15 +183,13 @@ def _entries(storage: Storage, pending: Pending) -> Iterator[tuple[int, pa.Recor
         following = chunk.first_ordinal + chunk.table.num_rows
 
 
-def _first_ordinal(storage: Storage, pending: Pending) -> int:
-    statement = sa.select(ledgers.c.first_ordinal).where(
-        ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == pending.first
-    )
+def _row(storage: Storage, pending: Pending) -> sa.RowMapping:
+    key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == pending.first)
     with storage.backend.snapshot() as connection:
-        first = connection.execute(statement).scalar()
-    if first is None:
+        row = connection.execute(sa.select(ledgers).where(*key)).mappings().one_or_none()
+    if row is None:
         raise taken(storage, pending)
-    return first
+    return row
 
 
 def _commit(storage: Storage, pending: Pending, file: _Written) -> None:
