@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
@@ -14,14 +14,20 @@ from waterclock.cli.common import Common
 from waterclock.ingest.files import read_messages
 from waterclock.message import Message, Position
 from waterclock.time import format_duration, format_time, to_duration
+from waterclock.topics.finding import By
 from waterclock.topics.ledgers import LedgerInfo
 from waterclock.topics.producers import forget_producers
+from waterclock.topics.reading import check_limit
+from waterclock.topics.topic import Topic
+from waterclock.topics.topic_info import TopicInfo
 
 app = App(name="topic", help="Logs of messages, found by time.")
 
 FOLLOW_EVERY = 0.2
 """Seconds between two looks of ``--follow`` for what was appended."""
 
+_PAGE = 1000
+_SUMMARY = ("name", "ledgers", "messages", "size")
 _TIMES = ("event_time", "publish_time", "receive_time")
 _BOUNDS = tuple(f"{end}_{kind}" for kind in _TIMES for end in ("begin", "end"))
 _LEDGER_COLUMNS = ("ledger", "state", "entries", "messages", "size", "first_ordinal", *_BOUNDS, "file")
@@ -61,11 +67,17 @@ def add(
 
 
 @app.command
-def ls(*, common: Common = Common()) -> None:
-    """List the topics."""
+def ls(*, limit: int | None = None, common: Common = Common()) -> None:
+    """List the topics.
+
+    Parameters
+    ----------
+    limit
+        At most this many.
+    """
     with common.connect() as database:
-        rows = [_summary(name, database.topic(name).ledgers()) for name in database.topics()]
-        common.output.rows(rows, ("name", "ledgers", "messages", "size"))
+        infos = database.topic_infos()[: check_limit(limit)]
+        common.output.rows(map(_summary, infos), _SUMMARY)
 
 
 @app.command
@@ -73,14 +85,16 @@ def info(name: str, /, *, common: Common = Common()) -> None:
     """Show what a topic holds, from when to when, and where it ends."""
     with common.connect() as database:
         topic = database.topic(name)
-        ledgers = topic.ledgers()
-        bounds = [ledger.bounds for ledger in ledgers if ledger.bounds]
+        facts, bounds = topic.info, topic.bounds
         times: dict[str, str | None] = dict.fromkeys(_TIMES)
-        if bounds:
+        if bounds is not None:
             for kind in _TIMES:
-                first, last = min(b.begin[kind] for b in bounds), max(b.end[kind] for b in bounds)
-                times[kind] = f"{format_time(first)} to {format_time(last)}"
-        common.output.facts(_summary(name, ledgers) | {"head": topic.head} | times)
+                times[kind] = f"{format_time(bounds.begin[kind])} to {format_time(bounds.end[kind])}"
+        limits = {
+            "max_ahead": None if facts.max_ahead is None else format_duration(facts.max_ahead),
+            "on_ahead": facts.on_ahead,
+        }
+        common.output.facts(_summary(facts) | {"head": facts.head} | times | limits)
 
 
 @app.command
@@ -118,6 +132,7 @@ def read(
     stop: str | None = None,
     since: str | None = None,
     until: str | None = None,
+    by: By = "publish_time",
     limit: int | None = None,
     follow: bool = False,
     common: Common = Common(),
@@ -133,9 +148,11 @@ def read(
     stop
         Position before which to stop.
     since
-        First publish time: a time with offset, or a duration such as 2h for that long ago.
+        First time: with offset, or a duration such as 2h for that long ago.
     until
-        Publish time before which to stop.
+        Time before which to stop.
+    by
+        Which of a message's times those are; effective_time is the smaller of its publish and receive time.
     limit
         At most this many messages.
     follow
@@ -148,10 +165,11 @@ def read(
             None if stop is None else Position.parse(stop),
             since=since,
             until=until,
+            by=by,
             limit=limit,
         )
         output = common.output
-        following = Position.parse(start) if start is not None else topic.find(since).position if since else None
+        following = Position.parse(start) if start is not None else topic.find(since, by).position if since else None
         for message in messages:
             output.message(message)
             following = _behind(message)
@@ -169,7 +187,7 @@ def find(
     moment: str,
     /,
     *,
-    by: Literal["publish_time", "event_time", "receive_time"] = "publish_time",
+    by: By = "publish_time",
     common: Common = Common(),
 ) -> int:
     """Find the first message at or after a time. Exit code 1 where there is none yet.
@@ -181,7 +199,7 @@ def find(
     moment
         A time with offset, or a duration such as 2h for that long ago.
     by
-        Which of a message's times is meant.
+        Which of a message's times is meant; effective_time is the smaller of its publish and receive time.
     """
     with common.connect() as database:
         found = database.topic(name).find(moment, by=by)
@@ -190,10 +208,21 @@ def find(
 
 
 @app.command
-def ledgers(name: str, /, *, common: Common = Common()) -> None:
-    """List a topic's ledgers with their bounds in time."""
+def ledgers(name: str, /, *, start: int = 0, limit: int | None = None, common: Common = Common()) -> None:
+    """List a topic's ledgers with their bounds in time.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    start
+        Number of the ledger to begin at.
+    limit
+        At most this many; what is not listed is not read.
+    """
     with common.connect() as database:
-        common.output.rows(_ledger_rows(database.topic(name).ledgers()), _LEDGER_COLUMNS)
+        listed = _listed(database.topic(name), start, check_limit(limit))
+        common.output.rows(_ledger_rows(listed), _LEDGER_COLUMNS)
 
 
 @app.command
@@ -328,20 +357,27 @@ def _behind(message: Message) -> Position:
     return Position(ledger, entry, index + 1)
 
 
-def _summary(name: str, ledgers: list[LedgerInfo]) -> dict[str, Any]:
-    return {
-        "name": name,
-        "ledgers": len(ledgers),
-        "messages": sum(ledger.messages for ledger in ledgers),
-        "size": sum(ledger.size for ledger in ledgers),
-    }
+def _summary(info: TopicInfo) -> dict[str, Any]:
+    return {name: getattr(info, name) for name in _SUMMARY}
 
 
-def _ledger_rows(ledgers: list[LedgerInfo]) -> Iterator[dict[str, Any]]:
+def _listed(topic: Topic, start: int, limit: int | None) -> Iterator[LedgerInfo]:
+    """Read a page at a time, so that a long listing begins at once and is never in memory whole."""
+    while limit is None or limit > 0:
+        page = topic.ledgers(start, min(_PAGE, limit or _PAGE))
+        yield from page
+        if not page or page[-1].state == "open":
+            return
+        start = page[-1].ledger + 1
+        limit = None if limit is None else limit - len(page)
+
+
+def _ledger_rows(ledgers: Iterable[LedgerInfo]) -> Iterator[dict[str, Any]]:
     for ledger in ledgers:
         row: dict[str, Any] = {name: getattr(ledger, name, None) for name in _LEDGER_COLUMNS}
-        if ledger.bounds:
+        bounds = ledger.bounds
+        if bounds:
             for kind in _TIMES:
-                row[f"begin_{kind}"] = format_time(ledger.bounds.begin[kind])
-                row[f"end_{kind}"] = format_time(ledger.bounds.end[kind])
+                row[f"begin_{kind}"] = format_time(bounds.begin[kind])
+                row[f"end_{kind}"] = format_time(bounds.end[kind])
         yield row

@@ -62,6 +62,8 @@ topics = sa.Table(
     sa.Column("store_id", BigInt),
     sa.Column("max_ahead", BigInt),
     sa.Column("on_ahead", sa.String(16)),
+    sa.Column("stored_bytes", BigInt, nullable=False, server_default="0"),
+    sa.Column("stale_peaks", BigInt),
     sa.Column("expiring_owner", Name),
     sa.Column("expiring_until", BigInt),
     sqlite_autoincrement=True,  # the id of a topic that was removed must never name another one
@@ -72,7 +74,10 @@ topics = sa.Table(
 holds so far. ``ordinal`` numbers the next message of the topic, and ``peak_*`` is the running maximum of each time
 over all ledgers that are closed. ``first_ledger`` and ``first_ordinal`` are the first that were not deleted on purpose:
 a ledger that is missing after them is a fault. ``store_id`` is the store of its files; NULL until the topic is first
-opened by a version that knows stores.
+opened by a version that knows stores. ``max_ahead`` and ``on_ahead`` say how far ahead of the clock a publish_time may
+be, and what becomes of a message that is further (`waterclock.topics.ahead`). ``stored_bytes`` are the bytes of all
+ledgers but the open one. ``stale_peaks``: up to this ledger, and behind it until they agree, peaks may still be those
+of ledgers that were deleted; NULL where none are (`waterclock.topics.peaks`).
 """
 
 ledgers = sa.Table(
@@ -99,6 +104,7 @@ ledgers = sa.Table(
     sa.Index("waterclock_ledgers_state_idx", "topic_id", "state", "ledger"),
     sa.Index("waterclock_ledgers_first_ordinal_idx", "topic_id", "first_ordinal"),
     *(sa.Index(f"waterclock_ledgers_{time}_idx", "topic_id", f"peak_{time}", "ledger") for time in BOUNDED),
+    *(sa.Index(f"waterclock_ledgers_begin_{time}_idx", "topic_id", f"begin_{time}") for time in TIMES),
 )
 """One row a ledger that is ``closed`` (its entries are rows), ``sealed`` (its messages are a file) or ``lost``
 (they are gone for good, and a repair has recorded that, so that ordinals add up).
@@ -172,7 +178,11 @@ subscriptions = sa.Table(
     sa.Column("ordinal", BigInt, nullable=False),
     sa.Column("epoch", BigInt, nullable=False),
     sa.Column("not_before", BigInt),
+    sa.Column("not_before_by", sa.String(16)),
     sa.Column("holder", Name),
     sa.Column("held_until", BigInt),
 )
-"""Durable reading positions: the next message to be read, and its number in the topic."""
+"""Durable reading positions: the next message to be read, and its number in the topic.
+
+Messages whose time ``not_before_by`` (NULL: publish_time) is before ``not_before`` are not delivered.
+"""

@@ -11,6 +11,7 @@ from waterclock.message import Position
 from waterclock.spark.columns import METADATA_COLUMNS, check_columns
 from waterclock.spark.options import needed, number, refuse_unknown, truth
 from waterclock.time import to_time
+from waterclock.topics.finding import By, check_by
 from waterclock.topics.positions import place_of
 from waterclock.topics.topic import Topic
 
@@ -22,6 +23,7 @@ _KNOWN = (
     "packed",
     "startingTimestamp",
     "endingTimestamp",
+    "by",
     "startingPosition",
     "maxMessagesPerTrigger",
     "failOnDataLoss",
@@ -42,7 +44,9 @@ class ReadOptions(NamedTuple):
     packed
         Whether messages come packed (`waterclock.spark.packing`), which takes `METADATA_COLUMNS` of them.
     since, until
-        Publish times to begin at and to stop before, ns; None: not given.
+        Times to begin at and to stop before, ns; None: not given.
+    by
+        Which time of a message they are.
     start
         Position to begin at; None: not given.
     max_messages
@@ -58,6 +62,7 @@ class ReadOptions(NamedTuple):
     packed: bool
     since: int | None
     until: int | None
+    by: By
     start: Position | None
     max_messages: int | None
     fail_on_data_loss: bool
@@ -87,6 +92,7 @@ class ReadOptions(NamedTuple):
             packed=packed,
             since=_time(given, "startingTimestamp"),
             until=_time(given, "endingTimestamp"),
+            by=check_by(given.get("by", "publish_time")),
             start=None if position is None else Position.parse(position),
             max_messages=number(given, "maxMessagesPerTrigger"),
             fail_on_data_loss=truth(given, "failOnDataLoss", default=True),

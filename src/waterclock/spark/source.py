@@ -71,8 +71,8 @@ class TopicReader(DataSourceReader):
 
     def _range(self, topic: Topic) -> tuple[Position | None, Position | None]:
         options = self._options
-        start = options.start if options.since is None else topic.find(options.since).position
-        stop = None if options.until is None else topic.find(options.until).position
+        start = options.start if options.since is None else topic.find(options.since, options.by).position
+        stop = None if options.until is None else topic.find(options.until, options.by).position
         # Both limits hold: the options', and the filters'.
         starts = [position for position in (start, self._start) if position is not None]
         stops = [position for position in (stop, self._stop) if position is not None]

@@ -27,6 +27,7 @@ from waterclock.topics.retention import leave_for_sweep
 from waterclock.topics.row_groups import RowGroup, row_groups_to_json
 from waterclock.topics.sealed_file import ROW_GROUP_BYTES, SHARED_SCHEMA, SealedFile, write_row_groups
 from waterclock.topics.sealed_ledger import SealedLedger
+from waterclock.topics.sizes import resizing
 from waterclock.topics.storage import Storage
 from waterclock.topics.sweeping import sweep
 
@@ -226,21 +227,23 @@ def _commit(storage: Storage, pending: Pending, run: Run, file: _Written) -> Non
         if paths != run.paths:
             raise taken(storage, pending)
         settle(storage, connection, pending)
-        for number, groups in file.groups.items():
-            written = sum(group.messages for group in groups)
-            values = {
-                "path": pending.path,
-                "file_bytes": file.size,
-                "bytes": file.size * written // total,
-                "row_groups": row_groups_to_json(groups),
-                "footer": None,
-            }
-            key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == number, ledgers.c.messages == written)
-            if connection.execute(sa.update(ledgers).where(*key).values(values)).rowcount == 0:
-                raise UnavailableError(
-                    f"ledger {number} of topic {storage.name!r}: its file holds {written} messages, the catalogue says"
-                    " otherwise; it is left as it is"
-                )
+        with resizing(storage, connection, run.numbers[0], run.numbers[-1]):
+            for number, groups in file.groups.items():
+                written = sum(group.messages for group in groups)
+                values = {
+                    "path": pending.path,
+                    "file_bytes": file.size,
+                    "bytes": file.size * written // total,
+                    "row_groups": row_groups_to_json(groups),
+                    "footer": None,
+                }
+                mine = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == number)
+                key = (*mine, ledgers.c.messages == written)
+                if connection.execute(sa.update(ledgers).where(*key).values(values)).rowcount == 0:
+                    raise UnavailableError(
+                        f"ledger {number} of topic {storage.name!r}: its file holds {written} messages, the catalogue"
+                        " says otherwise; it is left as it is"
+                    )
         former = dict(zip(run.paths, run.numbers, strict=True))
         leave_for_sweep(storage, connection, former, now + retention.GRACE)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import sqlalchemy as sa
@@ -26,10 +26,10 @@ from waterclock.topics.reading import read_chunks
 from waterclock.topics.sealed_ledger import SealedLedger
 from waterclock.topics.storage import Storage
 
-By = Literal["publish_time", "event_time", "receive_time"]
-"""The times by which messages can be found."""
+By = Literal["publish_time", "event_time", "receive_time", "effective_time"]
+"""The times by which messages can be found; effective_time is the smaller of publish_time and receive_time."""
 
-FINDABLE = ("publish_time", "event_time", "receive_time")
+FINDABLE: tuple[By, ...] = get_args(By)
 
 _TOPIC = sa.bindparam("topic", type_=sa.BigInteger)
 _TIME = sa.bindparam("time", type_=sa.BigInteger)
@@ -123,10 +123,10 @@ def find_from(storage: Storage, start: Position, by: str, time: int) -> Found:
     return Found(head, found=False) if head.ledger <= start.ledger else find_first(storage, by, time, start.ledger)
 
 
-def place_at(storage: Storage, start: Position | Time) -> Place:
+def place_at(storage: Storage, start: Position | Time, by: str) -> Place:
     """Find where to start reading: at ``"earliest"``, ``"latest"``, a position, or the first message of a time.
 
-    A time is meant as publish_time, and may be written as how long ago: ``"2h"``.
+    A time is meant as ``by`` says, and may be written as how long ago: ``"2h"``.
     """
     if isinstance(start, Position):
         return place_of(storage, start)
@@ -134,7 +134,7 @@ def place_at(storage: Storage, start: Position | Time) -> Place:
         return place_of(storage, Position(0, 0, 0))
     if start == "latest":
         return place_of(storage, storage.head())
-    return place_of(storage, find_first(storage, "publish_time", storage.time(start, "start")).position)
+    return place_of(storage, find_first(storage, by, storage.time(start, "start")).position)
 
 
 @cache

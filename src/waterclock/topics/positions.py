@@ -62,6 +62,8 @@ def position_of(storage: Storage, ordinal: int) -> Position:
         if ordinal >= counter.ordinal:
             return counter.position
         row = connection.execute(_ledger_holding(storage, ordinal)).mappings().one_or_none()
+        if row is not None and ordinal >= row["first_ordinal"] + row["messages"]:
+            row = None  # it is in the open one
         if row is None or row["state"] != "sealed":
             return _position_in_rows(storage, connection, counter.ledger if row is None else row["ledger"], ordinal)
     return _position_in_file(storage, row, ordinal)
@@ -119,7 +121,7 @@ def _ledger_holding(storage: Storage, ordinal: int) -> sa.Select[*tuple[Any, ...
         .where(
             ledgers.c.topic_id == storage.topic_id,
             ledgers.c.first_ordinal <= ordinal,
-            ledgers.c.first_ordinal + ledgers.c.messages > ordinal,
+            ledgers.c.messages > 0,
         )
         .order_by(ledgers.c.first_ordinal.desc())
         .limit(1)

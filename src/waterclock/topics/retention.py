@@ -13,6 +13,8 @@ from waterclock.time import MIN_NS
 from waterclock.topics.counter import Counter
 from waterclock.topics.finding import find_first
 from waterclock.topics.ledgers import close_ledger, ledger_from, write_counter
+from waterclock.topics.peaks import lower_peaks, note_deletion
+from waterclock.topics.sizes import resizing
 from waterclock.topics.storage import Storage
 from waterclock.topics.sweeping import delete_rows
 
@@ -50,6 +52,7 @@ def delete_before(storage: Storage, position: Position, *, force: bool = False, 
         for ledger in batch:
             delete_rows(storage, ledger)
         deleted += len(batch)
+    lower_peaks(storage)
     return deleted
 
 
@@ -74,8 +77,10 @@ def _delete_some(storage: Storage, position: Position, *, force: bool, grace: in
         rows = connection.execute(statement).all()
         if not rows:
             return []
-        _forget(storage, connection, [row.ledger for row in rows])
+        with resizing(storage, connection, rows[0].ledger, rows[-1].ledger):
+            _forget(storage, connection, [row.ledger for row in rows])
         _begin_after(storage, connection, rows[-1])
+        note_deletion(storage, connection, row)
         paths = {row.path: row.ledger for row in rows if row.path}
         paths.pop(_path_of_first(storage, connection), None)  # ledgers that are left share it
         leave_for_sweep(storage, connection, paths, now + grace)

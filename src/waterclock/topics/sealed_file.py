@@ -183,6 +183,11 @@ class SealedFile:
         """Names of the columns in the order of the file: `FILE_SCHEMA`, or `SHARED_SCHEMA`."""
         return self._parquet.schema_arrow.names
 
+    @property
+    def row_groups(self) -> int:
+        """How many row groups there are."""
+        return self._metadata.num_row_groups
+
     def measure(self, columns: Collection[str] = _INTEGERS) -> list[RowGroup]:
         """Measure every row group by reading it: its times and places, or more than is needed, to see it read.
 

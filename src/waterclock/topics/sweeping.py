@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import entries, files, ledgers
 from waterclock.errors import UnavailableError
+from waterclock.topics.peaks import lower_peaks
 from waterclock.topics.storage import Storage
 
 CLAIM = 60_000_000_000
@@ -22,12 +23,15 @@ _log = logging.getLogger(__name__)
 def sweep(storage: Storage, *, strict: bool = False) -> int:
     """Remove files whose owner's lease or whose grace time has ended, and rows left over; give how many files.
 
+    Running maxima that a killed deletion has left too high are lowered.
+
     A file that cannot be deleted now is left to the next sweep with a warning in the log; with ``strict`` it is an
     UnavailableError.
     """
     removed = sum(_remove(storage, path, strict=strict) for path in _dead_files(storage))
     for ledger in _ledgers_with_rows(storage):
         delete_rows(storage, ledger)
+    lower_peaks(storage)
     return removed
 
 

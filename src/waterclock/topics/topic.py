@@ -14,6 +14,7 @@ from waterclock.message import Message, Position
 from waterclock.time import Duration, Time, to_duration
 from waterclock.topics import subscription_rows
 from waterclock.topics.appending import Appended, append_entry
+from waterclock.topics.bounds import Bounds
 from waterclock.topics.compacting import FILE_BYTES, compact_topic
 from waterclock.topics.creating import create_topic, open_topic
 from waterclock.topics.entries import encode_entry
@@ -22,6 +23,7 @@ from waterclock.topics.finding import Found, check_by, find_first, place_at
 from waterclock.topics.ledgers import LedgerInfo, list_ledgers, roll
 from waterclock.topics.looking_up import look_up
 from waterclock.topics.names import check_name, check_size
+from waterclock.topics.planning import plan_slices
 from waterclock.topics.positions import entry_boundary
 from waterclock.topics.producers import numbered
 from waterclock.topics.producing import Producer
@@ -30,11 +32,12 @@ from waterclock.topics.reading import check_columns, check_limit, check_position
 from waterclock.topics.removing import remove_topic
 from waterclock.topics.retention import delete_before, enforce_retention
 from waterclock.topics.sealing import seal_ledgers
-from waterclock.topics.slicing import Slice, plan_slices
+from waterclock.topics.slicing import Slice
 from waterclock.topics.storage import Storage
 from waterclock.topics.subscription import Subscription
 from waterclock.topics.subscription_rows import SubscriptionInfo
 from waterclock.topics.sweeping import sweep
+from waterclock.topics.topic_info import TopicInfo, bounds_of_topic, topic_info
 
 _MESSAGES_AT_ONCE = 4096
 
@@ -76,6 +79,16 @@ class Topic:
     def name(self) -> str:
         """The topic's name."""
         return self.storage.name
+
+    @property
+    def info(self) -> TopicInfo:
+        """What the catalogue says about it: what it holds, its options; the same work whatever the topic's size."""
+        return topic_info(self.storage)
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """Smallest and largest times of what is left; None where nothing is. The same work whatever its size."""
+        return bounds_of_topic(self.storage)
 
     @property
     def head(self) -> Position:
@@ -130,6 +143,7 @@ class Topic:
         *,
         since: Time | None = None,
         until: Time | None = None,
+        by: str = "publish_time",
         limit: int | None = None,
     ) -> Iterator[Message]:
         """Read messages in the order of their positions, up to where the topic ends when reading begins.
@@ -141,9 +155,12 @@ class Topic:
         stop
             Position to stop before.
         since, until
-            Instead of those, by publish_time: begin at, and stop before, the first message at or after that time
-            (what `find` gives). Where the times are disordered, later messages of a smaller time are not read
-            behind ``until``, and messages of a smaller time that stand behind ``since`` are.
+            Instead of those: begin at, and stop before, the first message at or after that time (what `find` gives).
+            Where the times are disordered, later messages of a smaller time are not read behind ``until``, and messages
+            of a smaller time that stand behind ``since`` are.
+        by
+            Which time that is, as for `find`. One message of a producer whose clock is far ahead is found for every
+            publish_time up to its own; "effective_time" is not misled by it.
         limit
             Messages to read at most.
 
@@ -152,7 +169,7 @@ class Topic:
         UnavailableError
             Where the file of a ledger cannot be read; the text names it.
         """
-        for batch in self.read_arrow(start, stop, since=since, until=until, limit=limit):
+        for batch in self.read_arrow(start, stop, since=since, until=until, by=by, limit=limit):
             for first in range(0, batch.num_rows, _MESSAGES_AT_ONCE):
                 yield from from_arrow(batch.slice(first, _MESSAGES_AT_ONCE))
 
@@ -163,6 +180,7 @@ class Topic:
         *,
         since: Time | None = None,
         until: Time | None = None,
+        by: str = "publish_time",
         limit: int | None = None,
         columns: Sequence[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
@@ -175,7 +193,7 @@ class Topic:
         """
         wanted = check_columns(columns)
         left = check_limit(limit)
-        first, last = self._range(start, stop, since, until)
+        first, last = self._range(start, stop, since, until, check_by(by))
         for chunk in read_chunks(self.storage, first, last, wanted):
             for batch in positioned(chunk, wanted):
                 yield batch if left is None else batch.slice(0, left)
@@ -194,7 +212,8 @@ class Topic:
         time
             An int (ns), an aware datetime, an ISO 8601 text with offset, or how long ago: ``"2h"``.
         by
-            ``"publish_time"``, ``"event_time"`` or ``"receive_time"``.
+            ``"publish_time"``, ``"event_time"``, ``"receive_time"`` or ``"effective_time"``, the smaller of
+            publish_time and receive_time, which no producer's clock can put ahead.
 
         Raises
         ------
@@ -203,9 +222,17 @@ class Topic:
         """
         return find_first(self.storage, check_by(by), self.storage.time(time, "time"))
 
-    def ledgers(self) -> list[LedgerInfo]:
-        """Give what the catalogue says about each ledger that is left; the open one is the last."""
-        return list_ledgers(self.storage)
+    def ledgers(self, start: int = 0, limit: int | None = None) -> list[LedgerInfo]:
+        """Give what the catalogue says about each ledger that is left; the open one is the last.
+
+        Parameters
+        ----------
+        start
+            Number of the ledger to begin at, or the next that is left.
+        limit
+            How many at the most; what is not listed is not read. Go on with the last one's number and one.
+        """
+        return list_ledgers(self.storage, start, check_limit(limit))
 
     def roll(self) -> None:
         """Close the open ledger and open the next one; nothing to do while it is empty."""
@@ -232,7 +259,9 @@ class Topic:
         """
         return compact_topic(self.storage, check_size(file_bytes, "file_bytes"))
 
-    def subscribe(self, name: str, start: Position | Time = "earliest", *, lease: Duration = "30s") -> Subscription:
+    def subscribe(
+        self, name: str, start: Position | Time = "earliest", *, by: str = "publish_time", lease: Duration = "30s"
+    ) -> Subscription:
         """Open a subscription, a named, durable reading position; make it where there is none of this name.
 
         Parameters
@@ -240,13 +269,16 @@ class Topic:
         name
             1 to 255 characters.
         start
-            Where a new one begins: ``"earliest"``, ``"latest"``, a position, or the first message published at or
-            after a time. Without meaning for one that exists.
+            Where a new one begins: ``"earliest"``, ``"latest"``, a position, or the first message at or after a time.
+            Without meaning for one that exists.
+        by
+            Which time that is, as for `find`.
         lease
             How long the subscription stays with a reader that gives no sign.
         """
+        check_by(by)
         if not subscription_rows.exists(self.storage, check_name(name)):
-            subscription_rows.create(self.storage, name, place_at(self.storage, start))
+            subscription_rows.create(self.storage, name, place_at(self.storage, start, by))
         return Subscription(self.storage, name, to_duration(lease, "lease"))
 
     def subscriptions(self) -> list[SubscriptionInfo]:
@@ -380,7 +412,7 @@ class Topic:
         return self.messages_at(positions, ["payload"]).column("payload")
 
     def _range(
-        self, start: Position | None, stop: Position | None, since: Time | None, until: Time | None
+        self, start: Position | None, stop: Position | None, since: Time | None, until: Time | None, by: str
     ) -> tuple[Position, Position]:
         if start is not None and since is not None:
             raise InvalidArgumentError(f"since: {since!r} and start: {start!r} both say where to begin; give one")
@@ -388,11 +420,11 @@ class Topic:
             raise InvalidArgumentError(f"until: {until!r} and stop: {stop!r} both say where to stop; give one")
         end = self.head
         if until is not None:
-            end = min(end, self.find(until).position)
+            end = min(end, self.find(until, by).position)
         elif stop is not None:
             end = min(end, check_position(stop, "stop"))
         if since is not None:
-            return self.find(since).position, end
+            return self.find(since, by).position, end
         return Position(0, 0, 0) if start is None else check_position(start, "start"), end
 
     def __repr__(self) -> str:
