@@ -11,9 +11,11 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from waterclock.cli.common import Common
+from waterclock.errors import WaterclockError
 from waterclock.ingest.files import read_messages
 from waterclock.message import Message, Position
 from waterclock.time import format_duration, format_time, to_duration
+from waterclock.topics.ahead import OnAhead, Rejected
 from waterclock.topics.finding import By
 from waterclock.topics.ledgers import LedgerInfo
 from waterclock.topics.producers import forget_producers
@@ -27,6 +29,7 @@ FOLLOW_EVERY = 0.2
 """Seconds between two looks of ``--follow`` for what was appended."""
 
 _PAGE = 1000
+_REASONS = 10  # rejected messages of which the reason is printed
 _SUMMARY = ("name", "ledgers", "messages", "size")
 _TIMES = ("event_time", "publish_time", "receive_time")
 _BOUNDS = tuple(f"{end}_{kind}" for kind in _TIMES for end in ("begin", "end"))
@@ -41,6 +44,8 @@ def add(
     roll_after: str = "1h",
     roll_size: int = 64 << 20,
     retention: str | None = None,
+    max_ahead: str | None = None,
+    on_ahead: OnAhead = "reject",
     exist_ok: bool = False,
     common: Common = Common(),
 ) -> None:
@@ -56,12 +61,22 @@ def add(
         Bytes at which the open ledger is closed.
     retention
         How long messages are kept; for ever unless given.
+    max_ahead
+        How far ahead of the database's clock a publish time may be, for example 5m; any unless given.
+    on_ahead
+        What becomes of a message that is further ahead: reject leaves it out, keep writes it with a warning.
     exist_ok
         Do nothing where the topic exists already.
     """
     with common.connect(create=True) as database:
         topic = database.create_topic(
-            name, roll_after=roll_after, roll_size=roll_size, retention=retention, exist_ok=exist_ok
+            name,
+            roll_after=roll_after,
+            roll_size=roll_size,
+            retention=retention,
+            max_ahead=max_ahead,
+            on_ahead=on_ahead,
+            exist_ok=exist_ok,
         )
         common.output.talk(f"topic {topic.name} is there")
 
@@ -107,6 +122,8 @@ def append(
 ) -> None:
     """Append the messages of a file: JSON lines, or .parquet; - is standard input.
 
+    Exit code 1 where the topic did not take all of them.
+
     Parameters
     ----------
     name
@@ -116,11 +133,18 @@ def append(
     """
     with common.connect() as database:
         topic = database.topic(name)
-        count = 0
+        count = given = 0
+        rejected: list[Rejected] = []
         for chunk in read_messages(file):
             appended = topic.append(chunk)
             count += appended.count
+            rejected += [each._replace(index=given + each.index) for each in appended.rejected]
+            given += len(chunk)
         common.output.talk(f"appended {count} messages; the topic now ends at {topic.head}")
+        if rejected:
+            reasons = [f"message {each.index + 1}: {each.reason}" for each in rejected[:_REASONS]]
+            more = [f"and {len(rejected) - _REASONS} more"] if len(rejected) > _REASONS else []
+            raise WaterclockError("\n".join([f"rejected {len(rejected)} of {given} messages", *reasons, *more]))
 
 
 @app.command

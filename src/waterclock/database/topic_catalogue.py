@@ -162,8 +162,9 @@ producers = sa.Table(
 )
 """Producers that number their messages.
 
-``recent`` holds the last appends: [first, last, ledger, entry, checksum] each. ``covered`` holds the ranges of numbers
-that were ever appended: [first, last] each, joined where they touch.
+``recent`` holds the last appends: [first, last, ledger, entry, checksum, judged_at] each; ledger and entry are null
+where every message was rejected, and judged_at is null where none was. ``covered`` holds the ranges of numbers that
+were ever appended: [first, last] each, joined where they touch.
 """
 
 subscriptions = sa.Table(

@@ -9,6 +9,7 @@ from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import topics
 from waterclock.errors import AlreadyExistsError, NotFoundError
 from waterclock.time import Duration, to_duration
+from waterclock.topics.ahead import AheadLimit, OnAhead, check_on_ahead
 from waterclock.topics.ledger_files import LedgerFiles
 from waterclock.topics.names import check_name, check_size
 from waterclock.topics.storage import Storage
@@ -22,6 +23,8 @@ def create_topic(
     roll_size: int,
     retention: Duration | None,
     exist_ok: bool,
+    max_ahead: Duration | None = None,
+    on_ahead: OnAhead = "reject",
 ) -> None:
     """Write the row of a new topic; AlreadyExistsError where there is one and ``exist_ok`` is False."""
     values = {
@@ -29,6 +32,8 @@ def create_topic(
         "roll_after": None if roll_after is None else to_duration(roll_after, "roll_after", minimum=1),
         "roll_size": check_size(roll_size, "roll_size"),
         "retention": None if retention is None else to_duration(retention, "retention", minimum=1),
+        "max_ahead": None if max_ahead is None else to_duration(max_ahead, "max_ahead"),
+        "on_ahead": check_on_ahead(on_ahead),
         "ledger": 0,
         "entries": 0,
         "messages": 0,
@@ -50,12 +55,13 @@ def create_topic(
 
 def open_topic(backend: Backend, ledgers: str, name: str) -> Storage:
     """Find a topic; NotFoundError where there is none of this name."""
-    statement = sa.select(topics.c.id).where(topics.c.name == check_name(name))
+    columns = (topics.c.id, topics.c.name, topics.c.max_ahead, topics.c.on_ahead)
+    statement = sa.select(*columns).where(topics.c.name == check_name(name))
     with backend.snapshot() as connection:
-        topic_id = connection.execute(statement).scalar()
-    if topic_id is None:
+        row = connection.execute(statement).mappings().one_or_none()
+    if row is None:
         raise NotFoundError(f"there is no topic {name!r} in {backend.url.render_as_string()}; create it first")
-    return Storage(topic_id, name, backend, LedgerFiles(ledgers))
+    return Storage(row["id"], name, backend, LedgerFiles(ledgers), AheadLimit.of_row(row))
 
 
 def topic_names(backend: Backend) -> list[str]:

@@ -13,6 +13,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message, Position
 from waterclock.time import Duration, Time, to_duration
 from waterclock.topics import subscription_rows
+from waterclock.topics.ahead import OnAhead
 from waterclock.topics.appending import Appended, append_entry
 from waterclock.topics.bounds import Bounds
 from waterclock.topics.compacting import FILE_BYTES, compact_topic
@@ -65,9 +66,20 @@ class Topic:
         roll_size: int,
         retention: Duration | None,
         exist_ok: bool,
+        max_ahead: Duration | None = None,
+        on_ahead: OnAhead = "reject",
     ) -> Self:
         """Make a topic; `Database.create_topic` says what the options mean."""
-        create_topic(backend, name, roll_after=roll_after, roll_size=roll_size, retention=retention, exist_ok=exist_ok)
+        create_topic(
+            backend,
+            name,
+            roll_after=roll_after,
+            roll_size=roll_size,
+            retention=retention,
+            exist_ok=exist_ok,
+            max_ahead=max_ahead,
+            on_ahead=on_ahead,
+        )
         return cls.open(backend, ledgers, name)
 
     @classmethod
@@ -106,7 +118,8 @@ class Topic:
         """Write messages as one entry at the end; durable and readable when this returns.
 
         publish_time and receive_time are filled in with the database's clock, read once before the messages are
-        encoded, where they are None. (SQLite has no clock of its own: there it is the machine's.)
+        encoded, where they are None. (SQLite has no clock of its own: there it is the machine's.) In a topic with
+        ``max_ahead``, messages that are too far ahead of that clock are left out and named in the answer.
 
         Parameters
         ----------
@@ -117,7 +130,8 @@ class Topic:
             Name of whoever numbers its messages. Then a repeat of an append writes nothing and gives the position of
             the first time, as long as it is one of the producer's last 5 appends.
         sequence
-            Number of the first of the messages; the others count on from it. Needed with ``producer``.
+            Number of the first of the messages; the others count on from it, also those that are rejected. Needed with
+            ``producer``.
         epoch
             Which instance of the producer this is: a lower one than the topic knows is refused. None: not compared.
 
@@ -133,8 +147,8 @@ class Topic:
         UnavailableError
             Where the database stays busy or away.
         """
-        entry = encode_entry(messages, self.storage.backend.now)
-        return append_entry(self.storage, entry, numbered(producer, sequence, epoch, entry.messages))
+        entry = encode_entry(messages, self.storage.backend.now, self.storage.ahead)
+        return append_entry(self.storage, entry, numbered(producer, sequence, epoch, len(entry.given)))
 
     def read(
         self,
