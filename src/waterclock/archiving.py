@@ -9,6 +9,7 @@ rows that are due by then are others, nor whether table and topic are in one dat
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from waterclock.topics.topic import Topic
 
 PREFIX = "waterclock."
 """How the headers begin that an archived message has beside its own."""
+
+_log = logging.getLogger(__name__)
 
 _ROWS = 1000
 _BYTES = 4 << 20  # of payloads in one append; MariaDB takes 8 MB at once unless told otherwise
@@ -65,10 +68,13 @@ def archive_table(
     archived = 0
     for piece in _pieces(context, context.backend.now() - age):
         messages = [_message(context, row) for row in piece]
-        topic.append(messages, producer=name, sequence=sequence, epoch=epoch)
-        delete_acked(context, {row.id: row.time_acked for row in piece})
+        appended = topic.append(messages, producer=name, sequence=sequence, epoch=epoch)
+        refused = {each.index: each.reason for each in appended.rejected}
+        for index, reason in refused.items():
+            _log.warning("message %r of table %r is not archived and stays: %s", piece[index].id, table.name, reason)
+        delete_acked(context, {row.id: row.time_acked for i, row in enumerate(piece) if i not in refused})
         sequence += len(piece)
-        archived += len(piece)
+        archived += appended.count
     return archived
 
 

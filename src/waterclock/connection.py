@@ -17,10 +17,12 @@ from waterclock.tables.options import AckOrder, Groups, IdType, OnExhausted, Pay
 from waterclock.tables.sharding.keyspace import WHOLE
 from waterclock.tables.sharding.sharded_database import ShardedDatabase
 from waterclock.time import Clock, Duration
+from waterclock.topics.ahead import OnAhead
 from waterclock.topics.creating import topic_names
 from waterclock.topics.roots import wrapped
 from waterclock.topics.stores import LedgerRoot
 from waterclock.topics.topic import Topic
+from waterclock.topics.topic_info import TopicInfo, list_topics
 
 
 class Database:
@@ -46,6 +48,8 @@ class Database:
         roll_after: Duration | None = "1h",
         roll_size: int = 64 << 20,
         retention: Duration | None = None,
+        max_ahead: Duration | None = None,
+        on_ahead: OnAhead = "reject",
         exist_ok: bool = False,
     ) -> Topic:
         """Make a topic, a log of messages.
@@ -60,6 +64,12 @@ class Database:
             Bytes of entries at which the open ledger is closed and the next one opened.
         retention
             How long messages are kept; None: for ever.
+        max_ahead
+            How far ahead of the database's clock a publish_time may be: one message of a producer whose clock is three
+            years ahead is found for every publish_time of these years. None: any.
+        on_ahead
+            What becomes of a message that is further ahead: ``"reject"`` leaves it out of its append and names it, with
+            the reason, in the answer; ``"keep"`` writes it, with a warning in the log.
         exist_ok
             Return the topic that is there already, as it is, instead of raising.
 
@@ -80,6 +90,8 @@ class Database:
             roll_size=roll_size,
             retention=retention,
             exist_ok=exist_ok,
+            max_ahead=max_ahead,
+            on_ahead=on_ahead,
         )
 
     def topic(self, name: str) -> Topic:
@@ -101,6 +113,10 @@ class Database:
     def topics(self) -> list[str]:
         """Name every topic, in alphabetical order."""
         return topic_names(self.backend)
+
+    def topic_infos(self) -> list[TopicInfo]:
+        """Give what the catalogue says about every topic, in alphabetical order, with one query."""
+        return list_topics(self.backend)
 
     def create_table(
         self,

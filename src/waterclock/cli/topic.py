@@ -5,25 +5,32 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
 from waterclock.cli.common import Common
-from waterclock.errors import UnavailableError
+from waterclock.errors import UnavailableError, WaterclockError
 from waterclock.ingest.files import read_messages
 from waterclock.message import Message, Position
 from waterclock.time import format_duration, format_time, to_duration
+from waterclock.topics.ahead import OnAhead, Rejected
+from waterclock.topics.finding import By
 from waterclock.topics.ledgers import LedgerInfo
 from waterclock.topics.producers import forget_producers
+from waterclock.topics.reading import check_limit
 from waterclock.topics.topic import Topic
+from waterclock.topics.topic_info import TopicInfo
 
 app = App(name="topic", help="Logs of messages, found by time.")
 
 FOLLOW_EVERY = 0.2
 """Seconds between two looks of ``--follow`` for what was appended."""
 
+_PAGE = 1000
+_REASONS = 10  # rejected messages of which the reason is printed
+_SUMMARY = ("name", "ledgers", "messages", "size")
 _TIMES = ("event_time", "publish_time", "receive_time")
 _BOUNDS = tuple(f"{end}_{kind}" for kind in _TIMES for end in ("begin", "end"))
 _LEDGER_COLUMNS = ("ledger", "state", "entries", "messages", "size", "first_ordinal", *_BOUNDS, "file")
@@ -37,6 +44,8 @@ def add(
     roll_after: str = "1h",
     roll_size: int = 64 << 20,
     retention: str | None = None,
+    max_ahead: str | None = None,
+    on_ahead: OnAhead = "reject",
     exist_ok: bool = False,
     common: Common = Common(),
 ) -> None:
@@ -52,22 +61,38 @@ def add(
         Bytes at which the open ledger is closed.
     retention
         How long messages are kept; for ever unless given.
+    max_ahead
+        How far ahead of the database's clock a publish time may be, for example 5m; any unless given.
+    on_ahead
+        What becomes of a message that is further ahead: reject leaves it out, keep writes it with a warning.
     exist_ok
         Do nothing where the topic exists already.
     """
     with common.connect(create=True) as database:
         topic = database.create_topic(
-            name, roll_after=roll_after, roll_size=roll_size, retention=retention, exist_ok=exist_ok
+            name,
+            roll_after=roll_after,
+            roll_size=roll_size,
+            retention=retention,
+            max_ahead=max_ahead,
+            on_ahead=on_ahead,
+            exist_ok=exist_ok,
         )
         common.output.talk(f"topic {topic.name} is there")
 
 
 @app.command
-def ls(*, common: Common = Common()) -> None:
-    """List the topics."""
+def ls(*, limit: int | None = None, common: Common = Common()) -> None:
+    """List the topics.
+
+    Parameters
+    ----------
+    limit
+        At most this many.
+    """
     with common.connect() as database:
-        rows = [_summary(name, database.topic(name).ledgers()) for name in database.topics()]
-        common.output.rows(rows, ("name", "ledgers", "messages", "size"))
+        infos = database.topic_infos()[: check_limit(limit)]
+        common.output.rows(map(_summary, infos), _SUMMARY)
 
 
 @app.command
@@ -75,14 +100,16 @@ def info(name: str, /, *, common: Common = Common()) -> None:
     """Show what a topic holds, from when to when, and where it ends."""
     with common.connect() as database:
         topic = database.topic(name)
-        ledgers = topic.ledgers()
-        bounds = [ledger.bounds for ledger in ledgers if ledger.bounds]
+        facts, bounds = topic.info, topic.bounds
         times: dict[str, str | None] = dict.fromkeys(_TIMES)
-        if bounds:
+        if bounds is not None:
             for kind in _TIMES:
-                first, last = min(b.begin[kind] for b in bounds), max(b.end[kind] for b in bounds)
-                times[kind] = f"{format_time(first)} to {format_time(last)}"
-        common.output.facts(_summary(name, ledgers) | {"head": topic.head} | times)
+                times[kind] = f"{format_time(bounds.begin[kind])} to {format_time(bounds.end[kind])}"
+        limits = {
+            "max_ahead": None if facts.max_ahead is None else format_duration(facts.max_ahead),
+            "on_ahead": facts.on_ahead,
+        }
+        common.output.facts(_summary(facts) | {"head": facts.head} | times | limits)
 
 
 @app.command
@@ -95,6 +122,8 @@ def append(
 ) -> None:
     """Append the messages of a file: JSON lines, or .parquet; - is standard input.
 
+    Exit code 1 where the topic did not take all of them.
+
     Parameters
     ----------
     name
@@ -104,11 +133,18 @@ def append(
     """
     with common.connect() as database:
         topic = database.topic(name)
-        count = 0
+        count = given = 0
+        rejected: list[Rejected] = []
         for chunk in read_messages(file):
             appended = topic.append(chunk)
             count += appended.count
+            rejected += [each._replace(index=given + each.index) for each in appended.rejected]
+            given += len(chunk)
         common.output.talk(f"appended {count} messages; the topic now ends at {topic.head}")
+        if rejected:
+            reasons = [f"message {each.index + 1}: {each.reason}" for each in rejected[:_REASONS]]
+            more = [f"and {len(rejected) - _REASONS} more"] if len(rejected) > _REASONS else []
+            raise WaterclockError("\n".join([f"rejected {len(rejected)} of {given} messages", *reasons, *more]))
 
 
 @app.command
@@ -120,6 +156,7 @@ def read(
     stop: str | None = None,
     since: str | None = None,
     until: str | None = None,
+    by: By = "publish_time",
     limit: int | None = None,
     follow: bool = False,
     common: Common = Common(),
@@ -135,9 +172,11 @@ def read(
     stop
         Position before which to stop.
     since
-        First publish time: a time with offset, or a duration such as 2h for that long ago.
+        First time: with offset, or a duration such as 2h for that long ago.
     until
-        Publish time before which to stop.
+        Time before which to stop.
+    by
+        Which of a message's times those are; effective_time is the smaller of its publish and receive time.
     limit
         At most this many messages.
     follow
@@ -150,10 +189,11 @@ def read(
             None if stop is None else Position.parse(stop),
             since=since,
             until=until,
+            by=by,
             limit=limit,
         )
         output = common.output
-        following = Position.parse(start) if start is not None else topic.find(since).position if since else None
+        following = Position.parse(start) if start is not None else topic.find(since, by).position if since else None
         for message in messages:
             output.message(message)
             following = _behind(message)
@@ -171,7 +211,7 @@ def find(
     moment: str,
     /,
     *,
-    by: Literal["publish_time", "event_time", "receive_time"] = "publish_time",
+    by: By = "publish_time",
     common: Common = Common(),
 ) -> int:
     """Find the first message at or after a time. Exit code 1 where there is none yet.
@@ -183,7 +223,7 @@ def find(
     moment
         A time with offset, or a duration such as 2h for that long ago.
     by
-        Which of a message's times is meant.
+        Which of a message's times is meant; effective_time is the smaller of its publish and receive time.
     """
     with common.connect() as database:
         found = database.topic(name).find(moment, by=by)
@@ -192,10 +232,21 @@ def find(
 
 
 @app.command
-def ledgers(name: str, /, *, common: Common = Common()) -> None:
-    """List a topic's ledgers with their bounds in time."""
+def ledgers(name: str, /, *, start: int = 0, limit: int | None = None, common: Common = Common()) -> None:
+    """List a topic's ledgers with their bounds in time.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    start
+        Number of the ledger to begin at.
+    limit
+        At most this many; what is not listed is not read.
+    """
     with common.connect() as database:
-        common.output.rows(_ledger_rows(database.topic(name).ledgers()), _LEDGER_COLUMNS)
+        listed = _listed(database.topic(name), start, check_limit(limit))
+        common.output.rows(_ledger_rows(listed), _LEDGER_COLUMNS)
 
 
 @app.command
@@ -366,20 +417,27 @@ def _behind(message: Message) -> Position:
     return Position(ledger, entry, index + 1)
 
 
-def _summary(name: str, ledgers: list[LedgerInfo]) -> dict[str, Any]:
-    return {
-        "name": name,
-        "ledgers": len(ledgers),
-        "messages": sum(ledger.messages for ledger in ledgers),
-        "size": sum(ledger.size for ledger in ledgers),
-    }
+def _summary(info: TopicInfo) -> dict[str, Any]:
+    return {name: getattr(info, name) for name in _SUMMARY}
 
 
-def _ledger_rows(ledgers: list[LedgerInfo]) -> Iterator[dict[str, Any]]:
+def _listed(topic: Topic, start: int, limit: int | None) -> Iterator[LedgerInfo]:
+    """Read a page at a time, so that a long listing begins at once and is never in memory whole."""
+    while limit is None or limit > 0:
+        page = topic.ledgers(start, min(_PAGE, limit or _PAGE))
+        yield from page
+        if not page or page[-1].state == "open":
+            return
+        start = page[-1].ledger + 1
+        limit = None if limit is None else limit - len(page)
+
+
+def _ledger_rows(ledgers: Iterable[LedgerInfo]) -> Iterator[dict[str, Any]]:
     for ledger in ledgers:
         row: dict[str, Any] = {name: getattr(ledger, name, None) for name in _LEDGER_COLUMNS}
-        if ledger.bounds:
+        bounds = ledger.bounds
+        if bounds:
             for kind in _TIMES:
-                row[f"begin_{kind}"] = format_time(ledger.bounds.begin[kind])
-                row[f"end_{kind}"] = format_time(ledger.bounds.end[kind])
+                row[f"begin_{kind}"] = format_time(bounds.begin[kind])
+                row[f"end_{kind}"] = format_time(bounds.end[kind])
         yield row

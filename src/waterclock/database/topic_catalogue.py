@@ -67,6 +67,8 @@ topics = sa.Table(
     sa.Column("store_id", BigInt),
     sa.Column("max_ahead", BigInt),
     sa.Column("on_ahead", sa.String(16)),
+    sa.Column("stored_bytes", BigInt, nullable=False, server_default="0"),
+    sa.Column("stale_peaks", BigInt),
     sa.Column("expiring_owner", Name),
     sa.Column("expiring_until", BigInt),
     sqlite_autoincrement=True,  # the id of a topic that was removed must never name another one
@@ -77,7 +79,10 @@ topics = sa.Table(
 holds so far. ``ordinal`` numbers the next message of the topic, and ``peak_*`` is the running maximum of each time
 over all ledgers that are closed. ``first_ledger`` and ``first_ordinal`` are the first that were not deleted on purpose:
 a ledger that is missing after them is a fault. ``store_id`` is the store of its files; NULL until the topic is first
-opened by a version that knows stores.
+opened by a version that knows stores. ``max_ahead`` and ``on_ahead`` say how far ahead of the clock a publish_time may
+be, and what becomes of a message that is further (`waterclock.topics.ahead`). ``stored_bytes`` are the bytes of all
+ledgers but the open one. ``stale_peaks``: up to this ledger, and behind it until they agree, peaks may still be those
+of ledgers that were deleted; NULL where none are (`waterclock.topics.peaks`).
 """
 
 ledgers = sa.Table(
@@ -100,18 +105,21 @@ ledgers = sa.Table(
     sa.Column("file_bytes", BigInt),
     sa.Column("row_groups", LongText),
     sa.Column("footer", Blob),
+    sa.Column("shared_footer", Blob),
     sa.Column("checksums", Blob),
     sa.Index("waterclock_ledgers_state_idx", "topic_id", "state", "ledger"),
     sa.Index("waterclock_ledgers_first_ordinal_idx", "topic_id", "first_ordinal"),
     *(sa.Index(f"waterclock_ledgers_{time}_idx", "topic_id", f"peak_{time}", "ledger") for time in BOUNDED),
+    *(sa.Index(f"waterclock_ledgers_begin_{time}_idx", "topic_id", f"begin_{time}") for time in TIMES),
 )
 """One row a ledger that is ``closed`` (its entries are rows), ``sealed`` (its messages are a file) or ``lost``
 (they are gone for good, and a repair has recorded that, so that ordinals add up).
 
 ``peak_*`` is the running maximum over this ledger and all before it: it never falls from one ledger to the next, so
 the first ledger with ``peak >= t`` is one step down an index however disordered the times are. ``footer`` is the
-file's own, kept here so that reading a part of the file needs no other read. ``checksums`` are those of the row groups'
-columns in the file (`waterclock.topics.file_checksums`).
+file's own, kept here so that reading a part of the file needs no other read. Of a file that ledgers share, the last of
+them has the copy, as ``shared_footer``. ``checksums`` are those of the row groups' columns in the file
+(`waterclock.topics.file_checksums`).
 """
 
 entries = sa.Table(
@@ -165,8 +173,9 @@ producers = sa.Table(
 )
 """Producers that number their messages.
 
-``recent`` holds the last appends: [first, last, ledger, entry, checksum] each. ``covered`` holds the ranges of numbers
-that were ever appended: [first, last] each, joined where they touch.
+``recent`` holds the last appends: [first, last, ledger, entry, checksum, judged_at] each; ledger and entry are null
+where every message was rejected, and judged_at is null where none was. ``covered`` holds the ranges of numbers that
+were ever appended: [first, last] each, joined where they touch.
 """
 
 subscriptions = sa.Table(
@@ -181,7 +190,11 @@ subscriptions = sa.Table(
     sa.Column("ordinal", BigInt, nullable=False),
     sa.Column("epoch", BigInt, nullable=False),
     sa.Column("not_before", BigInt),
+    sa.Column("not_before_by", sa.String(16)),
     sa.Column("holder", Name),
     sa.Column("held_until", BigInt),
 )
-"""Durable reading positions: the next message to be read, and its number in the topic."""
+"""Durable reading positions: the next message to be read, and its number in the topic.
+
+Messages whose time ``not_before_by`` (NULL: publish_time) is before ``not_before`` are not delivered.
+"""

@@ -12,6 +12,7 @@ from waterclock.spark.columns import METADATA_COLUMNS, check_columns
 from waterclock.spark.options import needed, number, refuse_unknown, truth
 from waterclock.time import to_time
 from waterclock.topics.damage import OnDamage, check_on_damage
+from waterclock.topics.finding import By, check_by
 from waterclock.topics.positions import place_of
 from waterclock.topics.topic import Topic
 
@@ -23,6 +24,7 @@ _KNOWN = (
     "packed",
     "startingTimestamp",
     "endingTimestamp",
+    "by",
     "startingPosition",
     "maxMessagesPerTrigger",
     "failOnDataLoss",
@@ -44,7 +46,9 @@ class ReadOptions(NamedTuple):
     packed
         Whether messages come packed (`waterclock.spark.packing`), which takes `METADATA_COLUMNS` of them.
     since, until
-        Publish times to begin at and to stop before, ns; None: not given.
+        Times to begin at and to stop before, ns; None: not given.
+    by
+        Which time of a message they are.
     start
         Position to begin at; None: not given.
     max_messages
@@ -62,6 +66,7 @@ class ReadOptions(NamedTuple):
     packed: bool
     since: int | None
     until: int | None
+    by: By
     start: Position | None
     max_messages: int | None
     fail_on_data_loss: bool
@@ -92,6 +97,7 @@ class ReadOptions(NamedTuple):
             packed=packed,
             since=_time(given, "startingTimestamp"),
             until=_time(given, "endingTimestamp"),
+            by=check_by(given.get("by", "publish_time")),
             start=None if position is None else Position.parse(position),
             max_messages=number(given, "maxMessagesPerTrigger"),
             fail_on_data_loss=truth(given, "failOnDataLoss", default=True),

@@ -2,7 +2,7 @@
 
 An offset is JSON in the query's checkpoint: ``{"position": "3:17:0", "ordinal": 81234}``, where the ordinal counts the
 messages before the position, so that the difference of two offsets is a lag in messages. Where a stream begins is
-written down as it was asked for (``{"position": "earliest"}``, ``{"publish_time": …}``) and looked up when needed:
+written down as it was asked for (``{"position": "earliest"}``, ``{"event_time": …}``) and looked up when needed:
 Spark asks again when it repeats the first micro-batch, and has to get the same answer from a topic that has grown.
 """
 
@@ -25,7 +25,7 @@ from waterclock.spark.read_options import ReadOptions
 from waterclock.spark.source import SLICE_MESSAGES, Part, read_part
 from waterclock.spark.workers import settle
 from waterclock.topics.damage import Damage
-from waterclock.topics.finding import find_first
+from waterclock.topics.finding import FINDABLE, find_first
 from waterclock.topics.positions import Place, beginning, entry_boundary, place_of
 from waterclock.topics.topic import Topic
 
@@ -47,7 +47,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
         """Give where a new query begins: a function of the options alone."""
         if self._options.since is not None:
-            return {"publish_time": self._options.since}
+            return {self._options.by: self._options.since}
         return {"position": _EARLIEST if self._options.start is None else str(self._options.start)}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
@@ -115,10 +115,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _begin(self, offset: Offset) -> Position | None:
         """Find the position that an offset means; None where the message that it waits for is not there yet."""
-        if "publish_time" in offset:
-            time, damage = offset["publish_time"], self._options.on_damage
-            found = find_first(self._topic.storage, "publish_time", time, on_damage=damage)
-            return found.position if found.found else None
+        for by in FINDABLE:
+            if by in offset:
+                found = find_first(self._topic.storage, by, offset[by], on_damage=self._options.on_damage)
+                return found.position if found.found else None
         return _FIRST if offset["position"] == _EARLIEST else Position.parse(offset["position"])
 
     def _refuse_loss(self, offset: Offset) -> None:

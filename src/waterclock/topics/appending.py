@@ -10,11 +10,12 @@ import sqlalchemy as sa
 from waterclock.database.topic_catalogue import entries
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Position
+from waterclock.topics.ahead import Rejected
 from waterclock.topics.bounds import peak_columns
 from waterclock.topics.counter import Counter
 from waterclock.topics.entries import Entry
 from waterclock.topics.ledgers import close_ledger, write_counter
-from waterclock.topics.producers import ProducerAppend, find_repeat, remember
+from waterclock.topics.producers import ProducerAppend, Repeat, find_repeat, remember
 from waterclock.topics.storage import Storage
 
 _TOKEN_BITS = 63
@@ -27,20 +28,26 @@ class Appended(NamedTuple):
     ----------
     first
         Position of the first message; the others follow it in the same entry. None for a repeat that is too old
-        for its position to be remembered.
+        for its position to be remembered, and where no message was written.
     count
-        How many messages there were.
+        How many messages there were, without those that were rejected.
     duplicate
         True where the topic held them already and nothing was written.
+    rejected
+        The messages that were not written, because the topic does not take them. Of a repeat: those that were not
+        written the first time, as long as its position is remembered.
     """
 
     first: Position | None
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # the word of the interface; tuple.count is not used
     duplicate: bool = False
+    rejected: tuple[Rejected, ...] = ()
 
 
 def append_entry(storage: Storage, entry: Entry, producer: ProducerAppend | None = None) -> Appended:
     """Write one entry at the end of the topic; it is durable and readable when this returns.
+
+    An entry of which every message is rejected is not written, only remembered where its producer numbers them.
 
     Raises
     ------
@@ -56,6 +63,8 @@ def append_entry(storage: Storage, entry: Entry, producer: ProducerAppend | None
             f"messages: {entry.messages} messages make an entry of {len(entry.data)} bytes, and the database takes"
             f" {storage.backend.largest_value} at once; append fewer at a time"
         )
+    if entry.messages == 0 and producer is None:
+        return Appended(None, 0, rejected=entry.rejected)
     token = secrets.randbits(_TOKEN_BITS)
     started_at: list[Position] = []
 
@@ -65,23 +74,32 @@ def append_entry(storage: Storage, entry: Entry, producer: ProducerAppend | None
         if started_at:
             arrived = _find_token(storage, connection, token, started_at[0])
             if arrived is not None:
-                return Appended(arrived, entry.messages)
+                return Appended(arrived, entry.messages, rejected=entry.rejected)
         started_at[:] = started_at or [counter.position]
+        repeat = None if producer is None else find_repeat(storage, connection, producer)
+        if repeat is not None:
+            return _repeated(storage, entry, repeat)
+        first = _write(storage, connection, counter, entry, token, now) if entry.messages else None
         if producer is not None:
-            repeat = find_repeat(storage, connection, producer)
-            if repeat is not None:
-                return Appended(repeat.first, entry.messages, duplicate=True)
-        if counter.is_due(now):
-            counter = close_ledger(storage, connection, counter, now)
-        _insert(storage, connection, counter, entry, token, now)
-        if producer is not None:
-            remember(storage, connection, producer, counter.position)
-        return Appended(counter.position, entry.messages)
+            remember(storage, connection, producer, first, entry.judged_at)
+        return Appended(first, entry.messages, rejected=entry.rejected)
 
     return storage.backend.transact(work)
 
 
-def _insert(storage: Storage, connection: sa.Connection, counter: Counter, entry: Entry, token: int, now: int) -> None:
+def _repeated(storage: Storage, entry: Entry, repeat: Repeat) -> Appended:
+    """Answer as the first time: the clock has gone on since, so what was rejected then need not be now."""
+    rejected: tuple[Rejected, ...] = ()
+    if storage.ahead is not None and repeat.judged_at is not None:
+        rejected = storage.ahead.too_far(entry.given, repeat.judged_at)
+    return Appended(repeat.first, len(entry.given) - len(rejected), duplicate=True, rejected=rejected)
+
+
+def _write(
+    storage: Storage, connection: sa.Connection, counter: Counter, entry: Entry, token: int, now: int
+) -> Position:
+    if counter.is_due(now):
+        counter = close_ledger(storage, connection, counter, now)
     following = counter.appended(entry.messages, len(entry.data), entry.bounds, now)
     connection.execute(
         sa.insert(entries),
@@ -99,6 +117,7 @@ def _insert(storage: Storage, connection: sa.Connection, counter: Counter, entry
         },
     )
     write_counter(storage, connection, following)
+    return counter.position
 
 
 def _find_token(storage: Storage, connection: sa.Connection, token: int, since: Position) -> Position | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,11 +39,15 @@ class Bounds:
     @classmethod
     def of_row(cls, row: sa.RowMapping) -> Self | None:
         """Read bounds from a catalogue row; None where it has none, or lacks one of them."""
-        begin = {time: row[f"begin_{time}"] for time in TIMES}
-        end = {time: row[f"end_{time}"] for time in BOUNDED}
-        if None in begin.values() or None in end.values():
+        return cls.of_values([*(row[f"begin_{time}"] for time in TIMES), *(row[f"end_{time}"] for time in BOUNDED)])
+
+    @classmethod
+    def of_values(cls, values: Sequence[int | None]) -> Self | None:
+        """Take the values of ``begin_*`` and ``end_*`` in the catalogue's order; None where one is missing."""
+        if None in values:
             return None
-        return cls(begin, end)
+        known = cast("Sequence[int]", values)
+        return cls(dict(zip(TIMES, known, strict=False)), dict(zip(BOUNDED, known[len(TIMES) :], strict=True)))
 
     def joined(self, other: Bounds | None) -> Bounds:
         """Bound the messages of both."""

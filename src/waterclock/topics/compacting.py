@@ -34,6 +34,7 @@ from waterclock.topics.retention import leave_for_sweep
 from waterclock.topics.row_groups import RowGroup, row_groups_to_json
 from waterclock.topics.sealed_file import ROW_GROUP_BYTES, SHARED_SCHEMA, write_row_groups
 from waterclock.topics.sealed_ledger import SealedLedger
+from waterclock.topics.sizes import resizing
 from waterclock.topics.storage import Storage
 from waterclock.topics.sweeping import sweep
 from waterclock.topics.undone import Done, Undone, failed, total
@@ -313,21 +314,23 @@ def _commit(storage: Storage, pending: Pending, run: Run, file: _Written) -> int
         if paths != run.paths:
             raise taken(storage, pending)
         settle(storage, connection, pending)
-        for number, groups in file.groups.items():
-            written = sum(group.messages for group in groups)
-            row_groups = row_groups_to_json(groups)
-            chunks = {group.number: file.chunks[group.number] for group in groups if group.number is not None}
-            values = {
-                "path": pending.path,
-                "file_bytes": file.size,
-                "bytes": file.size * written // total_messages,
-                "row_groups": row_groups,
-                # One copy for all of them, at the last, because ledgers are deleted from the first on.
-                "footer": file.footer if number == run.numbers[-1] else None,
-                "checksums": FileChecksums.of(file.footer, row_groups, chunks).to_bytes(),
-            }
-            key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == number)
-            connection.execute(sa.update(ledgers).where(*key).values(values))
+        with resizing(storage, connection, run.numbers[0], run.numbers[-1]):
+            for number, groups in file.groups.items():
+                written = sum(group.messages for group in groups)
+                row_groups = row_groups_to_json(groups)
+                chunks = {group.number: file.chunks[group.number] for group in groups if group.number is not None}
+                values = {
+                    "path": pending.path,
+                    "file_bytes": file.size,
+                    "bytes": file.size * written // total_messages,
+                    "row_groups": row_groups,
+                    "footer": None,
+                    # One copy for all of them, at the last, because ledgers are deleted from the first on.
+                    "shared_footer": file.footer if number == run.numbers[-1] else None,
+                    "checksums": FileChecksums.of(file.footer, row_groups, chunks).to_bytes(),
+                }
+                key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == number)
+                connection.execute(sa.update(ledgers).where(*key).values(values))
         still = sa.select(ledgers.c.path).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.path.in_(former))
         for path in connection.execute(still.distinct()).scalars():
             del former[path]  # a ledger that is damaged was left in it

@@ -11,6 +11,7 @@ from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import stores, topics
 from waterclock.errors import AlreadyExistsError, NotFoundError
 from waterclock.time import Duration, to_duration
+from waterclock.topics.ahead import AheadLimit, OnAhead, check_on_ahead
 from waterclock.topics.names import check_name, check_size
 from waterclock.topics.storage import Storage
 from waterclock.topics.stores import LedgerRoot, as_root, files_of_topic, new_store, record_store
@@ -25,6 +26,8 @@ def create_topic(
     roll_size: int,
     retention: Duration | None,
     exist_ok: bool,
+    max_ahead: Duration | None = None,
+    on_ahead: OnAhead = "reject",
 ) -> None:
     """Write the row of a new topic, and make its store where there is none yet.
 
@@ -38,6 +41,8 @@ def create_topic(
         "roll_after": None if roll_after is None else to_duration(roll_after, "roll_after", minimum=1),
         "roll_size": check_size(roll_size, "roll_size"),
         "retention": None if retention is None else to_duration(retention, "retention", minimum=1),
+        "max_ahead": None if max_ahead is None else to_duration(max_ahead, "max_ahead"),
+        "on_ahead": check_on_ahead(on_ahead),
         "ledger": 0,
         "entries": 0,
         "messages": 0,
@@ -76,12 +81,14 @@ def open_topic(backend: Backend, ledgers: str | LedgerRoot | None, name: str) ->
     row = _row(backend, check_name(name))
     if row is None:
         raise NotFoundError(f"there is no topic {name!r} in {backend.url.render_as_string()}; create it first")
-    return Storage(row.id, name, backend, files_of_topic(backend, name, row, as_root(ledgers)))
+    files = files_of_topic(backend, name, row, as_root(ledgers))
+    return Storage(row.id, name, backend, files, AheadLimit.of_row(row))
 
 
-def _row(backend: Backend, name: str) -> sa.Row[*tuple[Any, ...]] | None:
+def _row(backend: Backend, name: str) -> Any:
+    columns = (topics.c.id, topics.c.name, topics.c.store_id, topics.c.max_ahead, topics.c.on_ahead)
     statement = (
-        sa.select(topics.c.id, topics.c.store_id, stores.c.identity, stores.c.root, stores.c.is_complete)
+        sa.select(*columns, stores.c.identity, stores.c.root, stores.c.is_complete)
         .outerjoin_from(topics, stores, topics.c.store_id == stores.c.id)
         .where(topics.c.name == name)
     )

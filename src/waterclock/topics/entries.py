@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +15,7 @@ from waterclock.arrow import MESSAGE_SCHEMA, as_message_columns, to_arrow, to_ip
 from waterclock.checksum import framed, has_form, unframed
 from waterclock.errors import DamagedError, InvalidArgumentError
 from waterclock.message import Message
+from waterclock.topics.ahead import AheadLimit, Rejected
 from waterclock.topics.bounds import Bounds
 
 PLACED_SCHEMA = pa.schema(
@@ -31,14 +33,31 @@ _UNFRAMED = b"\xff\xff\xff\xff"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One append, encoded: its bytes, how many messages they hold, and the bounds of their times."""
+    """One append, encoded.
+
+    Attributes
+    ----------
+    data, messages, bounds
+        Its bytes, how many messages they hold, and the bounds of their times; without a message there are no bytes.
+    rejected
+        The messages that are not among them.
+    given
+        The publish times of all messages that were given, for a repeat to be judged as it was the first time.
+    judged_at
+        When they were judged, ns; None where none is rejected.
+    """
 
     data: bytes
     messages: int
     bounds: Bounds
+    given: pa.Array
+    rejected: tuple[Rejected, ...] = ()
+    judged_at: int | None = None
 
 
-def encode_entry(messages: Iterable[Message] | pa.Table | pa.RecordBatch, now: Callable[[], int]) -> Entry:
+def encode_entry(
+    messages: Iterable[Message] | pa.Table | pa.RecordBatch, now: Callable[[], int], limit: AheadLimit | None = None
+) -> Entry:
     """Encode and compress the messages of one append.
 
     Parameters
@@ -47,6 +66,8 @@ def encode_entry(messages: Iterable[Message] | pa.Table | pa.RecordBatch, now: C
         Messages, or a table with their columns.
     now
         Fills in publish_time and receive_time where they are None. Called at most once.
+    limit
+        How far ahead of that messages may be.
 
     Raises
     ------
@@ -55,8 +76,18 @@ def encode_entry(messages: Iterable[Message] | pa.Table | pa.RecordBatch, now: C
     SchemaError
         Where a table lacks a column.
     """
-    batch = _filled(_one_batch(messages), now)
-    return Entry(framed(_ARROW, to_ipc(batch)), batch.num_rows, Bounds.of_messages(batch))
+    batch = _one_batch(messages)
+    given = batch.column("publish_time")
+    clock = cache(now)
+    rejected: tuple[Rejected, ...] = ()
+    if limit is not None and given.null_count < batch.num_rows:
+        batch, rejected = limit.judge(batch, clock())
+    judged_at = clock() if rejected else None
+    if batch.num_rows == 0:
+        return Entry(b"", 0, Bounds({}, {}), given, rejected, judged_at)
+    batch = _filled(batch, clock)
+    data = framed(_ARROW, to_ipc(batch))
+    return Entry(data, batch.num_rows, Bounds.of_messages(batch), given, rejected, judged_at)
 
 
 def decode_entries(ledger: int, rows: Iterable[tuple[int, bytes]], columns: Collection[str]) -> pa.RecordBatch:

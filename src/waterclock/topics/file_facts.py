@@ -18,7 +18,7 @@ from waterclock.topics.row_groups import RowGroup, row_groups_from_json, row_gro
 
 KEY = "waterclock"
 
-_COUNTS = ("ledger", "first_ordinal", "entries", "messages", "closed_at")
+_ROW = ("ledger", "first_ordinal", "entries", "messages", "closed_at", "opened_at")
 
 
 class LedgerFacts(NamedTuple):
@@ -45,7 +45,7 @@ class LedgerFacts(NamedTuple):
     @classmethod
     def of_row(cls, row: Mapping[Any, Any], row_groups: Sequence[RowGroup]) -> LedgerFacts:
         """Take them from the catalogue's row."""
-        return cls(*(row[name] for name in _COUNTS), row["opened_at"], row_groups)
+        return cls(**{name: row[name] for name in _ROW}, row_groups=row_groups)
 
 
 def facts_metadata(topic: str, facts: Sequence[LedgerFacts]) -> dict[str, str]:
@@ -69,6 +69,9 @@ def facts_in(metadata: pq.FileMetaData, topic: str) -> list[LedgerFacts]:
         said = json.loads(text)
         if said["topic"] != topic:
             return []
-        return [LedgerFacts(*counts, row_groups_from_json(groups)) for *counts, groups in said["ledgers"]]
+        return [
+            LedgerFacts(**dict(zip(_ROW, counts, strict=True)), row_groups=row_groups_from_json(groups))
+            for *counts, groups in said["ledgers"]
+        ]
     except (ValueError, TypeError, KeyError) as error:
         raise DamagedError(f"what the file says of its ledgers is damaged: {error}") from None

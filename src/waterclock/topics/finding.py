@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import sqlalchemy as sa
@@ -27,10 +27,10 @@ from waterclock.topics.reading import path_now
 from waterclock.topics.sealed_ledger import SealedLedger
 from waterclock.topics.storage import Storage
 
-By = Literal["publish_time", "event_time", "receive_time"]
-"""The times by which messages can be found."""
+By = Literal["publish_time", "event_time", "receive_time", "effective_time"]
+"""The times by which messages can be found; effective_time is the smaller of publish_time and receive_time."""
 
-FINDABLE = ("publish_time", "event_time", "receive_time")
+FINDABLE: tuple[By, ...] = get_args(By)
 
 _TOPIC = sa.bindparam("topic", type_=sa.BigInteger)
 _TIME = sa.bindparam("time", type_=sa.BigInteger)
@@ -103,10 +103,10 @@ def find_first(storage: Storage, by: str, time: int, after: int | None = None, o
             after = row["ledger"]
 
 
-def place_at(storage: Storage, start: Position | Time, on_damage: OnDamage = "raise") -> Place:
+def place_at(storage: Storage, start: Position | Time, by: str, on_damage: OnDamage = "raise") -> Place:
     """Find where to start reading: at ``"earliest"``, ``"latest"``, a position, or the first message of a time.
 
-    A time is meant as publish_time, and may be written as how long ago: ``"2h"``. ``on_damage`` is as of `find_first`.
+    A time is meant as ``by`` says, and may be written as how long ago: ``"2h"``. ``on_damage`` is as of `find_first`.
     """
     damage = Damage(storage.name, on_damage, quiet=True)
     if isinstance(start, Position):
@@ -116,7 +116,7 @@ def place_at(storage: Storage, start: Position | Time, on_damage: OnDamage = "ra
     if start == "latest":
         return place_of(storage, storage.head())
     time = storage.time(start, "start")
-    return place_of(storage, find_first(storage, "publish_time", time, on_damage=on_damage).position, damage)
+    return place_of(storage, find_first(storage, by, time, on_damage=on_damage).position, damage)
 
 
 @cache

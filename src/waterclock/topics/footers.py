@@ -72,9 +72,8 @@ def parsed_footer(
 
 def footer_in_catalogue(storage: Storage, path: str) -> bytes | None:
     """Fetch the catalogue's copy of the footer of a file, whichever ledger keeps it."""
-    statement = sa.select(ledgers.c.footer).where(
-        ledgers.c.topic_id == storage.topic_id, ledgers.c.path == path, ledgers.c.footer.is_not(None)
-    )
+    copy = sa.func.coalesce(ledgers.c.footer, ledgers.c.shared_footer)
+    statement = sa.select(copy).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.path == path, copy.is_not(None))
     with storage.backend.snapshot() as connection:
         return connection.execute(statement.limit(1)).scalar()
 

@@ -2,8 +2,8 @@
 
 A file says of itself which ledgers it holds (`waterclock.topics.file_facts`). It is read whole, its pages against their
 checksums and its messages against what it says of them, before a row is written. Only ledgers are imported that the
-catalogue misses: those in a hole, those recorded as lost, and, where the topic is empty, all. What was deleted on purpose
-stays deleted.
+catalogue misses: those in a hole, those recorded as lost, and, where the topic is empty, all. What was deleted on
+purpose stays deleted.
 """
 
 from __future__ import annotations
@@ -172,7 +172,6 @@ def _row(
     bounds: Bounds | None = None
     for group in facts.row_groups:
         bounds = group.bounds.joined(bounds)
-    keeps_footer = not shared or facts.ledger == offer.ledgers[-1].ledger
     return {
         **{
             name: getattr(facts, name)
@@ -184,7 +183,8 @@ def _row(
         "file_bytes": offer.size,
         "bytes": offer.size * facts.messages // max(total, 1),
         "row_groups": row_groups,
-        "footer": footer if keeps_footer else None,
+        "footer": None if shared else footer,
+        "shared_footer": footer if shared and facts.ledger == offer.ledgers[-1].ledger else None,
         "checksums": FileChecksums.of(footer, row_groups, own).to_bytes(),
         **({} if bounds is None else bounds.columns()),
     }

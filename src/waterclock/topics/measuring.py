@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock.database.topic_catalogue import BOUNDED, TIMES, entries, ledgers, topics
+from waterclock.database.topic_catalogue import TIMES, entries, ledgers, topics
 from waterclock.topics.bounds import Bounds, peak_columns, peak_of_row, raised
 from waterclock.topics.entries import decode_entries
 from waterclock.topics.file_checksums import FileChecksums
 from waterclock.topics.losses import is_lost, standing_in
+from waterclock.topics.peaks import peak_before, raise_later
 from waterclock.topics.row_groups import RowGroup, row_groups_to_json
 from waterclock.topics.sealed_ledger import SealedLedger
 from waterclock.topics.storage import Storage
@@ -42,10 +43,10 @@ def measure_ledger(storage: Storage, ledger: int) -> None:
         if bounds is None:  # all of it is recorded as lost
             connection.execute(sa.update(ledgers).where(*key).values(standing_in(storage, connection, ledger, row)))
             return
-        peak = raised(_peak_before(storage, connection, ledger), bounds.end)
+        peak = raised(peak_before(storage, connection, ledger), bounds.end)
         values = {**measured, **bounds.columns(), **peak_columns(peak)}
         connection.execute(sa.update(ledgers).where(*key).values(values))
-        _raise_later(storage, connection, ledger, peak)
+        raise_later(storage, connection, ledger, peak)
         total = raised(peak_of_row(topic), peak)
         connection.execute(sa.update(topics).where(topics.c.id == storage.topic_id).values(peak_columns(total)))
 
@@ -80,22 +81,3 @@ def _joined(groups: Sequence[RowGroup]) -> Bounds:
     for group in groups[1:]:
         bounds = group.bounds.joined(bounds)
     return bounds
-
-
-def _peak_before(storage: Storage, connection: sa.Connection, ledger: int) -> Mapping[str, int] | None:
-    known = [ledgers.c[f"peak_{time}"].is_not(None) for time in BOUNDED]
-    statement = (
-        sa.select(ledgers)
-        .where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger < ledger, *known)
-        .order_by(ledgers.c.ledger.desc())
-        .limit(1)
-    )
-    row = connection.execute(statement).mappings().one_or_none()
-    return None if row is None else peak_of_row(row)
-
-
-def _raise_later(storage: Storage, connection: sa.Connection, ledger: int, peak: Mapping[str, int]) -> None:
-    for time, value in peak.items():
-        column = ledgers.c[f"peak_{time}"]
-        later = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger > ledger, column < value)
-        connection.execute(sa.update(ledgers).where(*later).values({column: value}))

@@ -83,6 +83,8 @@ def position_of(storage: Storage, ordinal: int, damage: Damage | None = None) ->
         if ordinal >= counter.ordinal:
             return counter.position
         row = connection.execute(_ledger_holding(storage, ordinal)).mappings().one_or_none()
+        if row is not None and ordinal >= row["first_ordinal"] + row["messages"]:
+            row = None  # it is in the open one, or in a ledger that is missing
         if row is None and ordinal < counter.ordinal - counter.messages:
             return _behind_missing(storage, connection, ordinal, damage)
         if row is not None and row["state"] == "lost":
@@ -163,7 +165,7 @@ def _ledger_holding(storage: Storage, ordinal: int) -> sa.Select[*tuple[Any, ...
         .where(
             ledgers.c.topic_id == storage.topic_id,
             ledgers.c.first_ordinal <= ordinal,
-            ledgers.c.first_ordinal + ledgers.c.messages > ordinal,
+            ledgers.c.messages > 0,
         )
         .order_by(ledgers.c.first_ordinal.desc())
         .limit(1)

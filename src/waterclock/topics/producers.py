@@ -37,9 +37,18 @@ class ProducerAppend(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """An append that the topic holds already; ``first`` is None where its position is forgotten."""
+    """An append that the topic holds already.
+
+    Attributes
+    ----------
+    first
+        Its position; None where that is forgotten, or where all of its messages were rejected.
+    judged_at
+        When some of its messages were rejected, ns; None where none was, or where that is forgotten.
+    """
 
     first: Position | None
+    judged_at: int | None = None
 
 
 def numbered(producer: str | None, sequence: int | None, epoch: int | None, messages: int) -> ProducerAppend | None:
@@ -72,9 +81,9 @@ def find_repeat(storage: Storage, connection: sa.Connection, append: ProducerApp
     if row["last_sequence"] is None or append.first > row["last_sequence"]:
         return None
     recent = json.loads(row["recent"])
-    for first, last, ledger, entry in recent:
+    for first, last, ledger, entry, *more in recent:
         if (first, last) == (append.first, append.last):
-            return Repeat(Position(ledger, entry, 0))
+            return Repeat(None if ledger is None else Position(ledger, entry, 0), *more[1:])
     if append.last < recent[0][0]:
         return Repeat(None)
     raise InvalidArgumentError(
@@ -83,11 +92,18 @@ def find_repeat(storage: Storage, connection: sa.Connection, append: ProducerApp
     )
 
 
-def remember(storage: Storage, connection: sa.Connection, append: ProducerAppend, position: Position) -> None:
-    """Note an append that is being written, in its transaction."""
+def remember(
+    storage: Storage,
+    connection: sa.Connection,
+    append: ProducerAppend,
+    position: Position | None,
+    judged_at: int | None = None,
+) -> None:
+    """Note an append that is being written, in its transaction; its position is None where nothing of it is written."""
     row = _row(storage, connection, append.name)
-    recent: list[list[int]] = [] if row is None else json.loads(row["recent"])
-    recent = [*recent, [append.first, append.last, position.ledger, position.entry]][-REMEMBERED:]
+    recent: list[list[int | None]] = [] if row is None else json.loads(row["recent"])
+    place = (None, None) if position is None else position[:2]
+    recent = [*recent, [append.first, append.last, *place, None, judged_at]][-REMEMBERED:]
     values = {"last_sequence": append.last, "recent": json.dumps(recent)}
     if row is None:
         key = {"topic_id": storage.topic_id, "name": append.name, "epoch": append.epoch or 0}
@@ -114,11 +130,11 @@ def take_over(storage: Storage, name: str) -> tuple[int, int | None]:
 
 
 def newest_append(storage: Storage, name: str) -> Position | None:
-    """Give the position of a producer's newest append; None where it has none, or has forgotten it."""
+    """Give the position of a producer's newest append; None where it has none, or all of that was rejected."""
     with storage.backend.snapshot() as connection:
         row = _row(storage, connection, name)
     recent = json.loads(row["recent"]) if row is not None else []
-    return Position(recent[-1][2], recent[-1][3], 0) if recent else None
+    return Position(recent[-1][2], recent[-1][3], 0) if recent and recent[-1][2] is not None else None
 
 
 def forget_producers(storage: Storage, prefix: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from types import TracebackType
@@ -13,6 +14,8 @@ from waterclock.topics.appending import append_entry
 from waterclock.topics.entries import encode_entry
 from waterclock.topics.producers import ProducerAppend, take_over
 from waterclock.topics.storage import Storage
+
+_log = logging.getLogger(__name__)
 
 _OVERHEAD = 64  # bytes that a message takes besides its payload, about
 
@@ -37,7 +40,9 @@ class Producer:
     Attributes
     ----------
     last_sequence
-        Number of the last message that is stored; None where there is none. Go on after it.
+        Number of the last message that is stored, or was rejected; None where there is none. Go on after it.
+    rejected
+        How many messages the topic did not take since this producer was opened; each is a warning in the log.
     """
 
     def __init__(self, storage: Storage, name: str, linger: int, max_bytes: int) -> None:
@@ -46,6 +51,7 @@ class Producer:
         self._linger = linger / 1e9
         self._max_bytes = max_bytes
         self._epoch, self.last_sequence = take_over(storage, name)
+        self.rejected = 0
         self._stored_before = -1 if self.last_sequence is None else self.last_sequence
         self._next = self._stored_before + 1
         self._changed = threading.Condition()
@@ -176,10 +182,19 @@ class Producer:
         return self._hurry or self._closed or self._bytes >= self._max_bytes or time.monotonic() >= self._due
 
     def _append(self, batch: list[Message], first: int) -> None:
-        entry = encode_entry(batch, self._storage.backend.now)
+        entry = encode_entry(batch, self._storage.backend.now, self._storage.ahead)
         last = first + len(batch) - 1
-        append_entry(self._storage, entry, ProducerAppend(self._name, first, last, self._epoch))
+        rejected = append_entry(self._storage, entry, ProducerAppend(self._name, first, last, self._epoch)).rejected
+        if rejected:
+            _log.warning(
+                "producer %r: %d of %d messages are rejected, the first: %s",
+                self._name,
+                len(rejected),
+                len(batch),
+                rejected[0].reason,
+            )
         with self._changed:
+            self.rejected += len(rejected)
             self.last_sequence = last
             self._in_flight = False
             self._changed.notify_all()

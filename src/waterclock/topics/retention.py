@@ -19,6 +19,8 @@ from waterclock.time import MIN_NS
 from waterclock.topics.counter import Counter
 from waterclock.topics.ledgers import close_ledger, write_counter
 from waterclock.topics.measuring import measure_ledger
+from waterclock.topics.peaks import lower_peaks, note_deletion
+from waterclock.topics.sizes import resizing
 from waterclock.topics.storage import Storage
 from waterclock.topics.sweeping import delete_rows
 
@@ -105,6 +107,7 @@ def delete_before(storage: Storage, position: Position, *, force: bool = False, 
     while batch := _delete_some(storage, position, force=force, grace=stay):
         delete_rows(storage, batch.first, batch.last)  # one look where all were sealed
         deleted += batch.ledgers
+    lower_peaks(storage)
     return deleted
 
 
@@ -143,8 +146,10 @@ def _delete_some(storage: Storage, position: Position, *, force: bool, grace: in
         rows = connection.execute(statement).all()
         if not rows:
             return None
-        _forget(storage, connection, rows[0].ledger, rows[-1].ledger)
+        with resizing(storage, connection, rows[0].ledger, rows[-1].ledger):
+            _forget(storage, connection, rows[0].ledger, rows[-1].ledger)
         _begin_after(storage, connection, rows[-1])
+        note_deletion(storage, connection, row)
         paths = {row.path: row.ledger for row in rows if row.path}
         paths.pop(_path_of_first(storage, connection), None)  # ledgers that are left share it
         leave_for_sweep(storage, connection, paths, now + grace)

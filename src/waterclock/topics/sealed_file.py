@@ -176,7 +176,7 @@ class SealedFile:
         self._path = path
         self._size = size
         self._window = _Window(size)
-        self._metadata = metadata
+        self.metadata = metadata
         self._chunks = chunks
         try:
             self._parquet = pq.ParquetFile(
@@ -228,12 +228,12 @@ class SealedFile:
     @property
     def footer(self) -> bytes:
         """Its footer, as the catalogue keeps it."""
-        return footer_bytes(self._metadata)
+        return footer_bytes(self.metadata)
 
     @property
     def row_groups(self) -> int:
         """How many row groups it has."""
-        return self._metadata.num_row_groups
+        return self.metadata.num_row_groups
 
     def measure(self) -> list[RowGroup]:
         """Measure every row group by reading its times and places.
@@ -274,7 +274,7 @@ class SealedFile:
 
     def _places(self, group: int, wanted: Collection[str]) -> list[_Place]:
         try:
-            row_group = self._metadata.row_group(group)
+            row_group = self.metadata.row_group(group)
             chunks = [row_group.column(i) for i in range(row_group.num_columns)]
             starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
             # Headers are two columns of the file, keys and values, so columns are told by name and not by number.

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from functools import partial
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from waterclock.errors import DamagedError
@@ -66,6 +67,11 @@ class SealedLedger:
     def footer(self) -> bytes:
         """The footer of its file, as the catalogue keeps it."""
         return self._file.footer
+
+    @property
+    def metadata(self) -> pq.FileMetaData:
+        """The footer of its file, parsed: also what it says of other ledgers in it."""
+        return self._file.metadata
 
     def read(self, group: int, columns: Collection[str]) -> pa.Table:
         """Read some columns of the messages of one row group, in the order of the file.

@@ -32,6 +32,7 @@ from waterclock.topics.reading import read_chunks
 from waterclock.topics.retention import enforce_retention
 from waterclock.topics.row_groups import RowGroup, row_groups_to_json
 from waterclock.topics.sealed_file import write_ledger
+from waterclock.topics.sizes import resizing
 from waterclock.topics.storage import Storage
 from waterclock.topics.sweeping import delete_rows, sweep
 from waterclock.topics.undone import Done, failed, total
@@ -224,6 +225,7 @@ def _commit(storage: Storage, pending: Pending, file: _Written) -> None:
             )
             raise located(error, storage.name, ledger=pending.first)
         settle(storage, connection, pending)
-        connection.execute(sa.update(ledgers).where(*key).values(**values, sealed_at=now))
+        with resizing(storage, connection, pending.first, pending.first):
+            connection.execute(sa.update(ledgers).where(*key).values(**values, sealed_at=now))
 
     storage.backend.transact(work)

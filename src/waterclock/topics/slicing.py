@@ -1,33 +1,28 @@
-"""Slices: a range of a topic cut into pieces that other processes can read, each on its own, for Spark and its like."""
+"""Slices: pieces of a topic that other processes can read, each on its own, for Spark and its like."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
-from waterclock.database.topic_catalogue import entries, ledgers
+from waterclock.database.topic_catalogue import ledgers
 from waterclock.errors import DamagedError
 from waterclock.message import Position
-from waterclock.topics.counter import Counter
 from waterclock.topics.damage import Damage, located
 from waterclock.topics.file_checksums import FileChecksums, joined
 from waterclock.topics.footers import footer_in_catalogue, parsed_footer
 from waterclock.topics.ledger_files import LedgerFiles, LostFileError
-from waterclock.topics.losses import KEPT
-from waterclock.topics.pruning import ALL, Wanted
 from waterclock.topics.reading import Chunk, check_columns, cut, path_now, positioned, read_chunks
 from waterclock.topics.row_groups import row_of
 from waterclock.topics.sealed_file import SealedFile
-from waterclock.topics.sealed_ledger import checked_row_groups, ledgers_share_a_file, measured_groups
+from waterclock.topics.sealed_ledger import checked_row_groups
 from waterclock.topics.storage import Storage
-from waterclock.topics.succession import missing_ledgers
 from waterclock.urls import without_secrets
 
 
@@ -48,11 +43,9 @@ class Slice:
     path
         Name of the sealed ledgers' file in the store; None: its entries are rows of the database.
     groups
-        Row groups of the file to read: the first, and the one to stop before.
+        Row groups of the file to read: the first, and the one to stop before; None: all of them.
     size
         The file's length, bytes.
-    pieces
-        For each of the row groups, where its first message stands and how many are wanted of it.
     checksums
         What the catalogue keeps of the file's checksums (`FileChecksums`), for each ledger; none: it has none.
     """
@@ -65,73 +58,14 @@ class Slice:
     stop: Position
     messages: int
     path: str | None = None
-    groups: tuple[int, int] = (0, 0)
+    groups: tuple[int, int] | None = (0, 0)
     size: int = 0
-    pieces: tuple[tuple[Position, int], ...] = ()
     checksums: tuple[bytes, ...] = ()
 
     def __repr__(self) -> str:
         # Spark shows this in its pages and logs.
-        where = "" if self.path is None else f" in {self.files.name(self.path)}, row groups {self.groups}"
+        where = "" if self.path is None else f" in {self.files.name(self.path)}, row groups {self.groups or 'all'}"
         return f"<Slice of {self.topic!r} of {without_secrets(self.url)}, {self.start} to {self.stop}{where}>"
-
-
-def plan_slices(
-    storage: Storage,
-    start: Position,
-    stop: Position | None,
-    max_messages: int,
-    wanted: Wanted = ALL,
-    damage: Damage | None = None,
-) -> list[Slice]:
-    """Cut what is wanted of a range of a topic into slices of about ``max_messages``, as one snapshot shows it.
-
-    A slice that was not sealed when it was cut can still be read when it has been sealed since, and one that was
-    compacted since from where it is now. A ledger that was deleted since can be read until its grace time has ended.
-
-    Parameters
-    ----------
-    damage
-        Decides about ledgers that are missing or of which the catalogue says nothing whole; None: that is an error.
-        Entries are looked at by those who read the slices.
-
-    Raises
-    ------
-    DamagedError
-        Where there are such.
-    """
-    damage = damage or Damage(storage.name)
-    names = ("ledger", "state", "messages", "path", "file_bytes", "row_groups", "checksums")
-    columns = [ledgers.c[name] for name in names]
-    if wanted.sources is not None:
-        columns.append(ledgers.c.footer)
-    statement = (
-        sa.select(*columns)
-        .where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger >= start.ledger, *wanted.conditions(ledgers))
-        .where(ledgers.c.state != "lost")
-        .order_by(ledgers.c.ledger)
-    )
-    pieces: list[_Piece] = []
-    with storage.backend.snapshot() as connection:
-        topic = storage.row(connection)
-        head = Counter.of_row(topic).position
-        end = head if stop is None else min(stop, head)
-        for gap in missing_ledgers(storage, connection, start, end, topic):
-            damage.meet(gap.error, gap.messages)
-        for row in connection.execute(statement.where(ledgers.c.ledger <= end.ledger)).mappings().all():
-            try:
-                pieces += (
-                    _row_groups(storage, row, wanted)
-                    if row["state"] == "sealed"
-                    else _entries(storage, connection, row["ledger"], wanted)
-                )
-            except DamagedError as error:
-                damage.meet(located(error, storage.name, ledger=row["ledger"]), row["messages"])
-            except LostFileError as error:
-                damage.meet(error, row["messages"])
-        if end.ledger == head.ledger:
-            pieces += _entries(storage, connection, head.ledger, wanted)
-    return list(_joined(storage, pieces, start, end, max_messages))
 
 
 def read_slice(
@@ -162,24 +96,25 @@ def read_slice(
 
 def _chunks(part: Slice, columns: Sequence[str], damage: Damage, *, encoded: bool) -> Iterator[Chunk]:
     storage = Storage(part.topic_id, part.topic, _backend(part.url), part.files)
-    done = 0
+    start, left = part.start, part.messages
     if part.path is not None:
         try:
             file = _file_of(part, storage, part.path, encoded=encoded)
-            for number in range(*part.groups):
-                yield from _of_row_group(part, file, number, columns, damage)
-                done += 1
+            for number in range(*part.groups) if part.groups else range(file.row_groups):
+                for chunk in _of_row_group(part, storage, file, number, columns, damage):
+                    yield chunk
+                    start = _behind(chunk)
+                    left -= chunk.table.num_rows
         except DamagedError as error:
             damage.meet(located(error, part.topic, ledger=part.start.ledger), part.messages)
             return
         except LostFileError as error:
             if path_now(storage, part.start.ledger) in (None, part.path):
-                damage.meet(error, sum(messages for _, messages in part.pieces[done:]))
+                damage.meet(error, max(left, 0))
                 return
         else:
             return
     # It was not sealed when the slice was cut, or compaction has moved it since.
-    start = max(part.start, part.pieces[done][0]) if part.pieces else part.start
     yield from read_chunks(storage, start, part.stop, columns, damage)
 
 
@@ -191,19 +126,47 @@ def _file_of(part: Slice, storage: Storage, path: str, *, encoded: bool) -> Seal
 
 
 def _of_row_group(
-    part: Slice, file: SealedFile, number: int, columns: Sequence[str], damage: Damage
+    part: Slice, storage: Storage, file: SealedFile, number: int, columns: Sequence[str], damage: Damage
 ) -> Iterator[Chunk]:
     shared = ["ledger"] if "ledger" in file.columns else []
     try:
         table = file.read(number, {*columns, *shared, "entry", "index"})
     except DamagedError as error:
-        place, messages = part.pieces[number - part.groups[0]]
+        place, messages = _wanted_of(storage, part, number)
         damage.meet(located(error, part.topic, ledger=place.ledger, entry=place.entry), messages)
         return
     if not shared:
         yield from cut(Chunk(part.start.ledger, 0, table), part.start, part.stop)
     elif (rows := _between(table, part.start, part.stop)).num_rows:
         yield Chunk(rows["ledger"][0].as_py(), 0, rows)
+
+
+def _wanted_of(storage: Storage, part: Slice, number: int) -> tuple[Position, int]:
+    """Say where the first message of a row group that is in a slice stands, and how many messages these are."""
+    statement = (
+        sa.select(ledgers)
+        .where(ledgers.c.topic_id == storage.topic_id, ledgers.c.path == part.path)
+        .where(ledgers.c.ledger.between(part.start.ledger, part.stop.ledger))
+        .order_by(ledgers.c.ledger)
+    )
+    with storage.backend.snapshot() as connection:
+        rows = connection.execute(statement).mappings().all()
+    found: list[tuple[Position, int]] = []
+    for row in rows:
+        groups, _ = checked_row_groups(row)
+        for at, group in enumerate(groups or ()):
+            place = Position(row["ledger"], group.entry, group.index)
+            if number == (at if group.number is None else group.number) and place < part.stop:
+                found.append((place, group.messages))
+    if not found:
+        return part.start, part.messages  # deleted since, or of an earlier version: an upper limit
+    return found[0][0], sum(messages for _, messages in found)
+
+
+def _behind(chunk: Chunk) -> Position:
+    table = chunk.table
+    ledger = table.column("ledger")[-1].as_py() if "ledger" in table.schema.names else chunk.ledger
+    return Position(ledger, table.column("entry")[-1].as_py(), table.column("index")[-1].as_py() + 1)
 
 
 def _between(table: pa.Table, start: Position, stop: Position) -> pa.Table:
@@ -220,102 +183,3 @@ def _between(table: pa.Table, start: Position, stop: Position) -> pa.Table:
 def _backend(url: str) -> Backend:
     # A Spark worker reads many slices in one process, and opening a database costs more than reading a small one.
     return Backend(url)
-
-
-class _Piece(NamedTuple):
-    """An entry or a row group: where it begins and ends, how many messages it holds, its number, and its file.
-
-    Of a file, ``size`` is its length in bytes, and ``checksums`` are what the catalogue keeps of them for the ledger.
-    """
-
-    start: Position
-    stop: Position
-    messages: int
-    number: int
-    path: str | None = None
-    size: int = 0
-    checksums: bytes | None = None
-
-
-def _entries(storage: Storage, connection: sa.Connection, ledger: int, wanted: Wanted) -> list[_Piece]:
-    statement = (
-        sa.select(entries.c.entry, entries.c.messages)
-        .where(entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger, KEPT, *wanted.conditions(entries))
-        .order_by(entries.c.entry)
-    )
-    return [
-        _Piece(Position(ledger, row.entry, 0), Position(ledger, row.entry + 1, 0), row.messages, row.entry)
-        for row in connection.execute(statement)
-    ]
-
-
-def _row_groups(storage: Storage, row: sa.RowMapping, wanted: Wanted) -> list[_Piece]:
-    known, checksums = checked_row_groups(row)
-    path, size, ledger = row["path"], row["file_bytes"], row["ledger"]
-    expected = None if checksums is None else checksums.footer
-    groups = known or []
-    if known is None or wanted.sources is not None:
-        shared = ledgers_share_a_file(groups)
-        fallback = partial(footer_in_catalogue, storage, path)
-        copy = None if shared else row.get("footer")
-        footer = parsed_footer(storage.files, path, copy, expected, fallback if shared else None)
-        if known is None:
-            file = SealedFile(storage.files, path, size, footer, None if checksums is None else checksums.chunks)
-            groups = measured_groups(file, row)
-        by_source = wanted.row_groups(footer)
-    else:
-        by_source = None
-    starts = [Position(ledger, group.entry, group.index) for group in groups]
-    stops = [*starts[1:], Position(ledger + 1, 0, 0)]
-    numbers = [number if group.number is None else group.number for number, group in enumerate(groups)]
-    return [
-        _Piece(starts[i], stops[i], group.messages, numbers[i], path, size, row["checksums"])
-        for i, group in enumerate(groups)
-        if (by_source is None or by_source[numbers[i]]) and wanted.meets(group.bounds)
-    ]
-
-
-def _joined(
-    storage: Storage, pieces: Iterable[_Piece], start: Position, stop: Position, max_messages: int
-) -> Iterator[Slice]:
-    """Join pieces of one ledger or of one file that follow one another into slices."""
-    run: list[_Piece] = []
-    messages = 0
-    for piece in (piece for piece in pieces if piece.start < stop and piece.stop > start):
-        if run and not _goes_on(run[-1], piece, messages + piece.messages <= max_messages):
-            yield _slice(storage, run, start, stop)
-            run, messages = [], 0
-        run.append(piece)
-        messages += piece.messages
-    if run:
-        yield _slice(storage, run, start, stop)
-
-
-def _goes_on(last: _Piece, piece: _Piece, fits: bool) -> bool:
-    if piece.path is None:
-        return fits and last.stop == piece.start and last.start.ledger == piece.start.ledger
-    # Two slices of one row group would both read it, so it is not cut between the ledgers that share it.
-    return last.path == piece.path and (last.number == piece.number or (fits and last.stop == piece.start))
-
-
-def _slice(storage: Storage, run: Sequence[_Piece], start: Position, stop: Position) -> Slice:
-    path = run[0].path
-    numbers = [piece.number for piece in run]
-    pieces = tuple(
-        (run[numbers.index(number)].start, sum(piece.messages for piece in run if piece.number == number))
-        for number in dict.fromkeys(numbers)
-    )
-    return Slice(
-        url=storage.backend.url.render_as_string(hide_password=False),
-        topic_id=storage.topic_id,
-        topic=storage.name,
-        files=storage.files,
-        start=max(start, run[0].start),
-        stop=min(stop, run[-1].stop),
-        messages=sum(piece.messages for piece in run),
-        path=path,
-        groups=(numbers[0], numbers[-1] + 1) if path else (0, 0),
-        size=run[0].size,
-        pieces=pieces if path else (),
-        checksums=tuple(dict.fromkeys(piece.checksums for piece in run if piece.checksums is not None)),
-    )

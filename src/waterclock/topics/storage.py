@@ -13,6 +13,7 @@ from waterclock.database.topic_catalogue import stores, topics
 from waterclock.errors import NotFoundError
 from waterclock.message import Position
 from waterclock.time import Time, to_time
+from waterclock.topics.ahead import AheadLimit
 from waterclock.topics.counter import Counter
 from waterclock.topics.ledger_files import LedgerFiles, StoreError
 
@@ -39,12 +40,15 @@ class Storage:
         The database.
     files
         The sealed ledgers' folder.
+    ahead
+        How far ahead of the clock its messages may be; None: as far as they are.
     """
 
     topic_id: int
     name: str
     backend: Backend
     files: LedgerFiles
+    ahead: AheadLimit | None = None
 
     def lock(self, connection: sa.Connection) -> tuple[sa.RowMapping, int]:
         """Take the topic's row for this transaction, so that writers take turns; give it, and the time, ns.

@@ -15,15 +15,16 @@ from waterclock.errors import WaterclockError
 from waterclock.message import Message, Position
 from waterclock.time import Duration, Time, to_duration
 from waterclock.topics import subscription_rows as rows
+from waterclock.topics.bounds import time_column
 from waterclock.topics.counter import Counter
 from waterclock.topics.damage import Damage, OnDamage
 from waterclock.topics.expiring import Expired, expire_subscription
-from waterclock.topics.finding import place_at
+from waterclock.topics.finding import check_by, place_at
 from waterclock.topics.names import new_holder
 from waterclock.topics.positions import Place
 from waterclock.topics.reading import check_limit, positioned, read_chunks
 from waterclock.topics.storage import Storage
-from waterclock.topics.subscription_rows import SubscriptionInfo
+from waterclock.topics.subscription_rows import NotBefore, SubscriptionInfo
 
 _PIECE = 4096  # messages that are turned from columns into objects at once
 
@@ -123,27 +124,32 @@ class Subscription:
                 rows.commit(self._storage, self.name, self._epoch, self._at, self._lease)
                 self._committed = self._at
 
-    def seek(self, to: Position | Time, *, filter_older: bool = False) -> Position:
+    def seek(self, to: Position | Time, *, by: str = "publish_time", filter_older: bool = False) -> Position:
         """Move the subscription, whoever is reading it; commits of what was read before are refused from now on.
 
         Parameters
         ----------
         to
-            A position, a time (the first message published at or after it; a duration means how long ago), or
-            ``"earliest"`` or ``"latest"``.
+            A position, a time (the first message at or after it; a duration means how long ago), or ``"earliest"`` or
+            ``"latest"``.
+        by
+            Which time that is, as for `Topic.find`. One message of a producer whose clock is far ahead is found for
+            every publish_time up to its own; "effective_time" is not misled by it.
         filter_older
-            With a time: messages behind that place which were published before the time, because producers' clocks
-            disagree, are not delivered.
+            With a time: messages behind that place whose own time, the one that ``by`` names, is before it are not
+            delivered. There are some because producers' clocks disagree.
 
         Returns
         -------
         Position
             Where it stands now.
         """
+        time = check_by(by)
         not_before = None
         if filter_older and not isinstance(to, Position) and to not in ("earliest", "latest"):
-            not_before = to = self._storage.time(to, "to")
-        place = place_at(self._storage, to, self._on_damage)
+            to = self._storage.time(to, "to")
+            not_before = NotBefore(to, time)
+        place = place_at(self._storage, to, time, self._on_damage)
         rows.move(self._storage, self.name, place, not_before)
         return place.position
 
@@ -186,7 +192,7 @@ class Subscription:
             rows.release(self._storage, self.name, self._holder)
             self._epoch = -1
 
-    def _hold(self) -> int | None:
+    def _hold(self) -> NotBefore | None:
         row = rows.hold(self._storage, self.name, self._holder, self._lease)
         durable = Place(rows.position_of_row(row), row["ordinal"])
         # Another epoch: it was moved or had another reader. Further ahead: messages expired under our eyes.
@@ -194,7 +200,7 @@ class Subscription:
             self._epoch = row["epoch"]
             self._at = self._committed = durable
             self._open()
-        return row["not_before"]
+        return rows.not_before_of_row(row)
 
     def _open(self) -> None:
         self._rest = None
@@ -222,13 +228,13 @@ class Subscription:
             self._at = self._stop  # nothing that can be read is left before it
         return piece
 
-    def _take(self, piece: _Piece, wanted: int, not_before: int | None) -> list[Message]:
+    def _take(self, piece: _Piece, wanted: int, not_before: NotBefore | None) -> list[Message]:
         """Take some messages of a piece, keep the rest of it, and note where the next read begins."""
         batch = piece.batch
         end = min(wanted, batch.num_rows)
         taken = batch.slice(0, end)
         if not_before is not None:
-            fresh = np.flatnonzero(batch.column("publish_time").to_numpy() >= not_before)
+            fresh = np.flatnonzero(time_column(batch, not_before.by).to_numpy() >= not_before.time)
             end = int(fresh[wanted - 1]) + 1 if len(fresh) >= wanted else batch.num_rows
             taken = batch.take(pa.array(fresh[:wanted]))
         if end < batch.num_rows:

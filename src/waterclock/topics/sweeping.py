@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from waterclock.database.topic_catalogue import entries, files, ledgers, stores
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.topics.ledger_files import LedgerFiles, StoreError
+from waterclock.topics.peaks import lower_peaks
 from waterclock.topics.storage import Storage
 from waterclock.topics.stores import recorded_store
 
@@ -24,6 +25,8 @@ _log = logging.getLogger(__name__)
 
 def sweep(storage: Storage, *, strict: bool = False, at_hand: Mapping[str, LedgerFiles] | None = None) -> int:
     """Remove files whose owner's lease or whose grace time has ended, and rows left over; give how many files.
+
+    Running maxima that a killed deletion has left too high are lowered.
 
     A file that cannot be deleted now is left to the next sweep with a warning in the log; with ``strict`` it is an
     UnavailableError. Where a store is absent, is another one or is down, no file of it is tried and none forgotten.
@@ -54,6 +57,7 @@ def sweep(storage: Storage, *, strict: bool = False, at_hand: Mapping[str, Ledge
             _log.warning("sweep of topic %r will try again: %s", storage.name, error)
     for ledger in _ledgers_with_rows(storage):
         delete_rows(storage, ledger)
+    lower_peaks(storage)
     return removed
 
 

@@ -15,7 +15,9 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message, Position
 from waterclock.time import Duration, Time, to_duration
 from waterclock.topics import subscription_rows
+from waterclock.topics.ahead import OnAhead
 from waterclock.topics.appending import Appended, append_entry
+from waterclock.topics.bounds import Bounds
 from waterclock.topics.compacting import FILE_BYTES, compact_topic
 from waterclock.topics.creating import create_topic, open_topic
 from waterclock.topics.damage import Damage, OnDamage, check_on_damage
@@ -25,6 +27,7 @@ from waterclock.topics.finding import Found, check_by, find_first, place_at
 from waterclock.topics.ledgers import LedgerInfo, list_files, list_ledgers, roll
 from waterclock.topics.looking_up import look_up
 from waterclock.topics.names import check_name, check_size
+from waterclock.topics.planning import plan_slices
 from waterclock.topics.positions import entry_boundary
 from waterclock.topics.producers import numbered
 from waterclock.topics.producing import Producer
@@ -34,12 +37,13 @@ from waterclock.topics.relocating import Progress, Relocated, relocate_topic
 from waterclock.topics.removing import remove_topic
 from waterclock.topics.retention import delete_before, end_of_older, enforce_retention
 from waterclock.topics.sealing import seal_ledgers
-from waterclock.topics.slicing import Slice, plan_slices
+from waterclock.topics.slicing import Slice
 from waterclock.topics.storage import Storage
 from waterclock.topics.stores import LedgerRoot, as_root
 from waterclock.topics.subscription import Subscription
 from waterclock.topics.subscription_rows import SubscriptionInfo
 from waterclock.topics.sweeping import sweep
+from waterclock.topics.topic_info import TopicInfo, bounds_of_topic, topic_info
 
 _MESSAGES_AT_ONCE = 4096
 
@@ -67,6 +71,8 @@ class Topic:
         roll_size: int,
         retention: Duration | None,
         exist_ok: bool,
+        max_ahead: Duration | None = None,
+        on_ahead: OnAhead = "reject",
     ) -> Self:
         """Make a topic; `Database.create_topic` says what the options mean."""
         create_topic(
@@ -77,6 +83,8 @@ class Topic:
             roll_size=roll_size,
             retention=retention,
             exist_ok=exist_ok,
+            max_ahead=max_ahead,
+            on_ahead=on_ahead,
         )
         return cls.open(backend, ledgers, name)
 
@@ -89,6 +97,16 @@ class Topic:
     def name(self) -> str:
         """The topic's name."""
         return self.storage.name
+
+    @property
+    def info(self) -> TopicInfo:
+        """What the catalogue says about it: what it holds, its options; the same work whatever the topic's size."""
+        return topic_info(self.storage)
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """Smallest and largest times of what is left; None where nothing is. The same work whatever its size."""
+        return bounds_of_topic(self.storage)
 
     @property
     def head(self) -> Position:
@@ -106,7 +124,8 @@ class Topic:
         """Write messages as one entry at the end; durable and readable when this returns.
 
         publish_time and receive_time are filled in with the database's clock, read once before the messages are
-        encoded, where they are None. (SQLite has no clock of its own: there it is the machine's.)
+        encoded, where they are None. (SQLite has no clock of its own: there it is the machine's.) In a topic with
+        ``max_ahead``, messages that are too far ahead of that clock are left out and named in the answer.
 
         Parameters
         ----------
@@ -117,7 +136,8 @@ class Topic:
             Name of whoever numbers its messages. Then a repeat of an append writes nothing and gives the position of
             the first time, as long as it is one of the producer's last 5 appends.
         sequence
-            Number of the first of the messages; the others count on from it. Needed with ``producer``.
+            Number of the first of the messages; the others count on from it, also those that are rejected. Needed with
+            ``producer``.
         epoch
             Which instance of the producer this is: a lower one than the topic knows is refused. None: not compared.
 
@@ -133,8 +153,8 @@ class Topic:
         UnavailableError
             Where the database stays busy or away.
         """
-        entry = encode_entry(messages, self.storage.backend.now)
-        return append_entry(self.storage, entry, numbered(producer, sequence, epoch, entry.messages))
+        entry = encode_entry(messages, self.storage.backend.now, self.storage.ahead)
+        return append_entry(self.storage, entry, numbered(producer, sequence, epoch, len(entry.given)))
 
     def read(
         self,
@@ -143,6 +163,7 @@ class Topic:
         *,
         since: Time | None = None,
         until: Time | None = None,
+        by: str = "publish_time",
         limit: int | None = None,
         on_damage: OnDamage = "raise",
     ) -> Iterator[Message]:
@@ -155,9 +176,12 @@ class Topic:
         stop
             Position to stop before.
         since, until
-            Instead of those, by publish_time: begin at, and stop before, the first message at or after that time
-            (what `find` gives). Where the times are disordered, later messages of a smaller time are not read
-            behind ``until``, and messages of a smaller time that stand behind ``since`` are.
+            Instead of those: begin at, and stop before, the first message at or after that time (what `find` gives).
+            Where the times are disordered, later messages of a smaller time are not read behind ``until``, and messages
+            of a smaller time that stand behind ``since`` are.
+        by
+            Which time that is, as for `find`. One message of a producer whose clock is far ahead is found for every
+            publish_time up to its own; "effective_time" is not misled by it.
         limit
             Messages to read at most.
         on_damage
@@ -172,7 +196,7 @@ class Topic:
         UnavailableError
             Where the file of a ledger is gone, or cannot be reached now; the text names it.
         """
-        batches = self.read_arrow(start, stop, since=since, until=until, limit=limit, on_damage=on_damage)
+        batches = self.read_arrow(start, stop, since=since, until=until, by=by, limit=limit, on_damage=on_damage)
         for batch in batches:
             for first in range(0, batch.num_rows, _MESSAGES_AT_ONCE):
                 yield from from_arrow(batch.slice(first, _MESSAGES_AT_ONCE))
@@ -184,6 +208,7 @@ class Topic:
         *,
         since: Time | None = None,
         until: Time | None = None,
+        by: str = "publish_time",
         limit: int | None = None,
         columns: Sequence[str] | None = None,
         on_damage: OnDamage = "raise",
@@ -198,7 +223,7 @@ class Topic:
         wanted = check_columns(columns)
         left = check_limit(limit)
         damage = Damage(self.name, check_on_damage(on_damage))
-        first, last = self._range(start, stop, since, until, on_damage)
+        first, last = self._range(start, stop, since, until, check_by(by), on_damage)
         for chunk in read_chunks(self.storage, first, last, wanted, damage):
             for batch in positioned(chunk, wanted):
                 yield batch if left is None else batch.slice(0, left)
@@ -217,7 +242,8 @@ class Topic:
         time
             An int (ns), an aware datetime, an ISO 8601 text with offset, or how long ago: ``"2h"``.
         by
-            ``"publish_time"``, ``"event_time"`` or ``"receive_time"``.
+            ``"publish_time"``, ``"event_time"``, ``"receive_time"`` or ``"effective_time"``, the smaller of
+            publish_time and receive_time, which no producer's clock can put ahead.
 
         Raises
         ------
@@ -228,9 +254,17 @@ class Topic:
         """
         return find_first(self.storage, check_by(by), self.storage.time(time, "time"))
 
-    def ledgers(self) -> list[LedgerInfo]:
-        """Give what the catalogue says about each ledger that is left; the open one is the last."""
-        return list_ledgers(self.storage)
+    def ledgers(self, start: int = 0, limit: int | None = None) -> list[LedgerInfo]:
+        """Give what the catalogue says about each ledger that is left; the open one is the last.
+
+        Parameters
+        ----------
+        start
+            Number of the ledger to begin at, or the next that is left.
+        limit
+            How many at the most; what is not listed is not read. Go on with the last one's number and one.
+        """
+        return list_ledgers(self.storage, start, check_limit(limit))
 
     def roll(self) -> None:
         """Close the open ledger and open the next one; nothing to do while it is empty."""
@@ -265,6 +299,7 @@ class Topic:
         name: str,
         start: Position | Time = "earliest",
         *,
+        by: str = "publish_time",
         lease: Duration = "30s",
         on_damage: OnDamage = "raise",
     ) -> Subscription:
@@ -275,17 +310,20 @@ class Topic:
         name
             1 to 255 characters.
         start
-            Where a new one begins: ``"earliest"``, ``"latest"``, a position, or the first message published at or
-            after a time. Without meaning for one that exists.
+            Where a new one begins: ``"earliest"``, ``"latest"``, a position, or the first message at or after a time.
+            Without meaning for one that exists.
+        by
+            Which time that is, as for `find`.
         lease
             How long the subscription stays with a reader that gives no sign.
         on_damage
             What this reader does where messages are damaged, lost or missing, as of `read`. What it passes over counts
             as read once it commits.
         """
+        check_by(by)
         check_on_damage(on_damage)
         if not subscription_rows.exists(self.storage, check_name(name)):
-            subscription_rows.create(self.storage, name, place_at(self.storage, start, on_damage))
+            subscription_rows.create(self.storage, name, place_at(self.storage, start, by, on_damage))
         return Subscription(self.storage, name, to_duration(lease, "lease"), on_damage)
 
     def subscriptions(self) -> list[SubscriptionInfo]:
@@ -477,6 +515,7 @@ class Topic:
         stop: Position | None,
         since: Time | None,
         until: Time | None,
+        by: str,
         on_damage: OnDamage,
     ) -> tuple[Position, Position]:
         if start is not None and since is not None:
@@ -485,16 +524,16 @@ class Topic:
             raise InvalidArgumentError(f"until: {until!r} and stop: {stop!r} both say where to stop; give one")
         end = self.head
         if until is not None:
-            end = min(end, self._position_at(until, "until", on_damage))
+            end = min(end, self._position_at(until, "until", by, on_damage))
         elif stop is not None:
             end = min(end, check_position(stop, "stop"))
         if since is not None:
-            return self._position_at(since, "since", on_damage), end
+            return self._position_at(since, "since", by, on_damage), end
         return Position(0, 0, 0) if start is None else check_position(start, "start"), end
 
-    def _position_at(self, time: Time, name: str, on_damage: OnDamage) -> Position:
+    def _position_at(self, time: Time, name: str, by: str, on_damage: OnDamage) -> Position:
         when = self.storage.time(time, name)
-        return find_first(self.storage, "publish_time", when, on_damage=on_damage).position
+        return find_first(self.storage, by, when, on_damage=on_damage).position
 
     def __repr__(self) -> str:
         return f"<Topic {self.name!r} in {self.storage.backend.url.render_as_string()}>"

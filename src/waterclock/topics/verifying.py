@@ -1,7 +1,7 @@
-"""Verifying a topic: is everything there that the catalogue says, and is it what was written?
+"""Verifying a topic: whether everything is there that the catalogue says, and is what was written.
 
-The catalogue's rows are checked against one another, then each file against the catalogue, several at a time. A topic may
-be in use meanwhile: what was sealed, compacted or deleted since the verification began is no fault.
+The catalogue's rows are checked against one another, then each file against the catalogue, several at a time. A topic
+may be in use meanwhile: what was sealed, compacted or deleted since the verification began is no fault.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from waterclock.arrow import MESSAGE_SCHEMA
 from waterclock.database.topic_catalogue import BOUNDED, entries, ledgers
 from waterclock.errors import DamagedError
+from waterclock.time import MIN_NS
 from waterclock.topics.bounds import Bounds
 from waterclock.topics.counter import Counter
 from waterclock.topics.entries import decode_entries
@@ -112,7 +113,7 @@ def check_succession(rows: Sequence[Mapping[Any, Any]], topic: Mapping[Any, Any]
 
 def check_peaks(rows: Iterable[Mapping[Any, Any]]) -> Iterator[Fault]:
     """Say where a running maximum is too low, so that searches pass over messages; too high costs them only time."""
-    peak = dict.fromkeys(BOUNDED, -(2**63))
+    peak: dict[str, int] = dict.fromkeys(BOUNDED, MIN_NS)
     for row in rows:
         ends = {time: row[f"end_{time}"] for time in BOUNDED}
         if row["messages"] and row["state"] != "lost" and None in ends.values():

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from waterclock.database.topic_catalogue import ledgers
 from waterclock.errors import DamagedError
 from waterclock.topics.bounds import Bounds
-from waterclock.topics.file_checksums import footer_checksum
 from waterclock.topics.faults import Fault
+from waterclock.topics.file_checksums import footer_checksum
 from waterclock.topics.footers import read_footer
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.reading import path_now
@@ -77,7 +77,8 @@ def _rows(storage: Storage, path: str, numbers: Sequence[int]) -> Sequence[sa.Ro
 
 def _check_footer(storage: Storage, rows: Sequence[sa.RowMapping], name: str) -> Iterator[Fault]:
     """Compare both copies of the footer with their checksum."""
-    copies = [row["footer"] for row in rows if row["footer"] is not None]
+    both = [row[name] for row in rows for name in ("footer", "shared_footer")]
+    copies = [copy for copy in both if copy is not None]
     try:
         _, checksums = checked_row_groups(rows[0])
     except DamagedError:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from waterclock.database.migration_steps import add_column, create_table
+from waterclock.database.migration_steps import add_column, create_index, create_table
 from waterclock.database.types import BigInt, Blob, Key, LongText, Name
 
 revision = "0007"
 down_revision = "0006"
 
 _TOPICS = sa.table(
-    "waterclock_topics", *map(sa.column, ("id", "ledger", "messages", "ordinal", "first_ledger", "first_ordinal"))
+    "waterclock_topics",
+    *map(sa.column, ("id", "ledger", "messages", "ordinal", "first_ledger", "first_ordinal", "stored_bytes")),
 )
-_LEDGERS = sa.table("waterclock_ledgers", *map(sa.column, ("topic_id", "ledger", "first_ordinal")))
+_LEDGERS = sa.table(
+    "waterclock_ledgers",
+    *map(
+        sa.column,
+        ("topic_id", "ledger", "first_ordinal", "state", "bytes", "file_bytes", "row_groups", "footer"),
+    ),
+)
 
 
 def upgrade() -> None:
@@ -35,11 +42,18 @@ def upgrade() -> None:
         sa.Column("store_id", BigInt),
         sa.Column("max_ahead", BigInt),
         sa.Column("on_ahead", sa.String(16)),
+        sa.Column("stored_bytes", BigInt, nullable=False, server_default="0"),
+        sa.Column("stale_peaks", BigInt),
     ):
         add_column("waterclock_topics", column)
+    add_column("waterclock_ledgers", sa.Column("shared_footer", Blob))
     add_column("waterclock_ledgers", sa.Column("checksums", Blob))
     add_column("waterclock_producers", sa.Column("covered", LongText))
+    add_column("waterclock_subscriptions", sa.Column("not_before_by", sa.String(16)))
+    for time in ("event_time", "publish_time", "receive_time"):
+        create_index(f"waterclock_ledgers_begin_{time}_idx", "waterclock_ledgers", ["topic_id", f"begin_{time}"])
     _note_where_topics_begin()
+    _add_up_sizes()
 
 
 def _note_where_topics_begin() -> None:
@@ -53,3 +67,13 @@ def _note_where_topics_begin() -> None:
         "first_ordinal": sa.func.coalesce(oldest["first_ordinal"], _TOPICS.c.ordinal - _TOPICS.c.messages),
     }
     op.get_bind().execute(sa.update(_TOPICS).values(values))
+
+
+def _add_up_sizes() -> None:
+    # A ledger that shares its file has no footer of its own, and its part of the file in bytes.
+    in_its_own_file = sa.or_(_LEDGERS.c.footer.is_not(None), _LEDGERS.c.row_groups.is_(None))
+    size = sa.case(
+        (sa.and_(_LEDGERS.c.state == "sealed", in_its_own_file), _LEDGERS.c.file_bytes), else_=_LEDGERS.c.bytes
+    )
+    total = sa.select(sa.func.sum(size)).where(_LEDGERS.c.topic_id == _TOPICS.c.id).scalar_subquery()
+    op.get_bind().execute(sa.update(_TOPICS).values(stored_bytes=sa.func.coalesce(total, 0)))
