@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -33,6 +34,7 @@ _REASONS = 10  # rejected messages of which the reason is printed
 _SUMMARY = ("name", "ledgers", "messages", "size")
 _TIMES = ("event_time", "publish_time", "receive_time")
 _BOUNDS = tuple(f"{end}_{kind}" for kind in _TIMES for end in ("begin", "end"))
+_FAULT_COLUMNS = ("kind", "ledger", "entry", "messages", "file", "text")
 _LEDGER_COLUMNS = ("ledger", "state", "entries", "messages", "size", "first_ordinal", *_BOUNDS, "file")
 
 
@@ -395,6 +397,55 @@ def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
         relocated = topic.relocate(root, progress=step)
     verb = "copied" if relocated.copied else "found"
     common.output.talk(f"{verb} {relocated.copied or relocated.found} files; topic {name} lies at {relocated.root} now")
+
+
+@app.command
+def verify(name: str, /, *, deep: bool = False, common: Common = Common()) -> int:
+    """Check a topic's catalogue and files, while it is in use. Exit code 1 where messages cannot be found or read.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    deep
+        Read every byte and compare it with its checksum.
+    """
+    with common.connect() as database, common.output.progress("verifying") as progress:
+        verified = database.topic(name).verify(deep=deep, progress=progress)
+    common.output.rows((asdict(fault) for fault in verified.faults), _FAULT_COLUMNS)
+    common.output.talk(
+        f"looked at {verified.messages} messages in {verified.ledgers} ledgers and {verified.files} files:"
+        f" {len(verified.faults)} faults{_recorded(verified.lost)}"
+    )
+    return 0 if verified.is_whole else 1
+
+
+@app.command
+def repair(name: str, /, *, common: Common = Common()) -> int:
+    """Import files that the catalogue has lost, measure bounds anew, and record as lost what cannot be read.
+
+    Exit code 1 where something is wrong still.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        common.confirm(f"repair topic {name}, and record as lost what cannot be read")
+        with common.output.progress("verifying and repairing") as progress:
+            repaired = topic.repair(progress=progress)
+    common.output.rows((asdict(fault) for fault in repaired.left), _FAULT_COLUMNS)
+    common.output.talk(
+        f"imported {len(repaired.imported)} ledgers, measured {len(repaired.measured)} anew, recorded {repaired.lost}"
+        f" messages as lost; {len(repaired.left)} faults are left"
+    )
+    return 0 if repaired.is_whole else 1
+
+
+def _recorded(lost: int) -> str:
+    return f"; {lost} messages are recorded as lost" if lost else ""
 
 
 @app.command

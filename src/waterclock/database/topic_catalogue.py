@@ -106,6 +106,7 @@ ledgers = sa.Table(
     sa.Column("row_groups", LongText),
     sa.Column("footer", Blob),
     sa.Column("shared_footer", Blob),
+    sa.Column("lost_in_file", BigInt, nullable=False, server_default="0"),
     sa.Column("checksums", Blob),
     sa.Index("waterclock_ledgers_state_idx", "topic_id", "state", "ledger"),
     sa.Index("waterclock_ledgers_first_ordinal_idx", "topic_id", "first_ordinal"),
@@ -119,7 +120,8 @@ ledgers = sa.Table(
 the first ledger with ``peak >= t`` is one step down an index however disordered the times are. ``footer`` is the
 file's own, kept here so that reading a part of the file needs no other read. Of a file that ledgers share, the last of
 them has the copy, as ``shared_footer``. ``checksums`` are those of the row groups' columns in the file
-(`waterclock.topics.file_checksums`).
+(`waterclock.topics.file_checksums`). ``lost_in_file`` counts the messages of damaged row groups of the file that
+are recorded as lost.
 """
 
 entries = sa.Table(

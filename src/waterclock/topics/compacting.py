@@ -324,6 +324,7 @@ def _commit(storage: Storage, pending: Pending, run: Run, file: _Written) -> int
                     "file_bytes": file.size,
                     "bytes": file.size * written // total_messages,
                     "row_groups": row_groups,
+                    "lost_in_file": 0,
                     "footer": None,
                     # One copy for all of them, at the last, because ledgers are deleted from the first on.
                     "shared_footer": file.footer if number == run.numbers[-1] else None,

@@ -82,7 +82,7 @@ def open_topic(backend: Backend, ledgers: str | LedgerRoot | None, name: str) ->
     if row is None:
         raise NotFoundError(f"there is no topic {name!r} in {backend.url.render_as_string()}; create it first")
     files = files_of_topic(backend, name, row, as_root(ledgers))
-    return Storage(row.id, name, backend, files, AheadLimit.of_row(row))
+    return Storage(row.id, name, backend, files, AheadLimit.of_row(row._mapping))  # noqa: SLF001  # SQLAlchemy's public name
 
 
 def _row(backend: Backend, name: str) -> Any:

@@ -10,10 +10,11 @@ FaultKind = Literal["missing ledger", "missing entries", "missing file", "damage
 """What is wrong.
 
 ``missing ledger``, ``missing entries``: the catalogue has no row where its neighbours say that there was one.
-``missing file``: the store is there, and the file of a sealed ledger is not in it. ``damaged``: bytes are not those
-that were written, and the messages cannot be read. ``catalogue``: the messages are whole, and what the catalogue says of
-them is wrong or missing. ``spare``: one of two copies of a footer is damaged, and the other stands in. ``orphan``: a file
-of which the catalogue says nothing.
+``missing file``: the store is there, and the file of a sealed ledger is not in it.
+``damaged``: bytes are not those that were written, and the messages cannot be read.
+``catalogue``: the messages are whole, and what the catalogue says of them is wrong or missing.
+``spare``: one of two copies of a footer is damaged, and the other stands in.
+``orphan``: a file of which the catalogue says nothing.
 """
 
 HARMLESS: tuple[FaultKind, ...] = ("spare", "orphan")
@@ -39,6 +40,8 @@ class Fault:
         How many messages cannot be read because of it.
     file
         Full name of the file that it is about.
+    row_group
+        Number of the row group of the file, where it is about one.
     """
 
     kind: FaultKind
@@ -47,6 +50,7 @@ class Fault:
     entry: int | None = None
     messages: int = 0
     file: str | None = None
+    row_group: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,8 @@ class Repaired:
         Ledgers of which the catalogue says the right thing again.
     lost
         How many messages are gone for good, and recorded as lost by this repair.
-    done
-        Each thing that was done, in a sentence.
+    faults
+        What was wrong once files were imported.
     left
         What is wrong still.
     """
@@ -106,5 +110,10 @@ class Repaired:
     imported: tuple[int, ...]
     measured: tuple[int, ...]
     lost: int
-    done: tuple[str, ...]
+    faults: tuple[Fault, ...]
     left: tuple[Fault, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every message that is not recorded as lost can be found and read."""
+        return all(fault.kind in HARMLESS for fault in self.left)

@@ -98,7 +98,7 @@ class _Piece(NamedTuple):
 
 def _ledgers_of(storage: Storage, wanted: Wanted) -> sa.Select[*tuple[Any, ...]]:
     columns: list[Any] = [ledgers.c[name] for name in ("ledger", "state", "messages", "path")]
-    columns += [ledgers.c.file_bytes, ledgers.c.checksums]
+    columns += [ledgers.c.file_bytes, ledgers.c.checksums, ledgers.c.lost_in_file]
     columns += [ledgers.c[f"{end}_{time}"] for time in wanted.times for end in ("begin", "end")]
     shares = sa.and_(ledgers.c.footer.is_(None), ledgers.c.row_groups.is_not(None))
     columns.append(shares.label("shares"))
@@ -167,7 +167,7 @@ class _Plan:
         """Add a sealed ledger in one piece, where none of it is left out and it fits into a slice."""
         ledger = row["ledger"]
         start, stop = Position(ledger, 0, 0), Position(ledger + 1, 0, 0)
-        if start < self._start or stop > self._stop or not self._wants_all(row):
+        if start < self._start or stop > self._stop or row["lost_in_file"] or not self._wants_all(row):
             return False
         joins = row["shares"] and self._run is not None and self._run[1].path == row["path"]
         if joins and self._run is not None and self._run[1].stop != start:
@@ -219,8 +219,11 @@ class _Plan:
             return fits and last.stop == piece.start and last.start.ledger == piece.start.ledger
         if last.path != piece.path:
             return False
+        before, number = self._held_by(last)[1], self._held_by(piece)[0]
+        # A row group between them is recorded as lost, and is not read.
+        adjoins = last.stop == piece.start and number <= before + 1
         # Two slices of one row group would both read it, so it is not cut between the ledgers that share it.
-        return (fits and last.stop == piece.start) or self._held_by(last)[1] == self._held_by(piece)[0]
+        return (fits and adjoins) or before == number
 
     def _add(self, piece: _Piece, *, goes_on: bool) -> None:
         if not goes_on:

@@ -23,6 +23,7 @@ from waterclock.topics.creating import create_topic, open_topic
 from waterclock.topics.damage import Damage, OnDamage, check_on_damage
 from waterclock.topics.entries import encode_entry
 from waterclock.topics.expiring import Expired, expire_topic
+from waterclock.topics.faults import Repaired, Verified
 from waterclock.topics.finding import Found, check_by, find_first, place_at
 from waterclock.topics.ledgers import LedgerInfo, list_files, list_ledgers, roll
 from waterclock.topics.looking_up import look_up
@@ -35,6 +36,7 @@ from waterclock.topics.pruning import ALL, Wanted
 from waterclock.topics.reading import check_columns, check_limit, check_position, positioned, read_chunks
 from waterclock.topics.relocating import Progress, Relocated, relocate_topic
 from waterclock.topics.removing import remove_topic
+from waterclock.topics.repairing import repair_topic
 from waterclock.topics.retention import delete_before, end_of_older, enforce_retention
 from waterclock.topics.sealing import seal_ledgers
 from waterclock.topics.slicing import Slice
@@ -44,6 +46,7 @@ from waterclock.topics.subscription import Subscription
 from waterclock.topics.subscription_rows import SubscriptionInfo
 from waterclock.topics.sweeping import sweep
 from waterclock.topics.topic_info import TopicInfo, bounds_of_topic, topic_info
+from waterclock.topics.verifying import verify_topic
 
 _MESSAGES_AT_ONCE = 4096
 
@@ -293,6 +296,47 @@ class Topic:
         LostFileError at the end names them. Where a store cannot be reached, an UnavailableError says so at once.
         """
         return compact_topic(self.storage, check_size(file_bytes, "file_bytes"))
+
+    def verify(self, *, deep: bool = False, progress: Progress | None = None) -> Verified:
+        """Check whether everything is there that the catalogue says, while the topic is in use.
+
+        Rows against one another: numbers without holes, bounds, running maxima. Files against rows: that they are
+        there, as long as they were, with a whole footer, and that there are no others beside them.
+
+        Parameters
+        ----------
+        deep
+            Also read every byte, compare it with its checksum, and compare every bound with the messages.
+        progress
+            Is given how many files and unsealed ledgers are done, and how many there are.
+
+        Raises
+        ------
+        UnavailableError
+            Where the store or the database cannot be reached, or another store lies there: that is no fault of the
+            topic.
+        """
+        return verify_topic(self.storage, deep=deep, progress=progress)
+
+    def repair(self, *, progress: Progress | None = None) -> Repaired:
+        """Let the catalogue say again what is there, and record what is gone for good.
+
+        Ledger files of the store that the catalogue has lost are imported; where the topic is empty, all that are the
+        topic's, so that a lost catalogue can be rebuilt from its files. Bounds are measured anew. What a deep
+        verification cannot read is recorded as lost: from then on readers pass over it without an error, and all other
+        messages keep their positions and numbers. No file is removed or changed.
+
+        Parameters
+        ----------
+        progress
+            As of `verify`, which runs before and after.
+
+        Raises
+        ------
+        UnavailableError
+            Where the store or the database cannot be reached, or another store lies there: nothing is recorded then.
+        """
+        return repair_topic(self.storage, progress)
 
     def subscribe(
         self,

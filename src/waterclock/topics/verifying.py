@@ -119,7 +119,7 @@ def check_peaks(rows: Iterable[Mapping[Any, Any]]) -> Iterator[Fault]:
         if row["messages"] and row["state"] != "lost" and None in ends.values():
             yield Fault("catalogue", f"ledger {row['ledger']} has no bounds in the catalogue", row["ledger"])
             continue
-        for time, end in ends.items():
+        for time, end in ends.items() if row["state"] != "lost" else ():  # no search ends in what is lost
             peak[time] = max(peak[time], peak[time] if end is None else end)
         low = [time for time in BOUNDED if row[f"peak_{time}"] is not None and row[f"peak_{time}"] < peak[time]]
         if low:

@@ -132,9 +132,9 @@ def _check_row_group(number: int, pieces: list[_Piece], name: str) -> Iterator[F
     except DamagedError as error:
         for piece in pieces:
             group = piece.group
-            yield Fault("damaged", str(error), piece.ledger.number, group.entry, group.messages, name)
+            yield Fault("damaged", str(error), piece.ledger.number, group.entry, group.messages, name, number)
         return
     for ledger, group, _ in pieces:
         if not group.is_in(table, ledger.number):
             text = f"row group {number} of {name} does not hold what the catalogue says of ledger {ledger.number}"
-            yield Fault("damaged", text, ledger.number, group.entry, group.messages, name)
+            yield Fault("damaged", text, ledger.number, group.entry, group.messages, name, number)

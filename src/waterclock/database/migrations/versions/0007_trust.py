@@ -47,6 +47,7 @@ def upgrade() -> None:
     ):
         add_column("waterclock_topics", column)
     add_column("waterclock_ledgers", sa.Column("shared_footer", Blob))
+    add_column("waterclock_ledgers", sa.Column("lost_in_file", BigInt, nullable=False, server_default="0"))
     add_column("waterclock_ledgers", sa.Column("checksums", Blob))
     add_column("waterclock_producers", sa.Column("covered", LongText))
     add_column("waterclock_subscriptions", sa.Column("not_before_by", sa.String(16)))
