@@ -160,8 +160,8 @@ def test_a_plan_looks_only_into_ledgers_that_have_to_be_cut(
     if compacted:
         topic.compact()
     read: list[str] = []
-    parse = planning.row_groups_from_json
-    monkeypatch.setattr(planning, "row_groups_from_json", lambda text: read.append(text) or parse(text))
+    parse = planning.checked_row_groups
+    monkeypatch.setattr(planning, "checked_row_groups", lambda row: read.append(row["row_groups"]) or parse(row))
     parts = topic.plan(start, stop, wanted=Wanted(wanted))
     assert len(read) == looked_into
     assert len(parts) == (1 if compacted else 2 if stop == Position(3, 0, 0) else 4)

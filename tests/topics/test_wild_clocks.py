@@ -13,6 +13,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message, Position
 from waterclock.topics.ahead import AheadLimit
 from waterclock.topics.appending import Appended
+from waterclock.topics.stores import LedgerRoot
 from waterclock.topics.topic import Topic
 
 SECOND = 1_000_000_000
@@ -73,7 +74,7 @@ def test_what_is_older_by_the_time_that_was_sought_is_left_out(
 def limited(topic: Topic, name: str = "limited", on_ahead: str = "reject") -> Topic:
     """Make a topic beside another one, on the same database and clock, that takes messages up to 10 s ahead."""
     backend, root = topic.storage.backend, topic.storage.files.root
-    return Database(backend, root).create_topic(name, max_ahead="10s", on_ahead=on_ahead)  # pyright: ignore[reportArgumentType]
+    return Database(backend, LedgerRoot(root)).create_topic(name, max_ahead="10s", on_ahead=on_ahead)  # pyright: ignore[reportArgumentType]
 
 
 def sent(*seconds: int | None) -> list[Message]:
