@@ -103,7 +103,7 @@ def catalogue_rows(topic: Topic, count: int, with_files: set[int]) -> Iterable[d
 
 def build(backend: Backend, folder: Path, count: int, chosen: set[int]) -> Topic:
     name = f"{count} ledgers"
-    create_topic(backend, name, roll_after=None, roll_size=1 << 40, retention=None, exist_ok=False)
+    create_topic(backend, str(folder), name, roll_after=None, roll_size=1 << 40, retention=None, exist_ok=False)
     topic = Topic(open_topic(backend, str(folder), name))
     rows = list(catalogue_rows(topic, count, chosen))
     for first in range(0, count, 1_000):

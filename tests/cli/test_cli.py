@@ -127,6 +127,40 @@ def test_finding_a_moment_that_has_not_come_exits_with_one(shell: Shell) -> None
     assert found == {"position": "0:0:0", "found": False}
 
 
+def sealed_topic(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    shell("topic", "append", "telemetry", write_messages(shell.folder, {}))
+    shell("topic", "roll", "telemetry")
+    shell("topic", "seal", "telemetry")
+
+
+def test_the_files_of_a_topic_are_listed_and_its_store_is_relocated(shell: Shell) -> None:
+    sealed_topic(shell)
+    root = shell.folder / "factory.db-ledgers"
+    (listed,) = shell.json("topic", "files", "telemetry")
+    assert listed["file"].startswith(f"{root}/telemetry-1/0000000000-")
+    root.rename(shell.folder / "renamed")
+    shell("topic", "read", "telemetry", expect=FAILED)
+    assert f"the ledger store {root} is not there" in shell.said
+    shell("topic", "relocate", "telemetry", "renamed")
+    assert f"found 1 files; topic telemetry lies at {shell.folder}/renamed now" in shell.said
+    assert len(shell.json("topic", "read", "telemetry")) == 1
+    shell("topic", "relocate", "telemetry", str(shell.folder / "copied"))
+    assert "copied 1 files" in shell.said
+    assert shell("topic", "files", "telemetry").splitlines()[1].startswith(f"{shell.folder}/copied/")
+
+
+def test_a_misspelled_folder_of_ledgers_is_named_and_deletes_nothing(shell: Shell) -> None:
+    sealed_topic(shell)
+    for command in (("seal",), ("expire", "1s", "--yes"), ("truncate", "1s", "--yes"), ("ledgers",)):
+        name, *rest = command
+        shell("topic", name, "telemetry", *rest, "--ledgers", "wrong", expect=FAILED)
+        assert f"{shell.folder}/wrong is not there" in shell.said
+        assert f"{shell.folder}/factory.db-ledgers" in shell.said
+    assert not (shell.folder / "wrong").exists()
+    assert [row["state"] for row in shell.json("topic", "ledgers", "telemetry")] == ["sealed", "open"]
+
+
 def test_the_files_of_a_topic_are_compacted(shell: Shell) -> None:
     shell("topic", "add", "telemetry")
     for _ in range(2):

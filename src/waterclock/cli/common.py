@@ -27,7 +27,7 @@ class Common:
     url: Annotated[str | None, Parameter(env_var="WATERCLOCK_URL", group=_GROUP)] = None
     """Database: sqlite:///FILE, postgresql://…, mysql://…"""
     ledgers: Annotated[str | None, Parameter(env_var="WATERCLOCK_LEDGERS", group=_GROUP)] = None
-    """Folder or URL of the sealed ledgers; for SQLite FILE-ledgers unless given."""
+    """Folder or URL of new topics' sealed ledgers; for SQLite FILE-ledgers unless given."""
     json: Annotated[bool, Parameter(negative="", group=_GROUP)] = False
     """Write JSON: one object a line."""
     yes: Annotated[bool, Parameter(name=("--yes", "-y"), negative="", group=_GROUP)] = False

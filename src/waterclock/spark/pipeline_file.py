@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -39,8 +39,8 @@ class Source:
         About how many messages a micro-batch takes; None: all that there are.
     """
 
-    url: str
-    ledgers: str | None
+    url: str = field(repr=False)  # it may hold a password
+    ledgers: str | None = field(repr=False)
     topic: str
     start: Mapping[str, str]
     max_messages_per_trigger: int | None

@@ -15,6 +15,7 @@ from waterclock.topics.damage import OnDamage, check_on_damage
 from waterclock.topics.finding import By, check_by
 from waterclock.topics.positions import place_of
 from waterclock.topics.topic import Topic
+from waterclock.urls import without_secrets
 
 _KNOWN = (
     "url",
@@ -71,6 +72,9 @@ class ReadOptions(NamedTuple):
     max_messages: int | None
     fail_on_data_loss: bool
     on_damage: OnDamage
+
+    def __repr__(self) -> str:
+        return f"<ReadOptions of topic {self.topic!r} in {without_secrets(self.url)}>"
 
     @classmethod
     def checked(cls, options: Mapping[str, str]) -> ReadOptions:

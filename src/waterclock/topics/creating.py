@@ -19,7 +19,7 @@ from waterclock.topics.stores import LedgerRoot, as_root, files_of_topic, new_st
 
 def create_topic(
     backend: Backend,
-    place: LedgerRoot,
+    ledgers: str | LedgerRoot | None,
     name: str,
     *,
     roll_after: Duration | None,
@@ -52,7 +52,7 @@ def create_topic(
 
     if _row(backend, name) is None:
         # Before the topic: one that exists has files, and its store must not be made a second time elsewhere.
-        store = record_store(backend, new_store(backend, place))
+        store = record_store(backend, new_store(backend, as_root(ledgers)))
 
         def work(connection: sa.Connection) -> None:
             now = backend.now(connection)

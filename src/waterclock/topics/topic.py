@@ -41,7 +41,7 @@ from waterclock.topics.retention import delete_before, end_of_older, enforce_ret
 from waterclock.topics.sealing import seal_ledgers
 from waterclock.topics.slicing import Slice
 from waterclock.topics.storage import Storage
-from waterclock.topics.stores import LedgerRoot, as_root
+from waterclock.topics.stores import LedgerRoot
 from waterclock.topics.subscription import Subscription
 from waterclock.topics.subscription_rows import SubscriptionInfo
 from waterclock.topics.sweeping import sweep
@@ -80,7 +80,7 @@ class Topic:
         """Make a topic; `Database.create_topic` says what the options mean."""
         create_topic(
             backend,
-            as_root(ledgers),
+            ledgers,
             name,
             roll_after=roll_after,
             roll_size=roll_size,
