@@ -8,6 +8,8 @@ from types import TracebackType
 from typing import Self, overload
 
 from waterclock.archiving import archive_table
+from waterclock.backup.backing_up import BackedUp, back_up
+from waterclock.backup.copying import Report, no_report
 from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.attendance import forget
@@ -18,6 +20,7 @@ from waterclock.tables.sharding.keyspace import WHOLE
 from waterclock.tables.sharding.sharded_database import ShardedDatabase
 from waterclock.time import Clock, Duration
 from waterclock.topics.creating import topic_names
+from waterclock.topics.ledger_files import ledgers_beside
 from waterclock.topics.topic import Topic
 
 
@@ -225,6 +228,13 @@ class Database:
         """
         return archive_table(self.table(table), self.topic(topic), older_than)
 
+    def backup(self, destination: str | Path, report: Report = no_report) -> BackedUp:
+        """Back up an SQLite database with its ledger files into a folder, while others write.
+
+        See `waterclock.backup.backing_up.back_up` for what the folder may be; `waterclock.restore` is the way back.
+        """
+        return back_up(self.backend, self.ledgers, destination, report)
+
     def tables(self) -> list[str]:
         """Name every message table, in alphabetical order."""
         return message_table_names(self.backend)
@@ -300,5 +310,5 @@ def connect(
                 f"ledgers: a database on a server needs to be told where sealed ledgers lie; give a folder or a URL"
                 f" that every user of {backend.url.render_as_string()} can reach"
             )
-        ledgers = f"{Path(str(backend.url.database)).absolute()}-ledgers"
+        ledgers = ledgers_beside(str(backend.url.database))
     return Database(backend, str(ledgers))

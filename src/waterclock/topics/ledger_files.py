@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
+from waterclock.durable import durable_file, unfinished
 from waterclock.errors import InvalidArgumentError, UnavailableError
 
 
@@ -66,7 +66,7 @@ class LedgerFiles:
         full = posixpath.join(self._base, path)
         try:
             if self._is_local:
-                with _durable(Path(full)) as sink:
+                with durable_file(Path(full)) as sink:
                     yield sink
             else:
                 # A store shows an object only when it is whole, and the name is used once: no renaming.
@@ -123,10 +123,17 @@ class LedgerFiles:
             raise LostFileError(f"the ledger file {self.name(path)} is gone")
         return info.size
 
+    def is_empty(self) -> bool:
+        """Say whether nothing is in the folder, or there is none; UnavailableError where it cannot be reached."""
+        try:
+            return not self._filesystem.get_file_info(fs.FileSelector(self._base, allow_not_found=True))
+        except OSError as error:
+            raise UnavailableError(f"cannot list {self.root}: {error}") from error
+
     def delete(self, path: str) -> None:
         """Remove a file and what an interrupted writer left of it; nothing to do where there is none."""
         full = posixpath.join(self._base, path)
-        for name in (full, _unfinished(full)) if self._is_local else (full,):
+        for name in (full, unfinished(full)) if self._is_local else (full,):
             try:
                 self._filesystem.delete_file(name)
             except FileNotFoundError:
@@ -135,38 +142,6 @@ class LedgerFiles:
                 raise UnavailableError(f"cannot delete {name}: {error}") from error
 
 
-def _unfinished(name: str) -> str:
-    return f"{name}.part"
-
-
-@contextmanager
-def _durable(path: Path) -> Generator[Any]:
-    _make_folder(path.parent)
-    unfinished = Path(_unfinished(str(path)))
-    try:
-        with unfinished.open("wb") as sink:
-            yield sink
-            sink.flush()
-            os.fsync(sink.fileno())
-        unfinished.rename(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _make_folder(folder: Path) -> None:
-    missing = [folder, *folder.parents]
-    missing = missing[: next(i for i, parent in enumerate(missing) if parent.exists())]
-    folder.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        _sync_folder(made.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    # Without this a power cut may forget the name of a file whose bytes are safe.
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def ledgers_beside(database: str) -> str:
+    """Name the folder of an SQLite database's ledgers, where no other one is given."""
+    return f"{Path(database).absolute()}-ledgers"
