@@ -34,7 +34,7 @@ def found_store(backend: Backend, files: LedgerFiles) -> None:
 
     def work(connection: sa.Connection) -> None:
         connection.execute(sa.delete(stores))
-        values = {"identity": identity, "root": _without_secrets(files.root), "created_at": backend.now(connection)}
+        values = {"identity": identity, "root": without_secrets(files.root), "created_at": backend.now(connection)}
         connection.execute(sa.insert(stores), values)
         number = sa.select(stores.c.id).where(stores.c.identity == identity).scalar_subquery()
         connection.execute(sa.update(topics).values(store_id=number))
@@ -60,7 +60,7 @@ def make_independent(backend: Backend, ledgers: str) -> int:
     files = LedgerFiles(ledgers)
     with backend.snapshot() as connection:
         known = connection.execute(sa.select(stores.c.root)).scalars().all()
-    if _without_secrets(files.root) in known:
+    if without_secrets(files.root) in known:
         raise InvalidArgumentError(
             f"ledgers: {files.root!r} is where the original has its ledger files; copy them and name the copy's folder"
         )
@@ -81,7 +81,8 @@ def _is_there(files: LedgerFiles, each: Named) -> bool:
         return False
 
 
-def _without_secrets(root: str) -> str:
+def without_secrets(root: str) -> str:
+    """Name a root as the catalogue does: a folder in full, a URL without user, password and options."""
     scheme, separator, rest = root.partition("://")
     if not separator:
         return str(Path(root).absolute())
