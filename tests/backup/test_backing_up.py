@@ -19,7 +19,7 @@ from tests.backup.contents import groups, messages, rows
 from tests.topics.flows import CountingFiles, ledger_path
 
 import waterclock as wc
-from waterclock.backup import backing_up
+from waterclock.backup import backing_up, snapshot
 from waterclock.backup.backing_up import BackedUp, back_up
 from waterclock.backup.manifest import read_manifest
 from waterclock.backup.restoring import check_backup
@@ -297,3 +297,24 @@ def test_the_manifest_says_what_is_in_it(source: wc.Database, folder: Path) -> N
     assert text["format"] == 1
     assert text["backup"]["taken_at"] == done.taken_at == NOW
     assert done.size == sum(path.stat().st_size for path in folder.rglob("*.*") if path.suffix in (".db", ".parquet"))
+
+
+def test_a_commit_between_two_steps_neither_shows_nor_makes_it_begin_again(
+    source: wc.Database, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "_PAGES", 8)
+    before = rows(source.backend.engine)
+    done: list[int] = []
+
+    def put_meanwhile(what: str, copied: int, _total: int) -> None:
+        if what == "database" and len(done) < 100:
+            done.append(copied)
+            with wc.connect(source.backend.url.render_as_string()) as other:  # which is like another process
+                other.table("orders").put({"n": 99}, group="g9")
+
+    source.backup(folder, put_meanwhile)
+    assert len(done) > 2
+    assert done == sorted(set(done)), "each step goes on from the one before"
+    with restored(folder) as copy:
+        assert rows(copy.backend.engine) == before
+    assert rows(source.backend.engine) != before

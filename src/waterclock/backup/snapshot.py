@@ -48,7 +48,9 @@ def database_file(url: str | sa.URL) -> Path:
     try:
         parsed = sa.make_url(url)
     except exc.ArgumentError:
-        raise InvalidArgumentError("url: is no database URL; write it like sqlite:///factory.db") from None
+        raise InvalidArgumentError(
+            "url: what was given is no database URL; write it like sqlite:///factory.db"
+        ) from None
     if parsed.drivername.partition("+")[0] != "sqlite":
         raise InvalidArgumentError(
             f"url: {parsed.render_as_string()} is a database on a server, which is backed up and restored with its own"
