@@ -1,5 +1,6 @@
 """Waterclock: keeps messages found by time, batches them by when they happened, hands them out as work done once."""
 
+from waterclock.backup.restoring import restore
 from waterclock.batching.adaptive import AdaptiveBatchLength
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.batching.by_source import BySource
@@ -45,4 +46,5 @@ __all__ = [
     "WaterclockError",
     "assign_batches",
     "connect",
+    "restore",
 ]

@@ -8,6 +8,8 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 from waterclock.archiving import archive_table
+from waterclock.backup.backing_up import BackedUp, back_up
+from waterclock.backup.copying import Report, no_report
 from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.attendance import forget
@@ -19,6 +21,7 @@ from waterclock.tables.sharding.sharded_database import ShardedDatabase
 from waterclock.time import Clock, Duration
 from waterclock.topics.ahead import OnAhead
 from waterclock.topics.creating import topic_names
+from waterclock.topics.ledger_files import ledgers_beside
 from waterclock.topics.roots import wrapped
 from waterclock.topics.stores import LedgerRoot
 from waterclock.topics.topic import Topic
@@ -260,6 +263,13 @@ class Database:
         """
         return archive_table(self.table(table), self.topic(topic), older_than)
 
+    def backup(self, destination: str | Path, report: Report = no_report) -> BackedUp:
+        """Back up an SQLite database with its ledger files into a folder, while others write.
+
+        See `waterclock.backup.backing_up.back_up` for what the folder may be; `waterclock.restore` is the way back.
+        """
+        return back_up(self.backend, self._place, destination, report)
+
     def tables(self) -> list[str]:
         """Name every message table, in alphabetical order."""
         return message_table_names(self.backend)
@@ -340,5 +350,5 @@ def connect(
     root = None if ledgers is None else str(ledgers)
     on = None if filesystem is None else wrapped(filesystem)
     backend = Backend(url, clock=clock)
-    beside = f"{Path(str(backend.url.database)).absolute()}-ledgers" if backend.dialect.name == "sqlite" else None
+    beside = ledgers_beside(str(backend.url.database)) if backend.dialect.name == "sqlite" else None
     return Database(backend, LedgerRoot(root, on, beside))

@@ -10,7 +10,7 @@ from cyclopts import App, CycloptsError
 from rich.console import Console
 from sqlalchemy.exc import DBAPIError
 
-from waterclock.cli import batch, demo, doctor, group, pipeline, subscription, table_settings, topic
+from waterclock.cli import backup, batch, demo, doctor, group, pipeline, subscription, table_settings, topic
 from waterclock.errors import InvalidArgumentError, WaterclockError
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -29,6 +29,8 @@ app.command(table_settings.app)  # what `table` has, and more
 app.command(group.app)
 app.command(batch.batch)
 app.command(pipeline.app)
+app.command(backup.backup)
+app.command(backup.restore)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -53,15 +53,20 @@ class Common:
         if input(f"This will {what}. Go on? [y/N] ").strip().lower() not in ("y", "yes"):
             raise InvalidArgumentError("nothing was done")
 
-    def connect(self, *, create: bool = False) -> Database:
-        """Open the database; one in a file must exist already unless the command is one that makes things."""
+    @property
+    def database_url(self) -> str:
+        """The database that was named; InvalidArgumentError where none was."""
         if self.url is None:
             raise InvalidArgumentError(
                 "no database given; use --url sqlite:///factory.db, or set WATERCLOCK_URL once for all commands"
             )
+        return self.url
+
+    def connect(self, *, create: bool = False) -> Database:
+        """Open the database; one in a file must exist already unless the command is one that makes things."""
         if not create:
-            _refuse_missing_file(self.url)
-        return connect(self.url, self.ledgers)
+            _refuse_missing_file(self.database_url)
+        return connect(self.database_url, self.ledgers)
 
 
 def _refuse_missing_file(url: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
+from waterclock.durable import durable_file, make_folder, sync, unfinished
 from waterclock.errors import DamagedError, UnavailableError
 from waterclock.topics import roots
 
@@ -155,7 +156,7 @@ class LedgerFiles:
         base = self._opened[1]
         try:
             if self.is_local:
-                _make_root(Path(base))
+                make_folder(Path(base))
                 _write_once(Path(base) / MARKER, data)
             else:
                 with self._output(posixpath.join(base, MARKER)) as sink:
@@ -181,7 +182,8 @@ class LedgerFiles:
         full = posixpath.join(base, path)
         try:
             if self.is_local:
-                with _durable(Path(full), Path(base)) as sink:
+                _make_folders(Path(full).parent, Path(base))
+                with durable_file(Path(full)) as sink:
                     yield sink
             else:
                 # A store shows an object only when it is whole, and the name is used once: no renaming.
@@ -278,6 +280,14 @@ class LedgerFiles:
             if info.type == fs.FileType.File:
                 yield posixpath.relpath(info.path, base), info.size
 
+    def is_empty(self) -> bool:
+        """Say whether nothing is in the folder, or there is none; UnavailableError where it cannot be reached."""
+        try:
+            filesystem, base = self._opened
+            return not filesystem.get_file_info(fs.FileSelector(base, allow_not_found=True))
+        except _FAILURES as error:
+            raise UnavailableError(f"cannot list {self.place}: {self._reason(error)}") from error
+
     def delete(self, path: str) -> None:
         """Remove a file and what an interrupted writer left of it; nothing to do where there is none.
 
@@ -291,7 +301,7 @@ class LedgerFiles:
         self.check()
         filesystem, base = self._opened
         full = posixpath.join(base, path)
-        for name in (full, _unfinished(full)) if self.is_local else (full,):
+        for name in (full, unfinished(full)) if self.is_local else (full,):
             try:
                 filesystem.delete_file(name)
             except FileNotFoundError:
@@ -355,26 +365,6 @@ def _rebuilt(root: str, filesystem: fs.FileSystem | None, identity: str | None, 
     return LedgerFiles(root, filesystem, identity=identity, recorded=recorded)
 
 
-def _unfinished(name: str) -> str:
-    return f"{name}.part"
-
-
-@contextmanager
-def _durable(path: Path, root: Path) -> Generator[Any]:
-    _make_folder(path.parent, root)
-    unfinished = Path(_unfinished(str(path)))
-    try:
-        with unfinished.open("wb") as sink:
-            yield sink
-            sink.flush()
-            os.fsync(sink.fileno())
-        unfinished.rename(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
 def _write_once(path: Path, data: bytes) -> None:
     """Write a small file, durable and whole, unless there is one."""
     own = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")
@@ -392,29 +382,17 @@ def _write_once(path: Path, data: bytes) -> None:
                 own.rename(path)  # a filesystem without links: what is there in the end counts, as on an object store
     finally:
         own.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync(path.parent)
 
 
-def _make_root(root: Path) -> None:
-    missing = [root, *root.parents]
-    missing = missing[: next(i for i, parent in enumerate(missing) if parent.exists())]
-    root.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        _sync_folder(made.parent)
-
-
-def _make_folder(folder: Path, root: Path) -> None:
+def _make_folders(folder: Path, root: Path) -> None:
     """Make what is missing of a folder below the root, never the root itself."""
     for each in reversed([folder, *folder.parents]):
         if root in each.parents and not each.exists():
             each.mkdir(exist_ok=True)
-            _sync_folder(each.parent)
+            sync(each.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    # Without this a power cut may forget the name of a file whose bytes are safe.
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def ledgers_beside(database: str) -> str:
+    """Name the folder of an SQLite database's ledgers, where no other one is given."""
+    return f"{Path(database).absolute()}-ledgers"
