@@ -104,7 +104,8 @@ class Topic:
             Name of whoever numbers its messages. Then a repeat of an append writes nothing and gives the position of
             the first time, as long as it is one of the producer's last 5 appends.
         sequence
-            Number of the first of the messages; the others count on from it. Needed with ``producer``.
+            Number of the first of the messages, from 0; the others count on from it, and a producer's numbers only
+            grow. Needed with ``producer``.
         epoch
             Which instance of the producer this is: a lower one than the topic knows is refused. None: not compared.
 
@@ -112,7 +113,9 @@ class Topic:
         ------
         InvalidArgumentError
             Where there is no message, where they are too large for the database to take at once (MariaDB takes half
-            of its max_allowed_packet), or where some but not exactly the messages of an earlier append are repeated.
+            of its max_allowed_packet), where some but not exactly the messages of an earlier append are repeated, where
+            their numbers were appended with other messages, or where they lie before the producer's last without having
+            been appended, or so far before it that this is not known any more.
         SchemaError
             Where a table lacks a column.
         ProducerFencedError
@@ -120,8 +123,9 @@ class Topic:
         UnavailableError
             Where the database stays busy or away.
         """
-        entry = encode_entry(messages, self.storage.backend.now)
-        return append_entry(self.storage, entry, numbered(producer, sequence, epoch, entry.messages))
+        entry = encode_entry(messages, self.storage.backend.now_about, with_checksum=producer is not None)
+        append = numbered(producer, sequence, epoch, entry.messages, entry.checksum)
+        return append_entry(self.storage, entry, append)
 
     def read(
         self,
