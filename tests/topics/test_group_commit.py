@@ -1,4 +1,4 @@
-"""Appends of several threads share transactions: each keeps its own entry and answer, whatever happens to the others."""
+"""Appends of several threads share transactions: each keeps its entry and its answer, whatever happens to others."""
 
 from __future__ import annotations
 
@@ -39,6 +39,10 @@ def until(done: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
+def messages(times: Sequence[int]) -> list[Message]:
+    return [Message("press", "load", time, publish_time=time, receive_time=time) for time in times]
+
+
 class Gate:
     """Keeps the first transaction from beginning until others stand in line behind it, and counts what each holds."""
 
@@ -61,7 +65,7 @@ class Gate:
         """Begin an append in a thread of its own, and return when it stands in line."""
         line = line_of(self._topic.storage.backend, self._topic.storage.topic_id)
         before = len(line._standing) + sum(self.groups)
-        future = self._pool.submit(self._topic.append, published(times), **arguments)
+        future = self._pool.submit(self._topic.append, messages(times), **arguments)
         until(lambda: len(line._standing) + sum(self.groups) > before)
         return future
 
@@ -133,14 +137,14 @@ def test_appends_of_many_threads_keep_their_order_and_leave_no_hole(make_topic: 
     with ThreadPoolExecutor(threads) as pool:
         places = list(pool.map(work, range(threads)))
     assert all(before < after for own in places for before, after in pairwise(own))  # type: ignore[operator]
-    messages = list(topic.read())
-    firsts = [m.position for m in messages if m.position and m.position.index == 0]
+    stored = list(topic.read())
+    firsts = [m.position for m in stored if m.position and m.position.index == 0]
     assert sorted(place for own in places for place in own if place) == firsts
-    for before, after in pairwise(messages):
+    for before, after in pairwise(stored):
         assert before.position is not None
         ledger, entry, index = before.position
         assert after.position in {(ledger, entry, index + 1), (ledger, entry + 1, 0), (ledger + 1, 0, 0)}
-    assert Counter(m.source for m in messages) == dict.fromkeys(map(str, range(threads)), 15)
+    assert Counter(m.source for m in stored) == dict.fromkeys(map(str, range(threads)), 15)
     infos = topic.ledgers()
     assert len(infos) > 2
     assert [info.first_ordinal for info in infos] == [sum(i.messages for i in infos[:n]) for n in range(len(infos))]
@@ -178,7 +182,7 @@ def test_an_error_is_its_own_answer_and_fails_nobody_else(gate: Gate, sqlite_top
         with pytest.raises(kind, match=word):
             wrong.result()
     assert times(sqlite_topic) == [0, 2, 5, 6]
-    assert sqlite_topic.append(published([5]), producer="p", sequence=11).duplicate
+    assert sqlite_topic.append(messages([5]), producer="p", sequence=11).duplicate
 
 
 def test_a_ledger_rolls_in_the_middle_of_a_group(make_sqlite_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +253,7 @@ def test_a_group_whose_commit_was_answered_by_nobody_is_written_once(
     assert len(commits) == 3
     assert [each.result() for each in waiting] == [Appended(Position(0, number, 0), 1) for number in range(6)]
     assert times(topic) == list(range(6))
-    assert topic.append(published([5]), producer="p1", sequence=5).duplicate
+    assert topic.append(messages([5]), producer="p1", sequence=5).duplicate
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

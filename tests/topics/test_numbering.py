@@ -75,7 +75,7 @@ def test_of_too_many_ranges_the_oldest_are_unknown_and_a_repeat_of_those_is_an_e
     assert len(numbering.covered) == RANGES
     assert numbering.covered[0] == Range(None, 30)
     assert [numbering.holds(number) for number in (5, 10, 30, 35, 40)] == [None, None, None, False, True]
-    with pytest.raises(InvalidArgumentError, match="10 to 10 .* is not known any more"):
+    with pytest.raises(InvalidArgumentError, match=r"10 to 10 .* is not known any more"):
         numbering.find_repeat(ProducerAppend("p", 10, 10), "t")
     assert numbering.find_repeat(ProducerAppend("p", 40, 40), "t") == Repeat(None)
 

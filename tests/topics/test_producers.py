@@ -73,7 +73,7 @@ def test_messages_of_numbers_that_were_forgotten_and_never_sent_are_an_error_and
     for sequence in range(100, 110):
         topic.append(published([sequence]), producer="p", sequence=sequence)
     assert topic.append(published([100]), producer="p", sequence=100) == Appended(None, 1, duplicate=True)
-    with pytest.raises(InvalidArgumentError, match="7 to 7 .* never appended"):
+    with pytest.raises(InvalidArgumentError, match=r"7 to 7 .* never appended"):
         topic.append(published([7]), producer="p", sequence=7)
     with pytest.raises(InvalidArgumentError, match="overlap"):
         topic.append(published([99, 100]), producer="p", sequence=99)
@@ -85,7 +85,7 @@ def test_a_number_that_was_used_for_other_messages_is_an_error(topic: Topic, cou
     given = [Message("press", "load", number, b"x") for number in range(count)]
     first = topic.append(given, producer="p", sequence=0)
     others = [*given[:-1], given[-1].replace(payload=b"y")]
-    with pytest.raises(InvalidArgumentError, match="0 to .* were appended before with other messages"):
+    with pytest.raises(InvalidArgumentError, match=r"0 to .* were appended before with other messages"):
         topic.append(others, producer="p", sequence=0)
     # The clock has moved on, which fills in other times; and a table is no other message.
     assert topic.append(given, producer="p", sequence=0) == first._replace(duplicate=True)
@@ -107,7 +107,7 @@ def test_a_producer_of_an_earlier_version_goes_on_and_what_it_cannot_know_is_an_
         topic.append(published([sequence]), producer="p", sequence=sequence)
     _forget_what_earlier_versions_did_not_know(topic)
     assert topic.append(published([9]), producer="p", sequence=6).duplicate
-    with pytest.raises(InvalidArgumentError, match="0 to 0 .* not known any more; look into the topic"):
+    with pytest.raises(InvalidArgumentError, match=r"0 to 0 .* not known any more; look into the topic"):
         topic.append(published([0]), producer="p", sequence=0)
     assert topic.append(published([7]), producer="p", sequence=7).duplicate is False
     assert times(topic) == list(range(8))

@@ -1,9 +1,10 @@
-"""The checksum of messages as they were given, which tells a repeated append from one of other messages.
+"""The checksum of messages' contents, which tells a repeated append from one of other messages.
 
-It covers what the caller said and nothing that the topic fills in, and it depends on neither the container (messages or
-a table) nor the version of a library, because the catalogue keeps it. Column by column: lengths as int32, where headers
-that are None count -1; texts and payloads end to end; times as int64, where one may be missing behind a byte each that
-says whether it is there. All little-endian.
+It covers source, stream, event_time, headers and payload. It leaves out publish_time and receive_time, which say when a
+message was sent and received: one that is sent again is sent at another time, by its producer's clock or by the topic's.
+It depends on neither the container (messages or a table) nor the version of a library, because the catalogue keeps it.
+Column by column: lengths as int32, where headers that are None count -1; texts and payloads end to end; times as int64.
+All little-endian.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from waterclock.checksum import checksum
 from waterclock.message import Message
 
 _TEXTS = ("source", "stream")
-_FILLED_IN = ("publish_time", "receive_time")
 _HEADERS: Any = MESSAGE_SCHEMA.field("headers").type
 _PAIRS = pa.list_(pa.struct([_HEADERS.key_field, _HEADERS.item_field]))  # Arrow computes little with maps
 
@@ -52,10 +52,6 @@ def _parts_of_messages(messages: Sequence[Message]) -> Iterator[bytes]:
     yield from _texts([message.source.encode() for message in messages])
     yield from _texts([message.stream.encode() for message in messages])
     yield struct.pack(f"<{len(messages)}q", *[message.event_time for message in messages])
-    for name in _FILLED_IN:
-        times: list[int | None] = [getattr(message, name) for message in messages]
-        yield bytes([time is not None for time in times])
-        yield struct.pack(f"<{len(times)}q", *[time or 0 for time in times])
     headers = [message.headers for message in messages]
     yield struct.pack(f"<{len(headers)}i", *[-1 if each is None else len(each) for each in headers])
     yield from _texts([key.encode() for each in headers for key in each or ()])
@@ -71,11 +67,7 @@ def _texts(values: Sequence[bytes]) -> Iterator[bytes]:
 def _parts_of_columns(batch: pa.RecordBatch) -> Iterator[bytes | memoryview]:
     for name in _TEXTS:
         yield from _of_texts(batch.column(name))
-    yield _of_times(batch.column("event_time"))
-    for name in _FILLED_IN:
-        times = batch.column(name)
-        yield times.is_valid().cast(pa.uint8()).to_numpy().tobytes()
-        yield _of_times(times)
+    yield batch.column("event_time").to_numpy().astype("<i8", copy=False).tobytes()
     headers = batch.column("headers").cast(_PAIRS)
     counts = pc.call_function("list_value_length", [headers]).fill_null(-1)
     yield counts.to_numpy().astype("<i4", copy=False).tobytes()
@@ -95,7 +87,3 @@ def _of_texts(column: pa.Array) -> Iterator[bytes | memoryview]:
     ends = np.frombuffer(offsets, dtype=np.int32, count=count + 1, offset=column.offset * 4)
     yield np.diff(ends).astype("<i4", copy=False).tobytes()
     yield memoryview(data)[ends[0] : ends[-1]] if data is not None else b""
-
-
-def _of_times(column: pa.Array) -> bytes:
-    return column.fill_null(0).to_numpy().astype("<i8", copy=False).tobytes()

@@ -54,7 +54,7 @@ class Entry:
     bounds
         The bounds of their times.
     checksum
-        Of the messages as they were given (`waterclock.topics.contents`); None where nobody asked for it.
+        Of the messages' contents (`waterclock.topics.contents`); None where nobody asked for it.
     """
 
     data: bytes
@@ -75,7 +75,7 @@ def encode_entry(
     now
         Fills in publish_time and receive_time where they are None. Called at most once.
     with_checksum
-        Whether to compute the checksum of the messages as they are given.
+        Whether to compute the checksum of the messages' contents.
 
     Raises
     ------

@@ -37,7 +37,7 @@ class ProducerAppend(NamedTuple):
     epoch
         Which instance of the producer it is; None: any.
     checksum
-        Of the messages as they were given (`waterclock.topics.contents`); None: their contents are not compared.
+        Of the messages' contents (`waterclock.topics.contents`); None: these are not compared.
     """
 
     name: str
