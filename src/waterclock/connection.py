@@ -9,6 +9,7 @@ from typing import Self, overload
 
 from waterclock.archiving import archive_table
 from waterclock.database.backend import Backend
+from waterclock.database.sqlite_file import file_of
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.attendance import forget
 from waterclock.tables.message_table import MessageTable
@@ -300,5 +301,5 @@ def connect(
                 f"ledgers: a database on a server needs to be told where sealed ledgers lie; give a folder or a URL"
                 f" that every user of {backend.url.render_as_string()} can reach"
             )
-        ledgers = f"{Path(str(backend.url.database)).absolute()}-ledgers"
+        ledgers = f"{file_of(backend.url).absolute()}-ledgers"
     return Database(backend, str(ledgers))

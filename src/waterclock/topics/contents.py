@@ -1,10 +1,10 @@
 """The checksum of messages' contents, which tells a repeated append from one of other messages.
 
-It covers source, stream, event_time, headers and payload. It leaves out publish_time and receive_time, which say when a
-message was sent and received: one that is sent again is sent at another time, by its producer's clock or by the topic's.
-It depends on neither the container (messages or a table) nor the version of a library, because the catalogue keeps it.
-Column by column: lengths as int32, where headers that are None count -1; texts and payloads end to end; times as int64.
-All little-endian.
+It covers source, stream, event_time, headers and payload. It leaves out publish_time and receive_time, which say when
+a message was sent and received: one that is sent again is sent at another time, by its producer's clock or by the
+topic's. It depends on neither the container (messages or a table) nor the version of a library, because the catalogue
+keeps it. Column by column: lengths as int32, where headers that are None count -1; texts and payloads end to end; times
+as int64. All little-endian.
 """
 
 from __future__ import annotations
