@@ -62,7 +62,7 @@ def archive_table(
     age = to_duration(older_than, "older_than")
     context = table.context
     name = producer or f"archive of {table.name} {table.options.key_range}"
-    epoch, last = take_over(topic.storage, name)
+    epoch, last, _ = take_over(topic.storage, name)
     _finish(table, topic, name)
     sequence = 0 if last is None else last + 1
     archived = 0

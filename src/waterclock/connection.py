@@ -11,6 +11,7 @@ from waterclock.archiving import archive_table
 from waterclock.backup.backing_up import BackedUp, back_up
 from waterclock.backup.copying import Report, no_report
 from waterclock.database.backend import Backend
+from waterclock.database.sqlite_file import file_of
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.attendance import forget
 from waterclock.tables.message_table import MessageTable
@@ -350,5 +351,5 @@ def connect(
     root = None if ledgers is None else str(ledgers)
     on = None if filesystem is None else wrapped(filesystem)
     backend = Backend(url, clock=clock)
-    beside = ledgers_beside(str(backend.url.database)) if backend.dialect.name == "sqlite" else None
+    beside = ledgers_beside(str(file_of(backend.url))) if backend.dialect.name == "sqlite" else None
     return Database(backend, LedgerRoot(root, on, beside))

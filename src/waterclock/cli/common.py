@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import sqlalchemy as sa
@@ -14,6 +13,7 @@ from cyclopts import Parameter
 
 from waterclock.cli.output import Output
 from waterclock.connection import Database, connect
+from waterclock.database.sqlite_file import file_of
 from waterclock.errors import InvalidArgumentError, NotFoundError
 
 _GROUP = "Everywhere"
@@ -72,9 +72,10 @@ class Common:
 def _refuse_missing_file(url: str) -> None:
     # A typing error must not leave an empty database behind.
     if url.startswith("sqlite"):
-        file = sa.make_url(url).database
-        if file and not Path(file).exists():
-            raise NotFoundError(f"url: there is no file {file!r}; `waterclock topic add` or `table add` makes one")
+        parsed = sa.make_url(url)
+        file = file_of(parsed)
+        if parsed.database and not file.exists():
+            raise NotFoundError(f"url: there is no file {str(file)!r}; `waterclock topic add` or `table add` makes one")
 
 
 def _log_to_stderr() -> None:

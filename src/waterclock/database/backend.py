@@ -83,8 +83,21 @@ class Backend:
         try:
             with self._reader.connect() as connection:
                 version = catalogue_version(connection)
-            if version != HEAD:
-                self.transact(lambda connection: migrate(connection, self.dialect))
+        except exc.DatabaseError as error:
+            self.engine.dispose()
+            reason = self.dialect.refusal(error)
+            because = error.orig if reason is None else f"{reason} ({error.orig})"
+            raise UnavailableError(f"cannot open {self.url.render_as_string()}: {because}") from error
+        if version != HEAD:
+            self._migrate(version)
+
+    def _migrate(self, version: str | None) -> None:
+        try:
+            self.transact(lambda connection: migrate(connection, self.dialect))
+        except UnavailableError as error:
+            self.engine.dispose()
+            has = "no catalogue" if version is None else f"a catalogue of version {version}"
+            raise UnavailableError(f"the database has {has} and needs one of version {HEAD}: {error}") from error
         except exc.DatabaseError as error:
             self.engine.dispose()
             raise UnavailableError(f"cannot open {self.url.render_as_string()}: {error.orig}") from error
@@ -106,7 +119,8 @@ class Backend:
         Raises
         ------
         UnavailableError
-            Where the database stayed busy, deadlocked or away for `BUSY_TIMEOUT` seconds, or has no room left.
+            Where the database stayed busy, deadlocked or away for `BUSY_TIMEOUT` seconds, has no room left, or may not
+            be written to.
         """
         if indexed and self.dialect.frame is not None:
             return self._run(partial(self._direct.lend, self.dialect.frame, durable=durable), work)
@@ -141,9 +155,10 @@ class Backend:
                 with begin() as connection:
                     return work(connection)
             except exc.DBAPIError as error:
-                if self.dialect.is_full(error):
+                reason = self.dialect.refusal(error)
+                if reason is not None:
                     raise UnavailableError(
-                        f"{self.url.render_as_string()} cannot be written to: {error.orig}; is its disk full?"
+                        f"{self.url.render_as_string()} cannot be written to: {reason} ({error.orig})"
                     ) from error
                 if not self.dialect.is_transient(error):
                     raise
@@ -172,7 +187,7 @@ class Backend:
         Raises
         ------
         UnavailableError
-            Where the database is busy or away.
+            Where the database is busy or away, or cannot be read.
         """
         reader = self._indexed_reader if indexed else self._reader
         with self._translated(), reader.connect() as connection, connection.begin():
@@ -214,9 +229,11 @@ class Backend:
         try:
             yield
         except exc.DBAPIError as error:
-            if not self.dialect.is_transient(error):
+            reason = self.dialect.refusal(error)
+            if reason is None and not self.dialect.is_transient(error):
                 raise
-            raise UnavailableError(f"cannot read {self.url.render_as_string()} now: {error.orig}") from error
+            because = error.orig if reason is None else f"{reason} ({error.orig})"
+            raise UnavailableError(f"cannot read {self.url.render_as_string()} now: {because}") from error
 
     @cached_property
     def largest_value(self) -> int:

@@ -9,6 +9,11 @@ from sqlalchemy import exc
 
 from waterclock.database.direct import Frame
 
+FULL = "its disk is full, or it has reached its largest size"
+READ_ONLY = "it is read-only"
+FORBIDDEN = "permission is denied"
+BROKEN = "its disk or file system reports an error"
+
 
 class Dialect(Protocol):
     """One database's answers to the questions on which they differ."""
@@ -60,8 +65,8 @@ class Dialect(Protocol):
         """Say whether the same transaction may succeed when it is tried again: busy, deadlock, serialisation."""
         ...
 
-    def is_full(self, error: exc.DBAPIError) -> bool:
-        """Say whether the database has no room left, or may not write."""
+    def refusal(self, error: exc.DBAPIError) -> str | None:
+        """Say why the database as a whole cannot be written to or read, as `FULL` and its like; None for others."""
         ...
 
     def is_forbidden(self, error: exc.DBAPIError) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -34,13 +35,6 @@ class Rejected(NamedTuple):
     reason: str
 
 
-class Judged(NamedTuple):
-    """An append that was looked through: the messages to be written, and those that are not."""
-
-    batch: pa.RecordBatch
-    rejected: tuple[Rejected, ...]
-
-
 @dataclass(frozen=True)
 class AheadLimit:
     """A topic's limit.
@@ -66,23 +60,18 @@ class AheadLimit:
             return None
         return cls(row["name"], row["max_ahead"], row["on_ahead"] or "reject")
 
-    def judge(self, batch: pa.RecordBatch, now: int) -> Judged:
-        """Take out of an append what is not to be written; where that is kept all the same, say so in the log."""
-        rejected = self.too_far(batch.column("publish_time"), now)
-        if not rejected:
-            return Judged(batch, ())
-        if self.on_ahead == "keep":
+    def rejected(self, published: pa.Array, now: Callable[[], int]) -> tuple[Rejected, ...]:
+        """Say which messages of an append are not to be written; where they are all the same, say so in the log."""
+        rejected = self.too_far(published, now())
+        if rejected and self.on_ahead == "keep":
             _log.warning(
                 "topic %r: %d messages of an append are kept although they are too far ahead, the first: %s",
                 self.topic,
                 len(rejected),
                 rejected[0].reason,
             )
-            return Judged(batch, ())
-        out = pa.array([each.index for each in rejected])
-        rows = pa.array(range(batch.num_rows), out.type)
-        left = pc.call_function("invert", [pc.call_function("is_in", [rows], pc.SetLookupOptions(out))])
-        return Judged(batch.filter(left), rejected)
+            return ()
+        return rejected
 
     def too_far(self, published: pa.Array, now: int) -> tuple[Rejected, ...]:
         """Name the publish times that are too far ahead; one that is null is filled in, and never ahead."""

@@ -23,10 +23,10 @@ import sqlalchemy as sa
 from waterclock.database.topic_catalogue import ledgers
 from waterclock.errors import DamagedError, LeaseLostError
 from waterclock.topics import retention
-from waterclock.topics.contents import fingerprint
 from waterclock.topics.damage import located
 from waterclock.topics.file_checksums import FileChecksums
 from waterclock.topics.file_facts import LedgerFacts, facts_metadata
+from waterclock.topics.fingerprints import fingerprint
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.pending_files import Pending, finish, new_file, record, renewing, settle, taken
 from waterclock.topics.reading import path_now

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import BOUNDED, TIMES, ledgers, topics
 from waterclock.topics.bounds import Bounds
-from waterclock.topics.counter import Counter
+from waterclock.topics.counter import COUNTER_COLUMNS, Counter
 from waterclock.topics.row_groups import RowGroup, row_groups_from_json
 from waterclock.topics.sizes import SIZE, add_size
 from waterclock.topics.storage import Storage
 
 # Built once: building a statement takes longer than running it.
-_WRITE_COUNTER = sa.update(topics).where(topics.c.id == sa.bindparam("topic"))
+_WRITTEN = [name for name in COUNTER_COLUMNS if name not in ("roll_after", "roll_size")]
+_WRITE_COUNTER = (
+    sa.update(topics)
+    .where(topics.c.id == sa.bindparam("topic"))
+    .values({name: sa.bindparam(f"new_{name}") for name in _WRITTEN})
+)
+_CLOSE = sa.insert(ledgers)
 _LEDGER_FROM = (
     sa.select(ledgers)
     .where(ledgers.c.topic_id == sa.bindparam("topic"), ledgers.c.ledger >= sa.bindparam("ledger"))
@@ -125,9 +131,9 @@ def ledger_from(storage: Storage, connection: sa.Connection, ledger: int) -> sa.
     return connection.execute(_LEDGER_FROM, parameters).mappings().one_or_none()
 
 
-def close_ledger(storage: Storage, connection: sa.Connection, counter: Counter, now: int) -> Counter:
+def close_ledger(storage: Storage, connection: Any, counter: Counter, now: int) -> Counter:
     """Close the open ledger and open the next one, in the caller's transaction, which holds the topic's lock."""
-    connection.execute(sa.insert(ledgers), {"topic_id": storage.topic_id, **counter.closed_ledger(now)})
+    connection.execute(_CLOSE, [{"topic_id": storage.topic_id, **counter.closed_ledger(now)}])
     add_size(storage, connection, counter.bytes)
     return counter.rolled()
 
@@ -145,9 +151,10 @@ def roll(storage: Storage, *, only_if_due: bool = False) -> None:
     storage.backend.transact(work)
 
 
-def write_counter(storage: Storage, connection: sa.Connection, counter: Counter) -> None:
+def write_counter(storage: Storage, connection: Any, counter: Counter) -> None:
     """Write the topic's row, whose lock the transaction holds."""
-    connection.execute(_WRITE_COUNTER, {"topic": storage.topic_id, **counter.columns()})
+    values = {f"new_{name}": value for name, value in counter.columns().items()}
+    connection.execute(_WRITE_COUNTER, {"topic": storage.topic_id, **values})
 
 
 def _info(

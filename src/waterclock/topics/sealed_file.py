@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from waterclock.checksum import checksum
 from waterclock.errors import DamagedError
-from waterclock.topics.contents import fingerprint
 from waterclock.topics.entries import PLACED_SCHEMA
+from waterclock.topics.fingerprints import fingerprint
 from waterclock.topics.ledger_files import LedgerFiles
 from waterclock.topics.row_groups import RowGroup
 
@@ -71,7 +71,7 @@ def write_ledger(
     Returns
     -------
     tuple
-        Its row groups, its footer, and the fingerprint of each row group (`waterclock.topics.contents`).
+        Its row groups, its footer, and the fingerprint of each row group (`waterclock.topics.fingerprints`).
     """
     groups: list[RowGroup] = []
     fingerprints: list[int] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -18,6 +19,12 @@ SIZE = sa.case(
 ).label("size")
 """Bytes of a ledger: of its file, or its part of it, where it is sealed, and of its entries before."""
 
+_ADD = (
+    sa.update(topics)
+    .where(topics.c.id == sa.bindparam("topic"))
+    .values(stored_bytes=topics.c.stored_bytes + sa.bindparam("more", type_=sa.BigInteger))
+)
+
 
 @contextmanager
 def resizing(storage: Storage, connection: sa.Connection, first: int, last: int) -> Generator[None]:
@@ -29,10 +36,9 @@ def resizing(storage: Storage, connection: sa.Connection, first: int, last: int)
         add_size(storage, connection, grown)
 
 
-def add_size(storage: Storage, connection: sa.Connection, size: int) -> None:
+def add_size(storage: Storage, connection: Any, size: int) -> None:
     """Add to the topic's total, in a transaction that holds its lock."""
-    values = {"stored_bytes": topics.c.stored_bytes + size}
-    connection.execute(sa.update(topics).where(topics.c.id == storage.topic_id).values(values))
+    connection.execute(_ADD, {"topic": storage.topic_id, "more": size})
 
 
 def _size(storage: Storage, connection: sa.Connection, first: int, last: int) -> int:

@@ -139,8 +139,8 @@ class Topic:
             Name of whoever numbers its messages. Then a repeat of an append writes nothing and gives the position of
             the first time, as long as it is one of the producer's last 5 appends.
         sequence
-            Number of the first of the messages; the others count on from it, also those that are rejected. Needed with
-            ``producer``.
+            Number of the first of the messages, from 0; the others count on from it, also those that are rejected, and
+            a producer's numbers only grow. Needed with ``producer``.
         epoch
             Which instance of the producer this is: a lower one than the topic knows is refused. None: not compared.
 
@@ -148,7 +148,9 @@ class Topic:
         ------
         InvalidArgumentError
             Where there is no message, where they are too large for the database to take at once (MariaDB takes half
-            of its max_allowed_packet), or where some but not exactly the messages of an earlier append are repeated.
+            of its max_allowed_packet), where some but not exactly the messages of an earlier append are repeated, where
+            their numbers were appended with other messages, or where they lie before the producer's last without having
+            been appended, or so far before it that this is not known any more.
         SchemaError
             Where a table lacks a column.
         ProducerFencedError
@@ -156,8 +158,10 @@ class Topic:
         UnavailableError
             Where the database stays busy or away.
         """
-        entry = encode_entry(messages, self.storage.backend.now, self.storage.ahead)
-        return append_entry(self.storage, entry, numbered(producer, sequence, epoch, len(entry.given)))
+        storage = self.storage
+        clock = storage.backend.now_about
+        entry = encode_entry(messages, clock, storage.ahead, with_checksum=producer is not None)
+        return append_entry(storage, entry, numbered(producer, sequence, epoch, entry.given, entry.checksum))
 
     def read(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from waterclock.errors import DamagedError, UnavailableError
-from waterclock.topics.contents import fingerprint
+from waterclock.topics.fingerprints import fingerprint
 from waterclock.topics.footers import parsed_footer, read_footer
 from waterclock.topics.ledger_files import LedgerFiles
 from waterclock.topics.sealed_file import SealedFile
@@ -27,7 +27,7 @@ def read_back(
     footer
         The footer as the writer has it.
     fingerprints
-        Of the row groups as they were written (`waterclock.topics.contents`).
+        Of the row groups as they were written (`waterclock.topics.fingerprints`).
 
     Raises
     ------
