@@ -15,6 +15,7 @@ from waterclock.batching.rule import EventTimeRule
 from waterclock.batching.window import Window
 from waterclock.errors import SchemaError
 from waterclock.message import Message
+from waterclock.quoting import quoted
 
 _METADATA_KEY = b"waterclock.event_time_batcher"
 _VERSION = 1
@@ -91,13 +92,13 @@ class EventTimeState:
         try:
             return _from_facts(json.loads(written), columns)
         except (LookupError, TypeError, ValueError) as error:
-            raise SchemaError(f"the state of an event-time batcher is damaged: {error!r} in its facts") from error
+            raise SchemaError(f"the state of an event-time batcher is damaged: {quoted(error)} in its facts") from error
 
 
 def _from_facts(facts: dict[str, Any], columns: pa.RecordBatch) -> EventTimeState:
     if facts["version"] != _VERSION:
         raise SchemaError(
-            f"the batcher's state has version {facts['version']!r} and this Waterclock reads {_VERSION};"
+            f"the batcher's state has version {quoted(facts['version'])} and this Waterclock reads {_VERSION};"
             " replay the source's messages since the last batch into a new batcher"
         )
     messages = from_arrow(columns)

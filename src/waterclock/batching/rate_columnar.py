@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from waterclock.batching.rate_rule import Gated, RateRule, gate_chooser
 from waterclock.errors import InvalidArgumentError, SchemaError, UnavailableError
+from waterclock.quoting import quoted
 from waterclock.time import Duration
 
 Ints = npt.NDArray[np.int64]
@@ -258,7 +259,7 @@ class RateAwareColumns:
             facts = json.loads(line)
             if facts["version"] != _VERSION:
                 raise SchemaError(
-                    f"the columns' state has version {facts['version']!r} and this Waterclock reads {_VERSION};"
+                    f"the columns' state has version {quoted(facts['version'])} and this Waterclock reads {_VERSION};"
                     " replay the source's messages since the last batch into a new one"
                 )
             restored = cls([])
@@ -290,7 +291,7 @@ class RateAwareColumns:
             raise InvalidArgumentError(f"streams: numbers {codes.min()} to {codes.max()} of {known} streams")
         if not len(bounds) or bounds[0] != 0 or bounds[-1] != len(times) or (np.diff(bounds) < 0).any():
             raise InvalidArgumentError(
-                f"calls: {bounds!r} does not lead from 0 to {len(times)} without descending; give where each call"
+                f"calls: {quoted(bounds)} does not lead from 0 to {len(times)} without descending; give where each call"
                 " begins and, last, the number of messages"
             )
 

@@ -18,6 +18,7 @@ from waterclock.batching.stall import StallWatch
 from waterclock.batching.track import Track
 from waterclock.errors import SchemaError
 from waterclock.message import Message
+from waterclock.quoting import quoted
 
 _METADATA_KEY = b"waterclock.rate_aware_batcher"
 _VERSION = 1
@@ -111,7 +112,7 @@ def from_bytes(data: bytes) -> RateState:
     facts = json.loads(zlib.decompress(written))
     if facts["version"] != _VERSION:
         raise SchemaError(
-            f"the batcher's state has version {facts['version']!r} and this Waterclock reads {_VERSION};"
+            f"the batcher's state has version {quoted(facts['version'])} and this Waterclock reads {_VERSION};"
             " replay the source's messages since the last batch into a new batcher"
         )
     return RateState(

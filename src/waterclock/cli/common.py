@@ -15,6 +15,7 @@ from cyclopts import Parameter
 from waterclock.cli.output import Output
 from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError, NotFoundError
+from waterclock.quoting import quoted
 
 _GROUP = "Everywhere"
 
@@ -69,7 +70,9 @@ def _refuse_missing_file(url: str) -> None:
     if url.startswith("sqlite"):
         file = sa.make_url(url).database
         if file and not Path(file).exists():
-            raise NotFoundError(f"url: there is no file {file!r}; `waterclock topic add` or `table add` makes one")
+            raise NotFoundError(
+                f"url: there is no file {quoted(file)}; `waterclock topic add` or `table add` makes one"
+            )
 
 
 def _log_to_stderr() -> None:

@@ -10,6 +10,7 @@ from waterclock.cli.common import Common
 from waterclock.cli.topic import position_or_time
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Position
+from waterclock.quoting import quoted
 from waterclock.time import format_duration
 from waterclock.topics.subscription import Subscription
 from waterclock.topics.topic import Topic
@@ -165,7 +166,7 @@ def rm(topic: str, name: str, /, *, common: Common = Common()) -> None:
 def _existing(topic: Topic, name: str) -> Subscription:
     # subscribe() would make a subscription of a name that was mistyped.
     if all(info.name != name for info in topic.subscriptions()):
-        raise NotFoundError(f"topic {topic.name!r} has no subscription {name!r}; make it with `subscription add`")
+        raise NotFoundError(f"topic {topic.name!r} has no subscription {quoted(name)}; make it with `subscription add`")
     return topic.subscribe(name)
 
 

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from waterclock.arrow import as_message_columns, from_arrow
 from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError
 from waterclock.message import Message
+from waterclock.quoting import quoted
 from waterclock.time import format_time
 
 CHUNK = 1_000
@@ -61,14 +62,18 @@ def message_from_json(fields: object) -> Message:
         For a field that is missing, unknown, or has a wrong value.
     """
     if not isinstance(fields, Mapping):
-        raise InvalidArgumentError(f"{fields!r} is no message; write an object with source, stream and event_time")
+        raise InvalidArgumentError(
+            f"{quoted(fields)} is no message; write an object with source, stream and event_time"
+        )
     given: dict[str, Any] = {str(name): value for name, value in fields.items() if name not in _OF_A_TOPIC}
     unknown = given.keys() - _FIELDS
     if unknown:
-        raise InvalidArgumentError(f"a message has no field {min(unknown)!r}; it has {', '.join(sorted(_FIELDS))}")
+        raise InvalidArgumentError(
+            f"a message has no field {quoted(min(unknown))}; it has {', '.join(sorted(_FIELDS))}"
+        )
     missing = {"source", "stream", "event_time"} - given.keys()
     if missing:
-        raise InvalidArgumentError(f"the message has no {min(missing)!r}: {json.dumps(fields)[:200]}")
+        raise InvalidArgumentError(f"the message has no {quoted(min(missing))}: {json.dumps(fields)[:200]}")
     payload = given.pop("payload", "")
     if isinstance(payload, str):
         payload = payload.encode()
@@ -97,7 +102,7 @@ def read_messages(path: str | Path) -> Iterator[list[Message]]:
         path = "/dev/stdin"
     path = Path(path)
     if not path.exists():
-        raise NotFoundError(f"there is no file {str(path)!r}")
+        raise NotFoundError(f"there is no file {quoted(str(path))}")
     if path.suffix == ".parquet":
         yield from _read_parquet(path)
         return
@@ -131,4 +136,4 @@ def _decode_base64(encoded: object) -> bytes:
     try:
         return base64.b64decode(str(encoded), validate=True)
     except binascii.Error as error:
-        raise InvalidArgumentError(f"payload_base64: {str(encoded)[:80]!r} is not base64: {error}") from None
+        raise InvalidArgumentError(f"payload_base64: {quoted(str(encoded))} is not base64: {error}") from None

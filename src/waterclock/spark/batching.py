@@ -14,6 +14,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, Long
 from waterclock.batching.rate_rule import Gated
 from waterclock.batching.rule import EventTimeRule, OnConflict
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 from waterclock.spark.judging import OUTCOMES_SCHEMA, judge
 from waterclock.spark.packing import (
     CLOCKED_SCHEMA,
@@ -248,11 +249,11 @@ def _record(df: DataFrame) -> np.dtype[Any]:
     types = {field.name: field.dataType for field in df.schema}
     for name, wanted in _NEEDED.items():
         if name not in types:
-            raise InvalidArgumentError(f"df: there is no column {name!r}; it has {', '.join(types)}")
+            raise InvalidArgumentError(f"df: there is no column {quoted(name)}; it has {', '.join(types)}")
         if types[name] != wanted:
             remedy = ", nanoseconds since the epoch" if wanted == LongType() else ""
             raise InvalidArgumentError(
-                f"df: column {name!r} is {types[name].simpleString()}; it must be {wanted.simpleString()}{remedy}"
+                f"df: column {quoted(name)} is {types[name].simpleString()}; it must be {wanted.simpleString()}{remedy}"
             )
     has_positions = all(types.get(name) == wanted for name, wanted in _POSITION.items())
     return POSITIONED if has_positions else PLAIN

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from waterclock.batching.columnar import assign_arrays
 from waterclock.batching.rule import EventTimeRule
 from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.quoting import quoted
 from waterclock.spark.outcome_rows import BATCH, NO_BATCHES, REASONS, Outcome, outcome
 from waterclock.spark.packing import POSITIONED, PackedRow, Records, gathered, reading_order
 from waterclock.time import MAX_NS, MIN_NS
@@ -111,7 +112,9 @@ class EventTimeStream:
         line, _, messages = state[len(_STATE) :].partition(b"\n")
         version, options, positioned, clock, streams = json.loads(line)
         if version != _VERSION:
-            raise SchemaError(f"the state has version {version!r} and this Waterclock reads {_VERSION}; {_REMEDY}")
+            raise SchemaError(
+                f"the state has version {quoted(version)} and this Waterclock reads {_VERSION}; {_REMEDY}"
+            )
         if tuple(options) != rule or positioned != (record == POSITIONED):
             raise InvalidArgumentError(
                 f"the checkpoint was written with the options {options}, positions {positioned}, and the query has"

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.quoting import quoted
 from waterclock.time import MAX_NS
 
 PLAIN = np.dtype([("event_time", "<i8"), ("receive_time", "<i8"), ("stream", "<u4")])
@@ -295,7 +296,7 @@ def _field(messages: Records, name: str, kind: pa.DataType) -> pa.Array:
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
     column = table.column(name)
     if column.null_count:
-        raise InvalidArgumentError(f"column {name!r} holds nulls; every message needs it, so filter or fill them")
+        raise InvalidArgumentError(f"column {quoted(name)} holds nulls; every message needs it, so filter or fill them")
     return column
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from waterclock.batching.rate_columnar import RateAwareColumns, RateBatches
 from waterclock.batching.rate_rule import Gated, RateRule, gate_chooser
 from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.quoting import quoted
 from waterclock.spark.outcome_rows import BATCH, REASONS, Outcome, expand, outcome, outcome_rows
 from waterclock.spark.packing import POSITIONED, PackedRow, Records, gathered, reading_order
 from waterclock.time import Duration
@@ -127,7 +128,9 @@ class RateStream:
         line, _, rest = state[len(_STATE) :].partition(b"\n")
         version, written, streams, taken, entry, length = json.loads(line)
         if version != _VERSION:
-            raise SchemaError(f"the state has version {version!r} and this Waterclock reads {_VERSION}; {_REMEDY}")
+            raise SchemaError(
+                f"the state has version {quoted(version)} and this Waterclock reads {_VERSION}; {_REMEDY}"
+            )
         if written != options.facts():
             raise InvalidArgumentError(
                 f"the checkpoint was written with the options {written} and the query has {options.facts()}; {_REMEDY}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pyspark.sql.types import StructType
 
 from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.quoting import quoted
 from waterclock.spark.batch_rows import BATCH_COLUMNS, POSITION
 from waterclock.spark.batch_writer import BatchWriter
 from waterclock.spark.message_writer import MessageWriter
@@ -22,7 +23,7 @@ def make_writer(
         raise InvalidArgumentError(f"overwriting would delete what is there; use {remedy}")
     needs = _MESSAGE_COLUMNS if options.table is None else BATCH_COLUMNS
     if missing := [name for name in needs if name not in schema.fieldNames()]:
-        raise SchemaError(f"the rows to write lack the column {missing[0]!r}; they have {schema.fieldNames()}")
+        raise SchemaError(f"the rows to write lack the column {quoted(missing[0])}; they have {schema.fieldNames()}")
     if options.table is not None:
         return BatchWriter(options, options.table)
     if options.payloads is not None and not set(POSITION) <= set(schema.fieldNames()):
