@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position
 
 MESSAGE_SCHEMA = pa.schema(
@@ -39,6 +39,7 @@ POSITIONED_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *POSITION_FIELDS])
 
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 _UNCOMPRESSED = pa.ipc.IpcWriteOptions()
+_STREAM = b"\xff\xff\xff\xff"
 _WORTH_COMPRESSING = 4096
 """Bytes written below which compressing takes as long as all else does, and makes a message or two even larger."""
 
@@ -182,10 +183,73 @@ def to_ipc(batch: pa.RecordBatch) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def from_ipc(data: bytes) -> pa.RecordBatch:
-    """Read back what `to_ipc` wrote."""
+def is_ipc(data: bytes | memoryview) -> bool:
+    """Say whether bytes begin as an Arrow IPC stream does."""
+    return data[: len(_STREAM)] == _STREAM
+
+
+def from_ipc(data: bytes | memoryview) -> pa.RecordBatch:
+    """Read back what `to_ipc` wrote, and see to it that nothing in it can harm its users.
+
+    Raises
+    ------
+    SchemaError
+        Where the bytes are no Arrow IPC stream.
+    DamagedError
+        Where they begin as one and are not one whole and sound record batch.
+    """
+    if not is_ipc(data):
+        raise SchemaError(f"{len(data)} bytes are not an Arrow IPC stream of messages")
+    source = pa.BufferReader(pa.py_buffer(data))
     try:
-        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            return reader.read_next_batch()
-    except (pa.ArrowException, OSError, StopIteration) as error:
-        raise SchemaError(f"{len(data)} bytes are not an Arrow IPC stream of messages: {error}") from None
+        with pa.ipc.open_stream(source) as reader:
+            batch = reader.read_next_batch()
+            # An offset or a length that leads outside the buffers would end the process at its first use.
+            batch.validate(full=True)
+            ended = next(reader, None) is None and source.tell() == source.size()
+    except (pa.ArrowException, OSError, StopIteration, MemoryError, ValueError) as error:
+        raise DamagedError(f"{len(data)} bytes of an Arrow IPC stream are damaged: {error!r}") from None
+    if not ended:
+        raise DamagedError(f"{len(data)} bytes of an Arrow IPC stream are damaged: it goes on after its end")
+    return batch
+
+
+def check_messages(batch: pa.RecordBatch, *, checked: bool) -> None:
+    """Refuse what was read from bytes and cannot be messages with positions.
+
+    Parameters
+    ----------
+    batch
+        What `from_ipc` gave.
+    checked
+        The bytes matched their checksum, so only those of a newer version are refused.
+
+    Raises
+    ------
+    SchemaError
+        For other columns than `POSITIONED_SCHEMA`.
+    DamagedError
+        For a null where a message has none.
+    """
+    if not batch.schema.equals(POSITIONED_SCHEMA):
+        names = batch.schema.names
+        raise SchemaError(f"these are no messages: their columns are {names}; a newer Waterclock may have written them")
+    if checked:
+        return
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    headers = columns["headers"]
+    places = [columns[field.name] for field in POSITION_FIELDS]
+    if (
+        any(columns[field.name].null_count for field in MESSAGE_SCHEMA if not field.nullable)
+        or headers.keys.null_count
+        or headers.items.null_count
+        or any(_nulls(place) != _nulls(places[0]) for place in places)
+    ):
+        raise DamagedError("messages are damaged: a value is null that no message lacks")
+
+
+def _nulls(column: pa.Array) -> bytes | int:
+    """Tell columns with different nulls apart."""
+    if column.null_count in (0, len(column)):
+        return column.null_count
+    return column.is_null().to_numpy(zero_copy_only=False).tobytes()
