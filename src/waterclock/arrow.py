@@ -13,6 +13,8 @@ import pyarrow.compute as pc
 
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position
+from waterclock.quoting import quoted
+from waterclock.time_columns import as_nanoseconds
 
 MESSAGE_SCHEMA = pa.schema(
     [
@@ -37,6 +39,8 @@ POSITION_FIELDS = (
 POSITIONED_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *POSITION_FIELDS])
 """The columns of a message and its position."""
 
+_TIMES = ("event_time", "publish_time", "receive_time")
+
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 _UNCOMPRESSED = pa.ipc.IpcWriteOptions()
 _STREAM = b"\xff\xff\xff\xff"
@@ -59,7 +63,13 @@ def to_arrow(messages: Sequence[Message], *, positions: bool = False) -> pa.Reco
     if positions:
         schema = POSITIONED_SCHEMA
         columns += [[None if m.position is None else m.position[i] for m in messages] for i in range(3)]
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    try:
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(
+            f"a text holds {quoted(error.object[error.start : error.end])}, half of a surrogate pair, which UTF-8"
+            " cannot write; repair it, or replace it: text.encode(errors='replace').decode()"
+        ) from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -137,14 +147,17 @@ def _numbers(column: pa.Array, first: int, count: int) -> pa.Array:
 def as_message_columns(table: pa.Table | pa.RecordBatch) -> pa.Table:
     """Bring a user's table into `MESSAGE_SCHEMA`: columns ordered and cast, optional ones filled in.
 
+    Times are whole numbers of nanoseconds, or timestamps of any unit with a time zone (`as_nanoseconds`).
+
     Raises
     ------
     SchemaError
-        Where source, stream or event_time is missing, or a column cannot be cast.
+        Where source, stream or event_time is missing, a column cannot be cast, or times name no moment.
     InvalidArgumentError
-        Where source, stream or event_time holds a null, or source or stream an empty text.
+        Where source, stream or event_time holds a null, source or stream an empty text, a header no text, or a time
+        does not fit; also for bytes that are no text where a text must be, and other unsound columns.
     """
-    given = pa.table(table) if isinstance(table, pa.RecordBatch) else table
+    given = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
     arrays: list[pa.ChunkedArray] = []
     for field in MESSAGE_SCHEMA:
         if field.name not in given.schema.names:
@@ -152,8 +165,13 @@ def as_message_columns(table: pa.Table | pa.RecordBatch) -> pa.Table:
                 raise SchemaError(f"the table has no column {field.name!r}; it has {given.schema.names}")
             arrays.append(_absent(field, given.num_rows))
             continue
+        if given.schema.names.count(field.name) > 1:
+            raise SchemaError(f"the table has several columns {field.name!r}; it has {given.schema.names}")
+        column = _sound(given.column(field.name), field.name)
         try:
-            column = given.column(field.name).cast(field.type)
+            if field.name in _TIMES:
+                column = as_nanoseconds(column, field.name)
+            column = column.cast(field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
             raise SchemaError(f"column {field.name!r} cannot become {field.type}: {error}") from None
         if not field.nullable and column.null_count:
@@ -162,8 +180,26 @@ def as_message_columns(table: pa.Table | pa.RecordBatch) -> pa.Table:
             raise InvalidArgumentError(
                 f"column {field.name!r} holds an empty text; every message names its {field.name}"
             )
+        if field.name == "headers" and any(map(_holds_null_value, column.chunks)):
+            raise InvalidArgumentError("column 'headers' holds a null as a header's value; every header is a text")
         arrays.append(column)
     return pa.Table.from_arrays(arrays, schema=MESSAGE_SCHEMA)
+
+
+def _holds_null_value(headers: pa.MapArray) -> bool:
+    if not headers.items.null_count:
+        return False
+    first, last = headers.offsets[0].as_py(), headers.offsets[-1].as_py()  # of a slice, the values of its rows
+    return bool(headers.items.slice(first, last - first).null_count)
+
+
+def _sound(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """Refuse what would harm every reader: a text that is none, an offset that leads outside the column's bytes."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise InvalidArgumentError(f"column {name!r} is unsound: {error}") from None
+    return column
 
 
 def _absent(field: pa.Field, count: int) -> pa.ChunkedArray:
@@ -232,8 +268,7 @@ def check_messages(batch: pa.RecordBatch, *, checked: bool) -> None:
         For a null where a message has none.
     """
     if not batch.schema.equals(POSITIONED_SCHEMA):
-        names = batch.schema.names
-        raise SchemaError(f"these are no messages: their columns are {names}; a newer Waterclock may have written them")
+        raise SchemaError("these are no messages: the columns are others; a newer Waterclock may have written them")
     if checked:
         return
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))

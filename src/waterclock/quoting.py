@@ -26,7 +26,7 @@ def quoted(value: object) -> str:
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001  # a value that cannot be spelled, as an int of 5,000 digits, is no less wrong
-        return f"a {type(value).__name__} that cannot be shown"
+        return f"<{type(value).__name__} that cannot be shown>"
     return text if len(text) <= _WHOLE else f"{text[:_BEGINNING]}… ({len(text)} characters)"
 
 

@@ -86,7 +86,8 @@ def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
                 f"{name}: {quoted(value)} is a naive datetime, which names no moment; add a time zone,"
                 " for example datetime(…, tzinfo=timezone.utc)"
             )
-        return _in_range((value - _EPOCH) // _MICROSECOND * 1000, value, name)
+        ns = (value - _EPOCH) // _MICROSECOND * 1000 + getattr(value, "nanosecond", 0)  # pandas' datetimes have some
+        return _in_range(ns, value, name)
     return _in_range(
         _whole(value, name, "give an int (ns), an aware datetime or an ISO 8601 text with offset"), value, name
     )
@@ -113,7 +114,7 @@ def to_duration(value: Duration, name: str = "duration", *, minimum: int = 0) ->
     if isinstance(value, str):
         ns = _parse_duration(value, name)
     elif isinstance(value, timedelta):
-        ns = value // _MICROSECOND * 1000
+        ns = value // _MICROSECOND * 1000 + getattr(value, "nanoseconds", 0)  # pandas' timedeltas have some
     else:
         ns = _whole(value, name, "give a text such as '500ms', a timedelta, or an int (ns)")
     if ns < 0:

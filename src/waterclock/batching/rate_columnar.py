@@ -12,7 +12,7 @@ from waterclock.batching.rate_columns_state import RateColumnsState
 from waterclock.batching.rate_rule import Gated, RateRule, gate_chooser
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.quoting import quoted
-from waterclock.time import Duration
+from waterclock.time import MAX_NS, Duration
 
 Ints = npt.NDArray[np.int64]
 
@@ -189,7 +189,7 @@ class RateAwareColumns:
         streams
             Number of each message's stream: its place in the names given at first.
         event_times
-            int64 ns.
+            Whole numbers, ns.
         calls
             Where calls begin and end: call c brought the messages ``calls[c]`` up to before ``calls[c + 1]``. From 0 to
             the number of messages, never descending. Default: all came together.
@@ -203,14 +203,13 @@ class RateAwareColumns:
         ------
         InvalidArgumentError
             For arrays of different lengths, numbers of unknown streams, calls that leave messages out, a clock that
-            was not read once a call, and 2**31 messages or more.
-        TypeError
-            For arrays that cannot become integers without loss.
+            was not read once a call, 2**31 messages or more, and arrays of anything but whole numbers: floats,
+            booleans, NumPy's datetimes, which have no time zone.
         """
-        codes = _plain(streams, np.int64)
-        times = _plain(event_times, np.int64)
-        bounds = np.array([0, len(times)], np.int64) if calls is None else _plain(calls, np.int64)
-        readings = np.empty(0, np.int64) if clock is None else _plain(clock, np.int64)
+        codes = _plain(streams, "streams")
+        times = _plain(event_times, "event_times")
+        bounds = np.array([0, len(times)], np.int64) if calls is None else _plain(calls, "calls")
+        readings = np.empty(0, np.int64) if clock is None else _plain(clock, "clock")
         self._check(codes, times, bounds)
         if clock is not None and len(readings) != len(bounds) - 1:
             raise InvalidArgumentError(
@@ -324,8 +323,17 @@ def _moved(rows: npt.NDArray[Any], riding: int, by: int) -> npt.NDArray[Any]:
     return np.where(rows == riding, riding + by, rows).astype(rows.dtype)
 
 
-def _plain(values: npt.NDArray[Any], wanted: type[np.int64]) -> Ints:
-    return np.require(np.asarray(values).astype(wanted, casting="safe", copy=False), requirements=["C", "A"])
+def _plain(values: npt.NDArray[Any], name: str) -> Ints:
+    given = np.asarray(values)
+    if not given.size and given.dtype == np.float64:
+        given = given.astype(np.int64)  # what NumPy makes of an empty list
+    if given.dtype.kind not in "iu":
+        raise InvalidArgumentError(
+            f"{name}: an array of {given.dtype}; give whole numbers, times as int64 nanoseconds since the epoch, UTC"
+        )
+    if given.dtype == np.uint64 and given.max(initial=0) > MAX_NS:
+        raise InvalidArgumentError(f"{name}: {given.max()} does not fit 64-bit integers; are they nanoseconds?")
+    return np.require(given.astype(np.int64, copy=False), requirements=["C", "A"])
 
 
 def _kernel() -> Any:

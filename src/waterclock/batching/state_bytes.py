@@ -50,12 +50,14 @@ class StateForm(NamedTuple):
             Where they are something else.
         """
         checked = has_form(self.form, data)
-        if not checked and self.key in data and not is_ipc(data):
+        if not checked and self.key not in data:
+            raise SchemaError(f"{len(data)} bytes are not {self.name}")
+        if not checked and not is_ipc(data):
             raise DamagedError(f"{self.name} is damaged: its {len(data)} bytes begin with {quoted(data[:4])}")
         columns = from_ipc(unframed(self.form, data, self.name) if checked else data)
         facts = (columns.schema.metadata or {}).get(self.key)
         if facts is None:
-            raise SchemaError(f"{len(data)} bytes are no {self.name.removeprefix('the ')}")
+            raise DamagedError(f"{self.name} is damaged: its {len(data)} bytes hold no facts")
         check_messages(columns, checked=checked)
         return facts, columns
 

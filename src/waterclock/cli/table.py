@@ -150,7 +150,7 @@ def put(
         table = database.table(name)
         content: bytes | str = _content(payload)
         if table.options.payload != "bytes":
-            content = content.decode()
+            content = _text(content)
         given = table.put(
             content,
             id=None if id is None else message_id(table, id),
@@ -304,6 +304,15 @@ def _content(payload: str) -> bytes:
         return Path(payload[1:]).read_bytes()
     except OSError as error:
         raise InvalidArgumentError(f"payload: {quoted(payload)} cannot be read: {error.strerror}") from None
+
+
+def _text(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(
+            f"payload: {quoted(content)} is no UTF-8 text, which the table takes: {error.reason}"
+        ) from None
 
 
 def _headers(given: list[str]) -> dict[str, str] | None:

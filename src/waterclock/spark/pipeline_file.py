@@ -127,9 +127,11 @@ class PipelineFile:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             raise NotFoundError(f"there is no file {quoted(str(path))}") from None
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError(f"{path}: this is no UTF-8 text, which TOML is: {error.reason}") from None
         try:
             content = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise InvalidArgumentError(f"{path}: this is no TOML: {error}") from None
         return _checked(path, content, TomlLines(text))
 

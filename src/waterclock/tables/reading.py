@@ -84,5 +84,5 @@ def unreadable(row: Any, further: Iterable[str]) -> str | None:
 def _is_object(text: str) -> bool:
     try:
         return isinstance(json.loads(text), dict)
-    except ValueError:
+    except (ValueError, RecursionError):  # nested 100,000 deep, it ends in the latter
         return False
