@@ -16,9 +16,11 @@ from waterclock.batching.rate_aware import RateAwareBatcher
 from waterclock.batching.rate_columnar import RateAwareColumns
 from waterclock.batching.rule import EventTimeRule
 from waterclock.checksum import FRAME_BYTES
+from waterclock.errors import WaterclockError
 from waterclock.message import Message, Position
 from waterclock.spark.batch_rows import messages_in
 from waterclock.spark.event_time_stream import EventTimeStream
+from waterclock.spark.judging import judge
 from waterclock.spark.packing import POSITIONED, gathered, pack
 from waterclock.spark.rate_stream import RateOptions, RateStream
 
@@ -173,12 +175,25 @@ def _read_rate_stream(data: bytes) -> object:
 
 def _read_packed(data: bytes) -> object:
     streams, count, _ = _packed(flow(20))[0]
-    try:
-        return gathered([], [(streams, count, data)], POSITIONED)[1].tobytes()
-    finally:
-        names = ["source", "streams", "count", "messages"]
-        arrays = [pa.array([value], kind) for value, kind in zip(("press-01", streams, count, data), _ROW, strict=True)]
-        messages_in(pa.record_batch(arrays, names), None)
+    names = ["source", "streams", "count", "messages"]
+    arrays = [pa.array([value], kind) for value, kind in zip(("press-01", streams, count, data), _ROW, strict=True)]
+    rows = pa.record_batch(arrays, names)
+    ways: list[Callable[[], object]] = [
+        lambda: bytes(gathered([], [(streams, count, data)], POSITIONED)[1]),
+        lambda: messages_in(rows, None).num_rows,
+        lambda: pa.Table.from_batches(judge([rows], POSITIONED, _RULE)).num_rows,
+    ]
+    refused: list[WaterclockError] = []
+    found: list[object] = []
+    for way in ways:
+        try:
+            found.append(way())
+        except WaterclockError as error:
+            refused.append(error)
+    if refused:
+        assert not found, "what one way refuses, all do"
+        raise refused[0]
+    return found
 
 
 _ROW = (pa.string(), pa.list_(pa.string()), pa.int32(), pa.binary())

@@ -308,14 +308,14 @@ def test_a_state_of_the_version_before_checksums_is_read_and_validated() -> None
             RateAwareColumns.restore(damaged)
 
 
-def test_a_state_whose_numbers_would_lead_the_kernel_astray_is_refused() -> None:
+def test_a_state_of_that_version_whose_numbers_would_lead_the_kernel_astray_is_refused() -> None:
     columns = RateAwareColumns(["det", "log"])
     columns.add(np.array([0, 1, 0]), T0 + np.array([0, 1, 5 * SECOND]), np.arange(4))
     for name, place, number in (("_codes", 0, 99), ("_row_of", 0, 3), ("_waits_for", 0, -7), ("_facts", 17, 0)):
         damaged = RateAwareColumns.restore(columns.state())
         getattr(damaged, name)[place] = number
         with pytest.raises(DamagedError, match="leads nowhere"):
-            RateAwareColumns.restore(damaged.state())
+            RateAwareColumns.restore(b"waterclock rate-aware columns " + damaged.state()[FRAME_BYTES:])
 
 
 def test_compressed_zeros_do_not_fill_the_memory() -> None:
