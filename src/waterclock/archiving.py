@@ -132,7 +132,8 @@ def _message(context: TableContext, row: Any) -> Message:
 def _own_headers(text: str | None) -> Mapping[str, str]:
     try:
         own = json.loads(text or "{}")
-    except ValueError:
+        str(own).encode()  # half of a surrogate pair, which JSON can escape, no message can hold
+    except (ValueError, RecursionError):
         own = None
     return (
         {name: str(value) for name, value in own.items()} if isinstance(own, dict) else {f"{PREFIX}headers": str(text)}
@@ -141,5 +142,8 @@ def _own_headers(text: str | None) -> Mapping[str, str]:
 
 def _payload(context: TableContext, value: Any) -> bytes:
     if context.options.payload == "json":
-        return json.dumps(value, ensure_ascii=False).encode()
+        try:
+            return json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:  # half of a surrogate pair, which only its escape can stand for
+            return json.dumps(value).encode()
     return value.encode() if isinstance(value, str) else value or b""

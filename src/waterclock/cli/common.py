@@ -15,6 +15,7 @@ from waterclock.cli.output import Output
 from waterclock.connection import Database, connect
 from waterclock.database.sqlite_file import file_of
 from waterclock.errors import InvalidArgumentError, NotFoundError
+from waterclock.quoting import quoted
 
 _GROUP = "Everywhere"
 
@@ -75,7 +76,9 @@ def _refuse_missing_file(url: str) -> None:
         parsed = sa.make_url(url)
         file = file_of(parsed)
         if parsed.database and not file.exists():
-            raise NotFoundError(f"url: there is no file {str(file)!r}; `waterclock topic add` or `table add` makes one")
+            raise NotFoundError(
+                f"url: there is no file {quoted(str(file))}; `waterclock topic add` or `table add` makes one"
+            )
 
 
 def _log_to_stderr() -> None:

@@ -9,6 +9,7 @@ from cyclopts import App, Parameter
 from waterclock.cli.common import Common
 from waterclock.cli.topic import position_or_time
 from waterclock.errors import InvalidArgumentError, NotFoundError
+from waterclock.quoting import quoted
 from waterclock.time import format_duration
 from waterclock.topics.finding import By, place_at
 from waterclock.topics.subscription import Subscription
@@ -173,5 +174,5 @@ def rm(topic: str, name: str, /, *, common: Common = Common()) -> None:
 def _existing(topic: Topic, name: str) -> Subscription:
     # subscribe() would make a subscription of a name that was mistyped.
     if all(info.name != name for info in topic.subscriptions()):
-        raise NotFoundError(f"topic {topic.name!r} has no subscription {name!r}; make it with `subscription add`")
+        raise NotFoundError(f"topic {topic.name!r} has no subscription {quoted(name)}; make it with `subscription add`")
     return topic.subscribe(name)

@@ -43,8 +43,8 @@ def _open(dialect: sa.Dialect, record: Any, arguments: Any, options: Any) -> Any
         if _log_of(path).exists():
             raise  # the log holds what the file does not have yet
         record.info[_SEEN] = (path, _state(path))
-        arguments: dict[str, Any] = {**options, "uri": True}
-        return sqlite3.connect(f"{_URI}{quote(str(path))}?mode=ro&immutable=1", **arguments)
+        immutable: dict[str, Any] = {**options, "uri": True}
+        return sqlite3.connect(f"{_URI}{quote(str(path))}?mode=ro&immutable=1", **immutable)
     record.info.pop(_SEEN, None)
     return connection
 

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from waterclock.arrow import as_message_columns, from_arrow
-from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError
+from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError, WaterclockError
 from waterclock.message import Message
+from waterclock.quoting import quoted
 from waterclock.time import format_time
 
 CHUNK = 1_000
@@ -61,17 +62,24 @@ def message_from_json(fields: object) -> Message:
         For a field that is missing, unknown, or has a wrong value.
     """
     if not isinstance(fields, Mapping):
-        raise InvalidArgumentError(f"{fields!r} is no message; write an object with source, stream and event_time")
+        raise InvalidArgumentError(
+            f"{quoted(fields)} is no message; write an object with source, stream and event_time"
+        )
     given: dict[str, Any] = {str(name): value for name, value in fields.items() if name not in _OF_A_TOPIC}
     unknown = given.keys() - _FIELDS
     if unknown:
-        raise InvalidArgumentError(f"a message has no field {min(unknown)!r}; it has {', '.join(sorted(_FIELDS))}")
+        raise InvalidArgumentError(
+            f"a message has no field {quoted(min(unknown))}; it has {', '.join(sorted(_FIELDS))}"
+        )
     missing = {"source", "stream", "event_time"} - given.keys()
     if missing:
-        raise InvalidArgumentError(f"the message has no {min(missing)!r}: {json.dumps(fields)[:200]}")
+        raise InvalidArgumentError(f"the message has no {quoted(min(missing))}: {json.dumps(fields)[:200]}")
     payload = given.pop("payload", "")
     if isinstance(payload, str):
-        payload = payload.encode()
+        try:
+            payload = payload.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"payload: {error}; give such bytes as payload_base64") from None
     encoded = given.pop("payload_base64", None)
     if encoded is not None:
         payload = _decode_base64(encoded)
@@ -96,39 +104,47 @@ def read_messages(path: str | Path) -> Iterator[list[Message]]:
     if str(path) == "-":
         path = "/dev/stdin"
     path = Path(path)
-    if not path.exists():
-        raise NotFoundError(f"there is no file {str(path)!r}")
+    try:
+        found = path.exists()
+    except OSError as error:
+        raise InvalidArgumentError(f"the file {quoted(str(path))} cannot be read: {error.strerror}") from None
+    if not found:
+        raise NotFoundError(f"there is no file {quoted(str(path))}")
     if path.suffix == ".parquet":
         yield from _read_parquet(path)
         return
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         numbered = enumerate(lines, start=1)
         while chunk := [_parse_line(path, number, line) for number, line in islice(_not_blank(numbered), CHUNK)]:
             yield chunk
 
 
-def _not_blank(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+def _not_blank(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     return ((number, line) for number, line in lines if line.strip())
 
 
-def _parse_line(path: Path, number: int, line: str) -> Message:
+def _parse_line(path: Path, number: int, line: bytes) -> Message:
     try:
-        return message_from_json(json.loads(line))
-    except (json.JSONDecodeError, InvalidArgumentError) as error:
+        return message_from_json(json.loads(line.decode()))
+    except RecursionError:
+        raise InvalidArgumentError(f"{path}, line {number}: it is nested too deep for a message") from None
+    except ValueError as error:  # ours, those of JSON and of UTF-8, and that of a number of 5,000 digits
         raise InvalidArgumentError(f"{path}, line {number}: {error}") from None
 
 
 def _read_parquet(path: Path) -> Iterator[list[Message]]:
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             for batch in file.iter_batches(CHUNK):
                 yield from_arrow(as_message_columns(batch))
-    except pa.ArrowInvalid as error:
-        raise SchemaError(f"{path} is not Parquet: {error}") from None
+    except (pa.ArrowException, OSError) as error:
+        raise SchemaError(f"{path} is not Parquet, or cannot be read: {error}") from None
+    except WaterclockError as error:
+        raise type(error)(f"{path}: {error}") from None
 
 
 def _decode_base64(encoded: object) -> bytes:
     try:
         return base64.b64decode(str(encoded), validate=True)
     except binascii.Error as error:
-        raise InvalidArgumentError(f"payload_base64: {str(encoded)[:80]!r} is not base64: {error}") from None
+        raise InvalidArgumentError(f"payload_base64: {quoted(str(encoded))} is not base64: {error}") from None

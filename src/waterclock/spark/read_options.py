@@ -8,6 +8,7 @@ from typing import NamedTuple
 from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Position
+from waterclock.quoting import quoted
 from waterclock.spark.columns import METADATA_COLUMNS, check_columns
 from waterclock.spark.options import needed, number, refuse_unknown, truth
 from waterclock.time import to_time
@@ -119,7 +120,7 @@ def refuse_for(options: Mapping[str, str], *, streaming: bool) -> None:
     given = {name.lower() for name in options}
     for name in others:
         if name.lower() in given:
-            raise InvalidArgumentError(f"the option {name!r} means something to {remedy} only")
+            raise InvalidArgumentError(f"the option {quoted(name)} means something to {remedy} only")
 
 
 def refuse_expired(topic: Topic, start: Position) -> None:
