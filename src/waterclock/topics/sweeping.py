@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from itertools import accumulate, takewhile
 
 import sqlalchemy as sa
 
@@ -14,7 +15,11 @@ from waterclock.topics.storage import Storage
 CLAIM = 60_000_000_000
 """How long a file that is being removed is left alone by others, ns."""
 
-_CHUNK = 256  # entries deleted in one transaction, so that appends get their turn in between
+_CHUNK = 256
+"""Entries that one transaction deletes at the most, so that appends get their turn in between."""
+
+_CHUNK_BYTES = 4 << 20
+"""Bytes of entries that one transaction deletes at the most; a single entry may be larger."""
 
 _log = logging.getLogger(__name__)
 
@@ -36,10 +41,14 @@ def delete_rows(storage: Storage, ledger: int) -> None:
     here = (entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger)
 
     def work(connection: sa.Connection) -> int:
-        first = connection.execute(sa.select(sa.func.min(entries.c.entry)).where(*here)).scalar()
-        if first is None:
+        sizes = sa.select(entries.c.entry, entries.c.bytes).where(*here).order_by(entries.c.entry).limit(_CHUNK)
+        rows = connection.execute(sizes).all()
+        if not rows:
             return 0
-        return connection.execute(sa.delete(entries).where(*here, entries.c.entry < first + _CHUNK)).rowcount
+        totals = accumulate(row.bytes for row in rows)
+        fitting = sum(1 for _ in takewhile(lambda total: total <= _CHUNK_BYTES, totals))
+        last = rows[max(fitting, 1) - 1].entry
+        return connection.execute(sa.delete(entries).where(*here, entries.c.entry <= last)).rowcount
 
     while storage.backend.transact(work):
         pass
