@@ -239,7 +239,7 @@ class ReportedError(Exception):
         ),
         (
             MysqlDialect(),
-            ReportedError(1026, 'Error writing file "x" (errno: 5 "Input/output error")'),
+            ReportedError(1026, 'Error writing file "x" (errno: 5 "I/O error")'),
             "reports an error",
         ),
         (MysqlDialect(), ReportedError(1290, "running with the --read-only option so it cannot"), "it is read-only"),

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -68,6 +68,7 @@ class Backend:
                 f"url: {url!r} needs the driver {error.name!r}; install waterclock[{self.dialect.name}]"
             ) from None
         self._patience = threading.local()
+        self._turns = self.dialect.turns(self.url)
         self._writer = self.dialect.writer(self.engine)
         self._direct = DirectPool(self.engine, self.dialect.set_up_direct, self.dialect.is_whole)
         self._reader = self.dialect.reader(self.engine)
@@ -149,26 +150,36 @@ class Backend:
     def _run(self, begin: Callable[[], AbstractContextManager[Any]], work: Callable[[Any], _T]) -> _T:
         patience: float = getattr(self._patience, "seconds", BUSY_TIMEOUT)
         give_up_at = time.monotonic() + patience
-        pause = _FIRST_PAUSE
-        while True:
-            try:
-                with begin() as connection:
-                    return work(connection)
-            except exc.DBAPIError as error:
-                reason = self.dialect.refusal(error)
-                if reason is not None:
-                    raise UnavailableError(
-                        f"{self.url.render_as_string()} cannot be written to: {reason} ({error.orig})"
-                    ) from error
-                if not self.dialect.is_transient(error):
-                    raise
-                if time.monotonic() >= give_up_at:
-                    raise UnavailableError(
-                        f"{self.url.render_as_string()} was busy or away for {patience:g} s: {error.orig}"
-                    ) from error
-            # Jitter, so that writers who met do not meet again.
-            time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  # not a secret
-            pause = min(pause * 2, self.dialect.longest_pause)
+        with ExitStack() as turn:
+            if self._turns is not None:
+                turn.enter_context(self._turns.turn(patience))
+            pause = _FIRST_PAUSE
+            while True:
+                try:
+                    with begin() as connection:
+                        return work(connection)
+                except exc.DBAPIError as error:
+                    self._raise_unless_passing(error)
+                    left = give_up_at - time.monotonic()
+                    if left <= 0:
+                        raise UnavailableError(
+                            f"{self.url.render_as_string()} was busy or away for {patience:g} s: {error.orig}"
+                        ) from error
+                if self._turns is not None and pause == _FIRST_PAUSE:
+                    turn.close()
+                    turn.enter_context(self._turns.turn(left, with_others=True))
+                # Jitter, so that writers who met do not meet again.
+                time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  # not a secret
+                pause = min(pause * 2, self.dialect.longest_pause)
+
+    def _raise_unless_passing(self, error: exc.DBAPIError) -> None:
+        reason = self.dialect.refusal(error)
+        if reason is not None:
+            raise UnavailableError(
+                f"{self.url.render_as_string()} cannot be written to: {reason} ({error.orig})"
+            ) from error
+        if not self.dialect.is_transient(error):
+            raise error
 
     @contextmanager
     def patience(self, seconds: float) -> Generator[None]:
@@ -245,6 +256,8 @@ class Backend:
         """Give the connections back. The backend can be used again: it opens new ones."""
         self._direct.close()
         self.engine.dispose()
+        if self._turns is not None:
+            self._turns.close()
 
 
 def _parse(url: str) -> sa.URL:

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock.database.direct import Frame
+from waterclock.database.turns import Turns
 
 FULL = "its disk is full, or it has reached its largest size"
 READ_ONLY = "it is read-only"
@@ -36,6 +37,10 @@ class Dialect(Protocol):
 
     def writer(self, engine: sa.Engine) -> sa.Engine:
         """Give the engine's form whose transactions write."""
+        ...
+
+    def turns(self, url: sa.URL) -> Turns | None:
+        """Give the queue in which writers wait; None where the database has a better one."""
         ...
 
     def set_up_direct(self, connection: Any) -> None:

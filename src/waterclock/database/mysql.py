@@ -73,6 +73,9 @@ class MysqlDialect:
         """READ COMMITTED, as every session is set to: locks only the rows it touches."""
         return engine
 
+    def turns(self, url: sa.URL) -> None:
+        """Nothing to do: who waits for a row is woken when it is free."""
+
     def set_up_direct(self, connection: Any) -> None:
         """Nothing to do: there is none."""
 

@@ -62,6 +62,9 @@ class PostgresqlDialect:
         """READ COMMITTED: a claim that waited for a row sees what the other one committed instead of failing."""
         return engine.execution_options(isolation_level="READ COMMITTED")
 
+    def turns(self, url: sa.URL) -> None:
+        """Nothing to do: who waits for a row is woken when it is free."""
+
     def set_up_direct(self, connection: Any) -> None:
         """Keep plans, and such only as stay good."""
         connection.autocommit = True

@@ -10,7 +10,8 @@ from sqlalchemy import event, exc
 
 from waterclock.database.dialect import BROKEN, FORBIDDEN, FULL, READ_ONLY
 from waterclock.database.direct import Frame
-from waterclock.database.sqlite_file import open_also_read_only
+from waterclock.database.sqlite_file import file_of, open_also_read_only
+from waterclock.database.turns import Turns
 from waterclock.errors import InvalidArgumentError
 
 PAGE_SIZE = 16_384
@@ -63,6 +64,10 @@ class SqliteDialect:
     def writer(self, engine: sa.Engine) -> sa.Engine:
         """Begin with the write lock: a transaction that reads first and writes later fails without remedy."""
         return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+
+    def turns(self, url: sa.URL) -> Turns:
+        """Queue for the write lock: there is one for the whole file, and SQLite wakes nobody who waits for it."""
+        return Turns(file_of(url).absolute())
 
     def set_up_direct(self, connection: Any) -> None:
         """Leave the waiting to the backend, which has jitter; SQLite's own starves writers."""

@@ -43,8 +43,7 @@ def _open(dialect: sa.Dialect, record: Any, arguments: Any, options: Any) -> Any
         if _log_of(path).exists():
             raise  # the log holds what the file does not have yet
         record.info[_SEEN] = (path, _state(path))
-        immutable: dict[str, Any] = {**options, "uri": True}
-        return sqlite3.connect(f"{_URI}{quote(str(path))}?mode=ro&immutable=1", **immutable)
+        return dialect.connect(f"{_URI}{quote(str(path))}?mode=ro&immutable=1", **{**options, "uri": True})
     record.info.pop(_SEEN, None)
     return connection
 

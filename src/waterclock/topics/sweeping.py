@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping
+from itertools import accumulate, takewhile
 
 import sqlalchemy as sa
 
@@ -18,7 +19,11 @@ from waterclock.topics.stores import recorded_store
 CLAIM = 60_000_000_000
 """How long a file that is being removed is left alone by others, ns."""
 
-_CHUNK = 256  # entries deleted in one transaction, so that appends get their turn in between
+_CHUNK = 256
+"""Entries that one transaction deletes at the most, so that appends get their turn in between."""
+
+_CHUNK_BYTES = 4 << 20
+"""Bytes of entries that one transaction deletes at the most; a single entry may be larger."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,13 +69,15 @@ def sweep(storage: Storage, *, strict: bool = False, at_hand: Mapping[str, Ledge
 def delete_rows(storage: Storage, first: int, last: int | None = None) -> None:
     """Delete the entries of a ledger, or of several up to ``last``, that are sealed or deleted."""
     here = (entries.c.topic_id == storage.topic_id, entries.c.ledger.between(first, first if last is None else last))
-    places = sa.select(entries.c.ledger, entries.c.entry).where(*here).order_by(entries.c.ledger, entries.c.entry)
 
     def work(connection: sa.Connection) -> int:
-        chunk = connection.execute(places.limit(_CHUNK)).all()
-        if not chunk:
+        sizes = sa.select(entries.c.ledger, entries.c.entry, entries.c.bytes).where(*here)
+        rows = connection.execute(sizes.order_by(entries.c.ledger, entries.c.entry).limit(_CHUNK)).all()
+        if not rows:
             return 0
-        ledger, entry = chunk[-1]
+        totals = accumulate(row.bytes for row in rows)
+        fitting = sum(1 for _ in takewhile(lambda total: total <= _CHUNK_BYTES, totals))
+        ledger, entry, _ = rows[max(fitting, 1) - 1]
         until = sa.or_(entries.c.ledger < ledger, sa.and_(entries.c.ledger == ledger, entries.c.entry <= entry))
         return connection.execute(sa.delete(entries).where(*here, until)).rowcount
 
