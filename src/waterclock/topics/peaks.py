@@ -19,6 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import BOUNDED, ledgers, topics
+from waterclock.time import MIN_NS
 from waterclock.topics.bounds import peak_columns, peak_of_row
 from waterclock.topics.storage import Storage
 
@@ -116,8 +117,10 @@ def _lower_some(storage: Storage, start: int, connection: sa.Connection) -> int 
 def _carried(peak: _Peak, row: sa.RowMapping, time: str) -> int | None:
     """Carry the running maximum of one time over one more ledger; give what that ledger's has to be."""
     end, known = row[f"end_{time}"], row[f"peak_{time}"]
-    if row["messages"] == 0 or row["state"] == "lost":
-        return peak[time]  # no search can end there
+    if row["messages"] == 0:
+        return peak[time]
+    if row["state"] == "lost":  # no search ends there; without a running maximum it would seem to wait to be measured
+        return MIN_NS if peak[time] is None else peak[time]
     if end is None:
         end = known  # it was not measured, so what it reaches is not known better
     if end is None:

@@ -65,8 +65,7 @@ class _Piece(NamedTuple):
 def _ledgers_of(storage: Storage, wanted: Wanted, max_messages: int) -> sa.Select[*tuple[Any, ...]]:
     columns: list[Any] = [ledgers.c[name] for name in ("ledger", "state", "messages", "path")]
     columns += [ledgers.c[f"{end}_{time}"] for time in wanted.times for end in ("begin", "end")]
-    shares = sa.and_(ledgers.c.footer.is_(None), ledgers.c.row_groups.is_not(None))
-    columns.append(shares.label("shares"))
+    columns.append((ledgers.c.bytes != ledgers.c.file_bytes).label("shares"))  # its part of the file is not all of it
     if wanted.sources is None:
         # A ledger that fits into a slice is mostly taken whole, and then its row groups do not matter.
         columns.append(sa.case((ledgers.c.messages > max_messages, ledgers.c.row_groups)).label("row_groups"))
