@@ -116,6 +116,8 @@ ledgers = sa.Table(
 """One row a ledger that is ``closed`` (its entries are rows), ``sealed`` (its messages are a file) or ``lost``
 (they are gone for good, and a repair has recorded that, so that ordinals add up).
 
+``bytes`` are those of its entries until it is sealed, then those of its file, of which a ledger that shares it with
+others has its part; ``file_bytes`` is the length of the whole file.
 ``peak_*`` is the running maximum over this ledger and all before it: it never falls from one ledger to the next, so
 the first ledger with ``peak >= t`` is one step down an index however disordered the times are. ``footer`` is the
 file's own, kept here so that reading a part of the file needs no other read. Of a file that ledgers share, the last of

@@ -11,7 +11,7 @@ from waterclock.database.topic_catalogue import BOUNDED, TIMES, ledgers, topics
 from waterclock.topics.bounds import Bounds
 from waterclock.topics.counter import COUNTER_COLUMNS, Counter
 from waterclock.topics.row_groups import RowGroup, row_groups_from_json
-from waterclock.topics.sizes import SIZE, add_size
+from waterclock.topics.sizes import add_size
 from waterclock.topics.storage import Storage
 
 # Built once: building a statement takes longer than running it.
@@ -30,9 +30,8 @@ _LEDGER_FROM = (
 )
 
 _LISTED = sa.select(
-    *(ledgers.c[name] for name in ("ledger", "state", "entries", "messages")),
-    SIZE,
-    *(ledgers.c[name] for name in ("first_ordinal", "opened_at", "closed_at", "sealed_at", "path", "row_groups")),
+    *(ledgers.c[name] for name in ("ledger", "state", "entries", "messages", "bytes", "first_ordinal")),
+    *(ledgers.c[name] for name in ("opened_at", "closed_at", "sealed_at", "path", "row_groups")),
     *(ledgers.c[f"begin_{time}"] for time in TIMES),
     *(ledgers.c[f"end_{time}"] for time in BOUNDED),
 ).order_by(ledgers.c.ledger)

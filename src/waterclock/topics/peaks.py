@@ -12,13 +12,15 @@ work had come: before that ledger, agreement says nothing about what follows.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import BOUNDED, ledgers, topics
+from waterclock.time import MIN_NS
 from waterclock.topics.bounds import peak_columns, peak_of_row
 from waterclock.topics.storage import Storage
 
@@ -30,11 +32,6 @@ _COLUMNS = [
     *(ledgers.c[name] for name in ("ledger", "state", "messages")),
     *(ledgers.c[f"{kind}_{time}"] for kind in ("end", "peak") for time in BOUNDED),
 ]
-_LOWER = (
-    sa.update(ledgers)
-    .where(ledgers.c.topic_id == sa.bindparam("topic"), ledgers.c.ledger == sa.bindparam("number"))
-    .values({f"peak_{time}": sa.bindparam(f"new_{time}") for time in BOUNDED})
-)
 
 
 def peak_before(storage: Storage, connection: sa.Connection, ledger: int) -> Mapping[str, int] | None:
@@ -90,7 +87,7 @@ def _lower_some(storage: Storage, start: int, connection: sa.Connection) -> int 
     before = peak_before(storage, connection, start)
     peak: _Peak = dict.fromkeys(BOUNDED) if before is None else dict(before)
     rows = _ledgers_from(storage, connection, start, _LEDGERS_AT_ONCE)
-    changed: list[dict[str, Any]] = []
+    changed: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     agreed = False
     for row in rows:
         known = {time: row[f"peak_{time}"] for time in BOUNDED}
@@ -99,11 +96,12 @@ def _lower_some(storage: Storage, start: int, connection: sa.Connection) -> int 
         agreed = right == known and row["ledger"] >= stale and None not in known.values() and row["messages"] > 0
         if agreed:
             break
-        if right != known:
-            new = {f"new_{time}": value for time, value in right.items()}
-            changed.append({"topic": storage.topic_id, "number": row["ledger"], **new})
-    if changed:
-        connection.execute(_LOWER, changed)
+        times = tuple(time for time in BOUNDED if right[time] != known[time])
+        if times:
+            new = {f"new_{time}": right[time] for time in times}
+            changed[times].append({"topic": storage.topic_id, "number": row["ledger"], **new})
+    for times, values in changed.items():
+        connection.execute(_lowering(times), values)
     if not agreed and len(rows) == _LEDGERS_AT_ONCE:
         following: int = rows[-1]["ledger"] + 1
         _write(storage, connection, {"stale_peaks": max(stale, following)})
@@ -113,11 +111,23 @@ def _lower_some(storage: Storage, start: int, connection: sa.Connection) -> int 
     return None
 
 
+@cache
+def _lowering(times: tuple[str, ...]) -> sa.Update:
+    """Build what writes the running maxima of some times; each that is named costs an entry of an index."""
+    return (
+        sa.update(ledgers)
+        .where(ledgers.c.topic_id == sa.bindparam("topic"), ledgers.c.ledger == sa.bindparam("number"))
+        .values({f"peak_{time}": sa.bindparam(f"new_{time}") for time in times})
+    )
+
+
 def _carried(peak: _Peak, row: sa.RowMapping, time: str) -> int | None:
     """Carry the running maximum of one time over one more ledger; give what that ledger's has to be."""
     end, known = row[f"end_{time}"], row[f"peak_{time}"]
-    if row["messages"] == 0 or row["state"] == "lost":
-        return peak[time]  # no search can end there
+    if row["messages"] == 0:
+        return peak[time]
+    if row["state"] == "lost":  # no search ends there; without a running maximum it would seem to wait to be measured
+        return MIN_NS if peak[time] is None else peak[time]
     if end is None:
         end = known  # it was not measured, so what it reaches is not known better
     if end is None:

@@ -100,8 +100,7 @@ def _ledgers_of(storage: Storage, wanted: Wanted) -> sa.Select[*tuple[Any, ...]]
     columns: list[Any] = [ledgers.c[name] for name in ("ledger", "state", "messages", "path")]
     columns += [ledgers.c.file_bytes, ledgers.c.checksums, ledgers.c.lost_in_file]
     columns += [ledgers.c[f"{end}_{time}"] for time in wanted.times for end in ("begin", "end")]
-    shares = sa.and_(ledgers.c.footer.is_(None), ledgers.c.row_groups.is_not(None))
-    columns.append(shares.label("shares"))
+    columns.append((ledgers.c.bytes != ledgers.c.file_bytes).label("shares"))  # its part of the file is not all of it
     return sa.select(*columns).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.state != "lost")
 
 

@@ -198,6 +198,7 @@ def _commit(storage: Storage, pending: Pending, file: _Written) -> None:
     values = {
         "state": "sealed",
         "path": pending.path,
+        "bytes": file.size,
         "file_bytes": file.size,
         "row_groups": row_groups,
         "footer": file.footer,

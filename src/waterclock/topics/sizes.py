@@ -1,4 +1,4 @@
-"""Sizes: the bytes of a topic's ledgers, with a total in the topic's row, so that nobody has to add them up."""
+"""Sizes: a total of its ledgers' bytes in each topic's row, so that no reader has to add them up."""
 
 from __future__ import annotations
 
@@ -11,18 +11,11 @@ import sqlalchemy as sa
 from waterclock.database.topic_catalogue import ledgers, topics
 from waterclock.topics.storage import Storage
 
-# A ledger that shares its file with others has no footer of its own, and its part of the file as its bytes.
-_IN_ITS_OWN_FILE = sa.or_(ledgers.c.footer.is_not(None), ledgers.c.row_groups.is_(None))
-
-SIZE = sa.case(
-    (sa.and_(ledgers.c.state == "sealed", _IN_ITS_OWN_FILE), ledgers.c.file_bytes), else_=ledgers.c.bytes
-).label("size")
-"""Bytes of a ledger: of its file, or its part of it, where it is sealed, and of its entries before."""
-
-_ADD = (
+# Built once: an append may close a ledger.
+_GROW = (
     sa.update(topics)
     .where(topics.c.id == sa.bindparam("topic"))
-    .values(stored_bytes=topics.c.stored_bytes + sa.bindparam("more", type_=sa.BigInteger))
+    .values(stored_bytes=topics.c.stored_bytes + sa.bindparam("size"))
 )
 
 
@@ -38,9 +31,9 @@ def resizing(storage: Storage, connection: sa.Connection, first: int, last: int)
 
 def add_size(storage: Storage, connection: Any, size: int) -> None:
     """Add to the topic's total, in a transaction that holds its lock."""
-    connection.execute(_ADD, {"topic": storage.topic_id, "more": size})
+    connection.execute(_GROW, {"topic": storage.topic_id, "size": size})
 
 
 def _size(storage: Storage, connection: sa.Connection, first: int, last: int) -> int:
     here = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger.between(first, last))
-    return int(connection.execute(sa.select(sa.func.sum(SIZE)).where(*here)).scalar() or 0)
+    return int(connection.execute(sa.select(sa.func.sum(ledgers.c.bytes)).where(*here)).scalar() or 0)

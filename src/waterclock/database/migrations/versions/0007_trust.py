@@ -71,10 +71,9 @@ def _note_where_topics_begin() -> None:
 
 
 def _add_up_sizes() -> None:
-    # A ledger that shares its file has no footer of its own, and its part of the file in bytes.
+    # Of a sealed ledger, bytes were those of its entries, unless it shared its file: then it had no footer of its own.
     in_its_own_file = sa.or_(_LEDGERS.c.footer.is_not(None), _LEDGERS.c.row_groups.is_(None))
-    size = sa.case(
-        (sa.and_(_LEDGERS.c.state == "sealed", in_its_own_file), _LEDGERS.c.file_bytes), else_=_LEDGERS.c.bytes
-    )
-    total = sa.select(sa.func.sum(size)).where(_LEDGERS.c.topic_id == _TOPICS.c.id).scalar_subquery()
+    sealed = sa.update(_LEDGERS).where(_LEDGERS.c.state == "sealed", in_its_own_file)
+    op.get_bind().execute(sealed.values(bytes=_LEDGERS.c.file_bytes))
+    total = sa.select(sa.func.sum(_LEDGERS.c.bytes)).where(_LEDGERS.c.topic_id == _TOPICS.c.id).scalar_subquery()
     op.get_bind().execute(sa.update(_TOPICS).values(stored_bytes=sa.func.coalesce(total, 0)))
