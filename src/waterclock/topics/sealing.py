@@ -34,7 +34,7 @@ from waterclock.topics.sealed_file import write_ledger
 from waterclock.topics.storage import Storage
 from waterclock.topics.sweeping import delete_rows, sweep
 from waterclock.topics.undone import Done, failed, total
-from waterclock.topics.verified_file import read_back, reads_differently
+from waterclock.topics.verified_file import HashedSink, read_back, reads_differently
 
 
 class _Written(NamedTuple):
@@ -154,11 +154,12 @@ def _lose_if_empty(storage: Storage, ledger: int) -> bool:
 
 def _write(storage: Storage, pending: Pending) -> _Written:
     with storage.files.create(pending.path) as sink:
-        groups, footer, fingerprints = write_ledger(sink, renewing(storage, pending, _entries(storage, pending)))
+        hashed = HashedSink(sink)
+        groups, footer, fingerprints = write_ledger(hashed, renewing(storage, pending, _entries(storage, pending)))
     size = storage.files.size(pending.path)
     found: list[RowGroup] = []
     chunks: dict[int, list[int]] = {}
-    for number, table, sums in read_back(storage.files, pending.path, size, footer, fingerprints):
+    for number, table, sums in read_back(storage.files, pending.path, size, footer, fingerprints, hashed.checksum):
         found.append(RowGroup.of_table(table, found[-1] if found else None, groups[number].skipped))
         chunks[number] = sums
     if found != groups:

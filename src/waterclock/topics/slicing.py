@@ -101,11 +101,11 @@ def plan_slices(
         columns.append(ledgers.c.footer)
     statement = (
         sa.select(*columns)
-        .where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger >= start.ledger, *wanted.conditions(ledgers))
-        .where(ledgers.c.state != "lost")
+        .where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger >= start.ledger)
+        .where(sa.or_(ledgers.c.state == "lost", sa.and_(sa.true(), *wanted.conditions(ledgers))))
         .order_by(ledgers.c.ledger)
     )
-    pieces: list[_Piece] = []
+    pieces: list[_Piece | None] = []
     with storage.backend.snapshot() as connection:
         topic = storage.row(connection)
         head = Counter.of_row(topic).position
@@ -113,6 +113,9 @@ def plan_slices(
         for gap in missing_ledgers(storage, connection, start, end, topic):
             damage.meet(gap.error, gap.messages)
         for row in connection.execute(statement.where(ledgers.c.ledger <= end.ledger)).mappings().all():
+            if row["state"] == "lost":
+                pieces.append(None)  # no slice goes across it: the file that it shared may hold it still
+                continue
             try:
                 pieces += (
                     _row_groups(storage, row, wanted)
@@ -181,7 +184,7 @@ def _chunks(part: Slice, columns: Sequence[str], damage: Damage, *, encoded: boo
 def _file_of(part: Slice, storage: Storage, path: str, *, encoded: bool) -> SealedFile:
     checksums = joined([FileChecksums.from_bytes(data, f"ledgers of {path}") for data in part.checksums])
     expected, chunks = (None, None) if checksums is None else (checksums.footer, checksums.chunks)
-    footer = parsed_footer(storage.files, path, None, expected, partial(footer_in_catalogue, storage, path))
+    footer = parsed_footer(storage.files, path, part.size, None, expected, partial(footer_in_catalogue, storage, path))
     return SealedFile(storage.files, path, part.size, footer, chunks, encoded=encoded)
 
 
@@ -253,11 +256,11 @@ def _row_groups(storage: Storage, row: sa.RowMapping, wanted: Wanted) -> list[_P
         shared = ledgers_share_a_file(groups)
         fallback = partial(footer_in_catalogue, storage, path)
         copy = None if shared else row.get("footer")
-        footer = parsed_footer(storage.files, path, copy, expected, fallback if shared else None)
+        footer = parsed_footer(storage.files, path, size, copy, expected, fallback if shared else None)
         if known is None:
             file = SealedFile(storage.files, path, size, footer, None if checksums is None else checksums.chunks)
             groups = measured_groups(file, row)
-        by_source = wanted.row_groups(footer)
+        by_source = None if checksums is None else wanted.row_groups(footer)  # nothing guards those statistics
     else:
         by_source = None
     starts = [Position(ledger, group.entry, group.index) for group in groups]
@@ -271,17 +274,20 @@ def _row_groups(storage: Storage, row: sa.RowMapping, wanted: Wanted) -> list[_P
 
 
 def _joined(
-    storage: Storage, pieces: Iterable[_Piece], start: Position, stop: Position, max_messages: int
+    storage: Storage, pieces: Iterable[_Piece | None], start: Position, stop: Position, max_messages: int
 ) -> Iterator[Slice]:
-    """Join pieces of one ledger or of one file that follow one another into slices."""
+    """Join pieces of one ledger or of one file that follow one another into slices; where there is None, one ends."""
     run: list[_Piece] = []
     messages = 0
-    for piece in (piece for piece in pieces if piece.start < stop and piece.stop > start):
-        if run and not _goes_on(run[-1], piece, messages + piece.messages <= max_messages):
+    for piece in pieces:
+        if piece is not None and (piece.start >= stop or piece.stop <= start):
+            continue
+        if run and (piece is None or not _goes_on(run[-1], piece, messages + piece.messages <= max_messages)):
             yield _slice(storage, run, start, stop)
             run, messages = [], 0
-        run.append(piece)
-        messages += piece.messages
+        if piece is not None:
+            run.append(piece)
+            messages += piece.messages
     if run:
         yield _slice(storage, run, start, stop)
 
