@@ -39,11 +39,25 @@ def times(messages: Any) -> list[int]:
 
 
 @pytest.fixture(params=["rows", "files"])
-def six(topic: Topic, request: pytest.FixtureRequest) -> Topic:
+def six(make_sqlite_topic: MakeTopic, request: pytest.FixtureRequest) -> Topic:
+    topic = make_sqlite_topic()
     append_ledgers(topic, SIX)
     if request.param == "files":
         topic.seal()
     return topic
+
+
+def test_holes_are_noticed_on_each_database(topic: Topic) -> None:
+    append_ledgers(topic, SIX)
+    lose_ledgers(topic, 3)
+    lose_entries(topic, 5, 1, 2)
+    with pytest.raises(DamagedError, match="ledger 3 is missing: messages 30 to 39"):
+        topic.plan()
+    with pytest.raises(DamagedError, match="entries 1 to 2 of ledger 5 are missing: messages 52 to 55"):
+        list(topic.read(Position(4, 0, 0)))
+    assert times(topic.read(on_damage="skip")) == [*range(30), *range(40, 52), *range(56, 60)]
+    with pytest.raises(DamagedError, match="ledger 3"):
+        position_of(topic.storage, 31)
 
 
 def test_missing_ledgers_are_named_with_their_messages(six: Topic, caplog: pytest.LogCaptureFixture) -> None:
@@ -103,8 +117,9 @@ def test_what_was_deleted_on_purpose_is_no_hole(six: Topic) -> None:
     ],
 )
 def test_missing_entries_are_named_with_their_messages(
-    topic: Topic, closed: bool, missing: tuple[int, ...], name: str, monkeypatch: pytest.MonkeyPatch
+    sqlite_topic: Topic, closed: bool, missing: tuple[int, ...], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    topic = sqlite_topic
     append_ledgers(topic, SIX)
     if closed:
         topic.roll()
@@ -116,6 +131,12 @@ def test_missing_entries_are_named_with_their_messages(
         assert (caught.value.ledger, caught.value.entry) == (5, missing[0])
         left = [time for time in range(60) if time < 50 or (time - 50) // 2 not in missing]
         assert times(topic.read(on_damage="skip")) == left
+    with pytest.raises(DamagedError, match=name):
+        topic.plan(max_messages=3)
+    slices = topic.plan(max_messages=3, on_damage="skip")
+    assert [t for part in slices for b in read_slice(part) for t in b["publish_time"].to_pylist()] == left
+    assert topic.plan(stop=Position(5, missing[0], 0))
+    assert topic.plan(Position(5, 5, 0)) == []
     stop = Position(5, missing[0], 0)
     assert times(topic.read(stop=stop)) == list(range(50 + 2 * missing[0]))
 
@@ -174,7 +195,8 @@ def test_a_subscription_meets_a_hole_too_or_counts_on_behind_it(six: Topic) -> N
         assert lenient.info.unread == 0
 
 
-def test_a_ledger_with_a_hole_is_not_sealed_and_the_others_are(topic: Topic) -> None:
+def test_a_ledger_with_a_hole_is_not_sealed_and_the_others_are(sqlite_topic: Topic) -> None:
+    topic = sqlite_topic
     append_ledgers(topic, SIX)
     lose_entries(topic, 1, 2)
     lose_entries(topic, 2, 4)
@@ -183,7 +205,8 @@ def test_a_ledger_with_a_hole_is_not_sealed_and_the_others_are(topic: Topic) -> 
     assert [info.state for info in topic.ledgers()] == ["sealed", "closed", "closed", "sealed", "sealed", "open"]
 
 
-def test_entries_whose_ledger_is_missing_are_kept(topic: Topic) -> None:
+def test_entries_whose_ledger_is_missing_are_kept(sqlite_topic: Topic) -> None:
+    topic = sqlite_topic
     append_ledgers(topic, SIX)
     with topic.storage.backend.snapshot() as connection:
         row = dict(connection.execute(sa.select(ledgers).where(ledgers.c.ledger == 2)).mappings().one())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -23,11 +24,11 @@ from waterclock.topics.ledger_files import LedgerFiles, LostFileError
 from waterclock.topics.losses import KEPT
 from waterclock.topics.pruning import ALL, Wanted
 from waterclock.topics.reading import Chunk, check_columns, cut, path_now, positioned, read_chunks
-from waterclock.topics.row_groups import row_of
+from waterclock.topics.row_groups import RowGroup, row_of
 from waterclock.topics.sealed_file import SealedFile
 from waterclock.topics.sealed_ledger import checked_row_groups, ledgers_share_a_file, measured_groups
 from waterclock.topics.storage import Storage
-from waterclock.topics.succession import missing_ledgers
+from waterclock.topics.succession import Gap, look_in, missing_ledgers
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def plan_slices(
     ----------
     damage
         Decides about ledgers that are missing or of which the catalogue says nothing whole; None: that is an error.
-        Entries are looked at by those who read the slices.
+        Those who read the slices look at each entry and row group.
 
     Raises
     ------
@@ -95,7 +96,7 @@ def plan_slices(
         Where there are such.
     """
     damage = damage or Damage(storage.name)
-    names = ("ledger", "state", "messages", "path", "file_bytes", "row_groups", "checksums")
+    names = ("ledger", "state", "entries", "messages", "path", "file_bytes", "row_groups", "checksums")
     columns = [ledgers.c[name] for name in names]
     if wanted.sources is not None:
         columns.append(ledgers.c.footer)
@@ -107,6 +108,13 @@ def plan_slices(
     )
     pieces: list[_Piece | None] = []
     with storage.backend.snapshot() as connection:
+
+        def plan_entries(ledger: tuple[int, int]) -> list[_Piece]:
+            found, gaps = _entries(storage, connection, ledger, (start, end), wanted)
+            for gap in gaps:
+                damage.meet(gap.error, gap.messages)
+            return found
+
         topic = storage.row(connection)
         head = Counter.of_row(topic).position
         end = head if stop is None else min(stop, head)
@@ -115,19 +123,12 @@ def plan_slices(
         for row in connection.execute(statement.where(ledgers.c.ledger <= end.ledger)).mappings().all():
             if row["state"] == "lost":
                 pieces.append(None)  # no slice goes across it: the file that it shared may hold it still
-                continue
-            try:
-                pieces += (
-                    _row_groups(storage, row, wanted)
-                    if row["state"] == "sealed"
-                    else _entries(storage, connection, row["ledger"], wanted)
-                )
-            except DamagedError as error:
-                damage.meet(located(error, storage.name, ledger=row["ledger"]), row["messages"])
-            except LostFileError as error:
-                damage.meet(error, row["messages"])
+            elif row["state"] == "sealed":
+                pieces += _row_groups(storage, row, wanted, damage)
+            else:
+                pieces += plan_entries((row["ledger"], row["entries"]))
         if end.ledger == head.ledger:
-            pieces += _entries(storage, connection, head.ledger, wanted)
+            pieces += plan_entries((head.ledger, head.entry))
     return list(_joined(storage, pieces, start, end, max_messages))
 
 
@@ -235,42 +236,79 @@ class _Piece(NamedTuple):
     checksums: bytes | None = None
 
 
-def _entries(storage: Storage, connection: sa.Connection, ledger: int, wanted: Wanted) -> list[_Piece]:
+def _entries(
+    storage: Storage,
+    connection: sa.Connection,
+    ledger: tuple[int, int],
+    limits: tuple[Position, Position],
+    wanted: Wanted,
+) -> tuple[list[_Piece], list[Gap]]:
+    """Give the entries that are wanted of a ledger that has had so many, and what is missing between the limits.
+
+    What is missing lies in no slice, so nobody would come across it later.
+    """
+    number, count = ledger
+    chosen = sa.and_(KEPT, *wanted.conditions(entries)).label("chosen")
     statement = (
-        sa.select(entries.c.entry, entries.c.messages)
-        .where(entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger, KEPT, *wanted.conditions(entries))
+        sa.select(entries.c.entry, entries.c.messages, chosen)
+        .where(entries.c.topic_id == storage.topic_id, entries.c.ledger == number)
         .order_by(entries.c.entry)
     )
-    return [
-        _Piece(Position(ledger, row.entry, 0), Position(ledger, row.entry + 1, 0), row.messages, row.entry)
-        for row in connection.execute(statement)
+    rows = connection.execute(statement).all()
+    start, stop = limits
+    pieces = [
+        _Piece(Position(number, row.entry, 0), Position(number, row.entry + 1, 0), row.messages, row.entry)
+        for row in rows
+        if row.chosen
     ]
+    gaps: list[Gap] = []
+    for before, behind in pairwise([-1, *(row.entry for row in rows), count]):
+        first = Position(number, before + 1, 0)
+        if behind > before + 1 and first < stop and Position(number, behind, 0) > start:
+            gaps += look_in(storage, connection, max(first, start), min(stop, Position(number, behind, 0)), None).gaps
+    return pieces, gaps
 
 
-def _row_groups(storage: Storage, row: sa.RowMapping, wanted: Wanted) -> list[_Piece]:
-    known, checksums = checked_row_groups(row)
-    path, size, ledger = row["path"], row["file_bytes"], row["ledger"]
-    expected = None if checksums is None else checksums.footer
-    groups = known or []
-    if known is None or wanted.sources is not None:
-        shared = ledgers_share_a_file(groups)
-        fallback = partial(footer_in_catalogue, storage, path)
-        copy = None if shared else row.get("footer")
-        footer = parsed_footer(storage.files, path, size, copy, expected, fallback if shared else None)
-        if known is None:
-            file = SealedFile(storage.files, path, size, footer, None if checksums is None else checksums.chunks)
-            groups = measured_groups(file, row)
-        by_source = None if checksums is None else wanted.row_groups(footer)  # nothing guards those statistics
-    else:
-        by_source = None
+def _row_groups(storage: Storage, row: sa.RowMapping, wanted: Wanted, damage: Damage) -> list[_Piece]:
+    """Give the row groups that are wanted of a sealed ledger; none where it is damaged, and is passed over."""
+    try:
+        known, checksums = checked_row_groups(row)
+        groups, by_source = _groups_of(storage, row, known, checksums, wanted)
+    except DamagedError as error:
+        damage.meet(located(error, storage.name, ledger=row["ledger"]), row["messages"])
+        return []
+    except LostFileError as error:
+        damage.meet(error, row["messages"])
+        return []
+    ledger = row["ledger"]
     starts = [Position(ledger, group.entry, group.index) for group in groups]
     stops = [*starts[1:], Position(ledger + 1, 0, 0)]
     numbers = [number if group.number is None else group.number for number, group in enumerate(groups)]
     return [
-        _Piece(starts[i], stops[i], group.messages, numbers[i], path, size, row["checksums"])
+        _Piece(starts[i], stops[i], group.messages, numbers[i], row["path"], row["file_bytes"], row["checksums"])
         for i, group in enumerate(groups)
         if (by_source is None or by_source[numbers[i]]) and wanted.meets(group.bounds)
     ]
+
+
+def _groups_of(
+    storage: Storage,
+    row: sa.RowMapping,
+    known: list[RowGroup] | None,
+    checksums: FileChecksums | None,
+    wanted: Wanted,
+) -> tuple[list[RowGroup], list[bool] | None]:
+    """Give a ledger's row groups, and which of the file's may hold a wanted source; None: each may."""
+    by_source = wanted.sources is not None and checksums is not None  # without checksums, nothing guards statistics
+    if known is not None and not by_source:
+        return known, None
+    path, size = row["path"], row["file_bytes"]
+    shared = ledgers_share_a_file(known or ())
+    copy, fallback = None if shared else row.get("footer"), partial(footer_in_catalogue, storage, path)
+    expected, chunks = (None, None) if checksums is None else (checksums.footer, checksums.chunks)
+    footer = parsed_footer(storage.files, path, size, copy, expected, fallback)
+    groups = measured_groups(SealedFile(storage.files, path, size, footer, chunks), row) if known is None else known
+    return groups, wanted.row_groups(footer) if by_source else None
 
 
 def _joined(
