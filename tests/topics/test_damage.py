@@ -366,6 +366,17 @@ def test_what_is_damaged_at_the_end_is_passed_over_once(sqlite_topic: Topic, cap
         assert [message.publish_time for message in subscription.read()] == [2]
 
 
+def test_a_subscription_that_can_read_nothing_of_what_is_left_stands_at_the_end(sqlite_topic: Topic) -> None:
+    topic = sqlite_topic
+    append_ledgers(topic, [[[0], [1, 2]], [[3]]])
+    write(topic, sa.update(entries).values(data=b"?"))
+    with topic.subscribe("lenient", on_damage="skip") as subscription:
+        assert subscription.read() == []
+        subscription.commit()
+        assert subscription.position == topic.head
+        assert subscription.backlog == (0, 0)
+
+
 def test_slices_pass_over_damage_too(damaged: tuple[Topic, set[int], str], caplog: pytest.LogCaptureFixture) -> None:
     from waterclock.topics.damage import Damage  # noqa: PLC0415
 
