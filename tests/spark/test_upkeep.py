@@ -15,11 +15,12 @@ from pyspark.sql import SparkSession
 
 import waterclock as wc
 from waterclock.connection import Database
-from waterclock.database.topic_catalogue import files
+from waterclock.database.topic_catalogue import entries, files
 from waterclock.spark import archive_tables, compact_topic, seal_topic, upkeep
 from waterclock.spark.upkeep import _seal
 from waterclock.topics import sealing
 from waterclock.topics.topic import Topic
+from waterclock.topics.undone import Done
 
 
 @pytest.fixture
@@ -70,10 +71,25 @@ def test_a_worker_killed_while_it_seals_loses_nothing_and_the_next_call_complete
     assert list(topic.read()) == messages
 
 
-def _killed_once(ledger: int) -> Callable[..., int]:
+def test_tasks_go_on_where_one_finds_damage_and_the_driver_says_which_ledger_it_is(
+    spark: SparkSession, topic: Topic, caplog: pytest.LogCaptureFixture
+) -> None:
+    damaged = sa.update(entries).where(entries.c.ledger == 2).values(data=b"WCA1 and something else")
+    topic.storage.backend.transact(lambda connection: connection.execute(damaged))
+    with pytest.raises(wc.DamagedError, match=r"ledger 2 of topic 'telemetry' could not be sealed; .*besides: 5"):
+        seal_topic(spark, topic)
+    assert states(topic) == ["sealed", "sealed", "closed", "sealed", "sealed", "sealed", "open"]
+    Path(str(topic.ledgers()[4].file)).write_bytes(b"no ledger")
+    with pytest.raises(wc.DamagedError, match=r"ledger 4 of topic 'telemetry' could not be compacted; .*besides: 1"):
+        compact_topic(spark, topic)
+    left = [message.event_time // 10 for message in topic.read(on_damage="skip")]
+    assert left == [number for number in (0, 1, 3, 5, 6) for _ in range(3)]
+
+
+def _killed_once(ledger: int) -> Callable[..., Done]:
     """Seal, but die with the file of one ledger written and nothing committed."""
 
-    def seal(place: Any, number: int) -> int:
+    def seal(place: Any, number: int) -> Done:
         def die(*_: object) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ from waterclock.message import Message, Position
 from waterclock.topics.ledger_files import MARKER, LedgerFiles
 from waterclock.topics.storage import Storage
 from waterclock.topics.topic import Topic
+
+
+def pseudo_random(seed: int) -> random.Random:
+    """Give the same numbers at each run."""
+    return random.Random(seed)  # noqa: S311  # nothing is to be kept secret
 
 
 def published(times: Iterable[int]) -> list[Message]:

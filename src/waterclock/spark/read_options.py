@@ -14,7 +14,7 @@ from waterclock.spark.options import needed, number, refuse_unknown, truth
 from waterclock.time import to_time
 from waterclock.topics.damage import OnDamage, check_on_damage
 from waterclock.topics.finding import By, check_by
-from waterclock.topics.positions import place_of
+from waterclock.topics.positions import beginning
 from waterclock.topics.topic import Topic
 from waterclock.urls import without_secrets
 
@@ -131,7 +131,7 @@ def refuse_expired(topic: Topic, start: Position) -> None:
     NotFoundError
         Naming the position and the first that is left.
     """
-    first = place_of(topic.storage, Position(0, 0, 0)).position
+    first = beginning(topic.storage).position
     if start.ledger < first.ledger:
         raise NotFoundError(
             f"startingPosition: {start} of topic {topic.name!r} has expired; the first message that is left is at"

@@ -38,7 +38,7 @@ from waterclock.topics.sizes import resizing
 from waterclock.topics.storage import Storage
 from waterclock.topics.sweeping import sweep
 from waterclock.topics.undone import Done, Undone, failed, total
-from waterclock.topics.verified_file import read_back, reads_differently
+from waterclock.topics.verified_file import HashedSink, read_back, reads_differently
 
 FILE_BYTES = 128 << 20
 """Size of a file that compaction aims at, bytes."""
@@ -205,9 +205,11 @@ def _write(storage: Storage, pending: Pending, run: Run) -> _Written:
 
     with storage.files.create(pending.path) as sink:
         tables = _row_groups(_pieces(storage, pending, run, rows), groups, fingerprints)
-        footer = write_row_groups(sink, SHARED_SCHEMA, renewing(storage, pending, tables), facts)
+        hashed = HashedSink(sink)
+        footer = write_row_groups(hashed, SHARED_SCHEMA, renewing(storage, pending, tables), facts)
     size = storage.files.size(pending.path)
-    found, chunks = _measured(read_back(storage.files, pending.path, size, footer, fingerprints), groups)
+    written = read_back(storage.files, pending.path, size, footer, fingerprints, hashed.checksum)
+    found, chunks = _measured(written, groups)
     if found != groups:
         raise reads_differently(storage.files, pending.path)
     return _Written(groups, size, footer, chunks)

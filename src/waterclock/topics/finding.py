@@ -138,7 +138,7 @@ def find_statement(by: str, *, by_running_maximum: bool = True) -> sa.Select[*tu
         .scalar_subquery()
     )
     first_ledger = _first_by_peak(by) if by_running_maximum else _first_by_end(by)
-    unsealed = sa.or_(found.c.state.is_(None), found.c.state != "sealed")
+    unsealed = sa.or_(found.c.state.is_(None), found.c.state == "closed")
     return (
         sa.select(
             topics.c.ledger.label("open_ledger"),

@@ -17,10 +17,14 @@ import sqlalchemy as sa
 from waterclock.database.topic_catalogue import ledgers
 from waterclock.errors import DamagedError, UnavailableError
 from waterclock.topics.file_checksums import footer_checksum
+from waterclock.topics.layout import check_layout
 from waterclock.topics.ledger_files import LedgerFiles
+from waterclock.topics.sealed_file import FILE_SCHEMA, SHARED_SCHEMA
 from waterclock.topics.storage import Storage
 
-_MAGIC = b"PAR1"
+MAGIC = b"PAR1"
+"""How a file of Parquet begins and ends."""
+
 _END = 8  # bytes behind the metadata: its length and the magic
 _AT_ONCE = 64 << 10
 
@@ -30,6 +34,7 @@ _log = logging.getLogger(__name__)
 def parsed_footer(
     files: LedgerFiles,
     path: str,
+    size: int,
     copy: bytes | None,
     expected: int | None,
     fallback: Callable[[], bytes | None] | None = None,
@@ -40,10 +45,13 @@ def parsed_footer(
     ----------
     files, path
         The file. Its own footer is read where there is no copy, or that is damaged; once in a while.
+    size
+        Its length in bytes.
     copy
         The catalogue's copy, where it is at hand.
     expected
-        The footer's checksum; None for files of earlier versions, of which a footer counts as whole that can be parsed.
+        The footer's checksum; None for files of earlier versions, whose footers are compared with how such files are
+        laid out.
     fallback
         Fetches the catalogue's copy; asked where the file's own is damaged.
 
@@ -57,17 +65,17 @@ def parsed_footer(
     name = files.name(path)
     if copy is not None:
         try:
-            return _parsed(copy, expected, f"the catalogue's copy of the footer of {name}")
+            return _parsed(copy, size, expected, f"the catalogue's copy of the footer of {name}")
         except DamagedError as error:
             _log.warning("%s; the file's own is used", error)
     try:
-        return _own(files, path, expected)
+        return _own(files, path, size, expected)
     except DamagedError as error:
         other = None if fallback is None else fallback()
         if other is None:
             raise
         _log.warning("%s; the catalogue's copy is used", error)
-        return _parsed(other, expected, f"the footer of {name}, as well as the catalogue's copy of it,")
+        return _parsed(other, size, expected, f"the footer of {name}, as well as the catalogue's copy of it,")
 
 
 def footer_in_catalogue(storage: Storage, path: str) -> bytes | None:
@@ -79,9 +87,9 @@ def footer_in_catalogue(storage: Storage, path: str) -> bytes | None:
 
 
 @lru_cache(maxsize=16)
-def _own(files: LedgerFiles, path: str, expected: int | None) -> pq.FileMetaData:
+def _own(files: LedgerFiles, path: str, size: int, expected: int | None) -> pq.FileMetaData:
     # A file never changes under its name, so what was read once is right for ever.
-    return _parsed(read_footer(files, path), expected, f"the footer of {files.name(path)}")
+    return _parsed(read_footer(files, path), size, expected, f"the footer of {files.name(path)}")
 
 
 def read_footer(files: LedgerFiles, path: str) -> bytes:
@@ -101,9 +109,9 @@ def read_footer(files: LedgerFiles, path: str) -> bytes:
             size = file.size()
             end = _tail(file, size, min(size, _AT_ONCE))
             length = int.from_bytes(end[-_END:-4], "little") + _END
-            if end[-4:] != _MAGIC or length > size:
+            if end[-4:] != MAGIC or length > size:
                 raise DamagedError(f"the footer of {files.name(path)} is damaged: it does not end as Parquet does")
-            return _MAGIC + (end[-length:] if length <= len(end) else _tail(file, size, length))
+            return MAGIC + (end[-length:] if length <= len(end) else _tail(file, size, length))
         except OSError as error:
             raise UnavailableError(f"cannot read {files.name(path)}: {error}") from error
 
@@ -113,10 +121,12 @@ def _tail(file: pa.NativeFile, size: int, length: int) -> bytes:
     return file.read(length)
 
 
-def _parsed(data: bytes, expected: int | None, name: str) -> pq.FileMetaData:
+def _parsed(data: bytes, size: int, expected: int | None, name: str) -> pq.FileMetaData:
     if expected is not None and footer_checksum(data) != expected:
         raise DamagedError(f"{name} is damaged: it does not match its checksum")
     try:
+        if expected is None:
+            check_layout(data[len(MAGIC) :], size - len(data) + len(MAGIC), (FILE_SCHEMA, SHARED_SCHEMA))
         return pq.read_metadata(pa.BufferReader(data))
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (DamagedError, pa.ArrowException, OSError, ValueError) as error:
         raise DamagedError(f"{name} is damaged: {error}") from None

@@ -81,7 +81,7 @@ def import_lost(storage: Storage) -> list[int]:
 def _offers(storage: Storage) -> Iterator[_Offer]:
     for path, size in orphans(storage):
         try:
-            facts = facts_in(parsed_footer(storage.files, path, None, None), storage.name)
+            facts = facts_in(parsed_footer(storage.files, path, size, None, None), storage.name)
         except (DamagedError, LostFileError) as error:
             _log.warning("%s is no ledger file, or a damaged one: %s", storage.files.name(path), error)
             continue
@@ -119,7 +119,7 @@ def _missing(storage: Storage, connection: sa.Connection, offered: Sequence[Ledg
 
 def _checked(storage: Storage, offer: _Offer, wanted: Sequence[LedgerFacts]) -> dict[int, list[int]]:
     """Read the row groups of the wanted ledgers whole and compare them with what is said; give their checksums."""
-    metadata: pq.FileMetaData = parsed_footer(storage.files, offer.path, None, None)
+    metadata: pq.FileMetaData = parsed_footer(storage.files, offer.path, offer.size, None, None)
     file = SealedFile(storage.files, offer.path, offer.size, metadata, None)
     chunks: dict[int, list[int]] = {}
     for facts in wanted:
@@ -130,7 +130,7 @@ def _checked(storage: Storage, offer: _Offer, wanted: Sequence[LedgerFacts]) -> 
     for facts, at, group in pieces:
         number = at if group.number is None else group.number
         if number != read or table is None:
-            table, chunks[number] = file.read_back(number)
+            table, chunks[number], _ = file.read_back(number, 0)
             read = number
         if not group.is_in(table, facts.ledger):
             raise DamagedError(f"row group {number} does not hold what the file says of ledger {facts.ledger}")

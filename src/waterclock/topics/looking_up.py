@@ -75,6 +75,8 @@ def _of_ledger(
         # Looked at anew for each piece: the ledger may be sealed at any time.
         with storage.backend.snapshot() as connection:
             row = ledger_from(storage, connection, ledger)
+            if row is not None and row["ledger"] == ledger and row["state"] == "lost":
+                raise _nothing(storage, ledger, left[0])
             if row is None or row["ledger"] > ledger or row["state"] != "sealed":
                 last = np.unique(left[:, 0])[:_ENTRIES_AT_ONCE][-1]
                 part, left = left[left[:, 0] <= last], left[left[:, 0] > last]

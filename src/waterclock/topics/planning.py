@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -19,7 +20,7 @@ from waterclock.topics.row_groups import RowGroup
 from waterclock.topics.sealed_ledger import SealedLedger, checked_row_groups
 from waterclock.topics.slicing import Slice
 from waterclock.topics.storage import Storage
-from waterclock.topics.succession import missing_ledgers
+from waterclock.topics.succession import look_in, missing_ledgers
 
 
 def plan_slices(
@@ -49,7 +50,8 @@ def plan_slices(
     damage = damage or Damage(storage.name)
     statement = (
         _ledgers_of(storage, wanted)
-        .where(ledgers.c.ledger >= start.ledger, *wanted.conditions(ledgers))
+        .where(ledgers.c.ledger >= start.ledger)
+        .where(sa.or_(ledgers.c.state == "lost", sa.and_(sa.true(), *wanted.conditions(ledgers))))
         .order_by(ledgers.c.ledger)
     )
     with storage.backend.snapshot() as connection:
@@ -58,7 +60,7 @@ def plan_slices(
         end = head if stop is None else min(stop, head)
         for gap in missing_ledgers(storage, connection, start, end, topic):
             damage.meet(gap.error, gap.messages)
-        plan = _Plan(storage, connection, start, end, max_messages, wanted)
+        plan = _Plan(storage, connection, start, end, max_messages, wanted, damage)
         for row in connection.execute(statement.where(ledgers.c.ledger <= end.ledger)).mappings().all():
             try:
                 plan.add_ledger(row)
@@ -67,7 +69,7 @@ def plan_slices(
             except LostFileError as error:
                 damage.meet(error, row["messages"])
         if end.ledger == head.ledger:
-            plan.add_entries(head.ledger)
+            plan.add_entries(head.ledger, head.entry)
         return plan.slices()
 
 
@@ -97,11 +99,11 @@ class _Piece(NamedTuple):
 
 
 def _ledgers_of(storage: Storage, wanted: Wanted) -> sa.Select[*tuple[Any, ...]]:
-    columns: list[Any] = [ledgers.c[name] for name in ("ledger", "state", "messages", "path")]
+    columns: list[Any] = [ledgers.c[name] for name in ("ledger", "state", "entries", "messages", "path")]
     columns += [ledgers.c.file_bytes, ledgers.c.checksums, ledgers.c.lost_in_file]
     columns += [ledgers.c[f"{end}_{time}"] for time in wanted.times for end in ("begin", "end")]
     columns.append((ledgers.c.bytes != ledgers.c.file_bytes).label("shares"))  # its part of the file is not all of it
-    return sa.select(*columns).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.state != "lost")
+    return sa.select(*columns).where(ledgers.c.topic_id == storage.topic_id)
 
 
 class _Plan:
@@ -119,6 +121,7 @@ class _Plan:
         stop: Position,
         max_messages: int,
         wanted: Wanted,
+        damage: Damage,
     ) -> None:
         self._storage = storage
         self._connection = connection
@@ -126,6 +129,7 @@ class _Plan:
         self._stop = stop
         self._max_messages = max_messages
         self._wanted = wanted
+        self._damage = damage
         self._url = storage.backend.url.render_as_string(hide_password=False)
         self._slices: list[Slice] = []
         self._run: tuple[_Piece, _Piece] | None = None  # the first and the last piece of the slice to come
@@ -136,26 +140,36 @@ class _Plan:
         """Add a ledger that is not open."""
         if self._stop == Position(row["ledger"], 0, 0):
             return
-        if row["state"] != "sealed":
-            self.add_entries(row["ledger"])
+        if row["state"] == "lost":
+            self._end_run()  # no slice goes across it: the file that it shared may hold it still
+        elif row["state"] != "sealed":
+            self.add_entries(row["ledger"], row["entries"])
         elif not self._add_whole(row):
             for piece in self._row_groups(row):
                 self._join(piece)
 
-    def add_entries(self, ledger: int) -> None:
-        """Add the entries of a ledger that is not sealed."""
+    def add_entries(self, ledger: int, count: int) -> None:
+        """Add the entries of a ledger that is not sealed and has had so many."""
+        chosen = sa.and_(KEPT, *self._wanted.conditions(entries)).label("chosen")
         statement = (
-            sa.select(entries.c.entry, entries.c.messages)
-            .where(
-                entries.c.topic_id == self._storage.topic_id,
-                entries.c.ledger == ledger,
-                KEPT,
-                *self._wanted.conditions(entries),
-            )
+            sa.select(entries.c.entry, entries.c.messages, chosen)
+            .where(entries.c.topic_id == self._storage.topic_id, entries.c.ledger == ledger)
             .order_by(entries.c.entry)
         )
-        for row in self._connection.execute(statement):
-            self._join(_Piece(Position(ledger, row.entry, 0), Position(ledger, row.entry + 1, 0), row.messages))
+        rows = self._connection.execute(statement).all()
+        self._meet_missing(ledger, [row.entry for row in rows], count)
+        for row in rows:
+            if row.chosen:
+                self._join(_Piece(Position(ledger, row.entry, 0), Position(ledger, row.entry + 1, 0), row.messages))
+
+    def _meet_missing(self, ledger: int, numbers: Sequence[int], count: int) -> None:
+        """Say which entries are missing: they lie in no slice, so no reader would come across them later."""
+        for before, behind in pairwise([-1, *numbers, count]):
+            first, end = Position(ledger, before + 1, 0), Position(ledger, behind, 0)
+            if behind > before + 1 and first < self._stop and end > self._start:
+                begin, stop = max(first, self._start), min(end, self._stop)
+                for gap in look_in(self._storage, self._connection, begin, stop, None).gaps:
+                    self._damage.meet(gap.error, gap.messages)
 
     def slices(self) -> list[Slice]:
         """Give what was joined."""
@@ -192,7 +206,9 @@ class _Plan:
         groups = self._look_up(ledger) if file is None else file.groups
         starts = [Position(ledger, group.entry, group.index) for group in groups]
         stops = [*starts[1:], Position(ledger + 1, 0, 0)]
-        by_source = None if file is None else wanted.row_groups(file.metadata)
+        by_source = None
+        if file is not None and row["checksums"] is not None:  # without checksums, nothing guards statistics
+            by_source = wanted.row_groups(file.metadata)
         return [
             _Piece(starts[i], stops[i], group.messages, path, (number, number), False, size, checksums)
             for i, (group, number) in enumerate(zip(groups, _numbers(groups), strict=True))

@@ -214,8 +214,13 @@ class SealedFile:
         table, _ = self._read(group, [name for name in self.columns if name in columns])
         return table
 
-    def read_back(self, group: int) -> tuple[pa.Table, list[int]]:
-        """Read one row group whole, and give the checksums of the chunks from which it was decoded.
+    def read_back(self, group: int, before: int) -> tuple[pa.Table, list[int], int]:
+        """Read one row group whole, with the checksums of what it was decoded from.
+
+        Returns
+        -------
+        tuple
+            The row group, the checksum of each column chunk, and that of all of them behind bytes that have ``before``.
 
         Raises
         ------
@@ -223,7 +228,9 @@ class SealedFile:
             As `read`.
         """
         table, chunks = self._read(group, self.columns)
-        return table, [checksum(data) for _, data in chunks]
+        for _, data in chunks:
+            before = checksum(data, before)
+        return table, [checksum(data) for _, data in chunks], before
 
     @property
     def footer(self) -> bytes:

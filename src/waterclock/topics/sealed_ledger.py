@@ -53,6 +53,7 @@ class SealedLedger:
             footer = parsed_footer(
                 storage.files,
                 path,
+                row["file_bytes"],
                 None if shared else row["footer"],  # of a shared file only the last ledger has a copy, and it is large
                 None if checksums is None else checksums.footer,
                 partial(footer_in_catalogue, storage, path) if shared else None,

@@ -36,7 +36,7 @@ from waterclock.topics.sizes import resizing
 from waterclock.topics.storage import Storage
 from waterclock.topics.sweeping import delete_rows, sweep
 from waterclock.topics.undone import Done, failed, total
-from waterclock.topics.verified_file import read_back, reads_differently
+from waterclock.topics.verified_file import HashedSink, read_back, reads_differently
 
 
 class _Written(NamedTuple):
@@ -161,12 +161,13 @@ def _write(storage: Storage, pending: Pending) -> _Written:
         return facts_metadata(storage.name, [LedgerFacts.of_row(row, groups)])
 
     with storage.files.create(pending.path) as sink:
+        hashed = HashedSink(sink)
         pieces = renewing(storage, pending, _entries(storage, pending, row["first_ordinal"]))
-        groups, footer, fingerprints = write_ledger(sink, pieces, facts)
+        groups, footer, fingerprints = write_ledger(hashed, pieces, facts)
     size = storage.files.size(pending.path)
     found: list[RowGroup] = []
     chunks: dict[int, list[int]] = {}
-    for number, table, sums in read_back(storage.files, pending.path, size, footer, fingerprints):
+    for number, table, sums in read_back(storage.files, pending.path, size, footer, fingerprints, hashed.checksum):
         found.append(RowGroup.of_table(table, found[-1] if found else None, groups[number].skipped))
         chunks[number] = sums
     if found != groups:
