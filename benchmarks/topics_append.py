@@ -1,4 +1,7 @@
-"""Appending to a topic: messages a second by size of entry on each database, in turns with plain inserts."""
+"""Appending to a topic: messages a second by size of entry on each database, in turns with plain inserts.
+
+Also by several threads, whose appends share transactions, and by how much a database grows with an entry.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ from waterclock.topics.topic import Topic
 SERVICES = Path(__file__).resolve().parent.parent / "scripts" / "services"
 WORK = Path(__file__).parent / "scratch"
 BEGIN = 1_700_000_000_000_000_000
-ENTRIES = {1: 100, 100: 100, 10_000: 12}
+ENTRIES = {1: 640, 100: 320, 10_000: 12}
 """Messages of an entry, and how many entries are appended in a round."""
-APPENDERS = (1, 2, 4)
+APPENDERS = (1, 4, 32)
 ROUNDS = 9
 UNCOMPRESSED = "plain insert"
 """Of the same messages, as Arrow lays them out."""
@@ -102,6 +105,31 @@ def plain_insert(backend: Backend) -> Callable[[bytes], None]:
     return insert
 
 
+_SIZES = {
+    "sqlite": "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()",
+    "postgresql": "SELECT pg_total_relation_size('waterclock_entries')",
+    "mysql": "SELECT data_length + index_length FROM information_schema.tables"
+    " WHERE table_schema = database() AND table_name = 'waterclock_entries'",
+}
+
+
+def bytes_stored(backend: Backend) -> int:
+    """Tell how many bytes the database, or on a server the table of entries, takes."""
+    with backend.engine.connect() as connection:
+        if backend.dialect.name == "mysql":
+            connection.exec_driver_sql("ANALYZE TABLE waterclock_entries").close()
+        return int(connection.exec_driver_sql(_SIZES[backend.dialect.name]).scalar_one())
+
+
+def growth(backend: Backend, topic: Topic) -> int:
+    """Give by how many bytes the database grows with an entry of one message."""
+    threads, each = APPENDERS[-1], 200
+    with ThreadPoolExecutor(threads) as pool:
+        before = bytes_stored(backend)
+        list(pool.map(topic.append, [messages(1, seed) for seed in range(threads * each)]))
+    return round((bytes_stored(backend) - before) / (threads * each))
+
+
 def measure(backend: Backend, folder: str, size: int) -> dict[str, Any]:
     tables = [messages(size, seed) for seed in range(8)]
     encoded = [encode_entry(table, lambda: 0).data for table in tables]
@@ -129,14 +157,17 @@ def measure(backend: Backend, folder: str, size: int) -> dict[str, Any]:
     seconds = in_turns(runs, ROUNDS, time.perf_counter)
     for pool in pools.values():
         pool.shutdown()
+    grown = {"bytes_stored_of_an_entry": growth(backend, topic)} if size == 1 else {}
     payload = sum(len(data) for data in encoded) / len(encoded)
     return {
         "bytes_of_an_entry": round(payload),
         "bytes_of_an_entry_uncompressed": len(loose[0]),
+        **grown,
         **{
             run: {
                 "messages_per_second": round(size * count / taken),
                 "megabytes_per_second": round(payload * count / taken / 1e6, 2),
+                "of_one_appending": round(seconds["1 appending"] / taken, 2),
                 "of_the_plain_insert": round(seconds[UNCOMPRESSED] / taken, 2),
                 "of_the_plain_insert_of_compressed_bytes": round(seconds[COMPRESSED] / taken, 2),
             }
@@ -155,7 +186,8 @@ def main() -> None:
                 row = figures[kind][str(size)] = measure(backend, folder, size)
                 speeds = ", ".join(
                     f"{run} {each['messages_per_second']:,}/s"
-                    f" ({each['of_the_plain_insert']:.0%}, {each['of_the_plain_insert_of_compressed_bytes']:.0%})"
+                    f" ({each['of_one_appending']:.1f}, {each['of_the_plain_insert']:.0%},"
+                    f" {each['of_the_plain_insert_of_compressed_bytes']:.0%})"
                     for run, each in row.items()
                     if isinstance(each, dict)
                 )
