@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -152,10 +153,15 @@ def _event_time_streams() -> list[bytes]:
     return states
 
 
+@cache
+def _three_packed() -> list[tuple[list[str], int, bytes]]:
+    return _packed(flow(3))
+
+
 def _read_event_time_stream(data: bytes) -> object:
     stream = EventTimeStream.restore(data, _RULE, POSITIONED)
     state = stream.state()
-    stream.take(_packed(flow(3)), 5)
+    stream.take(_three_packed(), 5)
     return state
 
 
@@ -173,8 +179,13 @@ def _read_rate_stream(data: bytes) -> object:
     return RateStream.restore(data, _OPTIONS).state()
 
 
+@cache
+def _packed_row() -> tuple[list[str], int, bytes]:
+    return _packed(flow(20))[0]
+
+
 def _read_packed(data: bytes) -> object:
-    streams, count, _ = _packed(flow(20))[0]
+    streams, count, _ = _packed_row()
     names = ["source", "streams", "count", "messages"]
     arrays = [pa.array([value], kind) for value, kind in zip(("press-01", streams, count, data), _ROW, strict=True)]
     rows = pa.record_batch(arrays, names)
@@ -210,7 +221,7 @@ FORMS: dict[str, Callable[[], Form]] = {
     "rate-aware columns": lambda: Form(_rate_columns(), _read_columns),
     "event-time stream": lambda: Form(_event_time_streams(), _read_event_time_stream),
     "rate stream": lambda: Form(_rate_streams(), _read_rate_stream),
-    "packed row": lambda: Form([_packed(flow(20))[0][2]], _read_packed, guarded=False),
+    "packed row": lambda: Form([_packed_row()[2]], _read_packed, guarded=False),
     "earlier batch": lambda: Form([earlier_batch(batch) for batch in batches()], Batch.from_bytes, guarded=False),
     "earlier event-time batcher": lambda: Form(_unframed(_event_time_states()), _read_event_time, guarded=False),
     "earlier rate-aware batcher": lambda: Form(_unframed(_rate_states()), _read_rate, guarded=False),
