@@ -66,7 +66,7 @@ def filled(path: Path) -> Path:
 
 
 def read_and_try_to_write(url: str) -> str:
-    with connect(url, "ledgers") as database:
+    with connect(url) as database:
         topic = database.topic("t")
         payloads = [message.payload for message in topic.read()]
         reasons = []
@@ -135,7 +135,7 @@ def test_a_file_that_counts_as_unchanging_is_opened_anew_once_it_has_changed(ope
     path = filled(open_to_all / "x.db")
 
     def read_twice() -> str:
-        with connect(f"sqlite:///{path}", "ledgers") as database:
+        with connect(f"sqlite:///{path}") as database:
             topic = database.topic("t")
             before = len(list(topic.read()))
             os.write(asking, b"?")
@@ -176,18 +176,18 @@ def test_a_read_only_database_of_an_earlier_version_says_that_it_must_be_migrate
         connection.execute("UPDATE waterclock_migrations SET version_num = '0006'")
     connection.close()
     with pytest.raises(UnavailableError, match=r"catalogue of version 0006 and needs one of .*read-only"):
-        connect(f"sqlite:///file:{path}?mode=ro&uri=true", "ledgers")
+        connect(f"sqlite:///file:{path}?mode=ro&uri=true")
     empty = tmp_path / "empty.db"
     sqlite3.connect(empty).close()
     with pytest.raises(UnavailableError, match=r"no catalogue and needs one of .*read-only"):
-        connect(f"sqlite:///file:{empty}?mode=ro&uri=true", "ledgers")
+        connect(f"sqlite:///file:{empty}?mode=ro&uri=true")
 
 
 @pytest.mark.parametrize("server", ["postgresql", "mariadb"])
 def test_a_server_that_only_reads_is_read_and_says_so(server: str, request: pytest.FixtureRequest) -> None:
     service: Service = request.getfixturevalue(f"{server}_server")
     with service.new_database() as url:
-        with connect(url, "ledgers") as database:
+        with connect(url) as database:
             database.create_topic("t").append([Message("a", "b", 1, b"x")])
 
         def only_read(connection: Any, _record: object) -> None:
@@ -198,7 +198,7 @@ def test_a_server_that_only_reads_is_read_and_says_so(server: str, request: pyte
                     cursor.execute("SET SESSION TRANSACTION READ ONLY")
             connection.commit()
 
-        with connect(url, "ledgers") as database:
+        with connect(url) as database:
             event.listen(database.backend.engine, "connect", only_read)
             database.close()
             topic = database.topic("t")

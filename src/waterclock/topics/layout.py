@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from waterclock.errors import DamagedError
+from waterclock.topics.file_facts import KEY
 from waterclock.topics.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Struct, read_struct
 
 _BEGIN = 4  # behind the magic
@@ -96,10 +97,12 @@ def _fault(found: Struct, end: int, schemas: Sequence[pa.Schema]) -> str | None:
 
 def _is_noted(texts: list[Struct], schema: pa.Schema) -> bool:
     """Say whether the columns' types in Arrow, which stand there in a form of their own, are those of a schema."""
-    if len(texts) != 1 or texts[0].keys() != {(1, BINARY), (2, BINARY)} or texts[0][1, BINARY] != b"ARROW:schema":
+    if any(text.keys() != {(1, BINARY), (2, BINARY)} for text in texts):
         return False
-    noted = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(texts[0][2, BINARY], validate=True)))
-    return noted.equals(schema)
+    noted = {text[1, BINARY]: text[2, BINARY] for text in texts}
+    if len(noted) != len(texts) or noted.keys() - {KEY.encode()} != {b"ARROW:schema"}:
+        return False
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(noted[b"ARROW:schema"], validate=True))).equals(schema)
 
 
 def _chunk_fault(found: Struct, end: int, expected: _Expected) -> str | None:
