@@ -50,6 +50,11 @@ def drained(database: Database, table: str) -> list[tuple[str | None, Any]]:
     return done
 
 
+def sent_from(first: int) -> list[Message]:
+    """Give ten messages as they are appended, numbered from ``first`` on."""
+    return [Message("press", "load", n, b"%d" % n * 9, headers={"n": str(n)}) for n in range(first, first + 10)]
+
+
 def furnish(database: Database) -> None:
     """Fill a database with some of everything, in every state."""
     topic = database.create_topic("telemetry", roll_after=None)
@@ -57,8 +62,7 @@ def furnish(database: Database) -> None:
     for ledger in range(4):
         for entry in range(2):
             numbers = range(ledger * 20 + entry * 10, ledger * 20 + entry * 10 + 10)
-            sent = [Message("press", "load", n, b"%d" % n * 9, headers={"n": str(n)}) for n in numbers]
-            topic.append(sent, producer="p", sequence=numbers[0])
+            topic.append(sent_from(numbers[0]), producer="p", sequence=numbers[0])
         if ledger != 3:
             topic.roll()
         if ledger == 1:

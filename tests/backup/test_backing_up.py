@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pyarrow import fs
 from tests.backup.conftest import NOW
-from tests.backup.contents import groups, messages, rows
+from tests.backup.contents import groups, messages, rows, sent_from
 from tests.topics.flows import CountingFiles, ledger_path
 
 import waterclock as wc
@@ -54,7 +54,7 @@ def test_every_message_row_and_group_comes_back(source: wc.Database, folder: Pat
             assert (
                 copy.topic("telemetry").subscribe(name).position == source.topic("telemetry").subscribe(name).position
             )
-        repeated = copy.topic("telemetry").append([Message("a", "b", 1)] * 10, producer="p", sequence=70)
+        repeated = copy.topic("telemetry").append(sent_from(70), producer="p", sequence=70)
         assert repeated.duplicate
 
 

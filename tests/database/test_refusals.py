@@ -184,10 +184,12 @@ def test_a_read_only_database_of_an_earlier_version_says_that_it_must_be_migrate
 
 
 @pytest.mark.parametrize("server", ["postgresql", "mariadb"])
-def test_a_server_that_only_reads_is_read_and_says_so(server: str, request: pytest.FixtureRequest) -> None:
+def test_a_server_that_only_reads_is_read_and_says_so(
+    server: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     service: Service = request.getfixturevalue(f"{server}_server")
     with service.new_database() as url:
-        with connect(url) as database:
+        with connect(url, tmp_path) as database:
             database.create_topic("t").append([Message("a", "b", 1, b"x")])
 
         def only_read(connection: Any, _record: object) -> None:

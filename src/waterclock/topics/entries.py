@@ -116,9 +116,7 @@ def encode_entry(
         entry = _encoded(left, clock, len(given), checksum)
         return replace(entry, rejected=rejected, published=published, judged_at=judged_at)
     except UnicodeError as error:
-        raise InvalidArgumentError(
-            f"messages: a text with half of a surrogate pair has no UTF-8 form: {error}"
-        ) from None
+        raise InvalidArgumentError(f"messages: half of a surrogate pair has no UTF-8 form: {error}") from None
 
 
 def _encoded(
