@@ -156,7 +156,7 @@ def _write(storage: Storage, connection: Any, group: Sequence[_Append]) -> list[
             counter = following
         answers.append(answer)
     if rows:
-        connection.execute(_INSERT, rows)
+        connection.execute(_INSERT, rows if len(rows) > 1 else rows[0])  # a row alone costs less by itself
         known.write()
         write_counter(storage, connection, counter)
     return answers
