@@ -15,7 +15,6 @@ from tests.topics.flows import ledger_path
 
 import waterclock as wc
 from waterclock.backup.manifest import NAME
-from waterclock.backup.new_store import MARKER, make_independent, without_secrets
 from waterclock.backup.restoring import check_backup
 from waterclock.database.topic_catalogue import stores, topics
 from waterclock.errors import DamagedError, InvalidArgumentError, NotFoundError, SchemaError, UnavailableError

@@ -233,3 +233,9 @@ def test_a_store_that_only_its_user_can_open_is_left_clean_at_once(tmp_path: Pat
         with topic.storage.backend.snapshot() as connection:
             kept = connection.execute(sa.select(stores.c.root, stores.c.is_complete)).all()
         assert sorted(kept) == sorted([("bucket", 0), (str(tmp_path / "local"), 1)])
+
+
+@pytest.mark.parametrize("root", ["", " "])
+def test_an_empty_root_is_refused(sqlite_topic: Topic, root: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="is empty; give a folder"):
+        sqlite_topic.relocate(root)

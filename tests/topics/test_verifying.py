@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from tests.topics.conftest import MakeTopic
 from tests.topics.flows import append_ledgers, ledger_path, published
 
+import waterclock as wc
 from waterclock.database.topic_catalogue import entries, ledgers, topics
 from waterclock.errors import DamagedError, UnavailableError
 from waterclock.message import Message
@@ -269,3 +270,74 @@ def test_a_damaged_topic_says_so_until_it_is_repaired(topic: Topic) -> None:
         times(topic)
     topic.repair()
     assert times(topic) == [0, 1, 2, 6, 7, 8, 9]
+
+
+def test_a_file_of_a_topic_of_the_same_name_in_another_database_is_neither_imported_nor_an_orphan(
+    topic: Topic, tmp_path: Path
+) -> None:
+    with wc.connect(f"sqlite:///{tmp_path / 'other.db'}", tmp_path / "ledgers") as database:
+        other = database.create_topic("telemetry")
+        append_ledgers(other, FLOW)
+        other.roll()
+        other.seal()
+        assert topic.verify().faults == ()
+        lost_file(topic)
+        change(topic, sa.delete(ledgers).where(ledgers.c.ledger == 1))
+        repaired = topic.repair()
+        assert (repaired.imported, repaired.lost) == ((), 3)
+        assert times(topic) == [0, 1, 2, 6, 7, 8, 9]
+        assert len(list(other.read())) == 10
+
+
+def test_imported_files_are_never_deleted_since_another_database_may_work_on_them(topic: Topic, tmp_path: Path) -> None:
+    with wc.connect(f"sqlite:///{tmp_path / 'other.db'}", tmp_path / "ledgers") as database:
+        copy = database.create_topic("telemetry")
+        assert copy.repair().imported == (0, 1)
+        copy.compact()
+        copy.remove()
+    assert times(topic) == list(range(10))
+
+
+@pytest.mark.parametrize("missing", [[0], [1], [2], [1, 2], [0, 1, 2]])
+def test_a_ledger_that_the_catalogue_has_lost_is_imported_from_the_file_that_it_shared(
+    sqlite_topic: Topic, missing: list[int]
+) -> None:
+    append_ledgers(sqlite_topic, FLOW)
+    sqlite_topic.roll()
+    sqlite_topic.seal()
+    sqlite_topic.compact()
+    change(sqlite_topic, sa.delete(ledgers).where(ledgers.c.ledger.in_(missing)))
+    repaired = sqlite_topic.repair()
+    assert (repaired.imported, repaired.lost, repaired.is_whole) == (tuple(missing), 0, True)
+    assert times(sqlite_topic) == list(range(10))
+
+
+def test_several_ledgers_that_are_missing_side_by_side_are_recorded_at_once(sqlite_topic: Topic) -> None:
+    append_ledgers(sqlite_topic, FLOW)
+    change(sqlite_topic, sa.delete(ledgers).where(ledgers.c.ledger.in_((0, 1))))
+    repaired = sqlite_topic.repair()
+    assert (repaired.lost, repaired.is_whole) == (6, True)
+    assert times(sqlite_topic) == [6, 7, 8, 9]
+
+
+def test_a_topic_that_went_on_after_its_catalogue_was_lost_stays_readable(
+    make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    topic = make_topic()
+    append_ledgers(topic, FLOW)
+    topic.roll()
+    topic.seal()
+    change(topic, sa.delete(ledgers))
+    change(topic, sa.delete(topics))
+    again = make_topic()
+    again.append(published([10]))
+    again.roll()
+    again.seal()
+    assert again.repair().imported == ()
+    assert times(again) == [10]
+
+
+def test_a_catalogue_that_does_not_say_which_file_a_ledger_has_is_damaged(topic: Topic) -> None:
+    change(topic, sa.update(ledgers).where(ledgers.c.ledger == 1).values(path=None))
+    with pytest.raises(DamagedError, match="does not say which file"):
+        times(topic)

@@ -196,3 +196,17 @@ def test_a_limit_must_be_one(clocked_topic: Topic) -> None:
         database.create_topic("t", max_ahead="5 parsecs")
     with pytest.raises(InvalidArgumentError, match="on_ahead: 'drop'"):
         database.create_topic("t", on_ahead="drop")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_rejected_message_that_comes_again_with_another_publish_time_is_no_repeat(
+    clocked_topic: Topic, clock: SettableClock
+) -> None:
+    topic = limited(clocked_topic)
+
+    def send(published: int) -> Appended:
+        return topic.append([Message("a", "b", 1, publish_time=published)], producer="p", sequence=1)
+
+    assert send(clock.now + 3600 * 10**9).count == 0
+    assert send(clock.now + 3600 * 10**9).duplicate
+    with pytest.raises(InvalidArgumentError, match="other publish times, and 1 of the messages were rejected"):
+        send(clock.now)

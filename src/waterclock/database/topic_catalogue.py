@@ -65,6 +65,7 @@ topics = sa.Table(
     sa.Column("first_ledger", BigInt, nullable=False, server_default="0"),
     sa.Column("first_ordinal", BigInt, nullable=False, server_default="0"),
     sa.Column("store_id", BigInt),
+    sa.Column("origin", Name),
     sa.Column("max_ahead", BigInt),
     sa.Column("on_ahead", sa.String(16)),
     sa.Column("stored_bytes", BigInt, nullable=False, server_default="0"),
@@ -79,7 +80,8 @@ topics = sa.Table(
 holds so far. ``ordinal`` numbers the next message of the topic, and ``peak_*`` is the running maximum of each time
 over all ledgers that are closed. ``first_ledger`` and ``first_ordinal`` are the first that were not deleted on purpose:
 a ledger that is missing after them is a fault. ``store_id`` is the store of its files; NULL until the topic is first
-opened by a version that knows stores. ``max_ahead`` and ``on_ahead`` say how far ahead of the clock a publish_time may
+opened by a version that knows stores. ``origin`` is a number that no other topic has, in whichever database: its files
+bear it. ``max_ahead`` and ``on_ahead`` say how far ahead of the clock a publish_time may
 be, and what becomes of a message that is further (`waterclock.topics.ahead`). ``stored_bytes`` are the bytes of all
 ledgers but the open one. ``stale_peaks``: up to this ledger, and behind it until they agree, peaks may still be those
 of ledgers that were deleted; NULL where none are (`waterclock.topics.peaks`).
@@ -107,6 +109,7 @@ ledgers = sa.Table(
     sa.Column("footer", Blob),
     sa.Column("shared_footer", Blob),
     sa.Column("lost_in_file", BigInt, nullable=False, server_default="0"),
+    sa.Column("imported", BigInt, nullable=False, server_default="0"),
     sa.Column("checksums", Blob),
     sa.Index("waterclock_ledgers_state_idx", "topic_id", "state", "ledger"),
     sa.Index("waterclock_ledgers_first_ordinal_idx", "topic_id", "first_ordinal"),

@@ -161,12 +161,12 @@ def _write(storage: Storage, connection: Any, group: Sequence[_Append]) -> list[
                 rows.append(_row(storage, counter, following, each))
                 first, counter = counter.position, following
             if each.producer is not None:
-                known.note(each.producer, first, each.entry.judged_at)
+                known.note(each.producer, first, each.entry.judged_at, len(each.entry.rejected) or None)
             answer = Appended(first, each.entry.messages, rejected=each.entry.rejected)
         answers.append(answer)
     known.write()
     if rows:
-        connection.execute(_INSERT, rows)
+        connection.execute(_INSERT, rows if len(rows) > 1 else rows[0])  # a row alone costs less by itself
         write_counter(storage, connection, counter)
     return answers
 
@@ -183,9 +183,9 @@ def _answer(connection: Any, append: _Append, known: Producers) -> Appended | Wa
         return None
     try:
         repeat = known.find_repeat(append.producer)
+        return None if repeat is None else _repeated(append, repeat)
     except WaterclockError as error:
         return error
-    return None if repeat is None else _repeated(append, repeat)
 
 
 def _repeated(append: _Append, repeat: Repeat) -> Appended:
@@ -194,6 +194,12 @@ def _repeated(append: _Append, repeat: Repeat) -> Appended:
     rejected: tuple[Rejected, ...] = ()
     if limit is not None and repeat.judged_at is not None and entry.published is not None:
         rejected = limit.too_far(entry.published, repeat.judged_at)
+        if len(rejected) != repeat.rejected and append.producer is not None:
+            raise InvalidArgumentError(
+                f"sequence: the numbers {append.producer.first} to {append.producer.last} of producer"
+                f" {append.producer.name!r} were appended before with other publish times, and {repeat.rejected} of the"
+                " messages were rejected then; append those that are corrected with numbers after the last"
+            )
     return Appended(repeat.first, entry.given - len(rejected), duplicate=True, rejected=rejected)
 
 

@@ -201,7 +201,8 @@ def _write(storage: Storage, pending: Pending, run: Run) -> _Written:
     rows: list[sa.RowMapping] = []
 
     def facts() -> Mapping[str, str]:
-        return facts_metadata(storage.name, [LedgerFacts.of_row(row, groups[row["ledger"]]) for row in rows])
+        listed = [LedgerFacts.of_row(row, groups[row["ledger"]]) for row in rows]
+        return facts_metadata(storage.name, storage.origin, listed)
 
     with storage.files.create(pending.path) as sink:
         tables = _row_groups(_pieces(storage, pending, run, rows), groups, fingerprints)
@@ -303,6 +304,12 @@ def _measured(
     return found, chunks
 
 
+def _imported_files(storage: Storage, connection: sa.Connection, run: Run) -> set[str]:
+    """Name the imported files of a run: another database may work on them still, so they are left where they are."""
+    statement = sa.select(ledgers.c.path).where(*_chosen(storage, run), ledgers.c.imported > 0)
+    return set(connection.execute(statement).scalars())
+
+
 def _commit(storage: Storage, pending: Pending, run: Run, file: _Written) -> int:
     """Turn the ledgers over to the new file; give how many files nothing needs any more."""
     total_messages = sum(group.messages for groups in file.groups.values() for group in groups)
@@ -316,6 +323,7 @@ def _commit(storage: Storage, pending: Pending, run: Run, file: _Written) -> int
         if paths != run.paths:
             raise taken(storage, pending)
         settle(storage, connection, pending)
+        kept = _imported_files(storage, connection, run)
         with resizing(storage, connection, run.numbers[0], run.numbers[-1]):
             for number, groups in file.groups.items():
                 written = sum(group.messages for group in groups)
@@ -327,6 +335,7 @@ def _commit(storage: Storage, pending: Pending, run: Run, file: _Written) -> int
                     "bytes": file.size * written // total_messages,
                     "row_groups": row_groups,
                     "lost_in_file": 0,
+                    "imported": 0,
                     "footer": None,
                     # One copy for all of them, at the last, because ledgers are deleted from the first on.
                     "shared_footer": file.footer if number == run.numbers[-1] else None,
@@ -337,7 +346,7 @@ def _commit(storage: Storage, pending: Pending, run: Run, file: _Written) -> int
         still = sa.select(ledgers.c.path).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.path.in_(former))
         for path in connection.execute(still.distinct()).scalars():
             del former[path]  # a ledger that is damaged was left in it
-        leave_for_sweep(storage, connection, former, now + retention.GRACE)
+        leave_for_sweep(storage, connection, {p: n for p, n in former.items() if p not in kept}, now + retention.GRACE)
         return len(former)
 
     return storage.backend.transact(work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import sqlalchemy as sa
@@ -48,6 +49,7 @@ def create_topic(
         "messages": 0,
         "bytes": 0,
         "ordinal": 0,
+        "origin": secrets.token_hex(16),
     }
 
     if _row(backend, name) is None:

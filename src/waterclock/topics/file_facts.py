@@ -48,14 +48,30 @@ class LedgerFacts(NamedTuple):
         return cls(**{name: row[name] for name in _ROW}, row_groups=row_groups)
 
 
-def facts_metadata(topic: str, facts: Sequence[LedgerFacts]) -> dict[str, str]:
+class FileFacts(NamedTuple):
+    """What a file says of itself.
+
+    Attributes
+    ----------
+    topic, origin
+        Name of its topic, and the number that no other topic has, in whichever database; None: it has none.
+    ledgers
+        Its ledgers, in order.
+    """
+
+    topic: str
+    origin: str | None
+    ledgers: Sequence[LedgerFacts]
+
+
+def facts_metadata(topic: str, origin: str | None, facts: Sequence[LedgerFacts]) -> dict[str, str]:
     """Write what a file says of itself, as Parquet's metadata of the file takes it."""
     listed = [[*each[:-1], row_groups_to_json(each.row_groups)] for each in facts]
-    return {KEY: json.dumps({"topic": topic, "ledgers": listed}, separators=(",", ":"))}
+    return {KEY: json.dumps({"topic": topic, "origin": origin, "ledgers": listed}, separators=(",", ":"))}
 
 
-def facts_in(metadata: pq.FileMetaData, topic: str) -> list[LedgerFacts]:
-    """Read what a file says of the ledgers of a topic; none where it is another topic's or no ledger file.
+def facts_in(metadata: pq.FileMetaData) -> FileFacts | None:
+    """Read what a file says of itself; None where it says nothing.
 
     Raises
     ------
@@ -64,14 +80,13 @@ def facts_in(metadata: pq.FileMetaData, topic: str) -> list[LedgerFacts]:
     """
     text = (metadata.metadata or {}).get(KEY.encode())
     if text is None:
-        return []
+        return None
     try:
         said = json.loads(text)
-        if said["topic"] != topic:
-            return []
-        return [
+        listed = [
             LedgerFacts(**dict(zip(_ROW, counts, strict=True)), row_groups=row_groups_from_json(groups))
             for *counts, groups in said["ledgers"]
         ]
+        return FileFacts(said["topic"], said["origin"], listed)
     except (ValueError, TypeError, KeyError) as error:
         raise DamagedError(f"what the file says of its ledgers is damaged: {error}") from None

@@ -4,6 +4,10 @@ A file says of itself which ledgers it holds (`waterclock.topics.file_facts`). I
 checksums and its messages against what it says of them, before a row is written. Only ledgers are imported that the
 catalogue misses: those in a hole, those recorded as lost, and, where the topic is empty, all. What was deleted on
 purpose stays deleted.
+
+Databases may share a store, so a topic takes only files of its own origin. A topic that has never held a message has
+lost its catalogue with its origin: it takes the files of its name, if they all have one origin, and that origin with
+them. Whether another database still works on these files it cannot know, so it never deletes an imported file.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ class _Offer(NamedTuple):
 
     path: str
     size: int
+    origin: str | None
     ledgers: Sequence[LedgerFacts]
 
 
@@ -55,6 +60,15 @@ def orphans(storage: Storage, folder: str | None = None) -> Iterator[tuple[str, 
     yield from sorted(found.items())
 
 
+def is_of_another(storage: Storage, path: str, size: int) -> bool:
+    """Say whether a file is that of a topic of another name or in another database, which shares the store."""
+    try:
+        facts = facts_in(parsed_footer(storage.files, path, size, None, None))
+    except (DamagedError, LostFileError):
+        return False
+    return facts is not None and (facts.topic, facts.origin) != (storage.name, storage.origin)
+
+
 def import_lost(storage: Storage) -> list[int]:
     """Import every ledger that the catalogue misses and a file of the store holds whole; give their numbers.
 
@@ -64,8 +78,7 @@ def import_lost(storage: Storage) -> list[int]:
         Where the store or the database cannot be reached.
     """
     imported: list[int] = []
-    offers = sorted(_offers(storage), key=lambda offer: (offer.ledgers[0].ledger, -len(offer.ledgers), offer.path))
-    for offer in offers:
+    for offer in _ours(storage, list(_offers(storage))):
         wanted = _wanted(storage, offer)
         if not wanted:
             continue
@@ -79,14 +92,50 @@ def import_lost(storage: Storage) -> list[int]:
 
 
 def _offers(storage: Storage) -> Iterator[_Offer]:
-    for path, size in orphans(storage):
+    """Give the files of topics of this name that may hold what is missing, as far as they can be read."""
+    for path, size in (*orphans(storage), *_beside_holes(storage)):
         try:
-            facts = facts_in(parsed_footer(storage.files, path, size, None, None), storage.name)
+            facts = facts_in(parsed_footer(storage.files, path, size, None, None))
         except (DamagedError, LostFileError) as error:
             _log.warning("%s is no ledger file, or a damaged one: %s", storage.files.name(path), error)
             continue
-        if facts:
-            yield _Offer(path, size, facts)
+        if facts is not None and facts.ledgers and facts.topic == storage.name:
+            yield _Offer(path, size, facts.origin, facts.ledgers)
+
+
+def _beside_holes(storage: Storage) -> Iterator[tuple[str, int]]:
+    """Name the files of the ledgers on both sides of a missing or lost one: it may have shared either."""
+    statement = sa.select(ledgers.c.ledger, ledgers.c.state, ledgers.c.path, ledgers.c.file_bytes).where(
+        ledgers.c.topic_id == storage.topic_id
+    )
+    with storage.backend.snapshot() as connection:
+        rows = connection.execute(statement.order_by(ledgers.c.ledger)).all()
+        first, behind = storage.row(connection)["first_ledger"], storage.row(connection)["ledger"]
+    sealed = [row for row in rows if row.state == "sealed"]
+    numbers = [first - 1, *(row.ledger for row in sealed), behind]
+    found: dict[str, int] = {}
+    for row, before, after in zip(sealed, numbers, numbers[2:], strict=False):
+        if row.ledger - before > 1 or after - row.ledger > 1:
+            found[row.path] = row.file_bytes
+    yield from found.items()
+
+
+def _ours(storage: Storage, offers: list[_Offer]) -> list[_Offer]:
+    """Leave out files of topics of the same name in other databases; those of most ledgers come first."""
+    with storage.backend.snapshot() as connection:
+        topic = storage.row(connection)
+    fresh = topic["ordinal"] == 0 and topic["first_ledger"] == 0
+    origins = {offer.origin for offer in offers}
+    if fresh and len(origins) == 1:
+        _take_origin(storage, origins.pop())
+    else:
+        offers = [offer for offer in offers if offer.origin == topic["origin"]]
+    return sorted(offers, key=lambda offer: (offer.ledgers[0].ledger, -len(offer.ledgers), offer.path))
+
+
+def _take_origin(storage: Storage, origin: str | None) -> None:
+    statement = sa.update(topics).where(topics.c.id == storage.topic_id, topics.c.ordinal == 0).values(origin=origin)
+    storage.backend.transact(lambda connection: connection.execute(statement))
 
 
 def _wanted(storage: Storage, offer: _Offer) -> list[LedgerFacts]:
@@ -178,6 +227,7 @@ def _row(
             for name in ("ledger", "first_ordinal", "entries", "messages", "opened_at", "closed_at")
         },
         "state": "sealed",
+        "imported": 1,
         "sealed_at": now,
         "path": offer.path,
         "file_bytes": offer.size,

@@ -54,12 +54,13 @@ class Repeat(NamedTuple):
     ----------
     first
         Its position; None where that is forgotten, or where all of its messages were rejected.
-    judged_at
-        When some of its messages were rejected, ns; None where none was, or where that is forgotten.
+    judged_at, rejected
+        When some of its messages were rejected, ns, and how many; None where none was, or where that is forgotten.
     """
 
     first: Position | None
     judged_at: int | None = None
+    rejected: int | None = None
 
 
 class Remembered(NamedTuple):
@@ -73,7 +74,7 @@ class Remembered(NamedTuple):
         Where it stands; None where all of its messages were rejected.
     checksum
         Of the messages that were given; None where an earlier version wrote it.
-    judged_at
+    judged_at, rejected
         As of `Repeat`.
     """
 
@@ -83,6 +84,7 @@ class Remembered(NamedTuple):
     entry: int | None
     checksum: int | None = None
     judged_at: int | None = None
+    rejected: int | None = None
 
     @property
     def position(self) -> Position | None:
@@ -167,7 +169,7 @@ class Numbering:
                         f"{_numbers(append)} were appended before with other messages; give other messages other"
                         f" numbers, and go on after {self.last}"
                     )
-                return Repeat(each.position, each.judged_at)
+                return Repeat(each.position, each.judged_at, each.rejected)
         before = not self.recent or append.last < self.recent[0].first
         if before and any(_within(append, each) for each in self.covered):
             return Repeat(None)
@@ -196,10 +198,16 @@ class Numbering:
     def _meets_recent(self, append: ProducerAppend) -> bool:
         return any(append.first <= each.last and append.last >= each.first for each in self.recent)
 
-    def appended(self, append: ProducerAppend, position: Position | None, judged_at: int | None = None) -> Numbering:
+    def appended(
+        self,
+        append: ProducerAppend,
+        position: Position | None,
+        judged_at: int | None = None,
+        rejected: int | None = None,
+    ) -> Numbering:
         """Note an append whose numbers lie after all others; what is given is as of `Remembered`."""
         place = (None, None) if position is None else position[:2]
-        newest = Remembered(append.first, append.last, *place, append.checksum, judged_at)
+        newest = Remembered(append.first, append.last, *place, append.checksum, judged_at, rejected)
         return replace(
             self,
             last=append.last,

@@ -66,10 +66,12 @@ class Producers:
         numbering = self.get(append.name)
         return None if numbering is None else numbering.find_repeat(append, self._storage.name)
 
-    def note(self, append: ProducerAppend, position: Position | None, judged_at: int | None) -> None:
-        """Note an append that is being written; its position is None where all of its messages are rejected."""
+    def note(
+        self, append: ProducerAppend, position: Position | None, judged_at: int | None, rejected: int | None
+    ) -> None:
+        """Note an append that is being written; what is given is as of `Remembered`."""
         numbering = self.get(append.name) or Numbering(append.epoch or 0)
-        self.put(append.name, numbering.appended(append, position, judged_at))
+        self.put(append.name, numbering.appended(append, position, judged_at, rejected))
 
     def get(self, name: str) -> Numbering | None:
         """Give what is known of a producer; None where there is none of this name."""

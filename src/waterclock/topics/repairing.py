@@ -67,7 +67,7 @@ def _record_loss(storage: Storage, fault: Fault) -> int:
         key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
         row = connection.execute(sa.select(ledgers).where(*key)).mappings().one_or_none()
         if row is None and ledger != counter.ledger:
-            return record_lost_ledger(storage, connection, ledger)
+            return sum(record_lost_ledger(storage, connection, each) for each in _missing(storage, connection, ledger))
         if row is None or row["state"] == "closed":
             gone = [] if entry is None else _missing_entries(storage, connection, ledger, entry)
             return record_lost_entries(storage, connection, ledger, gone)
@@ -81,6 +81,15 @@ def _record_loss(storage: Storage, fault: Fault) -> int:
         return fault.messages
 
     return storage.backend.transact(work)
+
+
+def _missing(storage: Storage, connection: sa.Connection, first: int) -> range:
+    """Name a missing ledger and those that are missing beside it."""
+    following = sa.select(sa.func.min(ledgers.c.ledger)).where(
+        ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger > first
+    )
+    behind = connection.execute(following).scalar()
+    return range(first, storage.row(connection)["ledger"] if behind is None else behind)
 
 
 def _missing_entries(storage: Storage, connection: sa.Connection, ledger: int, first: int) -> list[int]:

@@ -135,7 +135,9 @@ def _delete_some(storage: Storage, position: Position, *, force: bool, grace: in
             write_counter(storage, connection, counter)
             end = counter.position
         statement = (
-            sa.select(ledgers.c.ledger, ledgers.c.path, ledgers.c.first_ordinal, ledgers.c.messages)
+            sa.select(
+                *(ledgers.c[name] for name in ("ledger", "path", "first_ordinal", "messages", "imported")),
+            )
             .where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger < end.ledger)
             .order_by(ledgers.c.ledger)
             .limit(_LEDGERS_AT_ONCE)
@@ -150,7 +152,8 @@ def _delete_some(storage: Storage, position: Position, *, force: bool, grace: in
             _forget(storage, connection, rows[0].ledger, rows[-1].ledger)
         _begin_after(storage, connection, rows[-1])
         note_deletion(storage, connection, row)
-        paths = {row.path: row.ledger for row in rows if row.path}
+        # An imported file may be another database's, which works on it still.
+        paths = {row.path: row.ledger for row in rows if row.path and not row.imported}
         paths.pop(_path_of_first(storage, connection), None)  # ledgers that are left share it
         leave_for_sweep(storage, connection, paths, now + grace)
         return _Deleted(rows[0].ledger, rows[-1].ledger, len(rows))

@@ -35,6 +35,8 @@ _S3_SWITCHES = ("allow_delayed_open", "allow_bucket_creation", "allow_bucket_del
 
 def absolute(root: str) -> str:
     """Write a root so that it means the same from everywhere: an absolute path, or a URL."""
+    if not root.strip():
+        raise InvalidArgumentError(f"ledgers: {root!r} is empty; give a folder or a URL such as s3://bucket/folder")
     scheme, separator, rest = root.partition("://")
     if separator and scheme.lower() != "file":
         scheme = scheme.lower()

@@ -46,8 +46,8 @@ class SealedLedger:
     def __init__(self, storage: Storage, row: sa.RowMapping) -> None:
         self.number: int = row["ledger"]
         self._topic = storage.name
-        path: str = row["path"]
         try:
+            path: str = _path_of(row)
             known, checksums = checked_row_groups(row)
             shared = ledgers_share_a_file(known or ())
             footer = parsed_footer(
@@ -107,6 +107,12 @@ class SealedLedger:
             As `read`.
         """
         return self._file.read(number, self._file.columns)
+
+
+def _path_of(row: sa.RowMapping) -> str:
+    if row["path"] is None or row["file_bytes"] is None:
+        raise DamagedError(f"ledger {row['ledger']} is damaged: the catalogue does not say which file it is")
+    return row["path"]
 
 
 def checked_row_groups(row: sa.RowMapping) -> tuple[list[RowGroup] | None, FileChecksums | None]:

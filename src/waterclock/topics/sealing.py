@@ -158,7 +158,7 @@ def _write(storage: Storage, pending: Pending) -> _Written:
     row = _row(storage, pending)
 
     def facts(groups: list[RowGroup]) -> Mapping[str, str]:
-        return facts_metadata(storage.name, [LedgerFacts.of_row(row, groups)])
+        return facts_metadata(storage.name, storage.origin, [LedgerFacts.of_row(row, groups)])
 
     with storage.files.create(pending.path) as sink:
         hashed = HashedSink(sink)

@@ -83,6 +83,15 @@ class Storage:
                 f"topic {self.name!r} was relocated from {self.files.place} to {row.root} meanwhile; open it again"
             )
 
+    @property
+    def origin(self) -> str | None:
+        """The number by which the topic's files are told from those of topics of its name in other databases.
+
+        None for a topic of an earlier version.
+        """
+        with self.backend.snapshot() as connection:
+            return self.row(connection)["origin"]
+
     def head(self) -> Position:
         """Read the position of the next message to be written."""
         with self.backend.snapshot() as connection:

@@ -126,9 +126,10 @@ class Topic:
     ) -> Appended:
         """Write messages as one entry at the end; durable and readable when this returns.
 
-        publish_time and receive_time are filled in with the database's clock, read once before the messages are
-        encoded, where they are None. (SQLite has no clock of its own: there it is the machine's.) In a topic with
-        ``max_ahead``, messages that are too far ahead of that clock are left out and named in the answer.
+        publish_time and receive_time are filled in with the database's clock where they are None, as it is before the
+        messages are encoded, to within a round trip. (SQLite has no clock of its own: there it is the machine's.)
+        In a topic with ``max_ahead``, messages that are too far ahead of that clock are left out and named in the
+        answer. Threads that append to one topic at a time share transactions, each with its own entry and answer.
 
         Parameters
         ----------

@@ -22,7 +22,7 @@ from waterclock.topics.bounds import Bounds
 from waterclock.topics.counter import Counter
 from waterclock.topics.entries import decode_entries
 from waterclock.topics.faults import Fault, Progress, Verified
-from waterclock.topics.importing import orphans
+from waterclock.topics.importing import is_of_another, orphans
 from waterclock.topics.losses import is_lost
 from waterclock.topics.pending_files import new_file
 from waterclock.topics.storage import Storage
@@ -73,14 +73,15 @@ def verify_topic(storage: Storage, *, deep: bool = False, progress: Progress | N
     faults += [fault for each in checked for fault in each.faults]
     faults += _orphans(storage, set(by_path))
     faults.sort(key=lambda fault: (fault.ledger is None, fault.ledger or 0, fault.entry or 0))
+    readable = sum(each.messages for each in checked)
     return Verified(
         topic=storage.name,
         deep=deep,
         ledgers=len(rows) + 1,
         entries=sum(each.entries for each in checked),
         files=len(by_path),
-        messages=sum(each.messages for each in checked),
-        lost=counter.ordinal - topic["first_ordinal"] - sum(each.messages for each in checked),
+        messages=readable,
+        lost=max(topic["ordinal"] - topic["first_ordinal"] - readable - sum(fault.messages for fault in faults), 0),
         faults=tuple(faults),
     )
 
@@ -131,6 +132,8 @@ def _orphans(storage: Storage, paths: set[str]) -> Iterator[Fault]:
     """Name the files beside the topic's own of which the catalogue says nothing."""
     for folder in sorted({posixpath.dirname(path) for path in (*paths, new_file(storage, 0, 0).path)}):
         for path, size in orphans(storage, folder):
+            if is_of_another(storage, path, size):
+                continue
             name = storage.files.name(path)
             yield Fault("orphan", f"the catalogue says nothing of the file {name}, of {size} bytes", file=name)
 

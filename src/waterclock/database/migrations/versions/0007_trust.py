@@ -40,6 +40,7 @@ def upgrade() -> None:
         sa.Column("first_ledger", BigInt, nullable=False, server_default="0"),
         sa.Column("first_ordinal", BigInt, nullable=False, server_default="0"),
         sa.Column("store_id", BigInt),
+        sa.Column("origin", Name),
         sa.Column("max_ahead", BigInt),
         sa.Column("on_ahead", sa.String(16)),
         sa.Column("stored_bytes", BigInt, nullable=False, server_default="0"),
@@ -48,6 +49,7 @@ def upgrade() -> None:
         add_column("waterclock_topics", column)
     add_column("waterclock_ledgers", sa.Column("shared_footer", Blob))
     add_column("waterclock_ledgers", sa.Column("lost_in_file", BigInt, nullable=False, server_default="0"))
+    add_column("waterclock_ledgers", sa.Column("imported", BigInt, nullable=False, server_default="0"))
     add_column("waterclock_ledgers", sa.Column("checksums", Blob))
     add_column("waterclock_producers", sa.Column("covered", LongText))
     add_column("waterclock_subscriptions", sa.Column("not_before_by", sa.String(16)))
