@@ -15,10 +15,12 @@ from tests.topics.flows import ledger_path
 
 import waterclock as wc
 from waterclock.backup.manifest import NAME
+from waterclock.backup.new_store import make_independent
 from waterclock.backup.restoring import check_backup
 from waterclock.database.topic_catalogue import stores, topics
 from waterclock.errors import DamagedError, InvalidArgumentError, NotFoundError, SchemaError, UnavailableError
 from waterclock.topics import pending_files
+from waterclock.topics.ledger_files import MARKER
 
 HOUR = 3_600_000_000_000
 
@@ -208,15 +210,3 @@ def test_a_copy_that_other_tools_made_becomes_independent(source: wc.Database, t
     assert make_independent(source.backend, str(tmp_path / "copied")) == 2
     assert (tmp_path / "copied" / MARKER).read_text() != former
     assert (tmp_path / "ledgers" / MARKER).read_text() == former
-
-
-@pytest.mark.parametrize(
-    ("root", "plain"),
-    [
-        ("s3://key:secret@bucket/a/b?endpoint_override=x&secret_key=y", "s3://bucket/a/b"),
-        ("s3://bucket", "s3://bucket"),
-        ("/srv/a?b", "/srv/a?b"),
-    ],
-)
-def test_the_catalogue_names_a_store_without_secrets(root: str, plain: str) -> None:
-    assert without_secrets(root) == plain

@@ -92,13 +92,14 @@ def test_topics_of_an_earlier_version_get_the_totals_of_their_ledgers(
         ):
             connection.exec_driver_sql(
                 "INSERT INTO waterclock_ledgers (topic_id, ledger, state, entries, messages, bytes, first_ordinal,"
-                " closed_at, file_bytes, row_groups, footer) VALUES (1, ?, ?, 1, 10, ?, ?, 0, ?, ?, ?)",
+                " closed_at, file_bytes, row_groups, footer, path) VALUES (1, ?, ?, 1, 10, ?, ?, 0, ?, ?, ?, 'a file')",
                 (ledger, state, size, 10 * ledger, file_bytes, row_groups, footer),
             )
 
     old.transact(fill)
     old.close()
     monkeypatch.undo()
+    (tmp_path / "a file").touch()
     backend = Backend(sqlite_url)
     topic = Topic.open(backend, str(tmp_path), "old")
     assert [info.size for info in topic.ledgers()] == [10, 500, 30, 600, 30]
