@@ -83,7 +83,7 @@ class TopicReader(DataSourceReader):
 
 
 def _position_at(topic: Topic, time: int, options: ReadOptions) -> Position:
-    return find_first(topic.storage, "publish_time", time, on_damage=options.on_damage).position
+    return find_first(topic.storage, options.by, time, on_damage=options.on_damage).position
 
 
 def read_part(partition: InputPartition, options: ReadOptions, tests: Iterable[Test] = ()) -> Iterator[pa.RecordBatch]:
