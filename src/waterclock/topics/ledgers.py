@@ -176,7 +176,7 @@ def _info(
         state,
         entries,
         messages,
-        size,
+        0 if state == "lost" else size,
         first_ordinal,
         opened_at,
         closed_at,
