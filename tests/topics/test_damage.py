@@ -19,7 +19,7 @@ from waterclock.arrow import from_arrow
 from waterclock.database.topic_catalogue import entries, ledgers
 from waterclock.errors import DamagedError, InvalidArgumentError, UnavailableError
 from waterclock.message import Message, Position
-from waterclock.topics import compacting, sealed_file
+from waterclock.topics import compacting, footers, sealed_file
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.slicing import read_slice
 from waterclock.topics.topic import Topic
@@ -30,6 +30,7 @@ FLOW = [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], [10, 11]], [[12, 13]], [[14
 
 def reopened(topic: Topic) -> Topic:
     """Give the topic as a process sees it that has read nothing yet."""
+    footers._own.cache_clear()
     return Topic.open(topic.storage.backend, topic.storage.files.root, topic.name)
 
 
@@ -148,7 +149,8 @@ def test_whatever_bit_flips_of_what_the_catalogue_says_of_a_file_it_is_found(sea
     whole = by_position(sealed)
     data = column(sealed, 0, name)
     if data is None:
-        pytest.skip("it has none")
+        assert name == "checksums"  # an earlier version wrote none
+        return
     source = pseudo_random(3)
     coded = data.encode() if isinstance(data, str) else data
     for bit in source.sample(range(8 * len(coded)), 40):
@@ -213,6 +215,26 @@ def test_a_row_group_is_one_request_also_where_it_is_checked(sqlite_topic: Topic
     files.reads.clear()
     assert len(list(topic.read())) == 100
     assert len(files.reads) == 1
+
+
+def test_of_two_footers_one_is_enough(make_sqlite_topic: MakeTopic, caplog: pytest.LogCaptureFixture) -> None:
+    topic = make_sqlite_topic()
+    append_ledgers(topic, FLOW)
+    topic.seal()
+    whole = by_position(topic)
+    copy, path = column(topic, 0, "footer"), ledger_path(topic, 0)
+    set_columns(topic, 0, footer=flipped(copy, 100))
+    assert by_position(topic) == whole
+    assert "the file's own is used" in caplog.text
+    data = path.read_bytes()
+    path.write_bytes(flipped(data, 8 * len(data) - 200))
+    for read in (by_position, by_slices):
+        with pytest.raises(DamagedError, match="footer"):
+            read(topic)
+    set_columns(topic, 0, footer=copy)
+    assert by_position(topic) == whole
+    assert by_slices(topic) == whole
+    assert "the catalogue's copy is used" in caplog.text
 
 
 def test_the_footer_of_a_file_that_ledgers_share_is_kept_at_the_last_of_them(
@@ -365,9 +387,12 @@ def test_slices_pass_over_damage_too(damaged: tuple[Topic, set[int], str], caplo
     damage = Damage(topic.name, "skip")
     slices = topic.plan(on_damage="skip")
     batches = [batch for part in slices for batch in read_slice(part, ["publish_time", "source"], damage=damage)]
-    if not caplog.text:
-        return  # a ledger that is taken whole is planned, and read, without its row groups in the catalogue
-    assert [time for batch in batches for time in batch["publish_time"].to_pylist()] == left
+    found = [time for batch in batches for time in batch["publish_time"].to_pylist()]
+    if topic.ledgers()[1].state == "sealed" and column(topic, 1, "row_groups") == "[]":
+        # A ledger that is taken whole is planned and read without what the catalogue says of its row groups.
+        assert found == list(range(15))
+        return
+    assert found == left
     assert name in caplog.text
     assert f"passes over {len(gone)} messages" in caplog.text
 
