@@ -96,16 +96,26 @@ def _decode(ledger: int, entry: int, data: bytes, columns: list[str]) -> pa.Reco
         with pa.ipc.open_stream(pa.py_buffer(body), options=options) as reader:
             batch = reader.read_next_batch()
         if body is data:
-            batch.validate(full=True)  # nothing else guards it
+            _refuse_unlike(batch, indices)
         return batch.select(columns)
     except DamagedError as error:
         raise DamagedError(str(error), ledger=ledger, entry=entry) from None
-    except (pa.ArrowException, OSError, StopIteration, KeyError) as error:
+    except (pa.ArrowException, OSError, StopIteration, KeyError, ValueError) as error:  # names, too, may be no UTF-8
         raise DamagedError(
             f"{name} is damaged: its {len(data)} bytes are not an Arrow IPC stream of messages: {error}",
             ledger=ledger,
             entry=entry,
         ) from None
+
+
+def _refuse_unlike(batch: pa.RecordBatch, indices: list[int]) -> None:
+    """Validate what no checksum guards: its values, and that its columns are those of messages."""
+    batch.validate(full=True)
+    wanted = [MESSAGE_SCHEMA.field(index) for index in sorted(indices)]
+    if [(field.name, field.type) for field in batch.schema] != [(field.name, field.type) for field in wanted]:
+        raise pa.ArrowInvalid(f"it has the columns {', '.join(map(str, batch.schema))}")
+    if any(batch.column(field.name).null_count for field in wanted if not field.nullable):
+        raise pa.ArrowInvalid("it has nulls where every message has a value")
 
 
 def _one_batch(messages: Iterable[Message] | pa.Table | pa.RecordBatch) -> pa.RecordBatch:
