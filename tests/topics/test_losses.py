@@ -173,6 +173,25 @@ def test_a_ledger_of_which_all_is_lost_has_no_file_and_expires_with_the_others(s
     assert topic.truncate(Position(2, 0, 0)) == 2
 
 
+def test_a_reader_to_whom_only_losses_are_left_stands_behind_them_for_good(sqlite_topic: Topic) -> None:
+    topic = sqlite_topic
+    append_ledgers(topic, [[[0], [1, 2]], [[3]]])
+    with topic.subscribe("reader") as subscription:
+        assert len(subscription.read(1)) == 1
+        subscription.commit()
+        lose_entries(topic, 0, 1)
+        lose_entries(topic, 1, 0)
+        while subscription.read():
+            subscription.commit()
+        assert subscription.backlog == (0, 0)
+    topic.append(published([4]))
+    with topic.subscribe("reader") as subscription:
+        assert [message.publish_time for message in subscription.read()] == [4]
+        assert subscription.info.unread == 1  # what was delivered counts only once it is committed
+        assert subscription.read() == []
+        assert subscription.info.unread == 1
+
+
 def test_entries_that_are_missing_can_be_recorded_as_lost(sqlite_topic: Topic) -> None:
     topic = sqlite_topic
     placed = append_ledgers(topic, FLOW)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import resource
 from collections import Counter
 from collections.abc import Callable, Iterable
 
@@ -25,6 +26,7 @@ from waterclock.topics.sealed_file import SealedFile, write_ledger
 
 SEED = 5
 AT_ONCE = 250  # mutations a child process
+MEMORY = 8 << 30  # of addresses, bytes
 Decode = Callable[[bytes], object]
 
 
@@ -81,6 +83,7 @@ def _in_a_child(cases: Iterable[bytes], decode: Decode, whole: object) -> list[s
     child = os.fork()
     if child == 0:
         os.close(read)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))  # what asks for more than there is must not get it
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what a dying process says
         for case in cases:
             os.write(write, f"{_fate(case, decode, whole)}\n".encode())

@@ -249,6 +249,8 @@ def _of_stream(data: bytes | memoryview, wanted: Sequence[pa.Field], *, full: bo
     batch.validate(full=full)  # nothing else guards what has no checksum
     if batch.schema != pa.schema(fields):
         raise ValueError(f"it has the columns {batch.schema.names}")
+    if full and any(batch.column(field.name).null_count for field in fields if not field.nullable):
+        raise ValueError("it has nulls where every message has a value")
     return batch
 
 

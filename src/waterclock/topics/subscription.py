@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from waterclock.arrow import POSITIONED_SCHEMA, from_arrow
-from waterclock.errors import WaterclockError
+from waterclock.errors import LeaseLostError, WaterclockError
 from waterclock.message import Message, Position
 from waterclock.time import Duration, Time, to_duration
 from waterclock.topics import subscription_rows as rows
@@ -97,6 +97,7 @@ class Subscription:
         check_limit(limit)
         with self._lock:
             not_before = self._hold()
+            settled, skipped = self._at == self._committed, self._damage.skipped
             messages: list[Message] = []
             while len(messages) < limit:
                 try:
@@ -108,6 +109,8 @@ class Subscription:
                 if piece is None:
                     break
                 messages += self._take(piece, limit - len(messages), not_before)
+            if not messages and settled and skipped == self._damage.skipped:
+                self._pass_over()
             return messages
 
     def commit(self) -> None:
@@ -246,6 +249,16 @@ class Subscription:
             self._at = last._replace(position=last.position._replace(index=last.position.index + 1))
             self._look_ahead()
         return from_arrow(taken)
+
+    def _pass_over(self) -> None:
+        """Stand behind what was deleted or is recorded as lost, for good: no reader will ever commit these messages."""
+        if self._at == self._committed:
+            return
+        try:
+            rows.commit(self._storage, self.name, self._epoch, self._at, self._lease)
+        except LeaseLostError:
+            return  # moved meanwhile; the next read begins there
+        self._committed = self._at
 
     def _look_ahead(self) -> None:
         """Stand at the next message already, or at the topic's end."""
