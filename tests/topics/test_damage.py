@@ -278,6 +278,50 @@ def test_find_says_where_it_is_damaged(make_sqlite_topic: MakeTopic) -> None:
     assert [message.publish_time for message in topic.read(since=6, until=9, on_damage="skip")] == [8]
 
 
+@pytest.mark.parametrize("missing", ["row", "file"])
+@pytest.mark.parametrize("ledger", [0, 1])
+def test_a_reader_that_begins_at_a_time_does_not_begin_behind_what_is_missing_there(
+    make_sqlite_topic: MakeTopic, missing: str, ledger: int
+) -> None:
+    topic = make_sqlite_topic()
+    append_ledgers(topic, FLOW)
+    topic.seal()
+    first = topic.find(4).position.ledger * ledger
+    assert first == ledger
+    time = 4 * ledger + 1
+    whole = [message.publish_time for message in topic.read(since=time)]
+    gone = {message.publish_time for message in topic.read() if message.position and message.position.ledger == ledger}
+    if missing == "row":
+        write(topic, sa.delete(ledgers).where(ledgers.c.ledger == ledger))
+    else:
+        ledger_path(topic, ledger).unlink()
+    for read in (
+        lambda: list(topic.read(since=time)),
+        lambda: topic.subscribe("by time", start=time).read(),
+        lambda: topic.subscribe("earliest").read(100) if ledger == 0 else list(topic.read(since=time)),
+    ):
+        with pytest.raises((DamagedError, LostFileError)):
+            read()
+    left = [time for time in whole if time not in gone]
+    assert [message.publish_time for message in topic.read(since=time, on_damage="skip")] == left
+    subscription = topic.subscribe("skipping", start=time, on_damage="skip")
+    assert [message.publish_time for message in subscription.read(100)] == left
+    subscription.commit()
+    assert subscription.backlog.messages == 0
+
+
+def test_a_hole_before_the_open_ledger_does_not_matter_to_a_time_that_is_later_than_all_of_it(
+    make_sqlite_topic: MakeTopic,
+) -> None:
+    topic = make_sqlite_topic()
+    append_ledgers(topic, FLOW)
+    topic.roll()
+    topic.append(published([100]))
+    write(topic, sa.delete(ledgers).where(ledgers.c.ledger == topic.head.ledger - 1))
+    assert [message.publish_time for message in topic.read(since=50)] == [100]
+    assert list(topic.read(since=200)) == []
+
+
 # Reading on behind it
 
 

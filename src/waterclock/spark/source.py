@@ -17,7 +17,7 @@ from waterclock.spark.pushdown import Test, exact_test, passing, positions_by, w
 from waterclock.spark.read_options import ReadOptions, refuse_expired
 from waterclock.spark.workers import settle
 from waterclock.topics.damage import Damage
-from waterclock.topics.finding import find_first
+from waterclock.topics.finding import find_first, find_start
 from waterclock.topics.pruning import ALL
 from waterclock.topics.slicing import Slice, read_slice
 from waterclock.topics.topic import Topic
@@ -74,16 +74,16 @@ class TopicReader(DataSourceReader):
 
     def _range(self, topic: Topic) -> tuple[Position | None, Position | None]:
         options = self._options
-        start = options.start if options.since is None else _position_at(topic, options.since, options)
-        stop = None if options.until is None else _position_at(topic, options.until, options)
+        by, damage = options.by, options.on_damage
+        start, stop = options.start, None
+        if options.since is not None:
+            start = find_start(topic.storage, by, options.since, damage).position
+        if options.until is not None:
+            stop = find_first(topic.storage, by, options.until, on_damage=damage).position
         # Both limits hold: the options', and the filters'.
         starts = [position for position in (start, self._start) if position is not None]
         stops = [position for position in (stop, self._stop) if position is not None]
         return max(starts, default=None), min(stops, default=None)
-
-
-def _position_at(topic: Topic, time: int, options: ReadOptions) -> Position:
-    return find_first(topic.storage, options.by, time, on_damage=options.on_damage).position
 
 
 def read_part(partition: InputPartition, options: ReadOptions, tests: Iterable[Test] = ()) -> Iterator[pa.RecordBatch]:

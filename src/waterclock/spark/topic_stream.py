@@ -25,7 +25,7 @@ from waterclock.spark.read_options import ReadOptions
 from waterclock.spark.source import SLICE_MESSAGES, Part, read_part
 from waterclock.spark.workers import settle
 from waterclock.topics.damage import Damage
-from waterclock.topics.finding import FINDABLE, find_first
+from waterclock.topics.finding import FINDABLE, find_start
 from waterclock.topics.positions import Place, beginning, entry_boundary, place_of
 from waterclock.topics.topic import Topic
 
@@ -117,7 +117,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Find the position that an offset means; None where the message that it waits for is not there yet."""
         for by in FINDABLE:
             if by in offset:
-                found = find_first(self._topic.storage, by, offset[by], on_damage=self._options.on_damage)
+                found = find_start(self._topic.storage, by, offset[by], self._options.on_damage)
                 return found.position if found.found else None
         return _FIRST if offset["position"] == _EARLIEST else Position.parse(offset["position"])
 

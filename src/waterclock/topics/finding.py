@@ -60,7 +60,15 @@ def check_by(by: str) -> By:
     return by
 
 
-def find_first(storage: Storage, by: str, time: int, after: int | None = None, on_damage: OnDamage = "raise") -> Found:
+def find_first(
+    storage: Storage,
+    by: str,
+    time: int,
+    after: int | None = None,
+    on_damage: OnDamage = "raise",
+    *,
+    at_lost: bool = False,
+) -> Found:
     """Find the first message that is left with ``by`` at or after ``time`` (find by timestamp, detailed design 12).
 
     A ledger whose file is lost is passed over, with a warning in the log: the answer is the first readable message.
@@ -76,6 +84,8 @@ def find_first(storage: Storage, by: str, time: int, after: int | None = None, o
     on_damage
         ``skip``: where the message is in an entry or a row group that is damaged, give where that begins, for a reader
         who passes over it. Of a ledger of which everything is damaged, where the ledger begins.
+    at_lost
+        Do not pass over a ledger whose file is lost, but give where it begins, where it may hold the message.
 
     Raises
     ------
@@ -90,6 +100,8 @@ def find_first(storage: Storage, by: str, time: int, after: int | None = None, o
         unmeasured = _unmeasured(row)
         if unmeasured is not None:
             if not _measured(storage, unmeasured):
+                if at_lost:
+                    return Found(Position(unmeasured, 0, 0), found=True)
                 lost = unmeasured
                 after = unmeasured if unmeasured == row["ledger"] else after
         elif row["data"] is not None:
@@ -97,10 +109,31 @@ def find_first(storage: Storage, by: str, time: int, after: int | None = None, o
         elif row["ledger"] is None:
             return Found(Position(row["open_ledger"], row["open_entries"], 0), found=False)
         else:
-            place = _place_in_file(storage, row, by, time, on_damage)
+            place = _place_in_file(storage, row, by, time, on_damage, at_lost=at_lost)
             if place is not None:
                 return Found(place, found=True)
             after = row["ledger"]
+
+
+def find_start(storage: Storage, by: str, time: int, on_damage: OnDamage = "raise") -> Found:
+    """Find where a reader begins who wants what is at or after a time.
+
+    That is the first such message, unless something that is lost or missing before it may hold an earlier one: then the
+    reader begins there, and meets it. The arguments are those of `find_first`.
+    """
+    found = find_first(storage, by, time, on_damage=on_damage, at_lost=True)
+    ledger = found.position.ledger
+    before = sa.select(sa.func.max(ledgers.c.ledger)).where(
+        ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger < ledger
+    )
+    with storage.backend.snapshot() as connection:
+        topic = storage.row(connection)
+        last = connection.execute(before).scalar()
+    missing = topic["first_ledger"] if last is None else last + 1
+    reached = topic[f"peak_{by}"]  # over all ledgers that were closed, also those that are missing
+    if missing >= ledger or (ledger == topic["ledger"] and (reached is None or reached < time)):
+        return found
+    return Found(Position(missing, 0, 0), found=True)
 
 
 def place_at(storage: Storage, start: Position | Time, by: str, on_damage: OnDamage = "raise") -> Place:
@@ -116,7 +149,7 @@ def place_at(storage: Storage, start: Position | Time, by: str, on_damage: OnDam
     if start == "latest":
         return place_of(storage, storage.head())
     time = storage.time(start, "start")
-    return place_of(storage, find_first(storage, by, time, on_damage=on_damage).position, damage)
+    return place_of(storage, find_start(storage, by, time, on_damage).position, damage)
 
 
 @cache
@@ -225,7 +258,9 @@ def _place_in_entry(storage: Storage, row: sa.RowMapping, by: str, time: int, on
     return Position(row["entry_ledger"], row["entry"], first)
 
 
-def _place_in_file(storage: Storage, row: sa.RowMapping, by: str, time: int, on_damage: OnDamage) -> Position | None:
+def _place_in_file(
+    storage: Storage, row: sa.RowMapping, by: str, time: int, on_damage: OnDamage, *, at_lost: bool
+) -> Position | None:
     if row["end"] is None or row["end"] < time or row["state"] != "sealed":
         return None  # it is empty, or its running maximum came from a ledger that was deleted
     start = Position(row["ledger"], 0, 0)
@@ -239,6 +274,8 @@ def _place_in_file(storage: Storage, row: sa.RowMapping, by: str, time: int, on_
         return start
     except LostFileError as error:
         path_now(storage, row["ledger"])  # an error, where the whole topic has moved
+        if at_lost:
+            return start
         _log.warning("find passes over ledger %d of topic %r: %s", row["ledger"], storage.name, error)
         return None
     first = int(np.argmax(time_column(table, by).to_numpy() >= time))

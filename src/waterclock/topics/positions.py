@@ -38,6 +38,8 @@ def beginning(storage: Storage) -> Place:
 def place_of(storage: Storage, position: Position, damage: Damage | None = None) -> Place:
     """Find the first message that is left at or after a position; the topic's head where there is none.
 
+    Where a ledger is missing in front of it, the place is where that one began, so that the reader meets the hole.
+
     Parameters
     ----------
     damage
@@ -50,6 +52,9 @@ def place_of(storage: Storage, position: Position, damage: Damage | None = None)
     """
     with storage.backend.snapshot() as connection:
         row = ledger_from(storage, connection, position.ledger)
+        hole = _hole(storage, connection, position, row)
+        if hole is not None:
+            return hole
         while row is not None and row["state"] == "lost":
             row = ledger_from(storage, connection, row["ledger"] + 1)
         counter = Counter.of_row(storage.row(connection))
@@ -65,6 +70,19 @@ def place_of(storage: Storage, position: Position, damage: Damage | None = None)
             place = _place_in_rows(storage, connection, start)
             return place or Place(Position(start.ledger + 1, 0, 0), row["first_ordinal"] + row["messages"])
     return _place_in_file(storage, row, start, damage or Damage(storage.name))
+
+
+def _hole(storage: Storage, connection: sa.Connection, position: Position, row: sa.RowMapping | None) -> Place | None:
+    """Give where ledgers that are missing between a position and the next one that is there began, if there are."""
+    topic = storage.row(connection)
+    ledger = max(position.ledger, topic["first_ledger"])
+    if ledger >= (topic["ledger"] if row is None else row["ledger"]):
+        return None
+    end = sa.select(ledgers.c.first_ordinal + ledgers.c.messages).where(
+        ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger < ledger
+    )
+    before = connection.execute(end.order_by(ledgers.c.ledger.desc()).limit(1)).scalar()
+    return Place(Position(ledger, 0, 0), topic["first_ordinal"] if before is None else before)
 
 
 def position_of(storage: Storage, ordinal: int, damage: Damage | None = None) -> Position:

@@ -24,7 +24,7 @@ from waterclock.topics.damage import Damage, OnDamage, check_on_damage
 from waterclock.topics.entries import encode_entry
 from waterclock.topics.expiring import Expired, expire_topic
 from waterclock.topics.faults import Repaired, Verified
-from waterclock.topics.finding import Found, check_by, find_first, place_at
+from waterclock.topics.finding import Found, check_by, find_first, find_start, place_at
 from waterclock.topics.ledgers import LedgerInfo, list_files, list_ledgers, roll
 from waterclock.topics.looking_up import look_up
 from waterclock.topics.names import check_name, check_size
@@ -573,16 +573,13 @@ class Topic:
             raise InvalidArgumentError(f"until: {until!r} and stop: {stop!r} both say where to stop; give one")
         end = self.head
         if until is not None:
-            end = min(end, self._position_at(until, "until", by, on_damage))
+            time = self.storage.time(until, "until")
+            end = min(end, find_first(self.storage, by, time, on_damage=on_damage).position)
         elif stop is not None:
             end = min(end, check_position(stop, "stop"))
         if since is not None:
-            return self._position_at(since, "since", by, on_damage), end
+            return find_start(self.storage, by, self.storage.time(since, "since"), on_damage).position, end
         return Position(0, 0, 0) if start is None else check_position(start, "start"), end
-
-    def _position_at(self, time: Time, name: str, by: str, on_damage: OnDamage) -> Position:
-        when = self.storage.time(time, name)
-        return find_first(self.storage, by, when, on_damage=on_damage).position
 
     def __repr__(self) -> str:
         return f"<Topic {self.name!r} in {self.storage.backend.url.render_as_string()}>"
