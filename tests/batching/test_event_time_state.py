@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 
 from waterclock.arrow import from_ipc, to_arrow, to_ipc
 from waterclock.batching.event_time import EventTimeBatcher
+from waterclock.batching.rate_aware import RateAwareBatcher
 from waterclock.checksum import FRAME_BYTES
-from waterclock.errors import DamagedError, SchemaError
+from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position
 
 KEY = b"waterclock.event_time_batcher"
@@ -128,3 +130,10 @@ def test_a_state_that_was_cut_off_is_damaged(length: int) -> None:
 def test_random_bytes_are_refused(data: bytes) -> None:
     with pytest.raises((SchemaError, DamagedError)):
         EventTimeBatcher.restore(data)
+
+
+@pytest.mark.parametrize("batcher", [EventTimeBatcher, RateAwareBatcher])
+@pytest.mark.parametrize("state", ["text", None, 5])
+def test_what_is_no_bytes_is_no_state(batcher: type[EventTimeBatcher] | type[RateAwareBatcher], state: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"state: .* give the bytes of"):
+        batcher.restore(state)

@@ -244,3 +244,11 @@ def test_an_error_in_the_background_reaches_the_next_caller(
     with pytest.raises(Exception, match="on fire"):
         producer.close()
     assert appending.append_entry is not fail
+
+
+def test_headers_in_another_order_are_the_same_message(sqlite_topic: Topic) -> None:
+    def send(headers: dict[str, str]) -> bool:
+        return sqlite_topic.append([Message("a", "b", 1, headers=headers)], producer="p", sequence=0).duplicate
+
+    assert not send({"a": "1", "b": "2"})
+    assert send({"b": "2", "a": "1"})

@@ -341,3 +341,16 @@ def test_a_catalogue_that_does_not_say_which_file_a_ledger_has_is_damaged(topic:
     change(topic, sa.update(ledgers).where(ledgers.c.ledger == 1).values(path=None))
     with pytest.raises(DamagedError, match="does not say which file"):
         times(topic)
+
+
+def test_a_ledger_whose_entries_were_lost_and_that_got_more_is_sealed_with_the_bounds_of_these(
+    sqlite_topic: Topic,
+) -> None:
+    append_ledgers(sqlite_topic, [[[1], [2]]])
+    change(sqlite_topic, sa.delete(entries))
+    assert sqlite_topic.repair().lost == 2
+    sqlite_topic.append(published([5]))
+    sqlite_topic.roll()
+    sqlite_topic.seal()
+    assert sqlite_topic.verify(deep=True).is_whole
+    assert times(sqlite_topic) == [5]

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from waterclock.arrow import check_messages, from_ipc, is_ipc, to_arrow, to_ipc
 from waterclock.checksum import framed, has_form, unframed
-from waterclock.errors import DamagedError, SchemaError
+from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message
 from waterclock.quoting import quoted
 
@@ -48,7 +48,13 @@ class StateForm(NamedTuple):
             Where the bytes are those of such a state, but not as they were written.
         SchemaError
             Where they are something else.
+        InvalidArgumentError
+            Where they are no bytes.
         """
+        if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]  # not everybody checks types
+            raise InvalidArgumentError(
+                f"state: {quoted(data)} is a {type(data).__name__}; give the bytes of {self.name}"
+            )
         checked = has_form(self.form, data)
         if not checked and self.key not in data:
             raise SchemaError(f"{len(data)} bytes are not {self.name}")

@@ -4,7 +4,7 @@ It covers source, stream, event_time, headers and payload. It leaves out publish
 a message was sent and received: one that is sent again is sent at another time, by its producer's clock or by the
 topic's. It depends on neither the container (messages or a table) nor the version of a library, because the catalogue
 keeps it. Column by column: lengths as int32, where headers that are None count -1; texts and payloads end to end; times
-as int64. All little-endian.
+as int64. Headers in the order of their keys. All little-endian.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from waterclock.arrow import MESSAGE_SCHEMA
 from waterclock.checksum import checksum
@@ -52,11 +51,16 @@ def _parts_of_messages(messages: Sequence[Message]) -> Iterator[bytes]:
     yield from _texts([message.source.encode() for message in messages])
     yield from _texts([message.stream.encode() for message in messages])
     yield struct.pack(f"<{len(messages)}q", *[message.event_time for message in messages])
-    headers = [message.headers for message in messages]
-    yield struct.pack(f"<{len(headers)}i", *[-1 if each is None else len(each) for each in headers])
-    yield from _texts([key.encode() for each in headers for key in each or ()])
-    yield from _texts([value.encode() for each in headers if each for value in each.values()])
+    yield from _of_headers([None if each.headers is None else [*each.headers.items()] for each in messages])
     yield from _texts([message.payload for message in messages])
+
+
+def _of_headers(headers: Sequence[list[tuple[str, str]] | None]) -> Iterator[bytes]:
+    """Lay headers out in the order of their keys: messages whose headers came in another order are equal."""
+    yield struct.pack(f"<{len(headers)}i", *[-1 if each is None else len(each) for each in headers])
+    pairs = [pair for each in headers if each for pair in sorted(each)]
+    yield from _texts([key.encode() for key, _ in pairs])
+    yield from _texts([value.encode() for _, value in pairs])
 
 
 def _texts(values: Sequence[bytes]) -> Iterator[bytes]:
@@ -68,12 +72,7 @@ def _parts_of_columns(batch: pa.RecordBatch) -> Iterator[bytes | memoryview]:
     for name in _TEXTS:
         yield from _of_texts(batch.column(name))
     yield batch.column("event_time").to_numpy().astype("<i8", copy=False).tobytes()
-    headers = batch.column("headers").cast(_PAIRS)
-    counts = pc.call_function("list_value_length", [headers]).fill_null(-1)
-    yield counts.to_numpy().astype("<i4", copy=False).tobytes()
-    pairs = pairs_of_headers(batch)
-    yield from _of_texts(pairs.field(0))
-    yield from _of_texts(pairs.field(1))
+    yield from _of_headers(batch.column("headers").to_pylist())
     yield from _of_texts(batch.column("payload"))
 
 

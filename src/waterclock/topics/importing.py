@@ -23,14 +23,13 @@ import sqlalchemy as sa
 from waterclock.database.topic_catalogue import files as file_rows
 from waterclock.database.topic_catalogue import ledgers, topics
 from waterclock.errors import DamagedError
-from waterclock.topics.bounds import Bounds
 from waterclock.topics.counter import Counter
 from waterclock.topics.file_checksums import FileChecksums
 from waterclock.topics.file_facts import LedgerFacts, facts_in
 from waterclock.topics.footers import parsed_footer, read_footer
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.ledgers import write_counter
-from waterclock.topics.row_groups import RowGroup, row_groups_to_json
+from waterclock.topics.row_groups import RowGroup, bounds_of, row_groups_to_json
 from waterclock.topics.sealed_file import SealedFile
 from waterclock.topics.storage import Storage
 
@@ -218,9 +217,7 @@ def _row(
     row_groups = row_groups_to_json(facts.row_groups)
     shared = len(offer.ledgers) > 1
     own = {number: chunks[number] for number in _numbers(facts.row_groups)}
-    bounds: Bounds | None = None
-    for group in facts.row_groups:
-        bounds = group.bounds.joined(bounds)
+    bounds = bounds_of(facts.row_groups)
     return {
         **{
             name: getattr(facts, name)

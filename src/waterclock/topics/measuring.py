@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,7 +12,7 @@ from waterclock.topics.entries import decode_entries
 from waterclock.topics.file_checksums import FileChecksums
 from waterclock.topics.losses import is_lost, standing_in
 from waterclock.topics.peaks import peak_before, raise_later
-from waterclock.topics.row_groups import RowGroup, row_groups_to_json
+from waterclock.topics.row_groups import bounds_of, row_groups_to_json
 from waterclock.topics.sealed_ledger import SealedLedger
 from waterclock.topics.storage import Storage
 
@@ -67,17 +66,10 @@ def _measure_rows(storage: Storage, connection: sa.Connection, ledger: int) -> d
 def _measure_file(storage: Storage, row: sa.RowMapping) -> dict[str, Any]:
     ledger = SealedLedger(storage, row)
     if row["row_groups"]:
-        return {"bounds": _joined(ledger.groups)}
+        return {"bounds": bounds_of(ledger.groups)}
     row_groups = row_groups_to_json(ledger.groups)
-    measured = {"bounds": _joined(ledger.groups), "footer": ledger.footer, "row_groups": row_groups}
+    measured = {"bounds": bounds_of(ledger.groups), "footer": ledger.footer, "row_groups": row_groups}
     if row["checksums"] is not None:
         checksums = FileChecksums.from_bytes(row["checksums"], f"ledger {ledger.number}")
         measured["checksums"] = checksums.of_text(row_groups).to_bytes()
     return measured
-
-
-def _joined(groups: Sequence[RowGroup]) -> Bounds:
-    bounds = groups[0].bounds
-    for group in groups[1:]:
-        bounds = group.bounds.joined(bounds)
-    return bounds

@@ -22,7 +22,7 @@ from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.losses import record_lost_entries, record_lost_ledger
 from waterclock.topics.measuring import measure_ledger
 from waterclock.topics.peaks import lower_peaks
-from waterclock.topics.row_groups import RowGroup, row_groups_to_json
+from waterclock.topics.row_groups import RowGroup, bounds_of, row_groups_to_json
 from waterclock.topics.sealed_ledger import SealedLedger
 from waterclock.topics.storage import Storage
 from waterclock.topics.verifying import verify_topic
@@ -127,13 +127,11 @@ def _without(storage: Storage, row: sa.RowMapping, damaged: int) -> Sequence[Row
 def _values(row: sa.RowMapping, groups: Sequence[RowGroup]) -> dict[str, object]:
     """Describe the row groups that are left of a ledger, and their bounds."""
     text = row_groups_to_json(groups)
-    bounds = groups[0].bounds
-    for group in groups[1:]:
-        bounds = group.bounds.joined(bounds)
+    bounds = bounds_of(groups)
     checksums = None
     if row["checksums"] is not None:
         checksums = FileChecksums.from_bytes(row["checksums"], "a ledger").of_text(text).to_bytes()
-    return {"row_groups": text, "checksums": checksums, **bounds.columns()}
+    return {"row_groups": text, "checksums": checksums, **({} if bounds is None else bounds.columns())}
 
 
 def _measure_anew(storage: Storage, ledger: int) -> bool:

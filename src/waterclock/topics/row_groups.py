@@ -113,6 +113,14 @@ def _row_groups(lists: Any) -> list[RowGroup]:
     ]
 
 
+def bounds_of(groups: Iterable[RowGroup]) -> Bounds | None:
+    """Bound the messages of all row groups; None where there are none."""
+    bounds: Bounds | None = None
+    for group in groups:
+        bounds = group.bounds.joined(bounds)
+    return bounds
+
+
 def starts_of(groups: Iterable[RowGroup], first: int = 0) -> list[int]:
     """Give the number of each row group's first message, where ``first`` is that of the ledger's first."""
     starts: list[int] = []

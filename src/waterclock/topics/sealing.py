@@ -12,7 +12,7 @@ Every step can be done again. What a killed owner leaves is removed by `sweeping
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import sqlalchemy as sa
@@ -30,7 +30,7 @@ from waterclock.topics.losses import KEPT, LOST, record_lost_ledger
 from waterclock.topics.pending_files import Pending, finish, new_file, record, renewing, settle, taken
 from waterclock.topics.reading import read_chunks
 from waterclock.topics.retention import enforce_retention
-from waterclock.topics.row_groups import RowGroup, row_groups_to_json
+from waterclock.topics.row_groups import RowGroup, bounds_of, row_groups_to_json
 from waterclock.topics.sealed_file import write_ledger
 from waterclock.topics.sizes import resizing
 from waterclock.topics.storage import Storage
@@ -196,7 +196,7 @@ def _row(storage: Storage, pending: Pending) -> sa.RowMapping:
 
 def _commit(storage: Storage, pending: Pending, file: _Written) -> None:
     row_groups = row_groups_to_json(file.groups)
-    values = {
+    values: dict[str, Any] = {
         "state": "sealed",
         "path": pending.path,
         "bytes": file.size,
@@ -205,6 +205,9 @@ def _commit(storage: Storage, pending: Pending, file: _Written) -> None:
         "footer": file.footer,
         "checksums": FileChecksums.of(file.footer, row_groups, file.chunks).to_bytes(),
     }
+    # Those of the entries, but where some were recorded as lost.
+    bounds = bounds_of(file.groups)
+    values |= {} if bounds is None else bounds.columns()
     written = sum(group.messages for group in file.groups)
     lost = sa.func.coalesce(sa.func.sum(entries.c.messages), 0)
     here = (entries.c.topic_id == storage.topic_id, entries.c.ledger == pending.first, sa.not_(KEPT))

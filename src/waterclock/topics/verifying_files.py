@@ -15,7 +15,7 @@ from waterclock.topics.file_checksums import footer_checksum
 from waterclock.topics.footers import read_footer
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.reading import path_now
-from waterclock.topics.row_groups import RowGroup
+from waterclock.topics.row_groups import RowGroup, bounds_of
 from waterclock.topics.sealed_ledger import SealedLedger, checked_row_groups
 from waterclock.topics.storage import Storage
 
@@ -102,11 +102,8 @@ def _check_groups(row: Mapping[Any, Any], groups: Sequence[RowGroup], name: str)
     if counted > row["messages"]:
         text = f"the row groups of ledger {row['ledger']} hold {counted} messages, it has {row['messages']}"
         yield Fault("catalogue", text, row["ledger"], file=name)
-    bounds: Bounds | None = None
-    for group in groups:
-        bounds = group.bounds.joined(bounds)
     known = Bounds.of_row(row)  # pyright: ignore[reportArgumentType]  # a mapping of the same names
-    if known is not None and bounds != known:
+    if known is not None and bounds_of(groups) != known:
         text = f"the bounds of ledger {row['ledger']} are not those of its row groups"
         yield Fault("catalogue", text, row["ledger"], file=name)
 
