@@ -17,7 +17,7 @@ _PIECE = 4 << 20
 
 
 def no_report(what: str, done: int, total: int) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 def copy(source: Any, sink: Any, path: str) -> Kept:

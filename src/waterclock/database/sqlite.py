@@ -66,7 +66,7 @@ class SqliteDialect:
         return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
 
     def turns(self, url: sa.URL) -> Turns:
-        """Queue for the write lock: there is one for the whole file, and SQLite wakes nobody who waits for it."""
+        """Queue for the write lock: there is one for the whole file, and SQLite wakes no writer that waits for it."""
         return Turns(file_of(url).absolute())
 
     def set_up_direct(self, connection: Any) -> None:

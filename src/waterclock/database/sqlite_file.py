@@ -1,7 +1,7 @@
 """Opening an SQLite file, also where it, its folder or the URL lets nothing be written.
 
 A database with a write-ahead log is read with the help of two files beside it, which the first reader makes. Where its
-folder may not be written to and they are not there, SQLite opens the database only as one that nobody changes
+folder may not be written to and they are not there, SQLite opens the database only as one that does not change
 (``immutable``): so that is how it is opened then, and anew as soon as the file, or a log beside it, shows a change.
 """
 

@@ -2,11 +2,11 @@
 
 A writer that finds the file busy can only sleep and try again, and while others write without a pause, it may lose that
 lottery for seconds. So writers take turns. The threads of a process stand in a queue, first come, first served, and
-whoever is first in it waits for the lock of a file beside the database (``FILE-turn``), which the kernel gives on as
+the first of them waits for the lock of a file beside the database (``FILE-turn``), which the kernel gives on as
 soon as it is free and takes from a process that dies. That file is made when two processes meet for the first time.
 
 A turn is a courtesy: SQLite's own lock guards the data. A writer waits at most `LONGEST_WAIT` for its turn and then
-tries without one, so a process that is frozen in the middle of its turn holds nobody up for longer than that.
+tries without one, so a process that is frozen in the middle of its turn holds no other writer up for longer than that.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ def _locking(backend: Backend) -> sa.Select[Any]:
     """Give what locks the topic's row and reads its counter; one object for each database, compiled once."""
     statement = _locking_statements.get(backend)
     if statement is None:
-        # key_share: PostgreSQL then lets readers of the row's key pass, and nobody changes the key.
+        # key_share: PostgreSQL then lets readers of the row's key pass, and no statement changes the key.
         statement = (
             sa.select(backend.now_sql().label("now"), *_COUNTED)
             .where(topics.c.id == sa.bindparam("topic"))

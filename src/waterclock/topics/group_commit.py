@@ -1,8 +1,8 @@
 """Group commit: appends of several threads to one topic share transactions; each keeps its own entry and answer.
 
-An append stands in the topic's line. Where nobody leads, it leads: it takes those who stand first, itself the first of
-them, carries them out in one transaction, and hands the lead to the next one in line, if there is one. So a thread that
-is alone begins at once and waits for nobody, and while the disk is busy for one group, the next one gathers. Those who
+An append stands in the topic's line. Where no append leads, it leads: it takes those that stand first, itself the first
+of them, carries them out in one transaction, and hands the lead to the next one in line, if there is one. So a thread
+that is alone begins at once and does not wait, and while the disk is busy for one group, the next gathers. Those who
 have just got their answers often append again at once, so a leader waits for as many as there were, but only a moment.
 
 - A leader that dies by an exception hands the lead over. Those it had taken go back to the front of the line: whether
@@ -78,7 +78,7 @@ class Line(Generic[_W]):
         self._took = 0.0  # seconds, the group before
 
     def pass_through(self, own: _W, carry_out: Callable[[Sequence[_W]], object]) -> None:
-        """Stand in line until one's own append is settled; lead where nobody does.
+        """Stand in line until one's own append is settled; lead where no other does.
 
         Parameters
         ----------
@@ -151,7 +151,7 @@ class Line(Generic[_W]):
 
 
 class _Lines:
-    """The lines of this process. One that nobody stands in is forgotten, so that many topics cost nothing."""
+    """The lines of this process. An empty one is forgotten, so that many topics cost nothing."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -172,7 +172,7 @@ _lines = _Lines()
 
 
 def line_of(backend: object, topic_id: int) -> Line[Any]:
-    """Give the line of a topic: the same for all who append to it through one backend, while somebody stands in it."""
+    """Give the line of a topic: the same for all who append to it through one backend, while an append stands in it."""
     return _lines.line(backend, topic_id)
 
 

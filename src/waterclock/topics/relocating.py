@@ -139,7 +139,8 @@ def _move(storage: Storage, there: LedgerFiles, step: Progress) -> tuple[LedgerF
         if storage.backend.transact(partial(_turn_over, storage, store, set(done))):
             break
     if not here.is_complete and here.identity is not None:
-        sweep(replace(storage, files=there), at_hand={here.identity: here})  # later nobody could open the former store
+        # Later no process could open the former store.
+        sweep(replace(storage, files=there), at_hand={here.identity: here})
     return there, Relocated(there.place, copied, len(done) - copied)
 
 

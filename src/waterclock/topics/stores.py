@@ -125,8 +125,8 @@ def recorded_store(identity: str, root: str, is_complete: int, what: str) -> Led
 def files_of_topic(backend: Backend, name: str, row: sa.Row[*tuple[Any, ...]], place: LedgerRoot) -> LedgerFiles:
     """Give the store of a topic, where the caller or else the catalogue says that it lies.
 
-    A store that cannot be reached now keeps nobody from opening the topic, so that producers can append: what needs the
-    store fails until it is back.
+    A store that cannot be reached now keeps no caller from opening the topic, so that producers can append: what
+    needs the store fails until it is back.
 
     Parameters
     ----------

@@ -137,8 +137,8 @@ class Topic:
             At least one message, or a table with the columns source, stream, event_time and, where you have them,
             publish_time, receive_time (int64 ns), headers and payload.
         producer
-            Name of whoever numbers its messages. Then a repeat of an append writes nothing and gives the position of
-            the first time, as long as it is one of the producer's last 5 appends.
+            Name of the producer, which numbers its messages. Then a repeat of an append writes nothing and gives
+            the position of the first time, as long as it is one of the producer's last 5 appends.
         sequence
             Number of the first of the messages, from 0; the others count on from it, also those that are rejected, and
             a producer's numbers only grow. Needed with ``producer``.
@@ -279,7 +279,7 @@ class Topic:
         roll(self.storage)
 
     def seal(self) -> int:
-        """Turn every closed ledger that nobody else is sealing into a file; give how many.
+        """Turn every closed ledger that no other process is sealing into a file; give how many.
 
         First the open ledger is closed where its age or size says so, what a killed sealer left is removed, and
         ledgers older than the topic's retention are deleted: called now and then, this is all the care a topic needs.
@@ -296,7 +296,7 @@ class Topic:
     def compact(self, file_bytes: int = FILE_BYTES) -> int:
         """Join small files of adjacent sealed ledgers into files of about ``file_bytes``; give how many are saved.
 
-        No message changes its position, and whoever is reading reads on: the former files stay for an hour. Ledgers
+        No message changes its position, and readers read on: the former files stay for an hour. Ledgers
         that are damaged or lost stay as they are, all others are compacted around them, and a DamagedError or
         LostFileError at the end names them. Where a store cannot be reached, an UnavailableError says so at once.
         """
