@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, overload
+from typing import TYPE_CHECKING, Self, overload
 
-from waterclock.archiving import archive_table
 from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError
-from waterclock.tables.attendance import forget
-from waterclock.tables.message_table import MessageTable
-from waterclock.tables.open_table import message_table_names
-from waterclock.tables.options import AckOrder, Groups, IdType, OnExhausted, Payload, PurgeBy, TableOptions, Ungrouped
 from waterclock.tables.sharding.keyspace import WHOLE
-from waterclock.tables.sharding.sharded_database import ShardedDatabase
 from waterclock.time import Clock, Duration
-from waterclock.topics.creating import topic_names
-from waterclock.topics.topic import Topic
+
+# Topics and message tables are imported when the first one is asked for: who works with the one need not wait for the
+# other, nor a command that only opens the database for either.
+if TYPE_CHECKING:
+    from waterclock.tables.message_table import MessageTable
+    from waterclock.tables.options import AckOrder, Groups, IdType, OnExhausted, Payload, PurgeBy, Ungrouped
+    from waterclock.tables.sharding.sharded_database import ShardedDatabase
+    from waterclock.topics.topic import Topic
 
 
 class Database:
@@ -35,6 +35,7 @@ class Database:
     def __init__(self, backend: Backend, ledgers: str) -> None:
         self.backend = backend
         self.ledgers = ledgers
+        self._has_opened_tables = False
 
     def create_topic(
         self,
@@ -65,6 +66,8 @@ class Database:
         AlreadyExistsError
             Where the topic exists and ``exist_ok`` is False.
         """
+        from waterclock.topics.topic import Topic
+
         return Topic.create(
             self.backend,
             self.ledgers,
@@ -77,10 +80,14 @@ class Database:
 
     def topic(self, name: str) -> Topic:
         """Open a topic; NotFoundError where there is none of this name."""
+        from waterclock.topics.topic import Topic
+
         return Topic.open(self.backend, self.ledgers, name)
 
     def topics(self) -> list[str]:
         """Name every topic, in alphabetical order."""
+        from waterclock.topics.creating import topic_names
+
         return topic_names(self.backend)
 
     def create_table(
@@ -181,6 +188,10 @@ class Database:
         NotFoundError, SchemaError
             Where there is no SQL table to adopt, or where a column of it is missing or has another type.
         """
+        from waterclock.tables.message_table import MessageTable
+        from waterclock.tables.options import TableOptions
+
+        self._has_opened_tables = True
         options = TableOptions.check(
             ack_wait=ack_wait,
             purge_after=purge_after,
@@ -209,6 +220,9 @@ class Database:
 
     def table(self, name: str) -> MessageTable:
         """Open a message table; NotFoundError where there is none of this name."""
+        from waterclock.tables.message_table import MessageTable
+
+        self._has_opened_tables = True
         return MessageTable.open(self.backend, name)
 
     def archive(self, table: str, topic: str, older_than: Duration = "0s") -> int:
@@ -223,15 +237,22 @@ class Database:
         ProducerFencedError
             Where somebody else has begun to archive the table meanwhile.
         """
+        from waterclock.archiving import archive_table
+
         return archive_table(self.table(table), self.topic(topic), older_than)
 
     def tables(self) -> list[str]:
         """Name every message table, in alphabetical order."""
+        from waterclock.tables.open_table import message_table_names
+
         return message_table_names(self.backend)
 
     def close(self) -> None:
         """Give the connections back."""
-        forget(self.backend)
+        if self._has_opened_tables:
+            from waterclock.tables.attendance import forget
+
+            forget(self.backend)
         self.backend.close()
 
     def __enter__(self) -> Self:
@@ -243,7 +264,7 @@ class Database:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Database {self.backend.url.render_as_string()}>"
+        return f"<Database {self.backend.name}>"
 
 
 @overload
@@ -289,6 +310,8 @@ def connect(
     if shards is not None:
         if url is not None or ledgers is not None:
             raise InvalidArgumentError("shards: goes without url and ledgers; each shard has its own URL")
+        from waterclock.tables.sharding.sharded_database import ShardedDatabase
+
         # No topic is in a shard, so nothing is ever asked of its ledgers.
         return ShardedDatabase(shards, lambda each: Database(Backend(each, clock=clock), ""))
     if url is None:
@@ -298,7 +321,7 @@ def connect(
         if backend.dialect.name != "sqlite":
             raise InvalidArgumentError(
                 f"ledgers: a database on a server needs to be told where sealed ledgers lie; give a folder or a URL"
-                f" that every user of {backend.url.render_as_string()} can reach"
+                f" that every user of {backend.name} can reach"
             )
         ledgers = f"{Path(str(backend.url.database)).absolute()}-ledgers"
     return Database(backend, str(ledgers))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import logging
+import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import unquote
 
-import sqlalchemy as sa
-import structlog
 from cyclopts import Parameter
 
 from waterclock.cli.output import Output
-from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError, NotFoundError
+
+if TYPE_CHECKING:
+    from waterclock.connection import Database
 
 _GROUP = "Everywhere"
 
@@ -24,7 +25,7 @@ _GROUP = "Everywhere"
 class Common:
     """Options of every command."""
 
-    url: Annotated[str | None, Parameter(env_var="WATERCLOCK_URL", group=_GROUP)] = None
+    url: Annotated[str | None, Parameter(env_var="WATERCLOCK_URL", group=_GROUP)] = field(default=None, repr=False)
     """Database: sqlite:///FILE, postgresql://…, mysql://…"""
     ledgers: Annotated[str | None, Parameter(env_var="WATERCLOCK_LEDGERS", group=_GROUP)] = None
     """Folder or URL of the sealed ledgers; for SQLite FILE-ledgers unless given."""
@@ -61,18 +62,25 @@ class Common:
             )
         if not create:
             _refuse_missing_file(self.url)
+        from waterclock.connection import connect
+
         return connect(self.url, self.ledgers)
 
 
 def _refuse_missing_file(url: str) -> None:
     # A typing error must not leave an empty database behind.
-    if url.startswith("sqlite"):
-        file = sa.make_url(url).database
-        if file and not Path(file).exists():
+    match = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", url)
+    if match is not None:
+        file = unquote(match[1])
+        if file != ":memory:" and not Path(file).exists():
             raise NotFoundError(f"url: there is no file {file!r}; `waterclock topic add` or `table add` makes one")
 
 
 def _log_to_stderr() -> None:
+    import logging
+
+    import structlog
+
     formatter = structlog.stdlib.ProcessorFormatter(
         processor=structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
         foreign_pre_chain=[structlog.stdlib.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True)],

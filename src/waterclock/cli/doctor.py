@@ -11,6 +11,7 @@ from typing import NamedTuple
 from waterclock.cli.common import Common
 from waterclock.errors import WaterclockError
 from waterclock.spark.java import find_java
+from waterclock.urls import redacted, shown
 
 OLDEST_SQLITE = (3, 35)
 """The first SQLite whose UPDATE returns rows, which a claim needs."""
@@ -29,10 +30,7 @@ class Finding(NamedTuple):
 
 
 def doctor(*, common: Common = Common()) -> int:
-    """Say what is installed, which databases and Java are found, and what to do about what is missing.
-
-    Give --url to have that database tried as well. Exit code 1 where something needed is broken.
-    """
+    """Say what is installed, which databases and Java are found, and what to do about what is missing."""
     findings = list(_examine(common))
     common.output.rows((finding._asdict() for finding in findings), Finding._fields)
     return int(any(finding.status == "broken" for finding in findings))
@@ -78,6 +76,6 @@ def _database(common: Common) -> Finding:
     try:
         with common.connect() as database:
             counts = f"{len(database.topics())} topics, {len(database.tables())} message tables"
-            return Finding("Database", "ok", f"{database.backend.url.render_as_string()}: {counts}", "")
+            return Finding("Database", "ok", f"{database.backend.name}: {counts}", "")
     except WaterclockError as error:
-        return Finding("Database", "broken", str(common.url), str(error))
+        return Finding("Database", "broken", shown(common.url), redacted(error, common.url))

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
 from waterclock.cli.common import Common
 from waterclock.cli.output import Output
-from waterclock.tables.groups.group_commands import GroupChange
-from waterclock.tables.groups.group_info import GroupInfo
 from waterclock.time import MAX_NS, format_duration, format_time
 
-app = App(
-    name="group",
-    help="Groups of a message table. Commands leave messages in flight alone unless --force; --dry-run only tells.",
-)
+if TYPE_CHECKING:
+    from waterclock.tables.groups.group_commands import GroupChange
+    from waterclock.tables.groups.group_info import GroupInfo
+
+app = App(name="group")
 
 _COLUMNS = ("group", "owner", "in_flight", "waiting", "head_id", "head_age", "head_attempts", "blocked_by")
 

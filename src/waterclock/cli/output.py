@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
-from waterclock.ingest.files import message_to_json
-from waterclock.message import Message
 from waterclock.time import format_time
+
+if TYPE_CHECKING:
+    from waterclock.message import Message
 
 
 class Output:
@@ -45,6 +43,9 @@ class Output:
             for row in rows:
                 print(json.dumps({name: _plain(row[name]) for name in columns}))
         elif sys.stdout.isatty():
+            from rich.console import Console
+            from rich.table import Table
+
             table = Table(box=None, header_style="bold", pad_edge=False)
             for name in columns:
                 table.add_column(name.replace("_", " "))
@@ -68,6 +69,8 @@ class Output:
     def message(self, message: Message) -> None:
         """Print one message on a line."""
         if self.as_json:
+            from waterclock.ingest.files import message_to_json
+
             print(json.dumps(message_to_json(message)))
             return
         print(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
@@ -11,10 +11,12 @@ from waterclock.cli.topic import position_or_time
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Position
 from waterclock.time import format_duration
-from waterclock.topics.subscription import Subscription
-from waterclock.topics.topic import Topic
 
-app = App(name="subscription", help="Durable reading positions in topics.")
+if TYPE_CHECKING:
+    from waterclock.topics.subscription import Subscription
+    from waterclock.topics.topic import Topic
+
+app = App(name="subscription")
 
 _COLUMNS = ("name", "position", "unread", "holder")
 

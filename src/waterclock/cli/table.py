@@ -5,19 +5,21 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
 from waterclock.cli.common import Common
 from waterclock.cli.table_options import ChangingOptions, shown
 from waterclock.errors import InvalidArgumentError
-from waterclock.tables.delivery import Delivery
-from waterclock.tables.message_table import MessageTable
-from waterclock.tables.putting import MessageId
 from waterclock.time import format_duration, format_time, to_time
 
-app = App(name="table", help="Message tables: queues in ordinary SQL tables.")
+if TYPE_CHECKING:
+    from waterclock.tables.delivery import Delivery
+    from waterclock.tables.message_table import MessageTable
+    from waterclock.tables.putting import MessageId
+
+app = App(name="table")
 
 _DELIVERY_COLUMNS = ("id", "group", "epoch", "lease_until", "headers", "payload")
 _STATES = ("ready", "scheduled", "in_flight", "delayed", "acked", "dead")

@@ -6,18 +6,18 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
 from waterclock.cli.common import Common
-from waterclock.ingest.files import read_messages
 from waterclock.message import Message, Position
 from waterclock.time import format_duration, format_time, to_duration
-from waterclock.topics.ledgers import LedgerInfo
-from waterclock.topics.producers import forget_producers
 
-app = App(name="topic", help="Logs of messages, found by time.")
+if TYPE_CHECKING:
+    from waterclock.topics.ledgers import LedgerInfo
+
+app = App(name="topic")
 
 FOLLOW_EVERY = 0.2
 """Seconds between two looks of ``--follow`` for what was appended."""
@@ -100,6 +100,8 @@ def append(
     file
         Where the messages are, a line each: {"source": "a", "stream": "load", "event_time": "…Z", "payload": "17"}.
     """
+    from waterclock.ingest.files import read_messages
+
     with common.connect() as database:
         topic = database.topic(name)
         count = 0
@@ -302,6 +304,8 @@ def forget(name: str, producer: str, /, *, common: Common = Common()) -> None:
     producer
         How their names begin; a stream on Spark has spark- and its query's id.
     """
+    from waterclock.topics.producers import forget_producers
+
     with common.connect() as database:
         topic = database.topic(name)
         common.confirm(f"forget what the producers {producer}… have appended to topic {name}")

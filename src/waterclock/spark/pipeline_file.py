@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -39,7 +39,7 @@ class Source:
         About how many messages a micro-batch takes; None: all that there are.
     """
 
-    url: str
+    url: str = field(repr=False)
     ledgers: str | None
     topic: str
     start: Mapping[str, str]

@@ -13,6 +13,7 @@ from waterclock.spark.options import needed, number, refuse_unknown, truth
 from waterclock.time import to_time
 from waterclock.topics.positions import place_of
 from waterclock.topics.topic import Topic
+from waterclock.urls import represented
 
 _KNOWN = (
     "url",
@@ -61,6 +62,9 @@ class ReadOptions(NamedTuple):
     start: Position | None
     max_messages: int | None
     fail_on_data_loss: bool
+
+    def __repr__(self) -> str:
+        return represented(self)
 
     @classmethod
     def checked(cls, options: Mapping[str, str]) -> ReadOptions:

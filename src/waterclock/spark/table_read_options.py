@@ -12,6 +12,7 @@ import pyarrow as pa
 from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.options import needed, number, refuse_unknown
+from waterclock.urls import represented
 
 _KNOWN = ("url", "ledgers", "table", "maxMessagesPerTrigger", "consumer", "tasks")
 _COLUMNS: dict[str, tuple[str, Any]] = {
@@ -47,6 +48,9 @@ class TableReadOptions(NamedTuple):
     max_messages: int | None
     consumer: str
     tasks: int
+
+    def __repr__(self) -> str:
+        return represented(self)
 
     @classmethod
     def checked(cls, options: Mapping[str, str]) -> TableReadOptions:

@@ -22,6 +22,7 @@ from waterclock.topics.ledger_files import LedgerFiles
 from waterclock.topics.sealing import ledgers_to_seal, seal_ledger
 from waterclock.topics.storage import Storage
 from waterclock.topics.topic import Topic
+from waterclock.urls import represented
 
 _T = TypeVar("_T")
 
@@ -33,6 +34,9 @@ class _Place(NamedTuple):
     ledgers: str
     topic_id: int
     name: str
+
+    def __repr__(self) -> str:
+        return represented(self)
 
     @classmethod
     def of(cls, topic: Topic) -> _Place:

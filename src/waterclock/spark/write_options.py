@@ -10,6 +10,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.spark.options import needed, refuse_unknown
 from waterclock.topics.names import check_name
 from waterclock.topics.topic import Topic
+from waterclock.urls import represented
 
 _KNOWN = ("url", "ledgers", "table", "topic", "payloads", "producer", "microBatch")
 # Spark hands a stream's own options to its sink too.
@@ -41,6 +42,9 @@ class WriteOptions(NamedTuple):
     payloads: str | None
     producer: str | None
     micro_batch: int | None
+
+    def __repr__(self) -> str:
+        return represented(self)
 
     @classmethod
     def checked(cls, options: Mapping[str, str]) -> WriteOptions:

@@ -54,7 +54,7 @@ def open_topic(backend: Backend, ledgers: str, name: str) -> Storage:
     with backend.snapshot() as connection:
         topic_id = connection.execute(statement).scalar()
     if topic_id is None:
-        raise NotFoundError(f"there is no topic {name!r} in {backend.url.render_as_string()}; create it first")
+        raise NotFoundError(f"there is no topic {name!r} in {backend.name}; create it first")
     return Storage(topic_id, name, backend, LedgerFiles(ledgers))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ class Slice:
         Row groups of the file to read: the first, and the one to stop before.
     """
 
-    url: str
+    url: str = field(repr=False)
     topic_id: int
     topic: str
     ledgers: str

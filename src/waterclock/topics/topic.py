@@ -396,4 +396,4 @@ class Topic:
         return Position(0, 0, 0) if start is None else check_position(start, "start"), end
 
     def __repr__(self) -> str:
-        return f"<Topic {self.name!r} in {self.storage.backend.url.render_as_string()}>"
+        return f"<Topic {self.name!r} in {self.storage.backend.name}>"
