@@ -5,12 +5,35 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from waterclock.time import format_time
+from waterclock.time import format_duration, format_time
 
 if TYPE_CHECKING:
     from waterclock.message import Message
+
+_SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Span:
+    """A length of time in ns: in its largest unit for people (``1d``), a number of seconds in JSON (``86400``)."""
+
+    ns: int
+
+    @property
+    def seconds(self) -> float:
+        """How many seconds; whole ones as an int."""
+        return self.ns // _SECOND if self.ns % _SECOND == 0 else self.ns / _SECOND
+
+    def __str__(self) -> str:
+        return format_duration(self.ns)
+
+
+def span(ns: int | None) -> Span | None:
+    """Give a length of time as output takes it; None stays None."""
+    return None if ns is None else Span(ns)
 
 
 class Output:
@@ -87,6 +110,8 @@ def _plain(value: object) -> object:
     """Give what JSON can hold; what it cannot is written as text."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, Span):
+        return value.seconds
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):

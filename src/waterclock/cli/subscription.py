@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from waterclock.cli.common import Common
+from waterclock.cli.output import Span
 from waterclock.cli.topic import position_or_time
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Position
-from waterclock.time import format_duration
 
 if TYPE_CHECKING:
     from waterclock.topics.subscription import Subscription
@@ -61,7 +61,7 @@ def info(topic: str, name: str, /, *, common: Common = Common()) -> None:
         subscription = _existing(database.topic(topic), name)
         backlog = subscription.backlog
         facts = {column: getattr(subscription.info, column) for column in _COLUMNS}
-        common.output.facts(facts | {"backlog": backlog.messages, "backlog_age": format_duration(backlog.age)})
+        common.output.facts(facts | {"backlog": backlog.messages, "backlog_age": Span(backlog.age)})
 
 
 @app.command

@@ -89,9 +89,12 @@ def append(
     file: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-",
     /,
     *,
+    producer: str | None = None,
     common: Common = Common(),
 ) -> None:
     """Append the messages of a file: JSON lines, or .parquet; - is standard input.
+
+    A file that was appended before, or a part of it, is not appended twice: it goes on after its last message.
 
     Parameters
     ----------
@@ -99,16 +102,17 @@ def append(
         The topic.
     file
         Where the messages are, a line each: {"source": "a", "stream": "load", "event_time": "…Z", "payload": "17"}.
+    producer
+        Who appends; what it appended before, counted from the first message of the file, is passed over. A file's
+        content unless given. Standard input is appended whole unless it is given.
     """
-    from waterclock.ingest.files import read_messages
+    from waterclock.cli.appending import append_file
 
     with common.connect() as database:
         topic = database.topic(name)
-        count = 0
-        for chunk in read_messages(file):
-            appended = topic.append(chunk)
-            count += appended.count
-        common.output.talk(f"appended {count} messages; the topic now ends at {topic.head}")
+        done = append_file(topic, file, producer)
+        before = f", {done.before} were in already" if done.before else ""
+        common.output.talk(f"appended {done.appended} messages{before}; the topic now ends at {topic.head}")
 
 
 @app.command

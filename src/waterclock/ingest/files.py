@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from waterclock.arrow import as_message_columns, from_arrow
-from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError
+from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError, UnavailableError
 from waterclock.message import Message
 from waterclock.time import format_time
 
@@ -92,6 +93,8 @@ def read_messages(path: str | Path) -> Iterator[list[Message]]:
         Where there is no such file.
     InvalidArgumentError, SchemaError
         Naming the line or column that is no message.
+    UnavailableError
+        Where the file cannot be read.
     """
     if str(path) == "-":
         path = "/dev/stdin"
@@ -101,20 +104,45 @@ def read_messages(path: str | Path) -> Iterator[list[Message]]:
     if path.suffix == ".parquet":
         yield from _read_parquet(path)
         return
-    with path.open(encoding="utf-8") as lines:
+    try:
+        lines = path.open("rb")  # so that an error of the encoding has a line, too
+    except OSError as error:
+        raise UnavailableError(f"cannot read {path}: {error.strerror}") from None
+    with lines:
         numbered = enumerate(lines, start=1)
         while chunk := [_parse_line(path, number, line) for number, line in islice(_not_blank(numbered), CHUNK)]:
             yield chunk
 
 
-def _not_blank(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+def content_name(path: str | Path) -> str | None:
+    """Name a file by its content, for the producer that appends it; None where it can be read only once."""
+    path = Path(path)
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as file:
+            return f"file-{hashlib.file_digest(file, 'sha256').hexdigest()[:32]}"
+    except OSError as error:
+        raise UnavailableError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _not_blank(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     return ((number, line) for number, line in lines if line.strip())
 
 
-def _parse_line(path: Path, number: int, line: str) -> Message:
+def _parse_line(path: Path, number: int, line: bytes) -> Message:
     try:
-        return message_from_json(json.loads(line))
-    except (json.JSONDecodeError, InvalidArgumentError) as error:
+        fields = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        if b"\\u" in line:
+            json.dumps(fields, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        return message_from_json(fields)
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"{path}, line {number}: is not UTF-8: {error}") from None
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"{path}, line {number}: {line[:80]!r} is not a text: {error.reason}") from None
+    except RecursionError:
+        raise InvalidArgumentError(f"{path}, line {number}: {line[:80]!r}… is nested too deeply") from None
+    except ValueError as error:  # of JSON, or what message_from_json says
         raise InvalidArgumentError(f"{path}, line {number}: {error}") from None
 
 
@@ -125,6 +153,8 @@ def _read_parquet(path: Path) -> Iterator[list[Message]]:
                 yield from_arrow(as_message_columns(batch))
     except pa.ArrowInvalid as error:
         raise SchemaError(f"{path} is not Parquet: {error}") from None
+    except OSError as error:
+        raise UnavailableError(f"cannot read {path}: {error}") from None
 
 
 def _decode_base64(encoded: object) -> bytes:

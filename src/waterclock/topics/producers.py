@@ -121,6 +121,13 @@ def newest_append(storage: Storage, name: str) -> Position | None:
     return Position(recent[-1][2], recent[-1][3], 0) if recent else None
 
 
+def last_sequence(storage: Storage, name: str) -> int | None:
+    """Give the number of the last message that a producer has appended; None where there is none."""
+    with storage.backend.snapshot() as connection:
+        row = _row(storage, connection, check_name(name))
+    return None if row is None else row["last_sequence"]
+
+
 def forget_producers(storage: Storage, prefix: str) -> int:
     """Forget the producers whose names begin so, and with them what they appended; give how many."""
     chosen = sa.delete(producers).where(
