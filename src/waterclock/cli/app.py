@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib.metadata import version
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from cyclopts import App, CycloptsError
 
 from waterclock.errors import InvalidArgumentError, WaterclockError
-from waterclock.urls import redacted
+from waterclock.urls import redacted, shown
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -50,6 +51,8 @@ _EXTRAS = {
     "pyspark": "spark",
 }
 
+_MAY_BE_URL = re.compile(r":.*@|://", re.DOTALL)
+
 app = App(
     name="waterclock",
     help="Keeps messages found by time, batches them by when they happened, and hands them out as work done once.",
@@ -76,7 +79,7 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except Exception as error:
-        complaint = _complaint(error)
+        complaint = _complaint(error, arguments)
         if complaint is None:
             raise
         _complain(complaint)
@@ -84,9 +87,14 @@ def run(arguments: list[str]) -> int:
     return result if isinstance(result, int) else DONE
 
 
-def _complaint(error: Exception) -> str | None:
+def _complaint(error: Exception, arguments: list[str]) -> str | None:
     """Say what was wrong, or None for what is a fault of ours."""
-    if isinstance(error, CycloptsError | WaterclockError):
+    if isinstance(error, CycloptsError):
+        text = str(error)
+        for argument in arguments:  # it quotes what it does not understand, which may be a URL in a wrong place
+            text = text.replace(argument, shown(argument) if _MAY_BE_URL.search(argument) else argument)
+        return text
+    if isinstance(error, WaterclockError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
@@ -104,5 +112,4 @@ def _complain(text: str) -> None:
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print("[red]waterclock:[/]", end=" ")
-    # What was typed is quoted where it is not understood, and may be a URL.
     console.print(redacted(text), markup=False)

@@ -68,7 +68,7 @@ class Backend:
     """
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
-        self.url = _parse(url)
+        self.url = parse_url(url)
         self.name = shown(self.url)
         self.dialect = _DIALECTS[self.url.get_backend_name()]()
         try:
@@ -263,7 +263,8 @@ class Backend:
         self.engine.dispose()
 
 
-def _parse(url: str) -> sa.URL:
+def parse_url(url: str) -> sa.URL:
+    """Read a database's URL, in any of the spellings that are understood; InvalidArgumentError where it is none."""
     try:
         parsed = sa.make_url(url)
         backend = parsed.get_backend_name()

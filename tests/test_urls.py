@@ -1,0 +1,198 @@
+"""Secrets in URLs are never shown: not in errors, not in reprs, not in what drivers say, not by commands."""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given
+from hypothesis import strategies as st
+
+import waterclock as wc
+from waterclock.cli.app import run
+from waterclock.cli.common import Common
+from waterclock.database.backend import Backend, parse_url
+from waterclock.spark.pipeline_file import Source
+from waterclock.spark.read_options import ReadOptions
+from waterclock.spark.table_read_options import TableReadOptions
+from waterclock.spark.write_options import WriteOptions
+from waterclock.topics.slicing import plan_slices
+from waterclock.urls import redacted, shown
+
+SECRET = "hunter2.S3CRET"  # noqa: S105  # of nothing
+NOWHERE = "127.0.0.1:1"
+"""Nothing listens on port 1."""
+
+SHAPES = [
+    f"postgres://u:{SECRET}@{NOWHERE}/d",
+    f"postgresql://u:{SECRET}@{NOWHERE}/d",
+    f"postgresql+psycopg://u:{SECRET}@{NOWHERE}/d",
+    f"postgresql+asyncpg9://u:{SECRET}@{NOWHERE}/d",
+    f"postgresql://u:{SECRET}@{NOWHERE}/d?sslmode=disable&bogus={SECRET}",
+    f"postgresql://{NOWHERE}/d?user=u&password={SECRET}",
+    f"postgresql://u:{SECRET}@host:{SECRET}/d",
+    f"postgresql://u:{SECRET}",
+    f"postgresql://u:p@{SECRET}@{NOWHERE}/d",
+    f"postgresql://u:p/{SECRET}@{NOWHERE}/d",
+    f"postgresql://u:p?{SECRET}@{NOWHERE}/d",
+    f"postgresql://u:p#{SECRET}@{NOWHERE}/d",
+    f"postgresql://u:%40{SECRET}@{NOWHERE}/d",
+    f"postgresql://u:x@y/{SECRET}@{NOWHERE}/d",
+    f"postgresql:u:{SECRET}@{NOWHERE}/d",
+    f"postgresql:/u:{SECRET}@{NOWHERE}/d",
+    f"u:{SECRET}@{NOWHERE}/d",
+    f"host=localhost user=u password={SECRET} dbname=d",
+    f"mysql://u:{SECRET}@{NOWHERE}/d",
+    f"mysql+mysqldb://u:{SECRET}@{NOWHERE}/d",
+    f"mysql+pymysql://u:{SECRET}@{NOWHERE}/d?passwd={SECRET}",
+    f"mysql://u:{SECRET}@{NOWHERE}/d?unknown_option={SECRET}",
+    f"mariadb://u:{SECRET}@{NOWHERE}/d?ssl_key={SECRET}",
+    f"mariadb+nonsense://u:{SECRET}@{NOWHERE}/d",
+    f"oracle://u:{SECRET}@{NOWHERE}/d",
+    f"mssql+pyodbc:///?odbc_connect=DRIVER%3Dx%3BPWD%3D{SECRET}",
+    f"jdbc:postgresql://{NOWHERE}/d?user=u&password={SECRET}",
+    f"sqlite:///:memory:?password={SECRET}",
+    f"sqlite:///no/such/folder/d.db?token={SECRET}",
+    f"sqlite+pysqlcipher://:{SECRET}@/d.db",
+]
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("waterclock.database.backend.BUSY_TIMEOUT", 0.0)
+
+
+def ways(url: str) -> Iterator[Callable[[], object]]:
+    """Every way in which a URL may get into an error, apart from commands."""
+    yield lambda: wc.connect(url, "ledgers")
+    yield lambda: wc.connect(url)
+    yield lambda: wc.connect(shards={"-80": url, "80-": url})
+    yield lambda: wc.connect(shards={"-80": url, "80-": f"{url} "})
+    yield lambda: Backend(url)
+
+
+@pytest.mark.parametrize("url", SHAPES)
+def test_no_error_shows_a_secret(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for way in ways(url):
+        with pytest.raises(wc.WaterclockError) as raised:
+            way()
+        assert SECRET not in "".join(traceback.format_exception(raised.value))
+        assert SECRET not in repr(raised.value)
+
+
+@pytest.mark.parametrize("url", SHAPES)
+def test_no_command_shows_a_secret(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        ["topic", "ls"],
+        ["doctor"],
+        ["doctor", "--json"],
+        ["batch", url, "--window", "1s", "--max-delay", "1s"],
+    ):
+        run([*words, "--url", url, "--ledgers", "ledgers", "--verbose"])
+        captured = capsys.readouterr()
+        assert SECRET not in captured.out + captured.err, words
+    run(["topic", "ls", url])
+    captured = capsys.readouterr()
+    assert SECRET not in captured.out + captured.err
+
+
+def test_reprs_show_no_secret() -> None:
+    url = f"postgresql://u:{SECRET}@h/d"
+    options = [kind._make([url, *kind._fields[1:]]) for kind in (ReadOptions, TableReadOptions, WriteOptions)]
+    source = Source(url, None, "t", {}, None)
+    for thing in (Common(url=url), *options, source):
+        assert SECRET not in repr(thing)
+        assert SECRET not in f"{thing}"
+
+
+def test_what_is_opened_shows_no_secret(sqlite_url: str) -> None:
+    with wc.connect(f"{sqlite_url}?cached_statements=77131") as database:
+        topic = database.create_topic("telemetry")
+        topic.append([wc.Message("a", "b", 1)])
+        [piece] = plan_slices(topic.storage, wc.Position(0, 0, 0), None, 10)
+        for thing in (database, topic, piece, database.create_table("orders"), topic.subscribe("s")):
+            assert "77131" not in repr(thing)
+
+
+def test_what_a_driver_says_shows_no_secret(caplog: pytest.LogCaptureFixture) -> None:
+    url = sa.make_url(f"postgresql://u:p%40ss{SECRET}@h/d?sslpassword=other")
+    for said in (
+        f'invalid dsn: "host=h user=u password=p@ss{SECRET}"',
+        f"cannot parse postgresql://u:p%40ss{SECRET}@h/d",
+        f"connect(host='h', password='p@ss{SECRET}', sslpassword='other')",
+        f"{{'passwd': 'p@ss{SECRET}'}}",
+        f"p@ss{SECRET} is wrong",
+    ):
+        safe = redacted(said, url)
+        assert SECRET not in safe
+        assert "other" not in safe
+    logging.getLogger("waterclock").warning("%s", redacted(f"at {url.render_as_string(hide_password=False)}"))
+    assert SECRET not in caplog.text
+
+
+def test_what_is_no_secret_is_shown() -> None:
+    for url in (
+        "sqlite:///factory.db",
+        "sqlite:////home/a@b/factory.db?mode=ro",
+        "sqlite:///C:/factory.db",
+        "postgresql+psycopg://u@host:5432/factory?sslmode=require",
+        "postgresql://[::1]:5432/factory",
+        "mysql://one:3306,two:3307/factory",
+        "factory.db",
+        "C:\\factory.db",
+    ):
+        assert shown(url) == url
+    assert shown("postgres://u:pw@[::1]:5432/d?sslmode=require&x=1") == (
+        "postgres://u:***@[::1]:5432/d?sslmode=require&x=***"
+    )
+    refused = "Access denied for user 'u'@'h' (using password: YES)"
+    assert redacted(refused, "mysql://u:pw@h/d") == refused
+
+
+TEXT = st.text(max_size=8)
+
+
+@given(scheme=st.sampled_from(["postgres", "postgresql+psycopg", "mysql", "x"]), before=TEXT, after=TEXT)
+def test_a_password_is_hidden_whatever_it_is_made_of(scheme: str, before: str, after: str) -> None:
+    url = f"{scheme}://user:{before}{SECRET}{after}@host:5432/factory"
+    assert SECRET not in shown(url)
+    assert SECRET not in redacted(f"cannot use {url}, nor {before}{SECRET}{after}", url)
+
+
+@given(password=st.text(min_size=1, max_size=20))
+def test_a_password_that_is_written_as_a_url_asks_is_hidden_in_all_its_forms(password: str) -> None:
+    url = sa.URL.create("postgresql", "user", f"{SECRET}{password}", "host", 5432, "factory")
+    said = f"{url.render_as_string(hide_password=False)} password={SECRET}{password} {f'{SECRET}{password}'!r}"
+    assert SECRET not in redacted(said, url)
+    assert shown(url) == "postgresql://user:***@host:5432/factory"
+
+
+def test_the_short_spellings_of_urls_are_understood() -> None:
+    for given_url, driver in (
+        ("postgres://u@h/d", "postgresql+psycopg"),
+        ("postgres+psycopg://u@h/d", "postgresql+psycopg"),
+        ("postgresql://u@h/d", "postgresql+psycopg"),
+        ("mysql://u@h/d", "mysql+pymysql"),
+        ("mariadb://u@h/d", "mariadb+pymysql"),
+    ):
+        assert parse_url(given_url).drivername == driver
+
+
+def test_an_at_too_many_names_the_remedy() -> None:
+    with pytest.raises(wc.InvalidArgumentError, match="%40"):
+        wc.connect("postgresql://u:p@ss@host/d", "ledgers")
+
+
+def test_the_doctors_json_says_where_without_the_password(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["doctor", "--json", "--url", f"postgres://u:{SECRET}@{NOWHERE}/d", "--ledgers", "x"])
+    findings = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert findings[-1]["found"] == f"postgres://u:***@{NOWHERE}/d"
