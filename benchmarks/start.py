@@ -5,7 +5,6 @@ Each runs in a process of its own, in turns, and its processor time counts.
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import subprocess
@@ -37,9 +36,6 @@ def children_s() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "WATERCLOCK_URL": f"sqlite:///{Path(folder) / 'factory.db'}"}
         run = partial(subprocess.run, env=environment, check=True, capture_output=True)
@@ -50,7 +46,7 @@ def main() -> None:
         runs["import waterclock"] = partial(run, [sys.executable, "-c", "import waterclock"])
         for name, words in COMMANDS.items():
             runs[name] = partial(run, [*waterclock, *words])
-        seconds = in_turns(runs, chosen.rounds, children_s)
+        seconds = in_turns(runs, ROUNDS, children_s)
     base = seconds["the libraries"]
     figures = {name: {"seconds": round(s, 3), "times_the_libraries": round(s / base, 2)} for name, s in seconds.items()}
     for name, each in figures.items():

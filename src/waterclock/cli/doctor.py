@@ -89,8 +89,16 @@ def _class_archive(java: Java) -> Finding:
 
 def _database(common: Common) -> Finding:
     try:
-        with common.connect() as database:
-            counts = f"{len(database.topics())} topics, {len(database.tables())} message tables"
+        import sqlalchemy as sa
+
+        from waterclock.database.table_catalogue import message_tables
+        from waterclock.database.topic_catalogue import topics
+
+        with common.connect() as database, database.backend.snapshot() as connection:
+            there = [
+                connection.scalar(sa.select(sa.func.count()).select_from(each)) for each in (topics, message_tables)
+            ]
+            counts = f"{there[0]} topics, {there[1]} message tables"
             return Finding("Database", "ok", f"{database.backend.name}: {counts}", "")
     except WaterclockError as error:
         return Finding("Database", "broken", shown(common.url), redacted(error, common.url))
