@@ -50,10 +50,8 @@ def test_all_commands_are_imported_without_the_extras() -> None:
     ("words", "extra"),
     [
         (["demo"], "spark"),
-        (["pipeline", "run", "pipeline.toml"], "spark"),
         (["spark", "prepare"], "spark"),
         (["topic", "ls", "--url", "postgres://u:pw@localhost/d", "--ledgers", "x"], "postgresql"),
-        (["topic", "ls", "--url", "mysql://u:pw@localhost/d", "--ledgers", "x"], "mysql"),
     ],
 )
 def test_a_command_that_lacks_its_extra_says_which_to_install(words: list[str], extra: str, tmp_path: Path) -> None:
