@@ -108,7 +108,7 @@ def measure(backend: Backend, folder: str, size: int) -> dict[str, Any]:
     loose = [uncompressed(table) for table in tables]
     count = ENTRIES[size]
     name = f"entries of {size}"
-    create_topic(backend, name, roll_after=None, roll_size=1 << 40, retention=None, exist_ok=False)
+    create_topic(backend, folder, name, roll_after=None, roll_size=1 << 40, retention=None, exist_ok=False)
     topic = Topic(open_topic(backend, folder, name))
     insert = plain_insert(backend)
     work = list(zip(range(count), cycle(tables), strict=False))

@@ -73,7 +73,7 @@ def write_file(topic: Topic, number: int) -> dict[str, Any]:
     """Write a ledger's file; give what the catalogue says of it."""
     path = f"find-{topic.storage.topic_id}/{number:010d}.parquet"
     with topic.storage.files.create(path) as sink:
-        groups, footer = write_ledger(sink, [ledger_batch(number)])
+        groups, footer, _ = write_ledger(sink, [(0, ledger_batch(number))])
     size = topic.storage.files.size(path)
     return {"path": path, "file_bytes": size, "row_groups": row_groups_to_json(groups), "footer": footer}
 
@@ -103,7 +103,7 @@ def catalogue_rows(topic: Topic, count: int, with_files: set[int]) -> Iterable[d
 
 def build(backend: Backend, folder: Path, count: int, chosen: set[int]) -> Topic:
     name = f"{count} ledgers"
-    create_topic(backend, name, roll_after=None, roll_size=1 << 40, retention=None, exist_ok=False)
+    create_topic(backend, str(folder), name, roll_after=None, roll_size=1 << 40, retention=None, exist_ok=False)
     topic = Topic(open_topic(backend, str(folder), name))
     rows = list(catalogue_rows(topic, count, chosen))
     for first in range(0, count, 1_000):

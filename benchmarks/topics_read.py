@@ -23,7 +23,7 @@ ROUNDS = 7
 
 def build(folder: str) -> Topic:
     backend = Backend(f"sqlite:///{folder}/topics.db")
-    create_topic(backend, "read", roll_after=None, roll_size=1 << 40, retention=None, exist_ok=False)
+    create_topic(backend, folder, "read", roll_after=None, roll_size=1 << 40, retention=None, exist_ok=False)
     topic = Topic(open_topic(backend, folder, "read"))
     for ledger in range(LEDGERS):
         for entry in range(ENTRIES):

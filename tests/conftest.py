@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 from tests.catalogues import sqlite_with_catalogue
+from tests.s3 import S3Server
 from tests.services import Service, running_service
 
 if TYPE_CHECKING:
@@ -82,6 +83,13 @@ def mariadb_server() -> Generator[Service]:
 def mosquitto_server() -> Generator[Service]:
     with running_service("mosquitto") as service:
         yield service
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Generator[S3Server]:
+    server = S3Server()
+    yield server
+    server.close()
 
 
 @pytest.fixture

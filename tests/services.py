@@ -86,8 +86,12 @@ class Service:
         try:
             yield engine.url.set(database=name).render_as_string(hide_password=False)
         finally:
-            with engine.connect() as connection:
-                self._drop(connection, name)
+            self.drop(name)
+
+    def drop(self, name: str) -> None:
+        """Drop a database, whoever is still connected to it; nothing to do where there is none."""
+        with self._engine().connect() as connection:
+            self._drop(connection, name)
 
     @contextmanager
     def with_template(self) -> Generator[Service]:
@@ -101,13 +105,13 @@ class Service:
 
     def _drop(self, connection: sa.Connection, name: str) -> None:
         if self.name == "postgresql":
-            connection.execute(_statement(connection.engine, "DROP DATABASE %(name)s WITH (FORCE)", name))
+            connection.execute(_statement(connection.engine, "DROP DATABASE IF EXISTS %(name)s WITH (FORCE)", name))
             return
         for session in connection.scalars(_SESSIONS, {"name": name}).all():
             # It may have ended by itself meanwhile.
             with suppress(exc.OperationalError):
                 connection.execute(sa.text("KILL :id"), {"id": session})
-        connection.execute(_statement(connection.engine, "DROP DATABASE %(name)s", name))
+        connection.execute(_statement(connection.engine, "DROP DATABASE IF EXISTS %(name)s", name))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 import waterclock as wc
 from waterclock import archiving
@@ -188,3 +189,21 @@ def test_json_payloads_stay_json(database: Database, topic: Topic) -> None:
         delivery.ack()
     database.archive("orders", "done")
     assert sorted(payloads(topic)) == [b'"text"', b'{"a": [1, null]}']
+
+
+def test_what_the_topic_does_not_take_stays_in_the_table(
+    database: Database, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = database.create_topic("strict", max_ahead="1us")
+    table = database.create_table("orders", payload="text")
+    work_off(table, 3)
+    ahead = sa.text("UPDATE orders SET time_created = 1000000 WHERE message = 'no 1'")
+    database.backend.transact(lambda connection: connection.execute(ahead))
+    assert database.archive("orders", "strict") == 2
+    assert payloads(topic) == [b"no 0", b"no 2"]
+    assert table.stats().acked == 1
+    assert "is not archived and stays: publish_time" in caplog.text
+    assert database.archive("orders", "strict") == 0
+    clock.now = 1_000_000
+    assert database.archive("orders", "strict") == 1
+    assert payloads(topic) == [b"no 0", b"no 2", b"no 1"]

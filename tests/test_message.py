@@ -136,7 +136,11 @@ def test_a_table_with_only_the_needed_columns_is_filled_up() -> None:
         ({"source": ["a"], "stream": ["b"], "event_time": ["x"]}, SchemaError, "'event_time'"),
         ({"source": ["a"], "stream": [None], "event_time": [1]}, InvalidArgumentError, "'stream' holds 1 null"),
         ({"source": [""], "stream": ["b"], "event_time": [1]}, InvalidArgumentError, "'source' holds an empty text"),
-        ({"source": ["a"], "stream": ["b"], "event_time": [1.5]}, SchemaError, "1.5"),
+        (
+            {"source": ["a"], "stream": ["b"], "event_time": [1.5]},
+            SchemaError,
+            "'event_time' is double; it must be int64",
+        ),
     ],
 )
 def test_a_table_that_holds_no_messages_is_refused(columns: dict[str, Any], error: type[Exception], says: str) -> None:

@@ -21,10 +21,11 @@ from waterclock.spark.pipeline_file import Source
 from waterclock.spark.read_options import ReadOptions
 from waterclock.spark.table_read_options import TableReadOptions
 from waterclock.spark.write_options import WriteOptions
-from waterclock.topics.slicing import plan_slices
+from waterclock.topics.planning import plan_slices
 from waterclock.urls import redacted, shown
 
 SECRET = "hunter2.S3CRET"  # noqa: S105  # of nothing
+ROOT = f"s3://key:{SECRET}@bucket/x?token={SECRET}"
 NOWHERE = "127.0.0.1:1"
 """Nothing listens on port 1."""
 
@@ -107,9 +108,9 @@ def test_no_command_shows_a_secret(
 
 def test_reprs_show_no_secret() -> None:
     url = f"postgresql://u:{SECRET}@h/d"
-    options = [kind._make([url, *kind._fields[1:]]) for kind in (ReadOptions, TableReadOptions, WriteOptions)]
-    source = Source(url, None, "t", {}, None)
-    for thing in (Common(url=url), *options, source):
+    options = [kind._make([url, ROOT, *kind._fields[2:]]) for kind in (ReadOptions, TableReadOptions, WriteOptions)]
+    source = Source(url, ROOT, "t", {}, None)
+    for thing in (Common(url=url, ledgers=ROOT), *options, source):
         assert SECRET not in repr(thing)
         assert SECRET not in f"{thing}"
 

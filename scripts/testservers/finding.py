@@ -47,7 +47,7 @@ PRODUCTS = {
             "postgresql",
             "PostgreSQL",
             (14, 0),
-            ("postgres", "initdb", "psql"),
+            ("postgres", "initdb", "psql", "createdb", "pg_dump", "pg_restore"),
             "--version",
             ("postgresql", "postgresql-client"),
         ),
@@ -66,9 +66,13 @@ PRODUCTS = {
 }
 """The servers."""
 
-_SQLITE = Product("sqlite", "SQLite's shell", (3, 35), ("sqlite3",), "--version", ("sqlite3",))
+_ALONE = (
+    Product("sqlite", "SQLite's shell", (3, 35), ("sqlite3",), "--version", ("sqlite3",)),
+    # Debian has it in a package that nothing else of MariaDB needs; it counts its versions by itself.
+    Product("mariadb-dump", "MariaDB's dump", (10, 6), ("mariadb-dump",), "--version", ("mariadb-client",)),
+)
 
-WITH_PROGRAMS = PRODUCTS | {_SQLITE.name: _SQLITE}
+WITH_PROGRAMS = PRODUCTS | {product.name: product for product in _ALONE}
 """The servers, and what is a program alone."""
 
 

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from waterclock.backup.restoring import restore
     from waterclock.batching.adaptive import AdaptiveBatchLength
     from waterclock.batching.batch import Batch, Rejection
     from waterclock.batching.by_source import BySource
@@ -64,6 +65,7 @@ __all__ = [
     "__version__",
     "assign_batches",
     "connect",
+    "restore",
 ]
 
 _HOMES = {
@@ -83,6 +85,7 @@ _HOMES = {
     "Topic": "topics.topic",
     "assign_batches": "batching.columnar",
     "connect": "connection",
+    "restore": "backup.restoring",
 }
 """Where each public name is at home; those that are not here are errors."""
 

@@ -9,6 +9,7 @@ rows that are due by then are others, nor whether table and topic are in one dat
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from waterclock.topics.topic import Topic
 
 PREFIX = "waterclock."
 """How the headers begin that an archived message has beside its own."""
+
+_log = logging.getLogger(__name__)
 
 _ROWS = 1000
 _BYTES = 4 << 20  # of payloads in one append; MariaDB takes 8 MB at once unless told otherwise
@@ -59,16 +62,19 @@ def archive_table(
     age = to_duration(older_than, "older_than")
     context = table.context
     name = producer or f"archive of {table.name} {table.options.key_range}"
-    epoch, last = take_over(topic.storage, name)
+    epoch, last, _ = take_over(topic.storage, name)
     _finish(table, topic, name)
     sequence = 0 if last is None else last + 1
     archived = 0
     for piece in _pieces(context, context.backend.now() - age):
         messages = [_message(context, row) for row in piece]
-        topic.append(messages, producer=name, sequence=sequence, epoch=epoch)
-        delete_acked(context, {row.id: row.time_acked for row in piece})
+        appended = topic.append(messages, producer=name, sequence=sequence, epoch=epoch)
+        refused = {each.index: each.reason for each in appended.rejected}
+        for index, reason in refused.items():
+            _log.warning("message %r of table %r is not archived and stays: %s", piece[index].id, table.name, reason)
+        delete_acked(context, {row.id: row.time_acked for i, row in enumerate(piece) if i not in refused})
         sequence += len(piece)
-        archived += len(piece)
+        archived += appended.count
     return archived
 
 
@@ -126,7 +132,8 @@ def _message(context: TableContext, row: Any) -> Message:
 def _own_headers(text: str | None) -> Mapping[str, str]:
     try:
         own = json.loads(text or "{}")
-    except ValueError:
+        str(own).encode()  # half of a surrogate pair, which JSON can escape, no message can hold
+    except (ValueError, RecursionError):
         own = None
     return (
         {name: str(value) for name, value in own.items()} if isinstance(own, dict) else {f"{PREFIX}headers": str(text)}
@@ -135,5 +142,8 @@ def _own_headers(text: str | None) -> Mapping[str, str]:
 
 def _payload(context: TableContext, value: Any) -> bytes:
     if context.options.payload == "json":
-        return json.dumps(value, ensure_ascii=False).encode()
+        try:
+            return json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:  # half of a surrogate pair, which only its escape can stand for
+            return json.dumps(value).encode()
     return value.encode() if isinstance(value, str) else value or b""

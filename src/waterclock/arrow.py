@@ -11,8 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position
+from waterclock.quoting import quoted
+from waterclock.time_columns import as_nanoseconds
 
 MESSAGE_SCHEMA = pa.schema(
     [
@@ -37,8 +39,11 @@ POSITION_FIELDS = (
 POSITIONED_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *POSITION_FIELDS])
 """The columns of a message and its position."""
 
+_TIMES = ("event_time", "publish_time", "receive_time")
+
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 _UNCOMPRESSED = pa.ipc.IpcWriteOptions()
+_STREAM = b"\xff\xff\xff\xff"
 _WORTH_COMPRESSING = 4096
 """Bytes written below which compressing takes as long as all else does, and makes a message or two even larger."""
 
@@ -58,7 +63,13 @@ def to_arrow(messages: Sequence[Message], *, positions: bool = False) -> pa.Reco
     if positions:
         schema = POSITIONED_SCHEMA
         columns += [[None if m.position is None else m.position[i] for m in messages] for i in range(3)]
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    try:
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(
+            f"a text holds {quoted(error.object[error.start : error.end])}, half of a surrogate pair, which UTF-8"
+            " cannot write; repair it, or replace it: text.encode(errors='replace').decode()"
+        ) from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -136,14 +147,17 @@ def _numbers(column: pa.Array, first: int, count: int) -> pa.Array:
 def as_message_columns(table: pa.Table | pa.RecordBatch) -> pa.Table:
     """Bring a user's table into `MESSAGE_SCHEMA`: columns ordered and cast, optional ones filled in.
 
+    Times are whole numbers of nanoseconds, or timestamps of any unit with a time zone (`as_nanoseconds`).
+
     Raises
     ------
     SchemaError
-        Where source, stream or event_time is missing, or a column cannot be cast.
+        Where source, stream or event_time is missing, a column cannot be cast, or times name no moment.
     InvalidArgumentError
-        Where source, stream or event_time holds a null, or source or stream an empty text.
+        Where source, stream or event_time holds a null, source or stream an empty text, a header no text, or a time
+        does not fit; also for bytes that are no text where a text must be, and other unsound columns.
     """
-    given = pa.table(table) if isinstance(table, pa.RecordBatch) else table
+    given = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
     arrays: list[pa.ChunkedArray] = []
     for field in MESSAGE_SCHEMA:
         if field.name not in given.schema.names:
@@ -151,8 +165,13 @@ def as_message_columns(table: pa.Table | pa.RecordBatch) -> pa.Table:
                 raise SchemaError(f"the table has no column {field.name!r}; it has {given.schema.names}")
             arrays.append(_absent(field, given.num_rows))
             continue
+        if given.schema.names.count(field.name) > 1:
+            raise SchemaError(f"the table has several columns {field.name!r}; it has {given.schema.names}")
+        column = _sound(given.column(field.name), field.name)
         try:
-            column = given.column(field.name).cast(field.type)
+            if field.name in _TIMES:
+                column = as_nanoseconds(column, field.name)
+            column = column.cast(field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
             raise SchemaError(f"column {field.name!r} cannot become {field.type}: {error}") from None
         if not field.nullable and column.null_count:
@@ -161,8 +180,26 @@ def as_message_columns(table: pa.Table | pa.RecordBatch) -> pa.Table:
             raise InvalidArgumentError(
                 f"column {field.name!r} holds an empty text; every message names its {field.name}"
             )
+        if field.name == "headers" and any(map(_holds_null_value, column.chunks)):
+            raise InvalidArgumentError("column 'headers' holds a null as a header's value; every header is a text")
         arrays.append(column)
     return pa.Table.from_arrays(arrays, schema=MESSAGE_SCHEMA)
+
+
+def _holds_null_value(headers: pa.MapArray) -> bool:
+    if not headers.items.null_count:
+        return False
+    first, last = headers.offsets[0].as_py(), headers.offsets[-1].as_py()  # of a slice, the values of its rows
+    return bool(headers.items.slice(first, last - first).null_count)
+
+
+def _sound(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """Refuse what would harm every reader: a text that is none, an offset that leads outside the column's bytes."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise InvalidArgumentError(f"column {name!r} is unsound: {error}") from None
+    return column
 
 
 def _absent(field: pa.Field, count: int) -> pa.ChunkedArray:
@@ -182,10 +219,72 @@ def to_ipc(batch: pa.RecordBatch) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def from_ipc(data: bytes) -> pa.RecordBatch:
-    """Read back what `to_ipc` wrote."""
+def is_ipc(data: bytes | memoryview) -> bool:
+    """Say whether bytes begin as an Arrow IPC stream does."""
+    return data[: len(_STREAM)] == _STREAM
+
+
+def from_ipc(data: bytes | memoryview) -> pa.RecordBatch:
+    """Read back what `to_ipc` wrote, and see to it that nothing in it can harm its users.
+
+    Raises
+    ------
+    SchemaError
+        Where the bytes are no Arrow IPC stream.
+    DamagedError
+        Where they begin as one and are not one whole and sound record batch.
+    """
+    if not is_ipc(data):
+        raise SchemaError(f"{len(data)} bytes are not an Arrow IPC stream of messages")
+    source = pa.BufferReader(pa.py_buffer(data))
     try:
-        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            return reader.read_next_batch()
-    except (pa.ArrowException, OSError, StopIteration) as error:
-        raise SchemaError(f"{len(data)} bytes are not an Arrow IPC stream of messages: {error}") from None
+        with pa.ipc.open_stream(source) as reader:
+            batch = reader.read_next_batch()
+            # An offset or a length that leads outside the buffers would end the process at its first use.
+            batch.validate(full=True)
+            ended = next(reader, None) is None and source.tell() == source.size()
+    except (pa.ArrowException, OSError, StopIteration, MemoryError, ValueError) as error:
+        raise DamagedError(f"{len(data)} bytes of an Arrow IPC stream are damaged: {error!r}") from None
+    if not ended:
+        raise DamagedError(f"{len(data)} bytes of an Arrow IPC stream are damaged: it goes on after its end")
+    return batch
+
+
+def check_messages(batch: pa.RecordBatch, *, checked: bool) -> None:
+    """Refuse what was read from bytes and cannot be messages with positions.
+
+    Parameters
+    ----------
+    batch
+        What `from_ipc` gave.
+    checked
+        The bytes matched their checksum, so only those of a newer version are refused.
+
+    Raises
+    ------
+    SchemaError
+        For other columns than `POSITIONED_SCHEMA`.
+    DamagedError
+        For a null where a message has none.
+    """
+    if not batch.schema.equals(POSITIONED_SCHEMA):
+        raise SchemaError("these are no messages: the columns are others; a newer Waterclock may have written them")
+    if checked:
+        return
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    headers = columns["headers"]
+    places = [columns[field.name] for field in POSITION_FIELDS]
+    if (
+        any(columns[field.name].null_count for field in MESSAGE_SCHEMA if not field.nullable)
+        or headers.keys.null_count
+        or headers.items.null_count
+        or any(_nulls(place) != _nulls(places[0]) for place in places)
+    ):
+        raise DamagedError("messages are damaged: a value is null that no message lacks")
+
+
+def _nulls(column: pa.Array) -> bytes | int:
+    """Tell columns with different nulls apart."""
+    if column.null_count in (0, len(column)):
+        return column.null_count
+    return column.is_null().to_numpy(zero_copy_only=False).tobytes()

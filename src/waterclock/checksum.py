@@ -22,9 +22,12 @@ def checksum(data: bytes | bytearray | memoryview, before: int = 0) -> int:
     return zlib.crc32(data, before)
 
 
-def framed(form: bytes, body: bytes) -> bytes:
-    """Put a body behind the name of its form, of four bytes, and the checksum of both."""
-    return _FRAME.pack(form, checksum(body, checksum(form))) + body
+def framed(form: bytes, *parts: bytes) -> bytes:
+    """Put a body, given in parts, behind the name of its form, of four bytes, and the checksum of both."""
+    total = checksum(form)
+    for part in parts:
+        total = checksum(part, total)
+    return b"".join([_FRAME.pack(form, total), *parts])
 
 
 def has_form(form: bytes, data: bytes) -> bool:
@@ -56,5 +59,29 @@ def unframed(form: bytes, data: bytes, name: str) -> memoryview:
         raise DamagedError(f"{name} is damaged or of another form: it begins with {found!r}, not {form!r}")
     body = memoryview(data)[FRAME_BYTES:]
     if checksum(body, checksum(form)) != expected:
+        raise DamagedError(f"{name} is damaged: its {len(data)} bytes do not match their checksum")
+    return body
+
+
+def with_trailer(form: bytes, body: bytes) -> bytes:
+    """Put the name of the form and the checksum of both behind a body, for readers that stop at the body's own end."""
+    return body + _FRAME.pack(form, checksum(body, checksum(form)))
+
+
+def has_trailer(form: bytes, data: bytes) -> bool:
+    """Say whether bytes end as `with_trailer` writes this form."""
+    return data[-FRAME_BYTES : -FRAME_BYTES + len(form)] == form
+
+
+def without_trailer(form: bytes, data: bytes, name: str) -> memoryview:
+    """Check what `with_trailer` wrote and `has_trailer` has found, and give the body, without a copy.
+
+    Raises
+    ------
+    DamagedError
+        Where the bytes are not those that were written; ``name`` says what they are.
+    """
+    body = memoryview(data)[:-FRAME_BYTES]
+    if data[-FRAME_BYTES:] != _FRAME.pack(form, checksum(body, checksum(form))):
         raise DamagedError(f"{name} is damaged: its {len(data)} bytes do not match their checksum")
     return body

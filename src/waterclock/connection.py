@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
+from waterclock.backup.copying import Report, no_report
 from waterclock.database.backend import Backend
+from waterclock.database.sqlite_file import file_of
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.sharding.keyspace import WHOLE
 from waterclock.time import Clock, Duration
+from waterclock.topics.choices import OnAhead
+from waterclock.topics.places import LedgerRoot, ledgers_beside
 
 # Topics and message tables are imported when the first one is asked for: who works with the one need not wait for the
 # other, nor a command that only opens the database for either.
 if TYPE_CHECKING:
+    from waterclock.backup.backing_up import BackedUp
     from waterclock.tables.message_table import MessageTable
     from waterclock.tables.options import AckOrder, Groups, IdType, OnExhausted, Payload, PurgeBy, Ungrouped
     from waterclock.tables.sharding.sharded_database import ShardedDatabase
     from waterclock.topics.topic import Topic
+    from waterclock.topics.topic_info import TopicInfo
 
 
 class Database:
@@ -29,12 +35,13 @@ class Database:
     backend
         Engine, transactions and clock, for callers who run SQL of their own.
     ledgers
-        Folder or filesystem URL under which sealed ledgers lie.
+        Folder or filesystem URL under which the sealed ledgers of new topics lie, as it was given; None: not known.
     """
 
-    def __init__(self, backend: Backend, ledgers: str) -> None:
+    def __init__(self, backend: Backend, place: LedgerRoot) -> None:
         self.backend = backend
-        self.ledgers = ledgers
+        self.ledgers = place.default if place.root is None else place.root
+        self._place = place
         self._has_opened_tables = False
 
     def create_topic(
@@ -44,6 +51,8 @@ class Database:
         roll_after: Duration | None = "1h",
         roll_size: int = 64 << 20,
         retention: Duration | None = None,
+        max_ahead: Duration | None = None,
+        on_ahead: OnAhead = "reject",
         exist_ok: bool = False,
     ) -> Topic:
         """Make a topic, a log of messages.
@@ -58,6 +67,12 @@ class Database:
             Bytes of entries at which the open ledger is closed and the next one opened.
         retention
             How long messages are kept; None: for ever.
+        max_ahead
+            How far ahead of the database's clock a publish_time may be: one message of a producer whose clock is three
+            years ahead is found for every publish_time of these years. None: any.
+        on_ahead
+            What becomes of a message that is further ahead: ``"reject"`` leaves it out of its append and names it, with
+            the reason, in the answer; ``"keep"`` writes it, with a warning in the log.
         exist_ok
             Return the topic that is there already, as it is, instead of raising.
 
@@ -65,30 +80,54 @@ class Database:
         ------
         AlreadyExistsError
             Where the topic exists and ``exist_ok`` is False.
+        InvalidArgumentError
+            Where it is not known where its ledgers may lie; see `connect`.
+        UnavailableError
+            Where the store of its ledgers cannot be made or reached.
         """
         from waterclock.topics.topic import Topic
 
         return Topic.create(
             self.backend,
-            self.ledgers,
+            self._place,
             name,
             roll_after=roll_after,
             roll_size=roll_size,
             retention=retention,
             exist_ok=exist_ok,
+            max_ahead=max_ahead,
+            on_ahead=on_ahead,
         )
 
     def topic(self, name: str) -> Topic:
-        """Open a topic; NotFoundError where there is none of this name."""
+        """Open a topic.
+
+        Its ledgers lie in the store in which they were written, which is told by the marker at its root: under the
+        ``ledgers`` of `connect`, where that is given, or else where the catalogue says. Where that place cannot be
+        reached just now, the topic opens all the same, so that producers can append.
+
+        Raises
+        ------
+        NotFoundError
+            Where there is none of this name.
+        UnavailableError
+            Where no store lies at that place, or another one; the text names both places.
+        """
         from waterclock.topics.topic import Topic
 
-        return Topic.open(self.backend, self.ledgers, name)
+        return Topic.open(self.backend, self._place, name)
 
     def topics(self) -> list[str]:
         """Name every topic, in alphabetical order."""
         from waterclock.topics.creating import topic_names
 
         return topic_names(self.backend)
+
+    def topic_infos(self) -> list[TopicInfo]:
+        """Give what the catalogue says about every topic, in alphabetical order, with one query."""
+        from waterclock.topics.topic_info import list_topics
+
+        return list_topics(self.backend)
 
     def create_table(
         self,
@@ -241,6 +280,15 @@ class Database:
 
         return archive_table(self.table(table), self.topic(topic), older_than)
 
+    def backup(self, destination: str | Path, report: Report = no_report) -> BackedUp:
+        """Back up an SQLite database with its ledger files into a folder, while others write.
+
+        See `waterclock.backup.backing_up.back_up` for what the folder may be; `waterclock.restore` is the way back.
+        """
+        from waterclock.backup.backing_up import back_up
+
+        return back_up(self.backend, self._place, destination, report)
+
     def tables(self) -> list[str]:
         """Name every message table, in alphabetical order."""
         from waterclock.tables.open_table import message_table_names
@@ -268,7 +316,9 @@ class Database:
 
 
 @overload
-def connect(url: str, ledgers: str | Path | None = None, *, clock: Clock | None = None) -> Database: ...
+def connect(
+    url: str, ledgers: str | Path | None = None, filesystem: Any = None, *, clock: Clock | None = None
+) -> Database: ...
 
 
 @overload
@@ -278,6 +328,7 @@ def connect(*, shards: Mapping[str, str], clock: Clock | None = None) -> Sharded
 def connect(
     url: str | None = None,
     ledgers: str | Path | None = None,
+    filesystem: Any = None,
     *,
     shards: Mapping[str, str] | None = None,
     clock: Clock | None = None,
@@ -291,8 +342,12 @@ def connect(
         certificates at each new connection, some 45 ms, unless the URL ends with ``?ssl_disabled=true``: for a MariaDB
         on the same machine, or behind a network that is trusted.
     ledgers
-        Folder or filesystem URL (``s3://bucket/folder``) for sealed ledgers. Default for SQLite: ``FILE-ledgers/``
-        beside the file.
+        Folder or filesystem URL for sealed ledgers: ``s3://bucket/folder`` (or ``s3a``), ``gs``, ``abfs``, ``hdfs``, or
+        of any other filesystem that fsspec knows. Needed for new topics, except on SQLite, where they get
+        ``FILE-ledgers/`` beside the file. A topic that has its ledgers in a store is found without it, unless the store
+        takes credentials or options, which the catalogue does not keep.
+    filesystem
+        A filesystem of pyarrow or fsspec, instead of the one that ``ledgers`` names; that is then a path on it.
     shards
         Instead of a URL: several databases whose message tables are spread over them, by key range, such as
         ``{"-80": url1, "80-": url2}`` ("Subsetting" in the document on message tables).
@@ -302,8 +357,8 @@ def connect(
     Raises
     ------
     InvalidArgumentError
-        For a URL of another kind, where a server's database comes without ``ledgers``, or where the shards' key ranges
-        leave a hole or overlap.
+        For a URL of another kind, for a filesystem that is none or comes without ``ledgers``, or where the shards' key
+        ranges leave a hole or overlap.
     UnavailableError
         Where the database cannot be opened; of shards, where none can.
     """
@@ -313,15 +368,17 @@ def connect(
         from waterclock.tables.sharding.sharded_database import ShardedDatabase
 
         # No topic is in a shard, so nothing is ever asked of its ledgers.
-        return ShardedDatabase(shards, lambda each: Database(Backend(each, clock=clock), ""))
+        return ShardedDatabase(shards, lambda each: Database(Backend(each, clock=clock), LedgerRoot(None)))
     if url is None:
         raise InvalidArgumentError("url: is missing; name a database: sqlite:///factory.db")
+    if filesystem is not None and ledgers is None:
+        raise InvalidArgumentError("filesystem: comes without ledgers; give the path on it under which they lie")
+    root = None if ledgers is None else str(ledgers)
+    on = None
+    if filesystem is not None:
+        from waterclock.topics.roots import wrapped
+
+        on = wrapped(filesystem)
     backend = Backend(url, clock=clock)
-    if ledgers is None:
-        if backend.dialect.name != "sqlite":
-            raise InvalidArgumentError(
-                f"ledgers: a database on a server needs to be told where sealed ledgers lie; give a folder or a URL"
-                f" that every user of {backend.name} can reach"
-            )
-        ledgers = f"{Path(str(backend.url.database)).absolute()}-ledgers"
-    return Database(backend, str(ledgers))
+    beside = ledgers_beside(str(file_of(backend.url))) if backend.dialect.name == "sqlite" else None
+    return Database(backend, LedgerRoot(root, on, beside))

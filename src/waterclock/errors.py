@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from waterclock.quoting import cut
+
 
 class WaterclockError(Exception):
-    """Base of every error below: ``except WaterclockError`` catches them all."""
+    """Base of every error below: ``except WaterclockError`` catches them all. A text above 1,000 characters is cut."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(cut(message))
 
 
 class NotFoundError(WaterclockError):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 from waterclock.time import Time, format_time, to_time
 
 _POSITION = re.compile(r"(\d+):(\d+):(\d+)")
@@ -37,7 +38,7 @@ class Position(NamedTuple):
         """Read what ``str(position)`` wrote, for example ``"3:17:0"``."""
         match = _POSITION.fullmatch(text)
         if match is None:
-            raise InvalidArgumentError(f"position: {text!r} is not ledger:entry:index, for example 3:17:0")
+            raise InvalidArgumentError(f"position: {quoted(text)} is not ledger:entry:index, for example 3:17:0")
         return cls(*map(int, match.groups()))
 
 
@@ -136,7 +137,9 @@ class Message:
         fields = {name: getattr(self, name) for name in self.__slots__}
         unknown = changes.keys() - fields.keys()
         if unknown:
-            raise InvalidArgumentError(f"replace: a message has no field {min(unknown)!r}; it has {', '.join(fields)}")
+            raise InvalidArgumentError(
+                f"replace: a message has no field {quoted(min(unknown))}; it has {', '.join(fields)}"
+            )
         return Message(**{**fields, **changes})
 
     def _fields(self) -> tuple[object, ...]:
@@ -169,7 +172,9 @@ class Message:
         return hash((self.source, self.stream, self.event_time, self.receive_time))
 
     def __repr__(self) -> str:
-        parts = [f"{self.source!r}, {self.stream!r}, {format_time(self.event_time)}, {len(self.payload)} bytes"]
+        parts = [
+            f"{quoted(self.source)}, {quoted(self.stream)}, {format_time(self.event_time)}, {len(self.payload)} bytes"
+        ]
         if self.receive_time is not None:
             parts.append(f"received {format_time(self.receive_time)}")
         if self.position is not None:
@@ -211,7 +216,7 @@ def _fill(
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str):
-        raise InvalidArgumentError(f"{name}: {value!r} is a {type(value).__name__}; give a text")
+        raise InvalidArgumentError(f"{name}: {quoted(value)} is a {type(value).__name__}; give a text")
     if not value:
         raise InvalidArgumentError(f"{name}: '' is empty; every message names its {name}")
     return value
@@ -222,15 +227,17 @@ def _bytes(value: object) -> bytes:
         return value
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
-    raise InvalidArgumentError(f"payload: {value!r} is a {type(value).__name__}; give bytes, for example text.encode()")
+    raise InvalidArgumentError(
+        f"payload: {quoted(value)} is a {type(value).__name__}; give bytes, for example text.encode()"
+    )
 
 
 def _headers(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
-        raise InvalidArgumentError(f"headers: {value!r} is a {type(value).__name__}; give a dict of texts")
+        raise InvalidArgumentError(f"headers: {quoted(value)} is a {type(value).__name__}; give a dict of texts")
     checked: dict[str, str] = {}
     for key, text in value.items():  # pyright: ignore[reportUnknownVariableType]
         if not isinstance(key, str) or not isinstance(text, str):
-            raise InvalidArgumentError(f"headers: {key!r}: {text!r} is not a text by a text")
+            raise InvalidArgumentError(f"headers: {quoted(key)}: {quoted(text)} is not a text by a text")
         checked[key] = text
     return checked

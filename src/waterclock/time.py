@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import SupportsIndex
 
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 
 Clock = Callable[[], int]
 """Returns now as int nanoseconds since the epoch, UTC."""
@@ -82,10 +83,11 @@ def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
     if isinstance(value, datetime):
         if value.utcoffset() is None:
             raise InvalidArgumentError(
-                f"{name}: {value!r} is a naive datetime, which names no moment; add a time zone,"
+                f"{name}: {quoted(value)} is a naive datetime, which names no moment; add a time zone,"
                 " for example datetime(…, tzinfo=timezone.utc)"
             )
-        return _in_range((value - _EPOCH) // _MICROSECOND * 1000, value, name)
+        ns = (value - _EPOCH) // _MICROSECOND * 1000 + getattr(value, "nanosecond", 0)  # pandas' datetimes have some
+        return _in_range(ns, value, name)
     return _in_range(
         _whole(value, name, "give an int (ns), an aware datetime or an ISO 8601 text with offset"), value, name
     )
@@ -112,13 +114,13 @@ def to_duration(value: Duration, name: str = "duration", *, minimum: int = 0) ->
     if isinstance(value, str):
         ns = _parse_duration(value, name)
     elif isinstance(value, timedelta):
-        ns = value // _MICROSECOND * 1000
+        ns = value // _MICROSECOND * 1000 + getattr(value, "nanoseconds", 0)  # pandas' timedeltas have some
     else:
         ns = _whole(value, name, "give a text such as '500ms', a timedelta, or an int (ns)")
     if ns < 0:
-        raise InvalidArgumentError(f"{name}: {value!r} is negative; a length of time is 0 or more")
+        raise InvalidArgumentError(f"{name}: {quoted(value)} is negative; a length of time is 0 or more")
     if ns < minimum:
-        raise InvalidArgumentError(f"{name}: {value!r} is too short; the least is {format_duration(minimum)}")
+        raise InvalidArgumentError(f"{name}: {quoted(value)} is too short; the least is {format_duration(minimum)}")
     return _in_range(ns, value, name)
 
 
@@ -149,14 +151,15 @@ def _decimals(fraction: int) -> str:
 def _whole(value: object, name: str, remedy: str) -> int:
     # A bool is an int to Python and a mistake to everybody else.
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise InvalidArgumentError(f"{name}: {value!r} is a {type(value).__name__}; {remedy}")
+        raise InvalidArgumentError(f"{name}: {quoted(value)} is a {type(value).__name__}; {remedy}")
     return operator.index(value)
 
 
 def _in_range(ns: int, value: object, name: str) -> int:
     if not MIN_NS <= ns <= MAX_NS:
         raise InvalidArgumentError(
-            f"{name}: {value!r} does not fit 64-bit nanoseconds (1677-09-21 to 2262-04-11); is its unit nanoseconds?"
+            f"{name}: {quoted(value)} does not fit 64-bit nanoseconds (1677-09-21 to 2262-04-11); is its unit"
+            " nanoseconds?"
         )
     return ns
 
@@ -165,7 +168,7 @@ def _parse_iso(value: str, name: str) -> int:
     match = _ISO_8601.fullmatch(value.strip())
     if match is None:
         raise InvalidArgumentError(
-            f"{name}: {value!r} is not ISO 8601 with an offset; write it like 2026-07-01T12:00:00.5Z or …+02:00"
+            f"{name}: {quoted(value)} is not ISO 8601 with an offset; write it like 2026-07-01T12:00:00.5Z or …+02:00"
         )
     date, minute, second, fraction, offset = match.groups()
     if offset in "Zz":
@@ -175,7 +178,7 @@ def _parse_iso(value: str, name: str) -> int:
     try:
         moment = datetime.fromisoformat(f"{date}T{minute}:{second or '00'}{offset}")
     except ValueError as error:
-        raise InvalidArgumentError(f"{name}: {value!r} is not a date and time: {error}") from None
+        raise InvalidArgumentError(f"{name}: {quoted(value)} is not a date and time: {error}") from None
     return (moment - _EPOCH) // _MICROSECOND * 1000 + int((fraction or "0").ljust(9, "0"))
 
 
@@ -187,8 +190,8 @@ def _parse_duration(value: str, name: str) -> int:
         at = match.end()
     if at == 0 or at < len(value):
         raise InvalidArgumentError(
-            f"{name}: {value!r} is not a duration; write it like '500ms', '1.5s', '1h30m' or '7d'"
+            f"{name}: {quoted(value)} is not a duration; write it like '500ms', '1.5s', '1h30m' or '7d'"
         )
     if total != int(total):
-        raise InvalidArgumentError(f"{name}: {value!r} is not a whole number of nanoseconds")
+        raise InvalidArgumentError(f"{name}: {quoted(value)} is not a whole number of nanoseconds")
     return int(total)

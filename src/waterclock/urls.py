@@ -1,14 +1,16 @@
-"""Databases' URLs as they may be shown: without passwords. Errors, logs, reprs and commands render them here alone.
+"""URLs as they may be shown: without passwords. Errors, logs, listings, reprs and commands render them here alone.
 
-What is no proper URL is hidden rather more than less: where the password ends in ``postgres://u:p@ss/word@host`` only
-its author knows, so everything before the last ``@`` is taken for it.
+A database's is `shown` with all that is surely harmless. Of a place of files, `without_secrets` leaves the place alone,
+as the catalogue keeps it. What is no proper URL is hidden rather more than less: where the password ends in
+``postgres://u:p@ss/word@host`` only its author knows, so everything before the last ``@`` is taken for it.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
-from urllib.parse import quote, quote_plus, unquote, unquote_plus
+from urllib.parse import parse_qsl, quote, quote_plus, unquote, unquote_plus
 
 _HIDDEN = "***"
 _HARMLESS = {
@@ -55,6 +57,11 @@ _NAMED = re.compile(
 _SURELY_NO_WORD = 8
 """Characters from which on a password is hidden also in the middle of a word."""
 
+# What stands before the @ there is part of the place and no secret: a container, or the user of a cluster.
+_PLACE_BEFORE_AT = ("abfs", "abfss", "wasb", "wasbs", "hdfs", "viewfs")
+_SHORTEST_SECRET = 3
+_SECRET_OPTION = re.compile(r"secret|key|token|pass|pwd|sig|credential", re.IGNORECASE)
+
 
 def shown(url: object) -> str:
     """Render a database's URL without its password and whatever else in it may be secret.
@@ -98,9 +105,32 @@ def redacted(text: object, url: object = "") -> str:
 
 
 def represented(place: NamedTuple) -> str:
-    """Give the repr of what has a field ``url`` among others, with that as it may be shown."""
+    """Give the repr of what has a field ``url``, and maybe one ``ledgers``, with those as they may be shown."""
     fields = {**place._asdict(), "url": shown(place._asdict()["url"])}
+    if isinstance(fields.get("ledgers"), str):
+        fields["ledgers"] = without_secrets(fields["ledgers"])
     return f"{type(place).__name__}({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+
+
+def without_secrets(url: str) -> str:
+    """Give the URL of a place of files without credentials, query and fragment; a path stays as it is.
+
+    What cannot be a URL, because a secret in it is not quoted, rather loses too much than too little.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url
+    before, rest = _split(rest)
+    keep = scheme.lower() in _PLACE_BEFORE_AT and before and ":" not in before
+    return f"{scheme}://{f'{before}@' if keep else ''}{re.split('[?#]', rest, maxsplit=1)[0]}"
+
+
+def text_without_secrets(text: str, url: str) -> str:
+    """Give a text, such as the error of a library that was handed the URL, without what is secret in it."""
+    text = text.replace(url, without_secrets(url))
+    for secret in sorted(_secrets_of_root(url), key=len, reverse=True):
+        text = text.replace(secret, _HIDDEN)
+    return _URL_IN_TEXT.sub(lambda found: without_secrets(found[0]), text)
 
 
 def _text(url: object) -> str:
@@ -156,3 +186,29 @@ def _secrets(text: str) -> set[str]:
             found.add(value)
     forms = (str, unquote, unquote_plus, quote, quote_plus, lambda text: repr(unquote(text))[1:-1])
     return {form(secret) for secret in found for form in forms} - {"", _HIDDEN}
+
+
+def _split(rest: str) -> tuple[str, str]:
+    """Split what follows the scheme into what stands before the @, and the place."""
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    before, at, _ = authority.rpartition("@")
+    if at:
+        return before, rest[len(before) + 1 :]
+    name, colon, port = authority.partition(":")
+    if not colon or port.isdigit() or not port or authority.startswith("["):
+        return "", rest
+    # A secret with a slash or a question mark in it: the place begins behind the last @, if there is one.
+    before, at, place = rest.rpartition("@")
+    return (before, place) if at else (rest, name)
+
+
+def _secrets_of_root(url: str) -> Iterator[str]:
+    rest = url.partition("://")[2]
+    before, place = _split(rest)
+    secrets = [before, *before.split(":")[1:], before.partition(":")[2]]
+    query = place.partition("?")[2].partition("#")[0]
+    secrets += [query, *(value for name, value in parse_qsl(query) if _SECRET_OPTION.search(name))]
+    for secret in secrets:
+        for form in (secret, unquote(secret)):
+            if len(form) >= _SHORTEST_SECRET:
+                yield form

@@ -199,6 +199,30 @@ def test_an_empty_table_gets_the_columns_too() -> None:
     assert rows.schema.field("batch_start").type == rows.schema.field("batch_end").type == pa.int64()
     assert rows.schema.field("rejected").type.value_type == pa.string()
     assert rows.num_rows == 0
+    untyped = pa.table({name: [] for name in ("source", "stream", "event_time", "receive_time")})
+    assert untyped.schema.field("source").type == pa.null()
+    assert assign_batches(untyped, **LENGTHS).select(rows.column_names[-3:]) == rows.select(rows.column_names[-3:])
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_timestamps_of_any_unit_and_zone_land_at_their_moment(unit: str) -> None:
+    kind = pa.timestamp(unit, "America/New_York")
+    times = {"event_time": pa.array([3 * 10**9], pa.timestamp("ns", "UTC")).cast(kind)}
+    times["receive_time"] = times["event_time"].cast(pa.timestamp("us", "UTC"))
+    found = assign_batches(one_row(**times), **LENGTHS)
+    assert found.column("batch_start").to_pylist() == [3 * 10**9]
+    assert found.schema.field("event_time").type == kind
+
+
+def test_texts_may_be_views_large_or_dictionaries_in_pieces_and_slices() -> None:
+    given = columns([Message("s", stream, at, receive_time=at) for at, stream in enumerate("abcabc")])
+    wanted = assign_batches(given, **LENGTHS).select(["batch_start", "rejected"]).slice(1)
+    for kind in (pa.string_view(), pa.large_string(), pa.dictionary(pa.int8(), pa.large_string())):
+        place = given.schema.get_field_index("source")
+        pieces = pa.concat_tables([given.slice(0, 2), given.slice(2)]).set_column(
+            place, "source", pa.chunked_array([pa.array(["s"] * 2, kind), pa.array(["s"] * 9, kind).slice(5)])
+        )
+        assert assign_batches(pieces, **LENGTHS).select(["batch_start", "rejected"]).slice(1) == wanted
 
 
 @pytest.mark.parametrize(
@@ -207,6 +231,8 @@ def test_an_empty_table_gets_the_columns_too() -> None:
         ({"receive_time": None}, r"must have one column 'receive_time'; it has \['source', 'stream', 'event_time'\]"),
         ({"event_time": [1.0]}, "column 'event_time' is double; it must be int64"),
         ({"event_time": pa.array([1], pa.timestamp("ns"))}, r"column 'event_time' is timestamp\[ns\]"),
+        ({"event_time": pa.array([1], pa.date32())}, r"column 'event_time' is date32"),
+        ({"receive_time": pa.array([1], pa.duration("ns"))}, r"column 'receive_time' is duration\[ns\]"),
         ({"source": [1]}, "column 'source' is int64; it must be string"),
         ({"stream": pa.array([b"a"])}, "column 'stream' is binary"),
         ({"batch_start": [1]}, "a column 'batch_start' already"),
@@ -223,6 +249,8 @@ def test_a_column_that_is_missing_or_of_another_type_is_named(changes: dict[str,
         {"source": pa.array([None], pa.string())},
         {"stream": pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([None], pa.string()))},
         {"event_time": pa.array([None], pa.int64())},
+        {"event_time": pa.nulls(1)},
+        {"source": pa.nulls(1)},
         {"receive_time": pa.array([None], pa.int64())},
     ],
 )

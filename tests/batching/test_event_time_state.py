@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from waterclock.arrow import from_ipc, to_arrow, to_ipc
 from waterclock.batching.event_time import EventTimeBatcher
-from waterclock.errors import SchemaError
+from waterclock.checksum import FRAME_BYTES
+from waterclock.errors import DamagedError, SchemaError
 from waterclock.message import Message, Position
 
 KEY = b"waterclock.event_time_batcher"
@@ -36,7 +37,7 @@ def busy_batcher() -> EventTimeBatcher:
 
 def with_facts(**changes: object) -> bytes:
     """Write a state whose facts are changed; None removes one."""
-    columns = from_ipc(busy_batcher().state())
+    columns = from_ipc(busy_batcher().state()[FRAME_BYTES:])
     facts = json.loads(columns.schema.metadata[KEY]) | changes
     facts = {name: value for name, value in facts.items() if value is not None}
     return to_ipc(columns.replace_schema_metadata({KEY: json.dumps(facts).encode()}))
@@ -77,11 +78,6 @@ def test_a_batcher_that_saw_nothing_comes_back() -> None:
         to_ipc(to_arrow([])),
         to_ipc(pa.record_batch({"a": [1]}).replace_schema_metadata({KEY: b"{}"})),
         busy_batcher().flush()[0].to_bytes(),
-        with_facts(windows=None),
-        with_facts(windows=[[1, 2]]),
-        with_facts(rejected=["late"] * 9),
-        with_facts(rule=[1]),
-        with_facts(version=None),
     ],
 )
 def test_what_is_no_state_is_refused(data: bytes) -> None:
@@ -89,18 +85,46 @@ def test_what_is_no_state_is_refused(data: bytes) -> None:
         EventTimeBatcher.restore(data)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"windows": None},
+        {"windows": 7},
+        {"windows": [[1, 2]]},
+        {"windows": [[1, 2, False, False, 0]]},
+        {"rejected": ["late"] * 9},
+        {"rejected": ["bored"]},
+        {"rule": [1]},
+        {"rule": [-1, 2, 3, "split"]},
+        {"newest": [1]},
+        {"floor": "0"},
+        {"frontier": 2**70},
+        {"given_out": [["a", None, 1]]},
+        {"version": None},
+    ],
+)
+def test_facts_that_were_never_written_are_damage(changes: dict[str, object]) -> None:
+    with pytest.raises(DamagedError, match="the state of an event-time batcher is damaged"):
+        EventTimeBatcher.restore(with_facts(**changes))
+
+
+def test_a_state_of_the_version_before_checksums_is_read() -> None:
+    state = busy_batcher().state()
+    assert EventTimeBatcher.restore(state[FRAME_BYTES:]).state() == state
+
+
 def test_another_version_is_refused_with_what_to_do() -> None:
     with pytest.raises(SchemaError, match="version 2 and this Waterclock reads 1; replay"):
         EventTimeBatcher.restore(with_facts(version=2))
 
 
-@given(st.integers(0, len(busy_batcher().state()) - 9))
-def test_a_state_that_was_cut_off_is_refused(length: int) -> None:
-    with pytest.raises(SchemaError):
+@given(st.integers(4, len(busy_batcher().state()) - 1))
+def test_a_state_that_was_cut_off_is_damaged(length: int) -> None:
+    with pytest.raises(DamagedError):
         EventTimeBatcher.restore(busy_batcher().state()[:length])
 
 
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused(data: bytes) -> None:
-    with pytest.raises(SchemaError):
+    with pytest.raises((SchemaError, DamagedError)):
         EventTimeBatcher.restore(data)

@@ -103,6 +103,29 @@ def test_standard_input_is_appended_whole_unless_a_producer_is_named(topic: Topi
     assert numbers(topic) == [7, 7]
 
 
+def test_rejected_messages_count_and_a_file_goes_on_behind_them(
+    sqlite_url: str, topic: Topic, capsys: pytest.CaptureFixture[str]
+) -> None:
+    connect(sqlite_url).create_topic("strict", max_ahead="5m")
+    lines = [line(number) for number in range(1_002)]
+    ahead = json.dumps({**json.loads(line(0)), "publish_time": "2200-01-01T00:00:00Z"}) + "\n"
+    lines[3] = lines[1_001] = ahead
+    file = Path("messages.jsonl")
+    file.write_text("".join([*lines, "no message\n"]))
+    words = ["topic", "append", "strict", "messages.jsonl", "--producer", "p"]
+    assert run(words) == WRONG_USAGE
+    assert "first 1000 messages are in, but for 1 that were rejected" in capsys.readouterr().err
+    file.write_text("".join(lines))
+    assert run(words) == FAILED
+    said = capsys.readouterr().err
+    assert "appended 1 messages, 1000 were in already" in said
+    assert "rejected 1 of 1002 messages" in said
+    assert "message 1002: publish_time" in said
+    assert run(words) == DONE
+    expected = [number for number in range(1_001) if number != 3]
+    assert numbers(connect(sqlite_url).topic("strict")) == expected
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [

@@ -70,10 +70,96 @@ def test_a_topic_is_made_filled_read_and_searched(shell: Shell) -> None:
     assert (row["name"], row["messages"]) == ("telemetry", 2)
 
 
+def test_a_message_too_far_ahead_is_rejected_with_its_reason(shell: Shell) -> None:
+    shell("topic", "add", "telemetry", "--max-ahead", "5m")
+    file = write_messages(shell.folder, {}, {"publish_time": "2199-01-01T00:00:00Z"}, {})
+    shell("topic", "append", "telemetry", file, expect=FAILED)
+    assert "appended 2" in shell.said
+    assert "rejected 1 of 3 messages" in shell.said
+    assert "message 2: publish_time 2199-01-01T00:00:00Z is" in shell.said
+    assert "at most 5m" in shell.said
+    (info,) = shell.json("topic", "info", "telemetry")
+    assert (info["messages"], info["max_ahead"], info["on_ahead"]) == (2, 300, "reject")
+    shell("topic", "add", "tolerant", "--max-ahead", "5m", "--on-ahead", "keep")
+    shell("topic", "append", "tolerant", file)
+
+
+def test_a_wild_clock_is_passed_by_with_another_time(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    wild = {"publish_time": "2199-01-01T00:00:00Z", "payload": "wild"}
+    shell("topic", "append", "telemetry", write_messages(shell.folder, wild, {"payload": "good"}))
+    by = ("--by", "effective_time")
+    since = ("--since", "2026-07-01T12:00:00Z")
+    until = ("--until", "2026-07-01T12:00:00.050Z")
+    assert shell.json("topic", "read", "telemetry", *since, *until) == []
+    read = shell.json("topic", "read", "telemetry", "--since", "2026-07-01T11:00:00Z", *until, *by)
+    assert [row["payload"] for row in read] == []
+    (found,) = shell.json("topic", "find", "telemetry", "2026-07-01T12:00:00.050Z", *by)
+    assert found == {"position": "0:0:0", "found": True}
+    shell("subscription", "add", "telemetry", "billing", "--start", "2026-07-01T12:00:01Z", *by)
+    assert "stands at 0:1:0" in shell.said
+    seek = ("subscription", "seek", "telemetry", "billing", "--to", "2026-07-01T12:00:01Z")
+    (planned,) = shell.json(*seek, "--dry-run")
+    assert planned["to"] == "0:0:0"
+    (planned,) = shell.json(*seek, "--dry-run", *by)
+    assert planned["to"] == "0:1:0"
+    assert shell.json(*seek, *by)[0]["to"] == "0:1:0"
+
+
+def test_long_listings_are_paged(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("waterclock.cli.topic._PAGE", 2)
+    file = write_messages(shell.folder, {})
+    for name in ("telemetry", "alarms"):
+        shell("topic", "add", name)
+    for number in range(4):
+        shell("topic", "append", "telemetry", file, "--producer", str(number))
+        shell("topic", "roll", "telemetry")
+    listed = ("topic", "ledgers", "telemetry")
+    assert [row["ledger"] for row in shell.json(*listed)] == [0, 1, 2, 3, 4]
+    assert [row["ledger"] for row in shell.json(*listed, "--limit", "3")] == [0, 1, 2]
+    assert [row["ledger"] for row in shell.json(*listed, "--start", "3", "--limit", "9")] == [3, 4]
+    assert [row["name"] for row in shell.json("topic", "ls", "--limit", "1")] == ["alarms"]
+    assert len(shell.json("topic", "ls")) == 2
+
+
 def test_finding_a_moment_that_has_not_come_exits_with_one(shell: Shell) -> None:
     shell("topic", "add", "telemetry")
     (found,) = shell.json("topic", "find", "telemetry", "2026-07-01T12:00:00Z", expect=FAILED)
     assert found == {"position": "0:0:0", "found": False}
+
+
+def sealed_topic(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    shell("topic", "append", "telemetry", write_messages(shell.folder, {}))
+    shell("topic", "roll", "telemetry")
+    shell("topic", "seal", "telemetry")
+
+
+def test_the_files_of_a_topic_are_listed_and_its_store_is_relocated(shell: Shell) -> None:
+    sealed_topic(shell)
+    root = shell.folder / "factory.db-ledgers"
+    (listed,) = shell.json("topic", "files", "telemetry")
+    assert listed["file"].startswith(f"{root}/telemetry-1/0000000000-")
+    root.rename(shell.folder / "renamed")
+    shell("topic", "read", "telemetry", expect=FAILED)
+    assert f"the ledger store {root} is not there" in shell.said
+    shell("topic", "relocate", "telemetry", "renamed")
+    assert f"found 1 files; topic telemetry lies at {shell.folder}/renamed now" in shell.said
+    assert len(shell.json("topic", "read", "telemetry")) == 1
+    shell("topic", "relocate", "telemetry", str(shell.folder / "copied"))
+    assert "copied 1 files" in shell.said
+    assert shell("topic", "files", "telemetry").splitlines()[1].startswith(f"{shell.folder}/copied/")
+
+
+def test_a_misspelled_folder_of_ledgers_is_named_and_deletes_nothing(shell: Shell) -> None:
+    sealed_topic(shell)
+    for command in (("seal",), ("expire", "1s", "--yes"), ("truncate", "1s", "--yes"), ("ledgers",)):
+        name, *rest = command
+        shell("topic", name, "telemetry", *rest, "--ledgers", "wrong", expect=FAILED)
+        assert f"{shell.folder}/wrong is not there" in shell.said
+        assert f"{shell.folder}/factory.db-ledgers" in shell.said
+    assert not (shell.folder / "wrong").exists()
+    assert [row["state"] for row in shell.json("topic", "ledgers", "telemetry")] == ["sealed", "open"]
 
 
 def test_the_files_of_a_topic_are_compacted(shell: Shell) -> None:

@@ -10,11 +10,13 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import event
 
-from waterclock.database import mysql, table_catalogue, topic_catalogue
+from waterclock.database import backend as backend_module
+from waterclock.database import migrating, mysql, table_catalogue, topic_catalogue
 from waterclock.database.backend import Backend
 from waterclock.database.catalogue import metadata
 from waterclock.database.migrating import HEAD, catalogue_version
 from waterclock.errors import SchemaError, UnavailableError
+from waterclock.topics.topic import Topic
 
 CATALOGUES = (table_catalogue, topic_catalogue)  # importing them fills the metadata
 
@@ -68,6 +70,41 @@ def test_a_migration_that_dies_after_each_of_its_steps_goes_on_where_it_was(data
         event.remove(sa.Engine, "after_cursor_execute", die)
     assert deaths > 10
     test_the_migrations_make_exactly_the_tables_that_the_code_expects(database_url)
+
+
+def test_topics_of_an_earlier_version_get_the_totals_of_their_ledgers(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrating, "HEAD", "0006")
+    monkeypatch.setattr(backend_module, "HEAD", "0006")
+    old = Backend(sqlite_url)
+
+    def fill(connection: sa.Connection) -> None:
+        connection.exec_driver_sql(
+            "INSERT INTO waterclock_topics (id, name, roll_size, created_at, ledger, entries, messages, bytes, ordinal)"
+            " VALUES (1, 'old', 1000, 0, 6, 1, 2, 30, 52), (2, 'empty', 1000, 0, 0, 0, 0, 0, 0)"
+        )
+        for ledger, state, size, file_bytes, row_groups, footer in (
+            (1, "closed", 10, None, None, None),
+            (2, "sealed", 20, 500, "[]", b"footer"),
+            (3, "sealed", 30, 900, "[]", None),  # it shares its file, of which 30 bytes are its part
+            (4, "sealed", 40, 600, None, None),  # from before there were row groups
+        ):
+            connection.exec_driver_sql(
+                "INSERT INTO waterclock_ledgers (topic_id, ledger, state, entries, messages, bytes, first_ordinal,"
+                " closed_at, file_bytes, row_groups, footer) VALUES (1, ?, ?, 1, 10, ?, ?, 0, ?, ?, ?)",
+                (ledger, state, size, 10 * ledger, file_bytes, row_groups, footer),
+            )
+
+    old.transact(fill)
+    old.close()
+    monkeypatch.undo()
+    backend = Backend(sqlite_url)
+    topic = Topic.open(backend, str(tmp_path), "old")
+    assert [info.size for info in topic.ledgers()] == [10, 500, 30, 600, 30]
+    assert (topic.info.size, topic.info.ledgers, topic.info.messages) == (1170, 6, 42)
+    assert Topic.open(backend, str(tmp_path), "empty").info.size == 0
+    backend.close()
 
 
 def test_the_last_version_is_the_head() -> None:

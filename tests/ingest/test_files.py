@@ -65,3 +65,58 @@ def test_a_file_that_is_not_there_or_not_parquet_is_refused(tmp_path: Path) -> N
     (tmp_path / "text.parquet").write_text("no parquet")
     with pytest.raises(SchemaError, match="is not Parquet"):
         list(read_messages(tmp_path / "text.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b"\xff\xfe", "invalid start byte"),
+        (b"[" * 100_000, "nested too deep"),
+        (b'{"event_time": ' + b"9" * 5000 + b"}", "4300 digits"),
+        (b'{"source": "a", "stream": "b", "event_time": 1, "payload": "\\ud800"}', "payload_base64"),
+        (b'{"source": "a", "stream": "b", "event_time": 1.5}', "event_time: 1.5 is a float"),
+        (b'{"source": "a", "stream": "b", "event_time": true}', "event_time: True is a bool"),
+        (b'{"source": "a", "stream": "b", "event_time": "2026-07-01"}', "not ISO 8601 with an offset"),
+    ],
+)
+def test_lines_that_would_break_their_reader_are_named(tmp_path: Path, line: bytes, says: str) -> None:
+    file = tmp_path / "messages.jsonl"
+    file.write_bytes(b"\n" + line + b"\n")
+    with pytest.raises(InvalidArgumentError, match="line 2: .*" + says) as refused:
+        list(read_messages(file))
+    assert len(str(refused.value)) < 1000
+
+
+def times(unit: str, tz: str | None) -> dict[str, Any]:
+    return {"source": ["a"], "stream": ["b"], "event_time": pa.array([7_000_000], pa.timestamp(unit, tz))}
+
+
+def test_a_parquet_files_timestamps_land_at_their_moment_and_naive_ones_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "messages.parquet"
+    pq.write_table(pa.table(times("us", "Europe/Berlin")), file)
+    assert [[m.event_time for m in chunk] for chunk in read_messages(file)] == [[7_000_000_000]]
+    for refused in (times("us", None), {**times("us", "UTC"), "receive_time": [1.5]}):
+        pq.write_table(pa.table(refused), file)
+        with pytest.raises(SchemaError, match=r"messages\.parquet: column '(event|receive)_time' is .*must be int64"):
+            list(read_messages(file))
+
+
+def test_a_parquet_file_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "messages.parquet"
+    table = pa.table(to_arrow([Message("a", "b", k, bytes([k])) for k in range(200)]))
+    pq.write_table(table, file, write_page_checksum=True, compression="none")
+    written = file.read_bytes()
+    file.write_bytes(written.replace(bytes([7, 1, 0, 0, 0, 8]), bytes([7, 1, 0, 0, 0, 9])))
+    assert file.read_bytes() != written
+    with pytest.raises(SchemaError, match=r"messages\.parquet is not Parquet, or cannot be read"):
+        list(read_messages(file))
+
+
+def test_texts_that_are_no_texts_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "messages.parquet"
+    broken = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(bytes([0, 0, 0, 0, 1, 0, 0, 0])), pa.py_buffer(b"\xff")]
+    )
+    pq.write_table(pa.table({"source": broken, "stream": ["b"], "event_time": [1]}), file)
+    with pytest.raises(InvalidArgumentError, match=r"column 'source' is unsound: .*UTF8"):
+        list(read_messages(file))

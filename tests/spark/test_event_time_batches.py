@@ -126,9 +126,14 @@ def test_a_stream_without_rocksdb_is_refused_with_what_to_do(spark: SparkSession
     [
         (["source", "stream", "event_time"], "there is no column 'receive_time'; it has source, stream, event_time"),
         (
-            ["source", "stream", "timestamp_micros(event_time) AS event_time", "receive_time"],
-            "column 'event_time' is timestamp; it must be bigint, nanoseconds since the epoch",
+            ["source", "stream", "CAST(timestamp_micros(event_time) AS TIMESTAMP_NTZ) AS event_time", "receive_time"],
+            "column 'event_time' is timestamp_ntz; it must be bigint, nanoseconds since the epoch, or timestamp: cast",
         ),
+        (
+            ["source", "stream", "event_time", "CAST(receive_time AS DOUBLE) AS receive_time"],
+            "column 'receive_time' is double; it must be bigint, nanoseconds since the epoch, or timestamp",
+        ),
+        (["source", "stream", "current_date AS event_time", "receive_time"], "column 'event_time' is date; it must"),
         (["1 AS source", "stream", "event_time", "receive_time"], "column 'source' is int; it must be string"),
     ],
 )
@@ -138,6 +143,27 @@ def test_wrong_columns_are_refused_before_anything_runs(
     given = frame(spark, traffic[:1], positions=False, partitions=1).selectExpr(*columns)
     with pytest.raises(InvalidArgumentError, match=complaint):
         event_time_batches(given)
+
+
+def test_timestamps_land_at_their_moment_whatever_the_sessions_zone(spark: SparkSession, traffic: list[Message]):
+    given = frame(spark, in_entries(traffic[:500], 7), positions=True, partitions=2)
+    exact = given.withColumn("event_time", F.expr("event_time * 1000")).withColumn(
+        "receive_time", F.expr("receive_time * 1000")
+    )
+    stamped = given.withColumn("event_time", F.timestamp_micros("event_time")).withColumn(
+        "receive_time", F.timestamp_micros("receive_time")
+    )
+    rule = {"window": 50_000, "max_delay": 40_000}
+    zone = spark.conf.get("spark.sql.session.timeZone", "UTC")
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        assert fates_in_frames(event_time_outcomes(stamped, **rule)) == fates_in_frames(
+            event_time_outcomes(exact, **rule)
+        )
+        starts = [row["start"] for row in rate_aware_batches(stamped).orderBy("source", "start").collect()]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    assert starts == [row["start"] for row in rate_aware_batches(exact).orderBy("source", "start").collect()]
 
 
 def test_wrong_options_are_refused_before_anything_runs(spark: SparkSession, traffic: list[Message]):

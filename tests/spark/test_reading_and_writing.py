@@ -191,6 +191,26 @@ def test_overwriting_and_rows_of_another_shape_are_refused(
         writer.mode("append").save()
 
 
+def test_timestamps_are_written_at_their_moment_and_other_times_are_refused(
+    spark: SparkSession, database: wc.Database
+) -> None:
+    topic = database.create_topic("stamped")
+    database.create_table("stamps", id_type="text")
+    rows = spark.sql("SELECT 'a' AS source, 'b' AS stream, timestamp_micros(7) AS event_time")
+
+    def write(given: DataFrame, **place: str) -> None:
+        given.write.format("waterclock").options(url=str(database.backend.url), **place).mode("append").save()
+
+    write(rows, topic="stamped")
+    assert [message.event_time for message in topic.read()] == [7000]
+    for kind in ("TIMESTAMP_NTZ", "DOUBLE", "DATE", "STRING"):
+        with pytest.raises(PySparkException, match=f"'event_time' is {kind.lower()}; it must be bigint"):
+            write(rows.withColumn("event_time", rows["event_time"].cast(kind)), topic="stamped")
+    batches = batches_of(event_time_outcomes(metadata(spark, database), **RULE))
+    with pytest.raises(PySparkException, match="column 'start' is timestamp, and must be bigint"):
+        write(batches.withColumn("start", batches["start"].cast("TIMESTAMP")), table="stamps")
+
+
 def producers(database: wc.Database, topic: str) -> list[str]:
     statement = sa.select(catalogue.producers.c.name).where(
         catalogue.producers.c.topic_id == database.topic(topic).storage.topic_id

@@ -220,6 +220,27 @@ def test_where_a_stream_begins_stays_the_same_while_the_topic_grows(tmp_path: Pa
         assert [row["receive_time"] for row in rows(again, start, end)] == [4, 5]
 
 
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [("publish_time", []), ("effective_time", [4, 5]), ("receive_time", [4, 5]), ("event_time", [4, 5])],
+)
+def test_a_read_goes_by_the_time_that_is_named(tmp_path: Path, by: str, expected: list[int]) -> None:
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        topic = database.create_topic("t")
+        for number in range(1, 9):
+            wild = 10**9 * SECOND if number == 2 else number * SECOND
+            topic.append([wc.Message("a", "s", number * SECOND, publish_time=wild, receive_time=number * SECOND)])
+        begin = {"startingTimestamp": str(4 * SECOND), "by": by}
+        reader = TopicReader(options(database, **begin, endingTimestamp=str(6 * SECOND)))
+        assert [row["event_time"] // SECOND for row in rows(reader)] == expected
+        stream = TopicStreamReader(options(database, **begin))
+        start = stream.initialOffset()
+        assert start == {by: 4 * SECOND}
+        end = stream.latestOffset(start, ReadAllAvailable())
+        first = 2 if by == "publish_time" else 4
+        assert [row["event_time"] // SECOND for row in rows(stream, start, end)] == list(range(first, 9))
+
+
 def expire_first_ledger(database: wc.Database) -> None:
     topic = database.topic("t")
     topic.truncate(wc.Position(1, 0, 0))
@@ -293,6 +314,7 @@ def test_nothing_is_read_of_an_empty_topic(tmp_path: Path) -> None:
         ({"maxMessagesPerTrigger": "many"}, "maxMessagesPerTrigger: 'many' is no count"),
         ({"failOnDataLoss": "perhaps"}, "failOnDataLoss: 'perhaps' is neither true nor false"),
         ({"columns": "source,source"}, "names a column twice"),
+        ({"by": "offset_time"}, "by: 'offset_time' is no time of a message"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(given: dict[str, str], says: str) -> None:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from pyarrow import fs
 
 from waterclock.message import Message, Position
-from waterclock.topics.ledger_files import LedgerFiles
+from waterclock.topics.ledger_files import MARKER, LedgerFiles
 from waterclock.topics.storage import Storage
 from waterclock.topics.topic import Topic
 
@@ -46,6 +46,11 @@ def first_at_or_after(placed: Iterable[tuple[int, Position]], time: int) -> Posi
 def ledger_path(topic: Topic, ledger: int) -> Path:
     """Give the file of a sealed ledger."""
     return Path(next(str(info.file) for info in topic.ledgers() if info.ledger == ledger))
+
+
+def ledger_files_in(root: Path) -> set[Path]:
+    """Give all files of a store, finished or not, but its marker."""
+    return {path for path in root.rglob("*") if path.is_file() and path.name != MARKER}
 
 
 class CountingFiles(fs.FileSystemHandler):

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -29,11 +30,13 @@ from waterclock.database.backend import Backend
 from waterclock.errors import UnavailableError
 from waterclock.message import Message
 from waterclock.topics import expiring, pending_files, retention, sweeping
+from waterclock.topics.producers import read_producer
 from waterclock.topics.topic import Topic
 
 _PR_SET_PDEATHSIG = 1
 TOPIC = "killed"
 LEASE = 100_000_000  # ns
+TOGETHER = 6  # threads
 Note = Callable[[str], None]
 
 
@@ -58,6 +61,28 @@ def append(topic: Topic, note: Note, start: int) -> None:
         note(str(number))
 
 
+def append_together(topic: Topic, note: Note, _: int) -> None:
+    """Append by several threads for ever, each under its own name; begin with a repeat of what one stored last."""
+
+    def work(thread: int) -> None:
+        name = f"together {thread}"
+        with topic.storage.backend.snapshot() as connection:
+            known = read_producer(topic.storage, connection, name)
+        number = known.recent[-1].first if known else 0
+        while True:
+            count = 1 + number % 3
+            messages = [Message(name, "s", number + i, publish_time=1) for i in range(count)]
+            topic.append(messages, producer=name, sequence=number)
+            number += count
+            note(f"{name}: {number}")
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(TOGETHER)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def seal(topic: Topic, note: Note, _: int) -> None:
     """Roll once, then seal for ever."""
     topic.roll()
@@ -78,7 +103,7 @@ def expire(topic: Topic, note: Note, _: int) -> None:
             note(f"expired {topic.expire('1h').ledgers}")
 
 
-ROLES = {"append": append, "seal": seal, "compact": compact, "expire": expire}
+ROLES = {"append": append, "append_together": append_together, "seal": seal, "compact": compact, "expire": expire}
 
 
 def _work(command: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import exc
 from tests.topics.conftest import MakeTopic, SettableClock
 from tests.topics.flows import published
 
@@ -172,26 +171,6 @@ def test_appenders_at_the_same_time_leave_no_hole_and_no_message_out(make_topic:
     ordinals = [info.first_ordinal for info in topic.ledgers()]
     sizes = [info.messages for info in topic.ledgers()]
     assert ordinals == [sum(sizes[:i]) for i in range(len(sizes))]
-
-
-def test_an_append_whose_commit_was_cut_off_is_not_written_twice(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The commit takes place, then the connection breaks before the answer comes: the worst moment there is.
-    backend = topic.storage.backend
-    broken: list[int] = []
-
-    def commit_then_break(connection: sa.Connection) -> None:
-        if not broken:
-            connection.connection.dbapi_connection.commit()
-            broken.append(1)
-            raise exc.DBAPIError("COMMIT", None, ConnectionError("cut off"), connection_invalidated=True)
-
-    monkeypatch.setattr(backend.dialect, "is_transient", lambda error: error.connection_invalidated)
-    sa.event.listen(backend.engine, "commit", commit_then_break)
-    sa.event.listen(backend._writer, "commit", commit_then_break)
-    appended = topic.append(published([1, 2]))
-    assert broken
-    assert appended == Appended(Position(0, 0, 0), 2, duplicate=False)
-    assert len(list(topic.read())) == 2
 
 
 def test_appending_to_a_topic_that_was_removed_says_so(topic: Topic) -> None:

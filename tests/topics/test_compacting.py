@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 from tests.topics.conftest import MakeTopic
-from tests.topics.flows import append_ledgers, ledger_path, published
+from tests.topics.flows import append_ledgers, ledger_files_in, ledger_path, published
 from tests.topics.test_sealing import Killed
 
 from waterclock.database.topic_catalogue import files
@@ -53,7 +53,7 @@ def files_of(topic: Topic) -> set[str | None]:
 
 
 def on_disk(folder: Path) -> set[str]:
-    return {str(path) for path in (folder / "ledgers").rglob("*") if path.is_file()}
+    return {str(path) for path in ledger_files_in(folder / "ledgers")}
 
 
 def waiting(topic: Topic) -> int:
@@ -247,7 +247,7 @@ def test_a_file_that_reads_back_differently_is_not_taken(sealed: Topic, monkeypa
     before = answers(sealed)
 
     def measured(*_: object) -> object:
-        return {}
+        return {}, {}
 
     with monkeypatch.context() as patch:
         patch.setattr(compacting, "_measured", measured)

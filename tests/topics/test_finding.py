@@ -16,7 +16,7 @@ from tests.topics.flows import (
     published,
 )
 
-from waterclock.database.topic_catalogue import BOUNDED, entries, ledgers
+from waterclock.database.topic_catalogue import BOUNDED, entries, ledgers, topics
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.message import Message, Position
 from waterclock.topics.finding import Found, find_statement
@@ -114,7 +114,13 @@ def _make_empty(topic: Topic, ledger: int) -> None:
 
     def work(connection: sa.Connection) -> None:
         connection.execute(sa.delete(entries).where(entries.c.ledger == ledger))
-        connection.execute(sa.update(ledgers).where(ledgers.c.ledger == ledger).values(messages=0, entries=0, **bounds))
+        here = ledgers.c.ledger == ledger
+        messages = connection.execute(sa.select(ledgers.c.messages).where(here)).scalar_one()
+        connection.execute(sa.update(ledgers).where(here).values(messages=0, entries=0, **bounds))
+        for table in (ledgers, entries):
+            earlier = {"first_ordinal": table.c.first_ordinal - messages}
+            connection.execute(sa.update(table).where(table.c.ledger > ledger).values(earlier))
+        connection.execute(sa.update(topics).values(ordinal=topics.c.ordinal - messages))
 
     topic.storage.backend.transact(work)
 
@@ -147,8 +153,8 @@ def test_each_of_the_three_times_is_found_by_its_own_name(topic: Topic) -> None:
 
 
 def test_by_must_name_a_time(sqlite_topic: Topic) -> None:
-    with pytest.raises(InvalidArgumentError, match="'effective_time'"):
-        sqlite_topic.find(1, by="effective_time")
+    with pytest.raises(InvalidArgumentError, match=r"'ingest_time'.*effective_time"):
+        sqlite_topic.find(1, by="ingest_time")
 
 
 def test_how_long_ago_is_counted_back_from_the_databases_clock(clocked_topic: Topic, clock: SettableClock) -> None:
@@ -244,22 +250,20 @@ def test_bounds_that_were_missing_raise_the_running_maximum_of_later_ledgers(sql
 
 def _forget_bounds(topic: Topic, numbers: list[int]) -> None:
     columns = [column for column in ledgers.c if column.name.startswith(("begin_", "end_", "peak_"))]
-    values = {column.name: None for column in columns} | {"row_groups": None, "footer": None}
+    values = {column.name: None for column in columns} | {"row_groups": None, "footer": None, "checksums": None}
     topic.storage.backend.transact(
         lambda connection: connection.execute(sa.update(ledgers).where(ledgers.c.ledger.in_(numbers)).values(values))
     )
 
 
-def test_lost_and_damaged_files_are_passed_over_with_a_warning(topic: Topic, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_files_are_passed_over_with_a_warning(topic: Topic, caplog: pytest.LogCaptureFixture) -> None:
     placed = append_ledgers(topic, TEN_LEDGERS)
     topic.roll()
     topic.seal()
     for ledger in (0, 5):
         ledger_path(topic, ledger).unlink()
-    ledger_path(topic, 4).write_bytes(b"PAR1" + b"\0" * 200 + b"PAR1")
-    whole = ledger_path(topic, 9).read_bytes()
-    ledger_path(topic, 9).write_bytes(whole[: len(whole) // 4])
-    readable = [(time, position) for time, position in placed if position.ledger not in (0, 4, 5, 9)]
+    ledger_path(topic, 9).unlink()
+    readable = [(time, position) for time, position in placed if position.ledger not in (0, 5, 9)]
     with caplog.at_level(logging.WARNING):
         for time in range(-1, 105):
             expected = first_at_or_after(readable, time)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from tests.topics.nursery import TOPIC, Nursery, batch, lines, shorten_leases
+from tests.topics.flows import ledger_files_in
+from tests.topics.nursery import TOGETHER, TOPIC, Nursery, batch, lines, shorten_leases
 
 from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import entries, files
 from waterclock.errors import UnavailableError
+from waterclock.message import Message
 from waterclock.topics import expiring, pending_files, retention, sweeping
 from waterclock.topics.topic import Topic
 
@@ -45,6 +47,28 @@ def test_what_was_acknowledged_survives_any_kill(
 ) -> None:
     kills = 10 if database_url.startswith("mysql") else 50
     _kill_and_check(database_url, tmp_path, nursery, roles, kills=kills)
+
+
+def test_what_threads_append_together_survives_any_kill(database_url: str, tmp_path: Path, nursery: Nursery) -> None:
+    backend = Backend(database_url)
+    ledgers, log = tmp_path / "ledgers", tmp_path / "log"
+    topic = Topic.create(backend, str(ledgers), TOPIC, roll_after=None, roll_size=2_000, retention=None, exist_ok=False)
+    dice = random.Random(0)  # noqa: S311  # not a secret
+    for _ in range(8):
+        before = len(list(lines(log)))
+        pid = nursery.start("append_together", database_url, ledgers, log)
+        _await(lambda before=before: len(list(lines(log))) > before + 1, "nothing was appended")
+        time.sleep(dice.random() * 0.05)
+        nursery.kill(pid)
+    messages = list(topic.read())
+    _check_positions(messages)
+    acknowledged = dict(line.rsplit(": ", 1) for line in lines(log) if ": " in line)
+    for thread in range(TOGETHER):
+        name = f"together {thread}"
+        numbers = [message.event_time for message in messages if message.source == name]
+        assert numbers == list(range(len(numbers))), "each message once, in order, without a hole"
+        assert len(numbers) >= int(acknowledged.get(name, 0)), "nothing acknowledged is lost"
+    backend.close()
 
 
 @pytest.mark.slow
@@ -147,16 +171,20 @@ def _check_messages(topic: Topic, *, acknowledged: int, expired: bool) -> None:
     assert numbers == list(range(numbers[0], numbers[-1] + 1)), "each message once, in order, without a hole"
     assert numbers[0] == 0 or (expired and numbers[0] <= OLD)
     assert numbers[-1] >= acknowledged - 1, "nothing acknowledged is lost"
+    _check_positions(messages)
+    assert topic.ledgers()[-1].first_ordinal == numbers[-1] + 1
+
+
+def _check_positions(messages: Sequence[Message]) -> None:
     for before, after in pairwise(message.position for message in messages):
         assert before is not None
         ledger, entry, index = before
         assert after in {(ledger, entry, index + 1), (ledger, entry + 1, 0), (ledger + 1, 0, 0)}
-    assert topic.ledgers()[-1].first_ordinal == numbers[-1] + 1
 
 
 def _check_files(topic: Topic, ledgers: Path) -> None:
     expected = {Path(str(info.file)) for info in topic.ledgers() if info.file}
-    assert {path for path in ledgers.rglob("*") if path.is_file()} == expected
+    assert ledger_files_in(ledgers) == expected
     assert _count(topic, entries) == 0
 
 

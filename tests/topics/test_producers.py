@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from tests.topics.flows import published
 
+from waterclock.arrow import to_arrow
+from waterclock.database.topic_catalogue import producers
 from waterclock.errors import InvalidArgumentError, ProducerFencedError
-from waterclock.message import Position
+from waterclock.message import Message, Position
 from waterclock.topics import appending, producing
 from waterclock.topics.appending import Appended
 from waterclock.topics.producers import forget_producers, take_over
@@ -56,11 +60,79 @@ def test_repeating_a_part_of_an_append_is_an_error(sqlite_topic: Topic, sequence
     assert times(sqlite_topic) == [1, 1, 2, 2]
 
 
-def test_numbers_may_leave_gaps(sqlite_topic: Topic) -> None:
-    sqlite_topic.append(published([1]), producer="p", sequence=10)
-    assert sqlite_topic.append(published([2]), producer="p", sequence=100).duplicate is False
-    with pytest.raises(InvalidArgumentError, match="50 to 50 overlaps"):
-        sqlite_topic.append(published([3]), producer="p", sequence=50)
+def test_numbers_may_leave_gaps_but_are_never_appended_later(topic: Topic) -> None:
+    topic.append(published([1]), producer="p", sequence=10)
+    assert topic.append(published([2]), producer="p", sequence=100).duplicate is False
+    for sequence in (50, 3, 0):
+        with pytest.raises(InvalidArgumentError, match=f"{sequence} to {sequence} .* never appended.* after 100"):
+            topic.append(published([3]), producer="p", sequence=sequence)
+    assert times(topic) == [1, 2]
+
+
+def test_messages_of_numbers_that_were_forgotten_and_never_sent_are_an_error_and_not_dropped(topic: Topic) -> None:
+    for sequence in range(100, 110):
+        topic.append(published([sequence]), producer="p", sequence=sequence)
+    assert topic.append(published([100]), producer="p", sequence=100) == Appended(None, 1, duplicate=True)
+    with pytest.raises(InvalidArgumentError, match=r"7 to 7 .* never appended"):
+        topic.append(published([7]), producer="p", sequence=7)
+    with pytest.raises(InvalidArgumentError, match="overlap"):
+        topic.append(published([99, 100]), producer="p", sequence=99)
+    assert times(topic) == list(range(100, 110))
+
+
+@pytest.mark.parametrize("count", [2, 200])
+def test_a_number_that_was_used_for_other_messages_is_an_error(topic: Topic, count: int) -> None:
+    given = [Message("press", "load", number, b"x") for number in range(count)]
+    first = topic.append(given, producer="p", sequence=0)
+    others = [*given[:-1], given[-1].replace(payload=b"y")]
+    with pytest.raises(InvalidArgumentError, match=r"0 to .* were appended before with other messages"):
+        topic.append(others, producer="p", sequence=0)
+    # The clock has moved on, which fills in other times; and a table is no other message.
+    assert topic.append(given, producer="p", sequence=0) == first._replace(duplicate=True)
+    assert topic.append(to_arrow(given), producer="p", sequence=0) == first._replace(duplicate=True)
+    assert len(list(topic.read())) == count
+
+
+def _forget_what_earlier_versions_did_not_know(topic: Topic) -> None:
+    def work(connection: sa.Connection) -> None:
+        recent = json.loads(connection.execute(sa.select(producers.c.recent)).scalar_one())
+        values = {"recent": json.dumps([each[:4] for each in recent]), "covered": None}
+        connection.execute(sa.update(producers).values(values))
+
+    topic.storage.backend.transact(work)
+
+
+def test_a_producer_of_an_earlier_version_goes_on_and_what_it_cannot_know_is_an_error(topic: Topic) -> None:
+    for sequence in range(7):
+        topic.append(published([sequence]), producer="p", sequence=sequence)
+    _forget_what_earlier_versions_did_not_know(topic)
+    assert topic.append(published([9]), producer="p", sequence=6).duplicate
+    with pytest.raises(InvalidArgumentError, match=r"0 to 0 .* not known any more; look into the topic"):
+        topic.append(published([0]), producer="p", sequence=0)
+    assert topic.append(published([7]), producer="p", sequence=7).duplicate is False
+    assert times(topic) == list(range(8))
+
+
+def test_what_a_producer_sends_again_after_a_restart_must_have_been_stored(sqlite_topic: Topic) -> None:
+    with sqlite_topic.producer("p") as first:
+        first.send(published([5])[0], sequence=5)
+    with sqlite_topic.producer("p") as second:
+        assert second.send(published([5])[0], sequence=5) is False
+        for sequence, word in ((4, "was never appended"), (-1, "is no number"), ("4", "is a str")):
+            with pytest.raises(InvalidArgumentError, match=word):
+                second.send(published([4])[0], sequence=sequence)  # type: ignore[arg-type]
+    _forget_what_earlier_versions_did_not_know(sqlite_topic)
+    with sqlite_topic.producer("p") as third, pytest.raises(InvalidArgumentError, match="may never have been"):
+        third.send(published([5])[0], sequence=5)
+    assert times(sqlite_topic) == [5]
+
+
+@pytest.mark.parametrize("arguments", [{"sequence": -1}, {"sequence": 2**63}, {"sequence": "1"}, {"epoch": "x"}])
+def test_a_number_or_epoch_that_cannot_be_meant_is_refused_by_name(
+    sqlite_topic: Topic, arguments: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=next(iter(arguments))):
+        sqlite_topic.append(published([1]), **{"producer": "p", "sequence": 0, **arguments})
 
 
 def test_producers_are_forgotten_by_the_beginning_of_their_names(topic: Topic) -> None:
@@ -74,9 +146,9 @@ def test_producers_are_forgotten_by_the_beginning_of_their_names(topic: Topic) -
 
 
 def test_a_producer_with_a_lower_epoch_is_fenced(topic: Topic) -> None:
-    old, _ = take_over(topic.storage, "p")
+    old, *_ = take_over(topic.storage, "p")
     topic.append(published([1]), producer="p", sequence=0, epoch=old)
-    new, last = take_over(topic.storage, "p")
+    new, last, _ = take_over(topic.storage, "p")
     assert (new, last) == (old + 1, 0)
     with pytest.raises(ProducerFencedError, match=f"epoch {old}, and epoch {new}"):
         topic.append(published([2]), producer="p", sequence=1, epoch=old)

@@ -14,7 +14,7 @@ from tests.topics.flows import append_ledgers, ledger_path, on_counting_files, p
 from waterclock.arrow import POSITIONED_SCHEMA
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.message import Message, Position
-from waterclock.topics import reading, sealed_file
+from waterclock.topics import sealed_file, succession
 from waterclock.topics.topic import Topic
 
 FLOW = [[[0, 1], [2]], [[3, 4, 5]], [[6], [7, 8]]]
@@ -93,8 +93,8 @@ def test_arguments_that_contradict_each_other_are_refused(sqlite_topic: Topic) -
 
 
 def test_reading_in_small_pieces_gives_the_same(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "CHUNK_MESSAGES", 2)
-    monkeypatch.setattr(reading, "_CHUNK_ENTRIES", 2)
+    monkeypatch.setattr(succession, "CHUNK_MESSAGES", 2)
+    monkeypatch.setattr(succession, "CHUNK_ENTRIES", 2)
     monkeypatch.setattr(sealed_file, "ROW_GROUP_MESSAGES", 4)
     placed = append_ledgers(topic, [[[i] for i in range(7)], [[7, 8, 9, 10, 11], [12], [13, 14]], [[15], [16]]])
     for _ in range(2):

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 from tests.topics.conftest import MakeTopic, SettableClock
-from tests.topics.flows import append_ledgers, ledger_path, on_counting_files, published
+from tests.topics.flows import append_ledgers, ledger_files_in, ledger_path, on_counting_files, published
 
 from waterclock.database.topic_catalogue import entries, files
 from waterclock.errors import UnavailableError
@@ -36,7 +36,7 @@ def count(topic: Topic, table: sa.Table) -> int:
 
 
 def all_files(folder: Path) -> set[Path]:
-    return {path for path in (folder / "ledgers").rglob("*") if path.is_file()}
+    return ledger_files_in(folder / "ledgers")
 
 
 def test_sealing_turns_every_closed_ledger_into_one_file(topic: Topic, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 from waterclock.time import Duration, to_duration
 
 _SECOND = 1_000_000_000
@@ -45,13 +46,15 @@ class AdaptiveBatchLength:
 
     def __init__(self, batch_length: Duration = "1s", rate: int = 1) -> None:
         if rate < 1:
-            raise InvalidArgumentError(f"rate: {rate!r} is below 1 Hz; give the pulses a second as a whole number")
+            raise InvalidArgumentError(
+                f"rate: {quoted(rate)} is below 1 Hz; give the pulses a second as a whole number"
+            )
         length = to_duration(batch_length, "batch_length", minimum=1)
         self._rate = rate
         self._first = self._pulses = (2 * length * rate + _SECOND) // (2 * _SECOND)
         if self._first < 1:
             raise InvalidArgumentError(
-                f"batch_length: {batch_length!r} is less than half a pulse of {rate} Hz; give at least one pulse"
+                f"batch_length: {quoted(batch_length)} is less than half a pulse of {rate} Hz; give at least one pulse"
             )
         self._slow = self._fast = self._idle = 0
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import pyarrow as pa
 
-from waterclock.arrow import from_arrow, from_ipc, to_arrow, to_ipc
-from waterclock.errors import SchemaError
+from waterclock.arrow import check_messages, from_arrow, from_ipc, to_arrow, to_ipc
+from waterclock.batching.facts import moment, parsed, read_as, text
+from waterclock.checksum import has_trailer, with_trailer, without_trailer
+from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message
+from waterclock.quoting import quoted
 
 CloseReason = Literal["timeout", "conflict", "complete", "slots", "gap", "start", "stall", "flush"]
 """Why a batch closed."""
@@ -18,7 +21,13 @@ CloseReason = Literal["timeout", "conflict", "complete", "slots", "gap", "start"
 RejectReason = Literal["late", "future", "duplicate", "replaced"]
 """Why a message is in no batch."""
 
+_REASONS: dict[str, CloseReason] = {reason: reason for reason in get_args(CloseReason)}
 _METADATA_KEY = b"waterclock.batch"
+_CHECKED_KEY = b"waterclock.checksum"
+"""Says in the schema metadata that a trailer must follow, so that no damage makes a batch one of an earlier version."""
+
+_TRAILER = b"WCB1"
+"""Begins the trailer behind the stream's end. Other readers of Arrow stop at that end, and see a plain stream."""
 
 
 def batch_id(source: str, start: int) -> str:
@@ -29,7 +38,8 @@ def batch_id(source: str, start: int) -> str:
 def encode_batch(columns: pa.RecordBatch, source: str, start: int, end: int, closed_at: int, reason: str) -> bytes:
     """Write a batch whose messages are columns of `POSITIONED_SCHEMA`, freshly laid out, as `Batch.to_bytes` does."""
     facts = {"source": source, "start": start, "end": end, "closed_at": closed_at, "reason": reason}
-    return to_ipc(columns.replace_schema_metadata({_METADATA_KEY: json.dumps(facts).encode()}))
+    metadata = {_METADATA_KEY: json.dumps(facts).encode(), _CHECKED_KEY: _TRAILER}
+    return with_trailer(_TRAILER, to_ipc(columns.replace_schema_metadata(metadata)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +82,42 @@ class Batch:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Batch:
-        """Read back what `to_bytes` wrote.
+        """Read back what `to_bytes` wrote, this version's or an earlier one's.
 
         Raises
         ------
+        DamagedError
+            Where the bytes are those of a batch, but not as they were written.
         SchemaError
-            Where the bytes are something else.
+            Where they are something else, or from a newer version.
         """
-        columns = from_ipc(data)
-        facts = (columns.schema.metadata or {}).get(_METADATA_KEY)
-        if facts is None:
+        if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]  # drivers give other buffers
+            data = _as_bytes(data)
+        checked = has_trailer(_TRAILER, data)
+        columns = from_ipc(without_trailer(_TRAILER, data, "the batch") if checked else data)
+        metadata = columns.schema.metadata or {}
+        written = metadata.get(_METADATA_KEY)
+        if written is None:
             raise SchemaError(f"{len(data)} bytes of Arrow are no batch: the schema has no {_METADATA_KEY.decode()!r}")
-        return cls(**json.loads(facts), messages=tuple(from_arrow(columns)))
+        if not checked and _CHECKED_KEY in metadata:
+            raise DamagedError(f"the batch is damaged: the checksum at the end of its {len(data)} bytes is missing")
+        check_messages(columns, checked=checked)
+        with read_as("the batch"):
+            facts = parsed(written)
+            source, reason = text(facts["source"]), text(facts["reason"])
+            start, end, closed_at = (moment(facts[name]) for name in ("start", "end", "closed_at"))
+        if reason not in _REASONS:
+            raise SchemaError(
+                f"the batch closed for the reason {quoted(reason)}, which this Waterclock does not know; read it with"
+                " the version that wrote it"
+            )
+        return cls(source, start, end, closed_at, _REASONS[reason], tuple(from_arrow(columns)))
+
+
+def _as_bytes(data: object) -> bytes:
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    raise InvalidArgumentError(f"data: {quoted(data)} is a {type(data).__name__}; give the bytes of a batch")
 
 
 class Rejection(NamedTuple):

@@ -11,6 +11,7 @@ from waterclock.batching.event_time import EventTimeBatcher
 from waterclock.batching.rate_aware import RateAwareBatcher
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
+from waterclock.quoting import quoted
 from waterclock.time import Time, to_time
 
 _by_closing = attrgetter("closed_at", "source", "start")
@@ -48,7 +49,7 @@ class BySource:
     def __init__(self, factory: Callable[[], EventTimeBatcher | RateAwareBatcher]) -> None:
         if not callable(factory):
             raise InvalidArgumentError(
-                f"factory: {factory!r} is a {type(factory).__name__}; give a function that makes a batcher"
+                f"factory: {quoted(factory)} is a {type(factory).__name__}; give a function that makes a batcher"
             )
         self._factory = factory
         self._lanes: dict[str, _Lane] = {}
@@ -126,7 +127,8 @@ class BySource:
             source = message.source
         except AttributeError:
             raise InvalidArgumentError(
-                f"messages: {message!r} is a {type(message).__name__}; give a waterclock.Message or a list of them"
+                f"messages: {quoted(message)} is a {type(message).__name__}; give a waterclock.Message or a list of"
+                " them"
             ) from None
         lane = self._lanes.get(source) or self._meet(source)
         if lane is None:

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from waterclock.batching.rule import EventTimeRule, OnConflict
 from waterclock.errors import InvalidArgumentError, SchemaError, UnavailableError
 from waterclock.time import MAX_NS, Duration, Time, to_time
+from waterclock.time_columns import as_nanoseconds
 
 _REASONS = ("late", "future", "duplicate", "replaced")
 _CONFLICTS = ("split", "replace", "isolate")
@@ -61,7 +62,8 @@ def assign_batches(
     ----------
     table
         With columns ``source`` and ``stream`` (text, or dictionary of text, which is faster) and ``event_time`` and
-        ``receive_time`` (int64 ns), none with nulls. Other columns are kept.
+        ``receive_time`` (whole numbers of ns, or timestamps of any unit with a time zone), none with nulls. Other
+        columns are kept. Where there is no row, columns may be of type null.
     window, max_delay, max_lead, on_conflict
         As of `EventTimeBatcher`.
     now
@@ -78,9 +80,10 @@ def assign_batches(
     Raises
     ------
     SchemaError
-        For a missing column, one of another type, or one named like a column to be added.
+        For a missing column, one of another type, such as times that name no moment (floats, dates, timestamps without
+        a time zone), or one named like a column to be added.
     InvalidArgumentError
-        For a column with nulls, and for an option that cannot be meant.
+        For a column with nulls, a time that does not fit int64 ns, and an option that cannot be meant.
 
     Notes
     -----
@@ -216,18 +219,20 @@ def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
 
 
 def _times(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
-    column = _column(table, name)
-    if column.type != pa.int64():
-        raise SchemaError(f"column {name!r} is {column.type}; it must be int64, nanoseconds since the epoch")
+    column = as_nanoseconds(_column(table, name), name)
     return _joined(column.chunks, pa.int64()).to_numpy()
 
 
 def _codes(table: pa.Table, name: str) -> npt.NDArray[np.int32]:
     """Give every text of a column a number."""
     column = _column(table, name)
+    if pa.types.is_null(column.type):
+        column = column.cast(pa.string())
     text = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_string_view(text):
+        column, text = column.cast(pa.large_string()), pa.large_string()
     if not (pa.types.is_string(text) or pa.types.is_large_string(text)):
-        raise SchemaError(f"column {name!r} is {column.type}; it must be string, large_string or dictionary of these")
+        raise SchemaError(f"column {name!r} is {column.type}; it must be string, or a dictionary of strings")
     if pa.types.is_dictionary(column.type) and not _numbers_each_text_once(column):
         column = column.cast(text)
         if column.null_count:

@@ -12,6 +12,7 @@ from waterclock.batching.rule import EventTimeRule, OnConflict
 from waterclock.batching.window import Window, cut_anew, open_window
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
+from waterclock.quoting import quoted
 from waterclock.time import MAX_NS, MIN_NS, Duration, Time, to_time
 
 _start = attrgetter("start")
@@ -122,7 +123,7 @@ class EventTimeBatcher:
             source = message.source
         except AttributeError:
             raise InvalidArgumentError(
-                f"message: {message!r} is a {type(message).__name__}; give one waterclock.Message"
+                f"message: {quoted(message)} is a {type(message).__name__}; give one waterclock.Message"
             ) from None
         clock = message.receive_time if now is None else to_time(now, "now")
         if clock is None or source != self._source or self._newest is not None:
@@ -220,17 +221,19 @@ class EventTimeBatcher:
     def _admit(self, message: Message, clock: int | None) -> int:
         if clock is None:
             raise InvalidArgumentError(
-                f"receive_time: None in {message!r}; set it, or say when the message was received: add(message, now=…)"
+                f"receive_time: None in {quoted(message)}; set it, or say when the message was received:"
+                " add(message, now=…)"
             )
         if self._newest is not None and message.stream not in self._newest:
             raise InvalidArgumentError(
-                f"stream: {message.stream!r} was not declared; streams= named {', '.join(self._newest)}"
+                f"stream: {quoted(message.stream)} was not declared; streams= named {', '.join(self._newest)}"
             )
         if self._source is None:
             self._source = message.source
         elif message.source != self._source:
             raise InvalidArgumentError(
-                f"source: {message.source!r} came to the batcher of {self._source!r}; use BySource for many sources"
+                f"source: {quoted(message.source)} came to the batcher of {quoted(self._source)}; use BySource for"
+                " many sources"
             )
         return clock
 
@@ -312,16 +315,16 @@ class EventTimeBatcher:
 
 def _declared(streams: Iterable[str]) -> list[str]:
     if isinstance(streams, str):
-        raise InvalidArgumentError(f"streams: {streams!r} is one text; give a list: streams=[{streams!r}]")
+        raise InvalidArgumentError(f"streams: {quoted(streams)} is one text; give a list: streams=[{quoted(streams)}]")
     try:
         names = list(streams)
     except TypeError:
         raise InvalidArgumentError(
-            f"streams: {streams!r} is a {type(streams).__name__}; give a list of texts, or None"
+            f"streams: {quoted(streams)} is a {type(streams).__name__}; give a list of texts, or None"
         ) from None
     if not names:
-        raise InvalidArgumentError(f"streams: {streams!r} names no stream; name all of the source, or give None")
+        raise InvalidArgumentError(f"streams: {quoted(streams)} names no stream; name all of the source, or give None")
     for name in names:
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
-            raise InvalidArgumentError(f"streams: {name!r} names no stream; give texts that are not empty")
+            raise InvalidArgumentError(f"streams: {quoted(name)} names no stream; give texts that are not empty")
     return names

@@ -1,23 +1,26 @@
-"""How an event-time batcher is written down: its messages as Arrow IPC, its facts as JSON in the schema metadata."""
+"""How an event-time batcher is written down: its messages as Arrow IPC, its facts as JSON in the schema metadata.
+
+Around it all is a frame with a checksum (`waterclock.batching.state_bytes`).
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, get_args
 
-import pyarrow as pa
-
-from waterclock.arrow import POSITIONED_SCHEMA, from_arrow, from_ipc, to_arrow, to_ipc
-from waterclock.batching.batch import Rejection
+from waterclock.arrow import from_arrow
+from waterclock.batching.batch import Rejection, RejectReason
+from waterclock.batching.facts import count, each, flag, maybe, moment, parsed, read_as, text, whole
 from waterclock.batching.rule import EventTimeRule
+from waterclock.batching.state_bytes import StateForm, refuse_version
 from waterclock.batching.window import Window
-from waterclock.errors import SchemaError
 from waterclock.message import Message
 
-_METADATA_KEY = b"waterclock.event_time_batcher"
+_FORM = StateForm(b"WCE1", b"waterclock.event_time_batcher", "the state of an event-time batcher")
 _VERSION = 1
+_REASONS: dict[str, RejectReason] = {reason: reason for reason in get_args(RejectReason)}
 
 
 @dataclass(slots=True)
@@ -72,8 +75,7 @@ class EventTimeState:
         }
         messages = [message for content in contents for message in content]
         messages += [rejection.message for rejection in self.rejected]
-        columns = to_arrow(messages, positions=True)
-        return to_ipc(columns.replace_schema_metadata({_METADATA_KEY: json.dumps(facts).encode()}))
+        return _FORM.write(json.dumps(facts).encode(), messages)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> EventTimeState:
@@ -81,48 +83,46 @@ class EventTimeState:
 
         Raises
         ------
+        DamagedError
+            Where the bytes are those of a state, but not as they were written.
         SchemaError
-            Where the bytes are something else or of another version.
+            Where they are something else, or of another version.
         """
-        columns = from_ipc(data)
-        written = (columns.schema.metadata or {}).get(_METADATA_KEY)
-        if written is None or not columns.schema.equals(POSITIONED_SCHEMA):
-            raise SchemaError(f"{len(data)} bytes of Arrow are no state of an event-time batcher")
-        try:
-            return _from_facts(json.loads(written), columns)
-        except (LookupError, TypeError, ValueError) as error:
-            raise SchemaError(f"the state of an event-time batcher is damaged: {error!r} in its facts") from error
+        written, columns = _FORM.read(data)
+        with read_as(_FORM.name):
+            return _from_facts(parsed(written), from_arrow(columns))
 
 
-def _from_facts(facts: dict[str, Any], columns: pa.RecordBatch) -> EventTimeState:
-    if facts["version"] != _VERSION:
-        raise SchemaError(
-            f"the batcher's state has version {facts['version']!r} and this Waterclock reads {_VERSION};"
-            " replay the source's messages since the last batch into a new batcher"
-        )
-    messages = from_arrow(columns)
-    stops = list(accumulate((window[-1] for window in facts["windows"]), initial=0))
-    rule = EventTimeRule(*facts["rule"])
+def _from_facts(facts: dict[str, Any], messages: list[Message]) -> EventTimeState:
+    refuse_version(facts["version"], _VERSION)
+    window, max_delay, max_lead, on_conflict = facts["rule"]
+    rule = EventTimeRule.checked(whole(window), whole(max_delay), whole(max_lead), on_conflict)
+    stops = list(accumulate((count(window[-1]) for window in facts["windows"]), initial=0))
     return EventTimeState(
         rule=rule,
-        newest=facts["newest"],
-        source=facts["source"],
-        floor=facts["floor"],
-        frontier=facts["frontier"],
+        newest=maybe(facts["newest"], lambda newest: {text(stream): moment(at) for stream, at in newest.items()}),
+        source=maybe(facts["source"], text),
+        floor=moment(facts["floor"]),
+        frontier=moment(facts["frontier"]),
         windows=[
-            _window(rule, start, end, conflicted, isolated, messages[first:stop])
+            _window(rule, moment(start), moment(end), flag(conflicted), flag(isolated), messages[first:stop])
             for (start, end, conflicted, isolated, _), (first, stop) in zip(
                 facts["windows"], pairwise(stops), strict=True
             )
         ],
-        given_out={(stream, event_time): until for stream, event_time, until in facts["given_out"]},
-        rejected=[Rejection(*pair) for pair in zip(messages[stops[-1] :], facts["rejected"], strict=True)],
+        given_out={(text(stream), moment(at)): moment(until) for stream, at, until in facts["given_out"]},
+        rejected=[
+            Rejection(message, _REASONS[reason])
+            for message, reason in zip(messages[stops[-1] :], each(facts["rejected"], text), strict=True)
+        ],
     )
 
 
 def _window(
     rule: EventTimeRule, start: int, end: int, conflicted: bool, isolated: bool, messages: list[Message]
 ) -> Window:
+    if not messages:
+        raise ValueError("a window holds no message")
     window = Window(start, 0 if isolated else rule.window, isolated=isolated)
     if conflicted and not isolated:
         window.cut(end)

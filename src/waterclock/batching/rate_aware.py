@@ -13,6 +13,7 @@ from waterclock.batching.stall import StallWatch
 from waterclock.batching.track import BEFORE_ALL
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
+from waterclock.quoting import quoted
 from waterclock.time import Duration, monotonic_clock
 
 _event_time = attrgetter("event_time")
@@ -129,7 +130,8 @@ class RateAwareBatcher:
             sources = {message.source for message in messages}
         except (AttributeError, TypeError):
             raise InvalidArgumentError(
-                f"messages: {messages!r} is no list of messages; give those that arrived together, as [message, …]"
+                f"messages: {quoted(messages)} is no list of messages; give those that arrived together, as"
+                " [message, …]"
             ) from None
         if sources != self._sources:
             self._admit(sources)
@@ -242,7 +244,7 @@ class RateAwareBatcher:
         known = from_bytes(state)
         if (known.gated is None) != callable(gated):
             raise InvalidArgumentError(
-                f"gated: {gated!r} does not go with the state, {'whose' if known.gated is None else 'not a'}"
+                f"gated: {quoted(gated)} does not go with the state, {'whose' if known.gated is None else 'not a'}"
                 " batcher chose its gating streams by a function; give that function, or none where it had none"
             )
         batcher = cls(gated=known.gated if known.gated is not None else gated or False, clock=clock)
@@ -262,7 +264,8 @@ class RateAwareBatcher:
         known = self._sources or set(sorted(sources)[:1])
         if others := sources - known:
             raise InvalidArgumentError(
-                f"source: {min(others)!r} came to the batcher of {min(known)!r}; use BySource for many sources"
+                f"source: {quoted(min(others))} came to the batcher of {quoted(min(known))}; use BySource for many"
+                " sources"
             )
         self._sources = known
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Sequence
-from fractions import Fraction
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from waterclock.batching.rate_columns_state import RateColumnsState
 from waterclock.batching.rate_rule import Gated, RateRule, gate_chooser
-from waterclock.errors import InvalidArgumentError, SchemaError, UnavailableError
-from waterclock.time import Duration
+from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.quoting import quoted
+from waterclock.time import MAX_NS, Duration
 
 Ints = npt.NDArray[np.int64]
 
-_VERSION = 3
-_STATE = b"waterclock rate-aware columns "
 _MOST_MESSAGES = 2**31 - 1
 
 
@@ -148,6 +144,10 @@ class RateAwareColumns:
         """The numbers of those messages, int64: what `RateBatches.messages` of later calls may name of earlier ones."""
         return self._numbers
 
+    def fits(self, streams: int, buffered: int, taken: int) -> bool:
+        """Tell whether it knows that many streams, keeps that many messages, and has seen that many ever."""
+        return (len(self._row_of) - 1, self.buffered, self._count) == (streams, buffered, taken)
+
     def admit(self, streams: Sequence[str], gated: Gated = True) -> None:
         """Learn the names of further streams; they have the next numbers.
 
@@ -189,7 +189,7 @@ class RateAwareColumns:
         streams
             Number of each message's stream: its place in the names given at first.
         event_times
-            int64 ns.
+            Whole numbers, ns.
         calls
             Where calls begin and end: call c brought the messages ``calls[c]`` up to before ``calls[c + 1]``. From 0 to
             the number of messages, never descending. Default: all came together.
@@ -203,14 +203,13 @@ class RateAwareColumns:
         ------
         InvalidArgumentError
             For arrays of different lengths, numbers of unknown streams, calls that leave messages out, a clock that
-            was not read once a call, and 2**31 messages or more.
-        TypeError
-            For arrays that cannot become integers without loss.
+            was not read once a call, 2**31 messages or more, and arrays of anything but whole numbers: floats,
+            booleans, NumPy's datetimes, which have no time zone.
         """
-        codes = _plain(streams, np.int64)
-        times = _plain(event_times, np.int64)
-        bounds = np.array([0, len(times)], np.int64) if calls is None else _plain(calls, np.int64)
-        readings = np.empty(0, np.int64) if clock is None else _plain(clock, np.int64)
+        codes = _plain(streams, "streams")
+        times = _plain(event_times, "event_times")
+        bounds = np.array([0, len(times)], np.int64) if calls is None else _plain(calls, "calls")
+        readings = np.empty(0, np.int64) if clock is None else _plain(clock, "clock")
         self._check(codes, times, bounds)
         if clock is not None and len(readings) != len(bounds) - 1:
             raise InvalidArgumentError(
@@ -228,15 +227,7 @@ class RateAwareColumns:
 
     def state(self) -> bytes:
         """Write down everything that is known, options included, for `restore`."""
-        facts = {
-            "version": _VERSION,
-            "factor": None if self._factor is None else self._factor.as_integer_ratio(),
-            "count": self._count,
-            "shapes": [getattr(self, name).shape for name in _ARRAYS],
-        }
-        # NumPy's own files take ten times as long, and a stream writes a state a source and micro-batch.
-        arrays = b"".join(getattr(self, name).tobytes() for name in _ARRAYS)
-        return _STATE + json.dumps(facts).encode() + b"\n" + zlib.compress(arrays, level=1)
+        return RateColumnsState(self._factor, self._count, *(getattr(self, name) for name in _ARRAYS)).to_bytes()
 
     @classmethod
     def restore(cls, state: bytes) -> RateAwareColumns:
@@ -244,41 +235,21 @@ class RateAwareColumns:
 
         Raises
         ------
+        DamagedError
+            Where ``state`` is one, but not as it was written.
         SchemaError
-            Where ``state`` is something else or of another version.
+            Where it is something else or of another version.
 
         Notes
         -----
         Between the two no time has passed for the clock.
         """
-        if not state.startswith(_STATE):
-            raise SchemaError(f"{len(state)} bytes are no state of rate-aware columns")
-        line, _, arrays = state.removeprefix(_STATE).partition(b"\n")
-        try:
-            facts = json.loads(line)
-            if facts["version"] != _VERSION:
-                raise SchemaError(
-                    f"the columns' state has version {facts['version']!r} and this Waterclock reads {_VERSION};"
-                    " replay the source's messages since the last batch into a new one"
-                )
-            restored = cls([])
-            restored._factor = None if facts["factor"] is None else Fraction(*facts["factor"])
-            restored._count = facts["count"]
-            restored._lay_out(zlib.decompress(arrays), facts["shapes"])
-        except (ValueError, zlib.error) as error:
-            raise SchemaError(
-                f"{len(state)} bytes of a state of rate-aware columns are cut short or damaged ({error});"
-                " replay the source's messages since the last batch into a new one"
-            ) from error
+        known = RateColumnsState.from_bytes(state, _kernel().track_kernel)
+        restored = cls([])
+        restored._factor, restored._count, *arrays = known
+        for name, array in zip(_ARRAYS, arrays, strict=True):
+            setattr(restored, name, array)
         return restored
-
-    def _lay_out(self, arrays: bytes, shapes: list[list[int]]) -> None:
-        offset = 0
-        for (name, kind), shape in zip(_ARRAYS.items(), shapes, strict=True):
-            count = prod(shape)
-            array = np.frombuffer(arrays, kind, count, offset).reshape(shape).copy()
-            setattr(self, name, array)
-            offset += array.nbytes
 
     def _check(self, codes: Ints, times: Ints, bounds: Ints) -> None:
         known = len(self._row_of) - 1
@@ -290,7 +261,7 @@ class RateAwareColumns:
             raise InvalidArgumentError(f"streams: numbers {codes.min()} to {codes.max()} of {known} streams")
         if not len(bounds) or bounds[0] != 0 or bounds[-1] != len(times) or (np.diff(bounds) < 0).any():
             raise InvalidArgumentError(
-                f"calls: {bounds!r} does not lead from 0 to {len(times)} without descending; give where each call"
+                f"calls: {quoted(bounds)} does not lead from 0 to {len(times)} without descending; give where each call"
                 " begins and, last, the number of messages"
             )
 
@@ -340,16 +311,8 @@ class RateAwareColumns:
         return batches
 
 
-_ARRAYS: dict[str, type[np.generic]] = {
-    "_row_of": np.uint32,
-    "_facts": np.int64,
-    "_tracks": np.int64,
-    "_rings": np.int64,
-    "_codes": np.uint32,
-    "_times": np.int64,
-    "_numbers": np.int64,
-    "_waits_for": np.int32,
-}
+# In the order of the state's.
+_ARRAYS = ("_row_of", "_facts", "_tracks", "_rings", "_codes", "_times", "_numbers", "_waits_for")
 
 
 def _in_kernel(rule: RateRule) -> tuple[int, int]:
@@ -360,8 +323,17 @@ def _moved(rows: npt.NDArray[Any], riding: int, by: int) -> npt.NDArray[Any]:
     return np.where(rows == riding, riding + by, rows).astype(rows.dtype)
 
 
-def _plain(values: npt.NDArray[Any], wanted: type[np.int64]) -> Ints:
-    return np.require(np.asarray(values).astype(wanted, casting="safe", copy=False), requirements=["C", "A"])
+def _plain(values: npt.NDArray[Any], name: str) -> Ints:
+    given = np.asarray(values)
+    if not given.size and given.dtype == np.float64:
+        given = given.astype(np.int64)  # what NumPy makes of an empty list
+    if given.dtype.kind not in "iu":
+        raise InvalidArgumentError(
+            f"{name}: an array of {given.dtype}; give whole numbers, times as int64 nanoseconds since the epoch, UTC"
+        )
+    if given.dtype == np.uint64 and given.max(initial=0) > MAX_NS:
+        raise InvalidArgumentError(f"{name}: {given.max()} does not fit 64-bit integers; are they nanoseconds?")
+    return np.require(given.astype(np.int64, copy=False), requirements=["C", "A"])
 
 
 def _kernel() -> Any:

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 from waterclock.time import MAX_NS, MIN_NS, Duration, format_duration, to_duration
 
 HORIZON = 3
@@ -72,13 +73,13 @@ class RateRule(NamedTuple):
             if timeout == math.inf:
                 return cls.of(length, None)
             raise InvalidArgumentError(
-                f"timeout: {timeout!r} is a float; give a text such as '1.5s', an int (ns), or math.inf for none"
+                f"timeout: {quoted(timeout)} is a float; give a text such as '1.5s', an int (ns), or math.inf for none"
             )
         ns = to_duration(timeout, "timeout", minimum=1)
         if ns > HORIZON * length:
             raise InvalidArgumentError(
-                f"timeout: {timeout!r} is above {HORIZON} batch lengths ({format_duration(HORIZON * length)}), where"
-                " the high-water mark ends, so it would never come; give a shorter one, or math.inf for none"
+                f"timeout: {quoted(timeout)} is above {HORIZON} batch lengths ({format_duration(HORIZON * length)}),"
+                " where the high-water mark ends, so it would never come; give a shorter one, or math.inf for none"
             )
         return cls.of(length, Fraction(ns, length))
 
@@ -175,22 +176,22 @@ def gate_chooser(gated: Gated) -> Callable[[str], bool]:
         return lambda _: gated
     if isinstance(gated, str):
         raise InvalidArgumentError(
-            f"gated: {gated!r} is one text; give a collection of streams, for example {{{gated!r}}}"
+            f"gated: {quoted(gated)} is one text; give a collection of streams, for example {{{quoted(gated)}}}"
         )
     if isinstance(gated, Collection):
         for stream in gated:
             if not isinstance(stream, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # users write what they like
-                raise InvalidArgumentError(f"gated: {stream!r} is no text; give the streams' names")
+                raise InvalidArgumentError(f"gated: {quoted(stream)} is no text; give the streams' names")
         return frozenset(gated).__contains__
     if callable(gated):
         return gated
     raise InvalidArgumentError(
-        f"gated: {gated!r} is a {type(gated).__name__}; give True, False, a collection of streams or a function"
+        f"gated: {quoted(gated)} is a {type(gated).__name__}; give True, False, a collection of streams or a function"
     )
 
 
 def _length(batch_length: Duration) -> int:
     length = to_duration(batch_length, "batch_length", minimum=1)
     if length > MAX_BATCH_LENGTH:
-        raise InvalidArgumentError(f"batch_length: {batch_length!r} is too long; the most is 30d")
+        raise InvalidArgumentError(f"batch_length: {quoted(batch_length)} is too long; the most is 30d")
     return length

@@ -1,4 +1,7 @@
-"""How a rate-aware batcher is written down: its messages as Arrow IPC, its facts as JSON in the schema metadata."""
+"""How a rate-aware batcher is written down: its messages as Arrow IPC, its facts as JSON in the schema metadata.
+
+Around it all is a frame with a checksum (`waterclock.batching.state_bytes`).
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,20 @@ from fractions import Fraction
 from itertools import islice
 from typing import Any
 
-from waterclock.arrow import POSITIONED_SCHEMA, from_arrow, from_ipc, to_arrow, to_ipc
+from waterclock.arrow import from_arrow
 from waterclock.batching.assembly import Assembly
+from waterclock.batching.facts import count, each, flag, maybe, moment, parsed, read_as, text, whole
 from waterclock.batching.pulse_grid import PulseGrid
 from waterclock.batching.rate_rule import Gated, RateRule
 from waterclock.batching.stall import StallWatch
+from waterclock.batching.state_bytes import StateForm, refuse_version
 from waterclock.batching.track import Track
-from waterclock.errors import SchemaError
 from waterclock.message import Message
 
-_METADATA_KEY = b"waterclock.rate_aware_batcher"
+_FORM = StateForm(b"WCR1", b"waterclock.rate_aware_batcher", "the state of a rate-aware batcher")
 _VERSION = 1
+_MOST_FACTS = 2**28
+"""Bytes of facts, far more than any source's streams have: zeros compressed to a thousandth do not fill the memory."""
 
 
 def to_bytes(rule: RateRule, gated: Gated | None, stall: StallWatch, assembly: Assembly | None) -> bytes:
@@ -49,8 +55,7 @@ def to_bytes(rule: RateRule, gated: Gated | None, stall: StallWatch, assembly: A
             "setbacks": assembly.setbacks,
             "tracks": [_track_facts(stream, track) for stream, track in tracks],
         }
-    columns = to_arrow(messages, positions=True)
-    return to_ipc(columns.replace_schema_metadata({_METADATA_KEY: zlib.compress(json.dumps(facts).encode())}))
+    return _FORM.write(zlib.compress(json.dumps(facts).encode()), messages)
 
 
 @dataclass(slots=True)
@@ -77,22 +82,33 @@ class RateState:
     _messages: Iterator[Message]
 
     def assembly(self, may_gate: Callable[[str], bool]) -> Assembly | None:
-        """Make the assembly anew; once only, as it takes the messages."""
+        """Make the assembly anew; once only, as it takes the messages.
+
+        Raises
+        ------
+        DamagedError
+            Where it cannot have been written so.
+        """
         if self._facts is None:
             return None
-        facts = self._facts
-        assembly = Assembly(facts["source"], _rule(facts["rule"]), facts["start"], may_gate)
-        assembly.pending = None if facts["pending"] is None else _rule(facts["pending"])
-        assembly.active = list(islice(self._messages, facts["active"]))
-        assembly.strays = facts["strays"]
+        with read_as(_FORM.name):
+            return self._assembly(self._facts, may_gate)
+
+    def _assembly(self, facts: dict[str, Any], may_gate: Callable[[str], bool]) -> Assembly:
+        assembly = Assembly(text(facts["source"]), _rule(facts["rule"]), moment(facts["start"]), may_gate)
+        assembly.pending = maybe(facts["pending"], _rule)
+        assembly.active = _taken(self._messages, facts["active"])
+        assembly.strays = count(facts["strays"])
         *tracks, riding = facts["tracks"]
         for stream, *written in tracks:
-            assembly.tracks[stream] = assembly.track_of[stream] = Track(may_gate=True)
+            assembly.tracks[text(stream)] = assembly.track_of[stream] = Track(may_gate=True)
             _fill(assembly, assembly.tracks[stream], self._messages, *written)
         _fill(assembly, assembly.riding, self._messages, *riding[1:])
         assembly.count()
-        assembly.high_water = facts["high_water"]
-        assembly.furthest, assembly.setbacks = facts["furthest"], facts["setbacks"]
+        assembly.high_water = moment(facts["high_water"])
+        assembly.furthest, assembly.setbacks = moment(facts["furthest"]), count(facts["setbacks"])
+        if next(self._messages, None) is not None:
+            raise ValueError("a message is in no place")
         return assembly
 
 
@@ -101,27 +117,47 @@ def from_bytes(data: bytes) -> RateState:
 
     Raises
     ------
+    DamagedError
+        Where the bytes are those of a state, but not as they were written.
     SchemaError
-        Where the bytes are something else or of another version.
+        Where they are something else, or of another version.
     """
-    columns = from_ipc(data)
-    written = (columns.schema.metadata or {}).get(_METADATA_KEY)
-    if written is None or not columns.schema.equals(POSITIONED_SCHEMA):
-        raise SchemaError(f"{len(data)} bytes of Arrow are no state of a rate-aware batcher")
-    facts = json.loads(zlib.decompress(written))
-    if facts["version"] != _VERSION:
-        raise SchemaError(
-            f"the batcher's state has version {facts['version']!r} and this Waterclock reads {_VERSION};"
-            " replay the source's messages since the last batch into a new batcher"
+    written, columns = _FORM.read(data)
+    with read_as(_FORM.name):
+        facts = parsed(_decompressed(written))
+        refuse_version(facts["version"], _VERSION)
+        gated = facts["gated"]
+        return RateState(
+            rule=_rule(facts["rule"]),
+            gated=gated if gated is None or isinstance(gated, bool) else each(gated, text),
+            waited=float(facts["waited"]),
+            astray=maybe(facts["astray"], _two_moments),
+            _facts=facts["assembly"],
+            _messages=iter(from_arrow(columns)),
         )
-    return RateState(
-        rule=_rule(facts["rule"]),
-        gated=facts["gated"],
-        waited=facts["waited"],
-        astray=None if facts["astray"] is None else tuple(facts["astray"]),
-        _facts=facts["assembly"],
-        _messages=iter(from_arrow(columns)),
-    )
+
+
+def _decompressed(written: bytes) -> bytes:
+    unpacker = zlib.decompressobj()
+    try:
+        facts = unpacker.decompress(written, _MOST_FACTS)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if not unpacker.eof or unpacker.unused_data:
+        raise ValueError("they are cut short, or go on after their end")
+    return facts
+
+
+def _two_moments(written: list[Any]) -> tuple[int, int]:
+    first, newest = written
+    return moment(first), moment(newest)
+
+
+def _taken(messages: Iterator[Message], number: object) -> list[Message]:
+    taken = list(islice(messages, count(number)))
+    if len(taken) != number:
+        raise ValueError("a message is missing")
+    return taken
 
 
 def _rule_facts(rule: RateRule) -> list[Any]:
@@ -129,7 +165,9 @@ def _rule_facts(rule: RateRule) -> list[Any]:
 
 
 def _rule(facts: list[Any]) -> RateRule:
-    return RateRule.of(facts[0], None if facts[1] is None else Fraction(*facts[1]))
+    batch_length, ratio = facts
+    factor = None if ratio is None else Fraction(*each(ratio, whole))
+    return RateRule.of(RateRule.checked(whole(batch_length), None).batch_length, factor)
 
 
 def _track_facts(stream: str, track: Track) -> list[Any]:
@@ -159,14 +197,21 @@ def _fill(
     satisfied: bool,
     piled: int,
 ) -> None:
-    track.newest = newest
-    track.differences.extend(differences)
-    track.grid = None if grid is None else PulseGrid(*grid)
-    track.absent = absent
-    for message in islice(messages, piled):
+    track.newest = moment(newest)
+    track.differences.extend(each(differences, whole))
+    track.grid = maybe(grid, _grid)
+    track.absent = count(absent)
+    for message in _taken(messages, piled):
         track.pile.push(message)
     track.place(assembly.window, assembly.rule, 0)
-    if present:
-        track.notice(first)
-    if satisfied:
+    if flag(present):
+        track.notice(moment(first))
+    if flag(satisfied):
         track.satisfied = True
+
+
+def _grid(written: list[Any]) -> PulseGrid:
+    origin, rate = written
+    if count(rate) == 0:
+        raise ValueError("a grid has no pulses")
+    return PulseGrid(moment(origin), rate)

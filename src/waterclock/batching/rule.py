@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, get_args
 
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 from waterclock.time import Duration, to_duration
 
 OnConflict = Literal["split", "replace", "isolate"]
@@ -48,7 +49,9 @@ class EventTimeRule(NamedTuple):
         """
         known = get_args(OnConflict)
         if on_conflict not in known:
-            raise InvalidArgumentError(f"on_conflict: {on_conflict!r} is not known; give one of {', '.join(known)}")
+            raise InvalidArgumentError(
+                f"on_conflict: {quoted(on_conflict)} is not known; give one of {', '.join(known)}"
+            )
         return cls(
             to_duration(window, "window"),
             to_duration(max_delay, "max_delay"),

@@ -25,6 +25,14 @@ _DOCTOR = """Say what is installed, which databases and Java are found, and what
 
 Give --url to have that database tried as well. Exit code 1 where something needed is broken.
 """
+_BACKUP = """Back up an SQLite database with its ledger files, while others write.
+
+Exit code 1 where ledger files were lost before; all the rest is in the backup then.
+"""
+_RESTORE = """Make a new SQLite database, with ledger files of its own, of a backup.
+
+Every checksum is compared before anything is written. --url and --ledgers say where to; both must be new.
+"""
 _GROUP = "Groups of a message table. Commands leave messages in flight alone unless --force; --dry-run only tells."
 
 COMMANDS = {
@@ -36,6 +44,8 @@ COMMANDS = {
     "group": ("group:app", _GROUP),
     "batch": ("batch:batch", "Cut messages into batches by event time and print one line a batch."),
     "pipeline": ("pipeline:app", "Run pipelines from files: topic, batching, outputs, on Spark."),
+    "backup": ("backup:backup", _BACKUP),
+    "restore": ("backup:restore", _RESTORE),
     "spark": ("spark:app", "What makes Spark start sooner on this machine."),
 }
 """Each noun: where it is at home in this package, and its help, of which the list of commands shows the first line.

@@ -19,6 +19,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.figures.timeline import timeline
 from waterclock.ingest.files import read_messages
 from waterclock.message import Message
+from waterclock.quoting import quoted
 from waterclock.time import MAX_NS, format_time
 
 _COLUMNS = ("id", "start", "end", "closed_at", "reason", "messages", "streams")
@@ -79,7 +80,7 @@ def _messages(place: str, limit: int | None, common: Common) -> Iterator[Message
     elif common.url is not None:
         messages = _read_topic(place, common)
     else:
-        raise InvalidArgumentError(f"there is no file {place!r}; for the topic of this name add --url")
+        raise InvalidArgumentError(f"there is no file {quoted(place)}; for the topic of this name add --url")
     for message in islice(messages, limit):
         if message.receive_time is None:
             raise InvalidArgumentError(f"{message} has no receive_time, so nobody can say whether it is late")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import unquote
 
 from cyclopts import Parameter
 
 from waterclock.cli.output import Output
 from waterclock.errors import InvalidArgumentError, NotFoundError
+from waterclock.quoting import quoted
 
 if TYPE_CHECKING:
     from waterclock.connection import Database
@@ -27,8 +25,10 @@ class Common:
 
     url: Annotated[str | None, Parameter(env_var="WATERCLOCK_URL", group=_GROUP)] = field(default=None, repr=False)
     """Database: sqlite:///FILE, postgresql://…, mysql://…"""
-    ledgers: Annotated[str | None, Parameter(env_var="WATERCLOCK_LEDGERS", group=_GROUP)] = None
-    """Folder or URL of the sealed ledgers; for SQLite FILE-ledgers unless given."""
+    ledgers: Annotated[str | None, Parameter(env_var="WATERCLOCK_LEDGERS", group=_GROUP)] = field(
+        default=None, repr=False
+    )
+    """Folder or URL of new topics' sealed ledgers; for SQLite FILE-ledgers unless given."""
     json: Annotated[bool, Parameter(negative="", group=_GROUP)] = False
     """Write JSON: one object a line."""
     yes: Annotated[bool, Parameter(name=("--yes", "-y"), negative="", group=_GROUP)] = False
@@ -54,26 +54,37 @@ class Common:
         if input(f"This will {what}. Go on? [y/N] ").strip().lower() not in ("y", "yes"):
             raise InvalidArgumentError("nothing was done")
 
-    def connect(self, *, create: bool = False) -> Database:
-        """Open the database; one in a file must exist already unless the command is one that makes things."""
+    @property
+    def database_url(self) -> str:
+        """The database that was named; InvalidArgumentError where none was."""
         if self.url is None:
             raise InvalidArgumentError(
                 "no database given; use --url sqlite:///factory.db, or set WATERCLOCK_URL once for all commands"
             )
+        return self.url
+
+    def connect(self, *, create: bool = False) -> Database:
+        """Open the database; one in a file must exist already unless the command is one that makes things."""
         if not create:
-            _refuse_missing_file(self.url)
+            _refuse_missing_file(self.database_url)
         from waterclock.connection import connect
 
-        return connect(self.url, self.ledgers)
+        return connect(self.database_url, self.ledgers)
 
 
 def _refuse_missing_file(url: str) -> None:
     # A typing error must not leave an empty database behind.
-    match = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", url)
-    if match is not None:
-        file = unquote(match[1])
-        if file != ":memory:" and not Path(file).exists():
-            raise NotFoundError(f"url: there is no file {file!r}; `waterclock topic add` or `table add` makes one")
+    if not url.startswith("sqlite"):
+        return
+    from waterclock.database.backend import parse_url
+    from waterclock.database.sqlite_file import file_of
+
+    parsed = parse_url(url)
+    file = file_of(parsed)
+    if parsed.database and str(file) != ":memory:" and not file.exists():
+        raise NotFoundError(
+            f"url: there is no file {quoted(str(file))}; `waterclock topic add` or `table add` makes one"
+        )
 
 
 def _log_to_stderr() -> None:

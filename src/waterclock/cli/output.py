@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,17 @@ class Output:
         """Say something to the person at the terminal."""
         if not self.quiet:
             print(text, file=sys.stderr)
+
+    @contextmanager
+    def progress(self, what: str) -> Generator[Callable[[int, int], None]]:
+        """Show on a terminal how far something is; give what takes how many are done and how many there are."""
+        from rich.console import Console
+        from rich.progress import Progress
+
+        shows = sys.stderr.isatty() and not self.quiet
+        with Progress(*Progress.get_default_columns(), console=Console(stderr=True), disable=not shows) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
 
     def text(self, text: str) -> None:
         """Print text for people."""

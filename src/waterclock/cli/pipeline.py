@@ -14,6 +14,7 @@ from rich.console import Console
 
 from waterclock.cli.common import Common
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 from waterclock.time import system_clock, to_time
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def replay(
     now = system_clock()
     begin, end = to_time(since, "since", now=now), to_time(until, "until", now=now)
     if begin >= end:
-        raise InvalidArgumentError(f"since: {since!r} is not before until: {until!r}")
+        raise InvalidArgumentError(f"since: {quoted(since)} is not before until: {quoted(until)}")
     spark = session(f"waterclock {pipeline.name}", master)
     progress = replay_pipeline(spark, pipeline, begin, end)
     common.output.facts({"messages": progress.messages, "rejected": progress.rejected})

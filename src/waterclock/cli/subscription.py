@@ -10,7 +10,8 @@ from waterclock.cli.common import Common
 from waterclock.cli.output import Span
 from waterclock.cli.topic import position_or_time
 from waterclock.errors import InvalidArgumentError, NotFoundError
-from waterclock.message import Position
+from waterclock.quoting import quoted
+from waterclock.topics.choices import By
 
 if TYPE_CHECKING:
     from waterclock.topics.subscription import Subscription
@@ -28,6 +29,7 @@ def add(
     /,
     *,
     start: str = "earliest",
+    by: By = "publish_time",
     common: Common = Common(),
 ) -> None:
     """Make a subscription; one that exists stays where it is.
@@ -40,9 +42,11 @@ def add(
         The subscription.
     start
         earliest, latest, a position, a time with offset, or a duration such as 2h for that long ago.
+    by
+        Which of a message's times that is; effective_time is the smaller of its publish and receive time.
     """
     with common.connect() as database:
-        subscription = database.topic(topic).subscribe(name, position_or_time(start))
+        subscription = database.topic(topic).subscribe(name, position_or_time(start), by=by)
         common.output.talk(f"subscription {name} stands at {subscription.position}")
 
 
@@ -107,6 +111,7 @@ def seek(
     since: str | None = None,
     start: Annotated[bool, Parameter(negative="")] = False,
     end: Annotated[bool, Parameter(negative="")] = False,
+    by: By = "publish_time",
     filter_older: bool = False,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     common: Common = Common(),
@@ -127,8 +132,10 @@ def seek(
         To the first message that is left.
     end
         To the next message to be written.
+    by
+        Which of a message's times is meant; effective_time is the smaller of its publish and receive time.
     filter_older
-        Leave out messages behind that place which were published before the time.
+        Leave out messages behind that place whose own time is before it.
     dry_run
         Only say where it would go.
     """
@@ -141,9 +148,13 @@ def seek(
         subscription = _existing(opened, name)
         where = position_or_time(chosen[0])
         if dry_run:
-            common.output.facts({"name": name, "from": subscription.position, "to": _place(opened, where)})
+            from waterclock.topics.finding import place_at
+
+            common.output.facts(
+                {"name": name, "from": subscription.position, "to": place_at(opened.storage, where, by).position}
+            )
             return
-        common.output.facts({"name": name, "to": subscription.seek(where, filter_older=filter_older)})
+        common.output.facts({"name": name, "to": subscription.seek(where, by=by, filter_older=filter_older)})
 
 
 @app.command
@@ -167,13 +178,5 @@ def rm(topic: str, name: str, /, *, common: Common = Common()) -> None:
 def _existing(topic: Topic, name: str) -> Subscription:
     # subscribe() would make a subscription of a name that was mistyped.
     if all(info.name != name for info in topic.subscriptions()):
-        raise NotFoundError(f"topic {topic.name!r} has no subscription {name!r}; make it with `subscription add`")
+        raise NotFoundError(f"topic {topic.name!r} has no subscription {quoted(name)}; make it with `subscription add`")
     return topic.subscribe(name)
-
-
-def _place(topic: Topic, where: Position | str) -> Position:
-    if isinstance(where, Position):
-        return where
-    if where == "latest":
-        return topic.head
-    return topic.find(0 if where == "earliest" else where).position

@@ -13,6 +13,7 @@ from waterclock.cli.common import Common
 from waterclock.cli.output import span
 from waterclock.cli.table_options import ChangingOptions, shown
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 from waterclock.time import format_time, to_time
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def put(
         table = database.table(name)
         content: bytes | str = _content(payload)
         if table.options.payload != "bytes":
-            content = content.decode()
+            content = _text(content)
         given = table.put(
             content,
             id=None if id is None else message_id(table, id),
@@ -234,7 +235,7 @@ def retry(
         table = database.table(name)
         if not ids:
             if at is not None:
-                raise InvalidArgumentError(f"at: {at!r} is for messages that are named; name them")
+                raise InvalidArgumentError(f"at: {quoted(at)} is for messages that are named; name them")
             common.output.talk(f"{table.retry()} are sent again now")
             return
         when = database.backend.now() if at is None else to_time(at, "at")
@@ -294,7 +295,7 @@ def message_id(table: MessageTable, text: str) -> MessageId:
     try:
         return int(text)
     except ValueError:
-        raise InvalidArgumentError(f"id: {text!r} is no number, and the ids of {table.name!r} are") from None
+        raise InvalidArgumentError(f"id: {quoted(text)} is no number, and the ids of {table.name!r} are") from None
 
 
 def _content(payload: str) -> bytes:
@@ -305,7 +306,16 @@ def _content(payload: str) -> bytes:
     try:
         return Path(payload[1:]).read_bytes()
     except OSError as error:
-        raise InvalidArgumentError(f"payload: {payload!r} cannot be read: {error.strerror}") from None
+        raise InvalidArgumentError(f"payload: {quoted(payload)} cannot be read: {error.strerror}") from None
+
+
+def _text(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(
+            f"payload: {quoted(content)} is no UTF-8 text, which the table takes: {error.reason}"
+        ) from None
 
 
 def _headers(given: list[str]) -> dict[str, str] | None:
@@ -317,7 +327,7 @@ def _pairs(option: str, given: list[str]) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals:
-            raise InvalidArgumentError(f"{option}: {text!r} is not name=text")
+            raise InvalidArgumentError(f"{option}: {quoted(text)} is not name=text")
         pairs[name] = value
     return pairs
 

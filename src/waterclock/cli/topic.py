@@ -5,25 +5,35 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
 from waterclock.cli.common import Common
+from waterclock.cli.output import span
+from waterclock.errors import UnavailableError, WaterclockError
 from waterclock.message import Message, Position
 from waterclock.time import format_duration, format_time, to_duration
+from waterclock.topics.choices import By, OnAhead
 
 if TYPE_CHECKING:
     from waterclock.topics.ledgers import LedgerInfo
+    from waterclock.topics.topic import Topic
+    from waterclock.topics.topic_info import TopicInfo
 
 app = App(name="topic")
 
 FOLLOW_EVERY = 0.2
 """Seconds between two looks of ``--follow`` for what was appended."""
 
+_PAGE = 1000
+_REASONS = 10  # rejected messages of which the reason is printed
+_SUMMARY = ("name", "ledgers", "messages", "size")
 _TIMES = ("event_time", "publish_time", "receive_time")
 _BOUNDS = tuple(f"{end}_{kind}" for kind in _TIMES for end in ("begin", "end"))
+_FAULT_COLUMNS = ("kind", "ledger", "entry", "messages", "file", "text")
 _LEDGER_COLUMNS = ("ledger", "state", "entries", "messages", "size", "first_ordinal", *_BOUNDS, "file")
 
 
@@ -35,6 +45,8 @@ def add(
     roll_after: str = "1h",
     roll_size: int = 64 << 20,
     retention: str | None = None,
+    max_ahead: str | None = None,
+    on_ahead: OnAhead = "reject",
     exist_ok: bool = False,
     common: Common = Common(),
 ) -> None:
@@ -50,22 +62,40 @@ def add(
         Bytes at which the open ledger is closed.
     retention
         How long messages are kept; for ever unless given.
+    max_ahead
+        How far ahead of the database's clock a publish time may be, for example 5m; any unless given.
+    on_ahead
+        What becomes of a message that is further ahead: reject leaves it out, keep writes it with a warning.
     exist_ok
         Do nothing where the topic exists already.
     """
     with common.connect(create=True) as database:
         topic = database.create_topic(
-            name, roll_after=roll_after, roll_size=roll_size, retention=retention, exist_ok=exist_ok
+            name,
+            roll_after=roll_after,
+            roll_size=roll_size,
+            retention=retention,
+            max_ahead=max_ahead,
+            on_ahead=on_ahead,
+            exist_ok=exist_ok,
         )
         common.output.talk(f"topic {topic.name} is there")
 
 
 @app.command
-def ls(*, common: Common = Common()) -> None:
-    """List the topics."""
+def ls(*, limit: int | None = None, common: Common = Common()) -> None:
+    """List the topics.
+
+    Parameters
+    ----------
+    limit
+        At most this many.
+    """
+    from waterclock.topics.reading import check_limit
+
     with common.connect() as database:
-        rows = [_summary(name, database.topic(name).ledgers()) for name in database.topics()]
-        common.output.rows(rows, ("name", "ledgers", "messages", "size"))
+        infos = database.topic_infos()[: check_limit(limit)]
+        common.output.rows(map(_summary, infos), _SUMMARY)
 
 
 @app.command
@@ -73,14 +103,16 @@ def info(name: str, /, *, common: Common = Common()) -> None:
     """Show what a topic holds, from when to when, and where it ends."""
     with common.connect() as database:
         topic = database.topic(name)
-        ledgers = topic.ledgers()
-        bounds = [ledger.bounds for ledger in ledgers if ledger.bounds]
+        facts, bounds = topic.info, topic.bounds
         times: dict[str, str | None] = dict.fromkeys(_TIMES)
-        if bounds:
+        if bounds is not None:
             for kind in _TIMES:
-                first, last = min(b.begin[kind] for b in bounds), max(b.end[kind] for b in bounds)
-                times[kind] = f"{format_time(first)} to {format_time(last)}"
-        common.output.facts(_summary(name, ledgers) | {"head": topic.head} | times)
+                times[kind] = f"{format_time(bounds.begin[kind])} to {format_time(bounds.end[kind])}"
+        limits = {
+            "max_ahead": span(facts.max_ahead),
+            "on_ahead": facts.on_ahead,
+        }
+        common.output.facts(_summary(facts) | {"head": facts.head} | times | limits)
 
 
 @app.command
@@ -94,7 +126,8 @@ def append(
 ) -> None:
     """Append the messages of a file: JSON lines, or .parquet; - is standard input.
 
-    A file that was appended before, or a part of it, is not appended twice: it goes on after its last message.
+    A file that was appended before, or a part of it, is not appended twice: it goes on after its last message. Exit
+    code 1 where the topic did not take all of its messages.
 
     Parameters
     ----------
@@ -113,6 +146,11 @@ def append(
         done = append_file(topic, file, producer)
         before = f", {done.before} were in already" if done.before else ""
         common.output.talk(f"appended {done.appended} messages{before}; the topic now ends at {topic.head}")
+        if done.rejected:
+            reasons = [f"message {each.index + 1}: {each.reason}" for each in done.rejected[:_REASONS]]
+            more = [f"and {len(done.rejected) - _REASONS} more"] if len(done.rejected) > _REASONS else []
+            said = f"rejected {len(done.rejected)} of {done.given} messages"
+            raise WaterclockError("\n".join([said, *reasons, *more]))
 
 
 @app.command
@@ -124,6 +162,7 @@ def read(
     stop: str | None = None,
     since: str | None = None,
     until: str | None = None,
+    by: By = "publish_time",
     limit: int | None = None,
     follow: bool = False,
     common: Common = Common(),
@@ -139,9 +178,11 @@ def read(
     stop
         Position before which to stop.
     since
-        First publish time: a time with offset, or a duration such as 2h for that long ago.
+        First time: with offset, or a duration such as 2h for that long ago.
     until
-        Publish time before which to stop.
+        Time before which to stop.
+    by
+        Which of a message's times those are; effective_time is the smaller of its publish and receive time.
     limit
         At most this many messages.
     follow
@@ -154,10 +195,11 @@ def read(
             None if stop is None else Position.parse(stop),
             since=since,
             until=until,
+            by=by,
             limit=limit,
         )
         output = common.output
-        following = Position.parse(start) if start is not None else topic.find(since).position if since else None
+        following = Position.parse(start) if start is not None else topic.find(since, by).position if since else None
         for message in messages:
             output.message(message)
             following = _behind(message)
@@ -175,7 +217,7 @@ def find(
     moment: str,
     /,
     *,
-    by: Literal["publish_time", "event_time", "receive_time"] = "publish_time",
+    by: By = "publish_time",
     common: Common = Common(),
 ) -> int:
     """Find the first message at or after a time. Exit code 1 where there is none yet.
@@ -187,7 +229,7 @@ def find(
     moment
         A time with offset, or a duration such as 2h for that long ago.
     by
-        Which of a message's times is meant.
+        Which of a message's times is meant; effective_time is the smaller of its publish and receive time.
     """
     with common.connect() as database:
         found = database.topic(name).find(moment, by=by)
@@ -196,10 +238,23 @@ def find(
 
 
 @app.command
-def ledgers(name: str, /, *, common: Common = Common()) -> None:
-    """List a topic's ledgers with their bounds in time."""
+def ledgers(name: str, /, *, start: int = 0, limit: int | None = None, common: Common = Common()) -> None:
+    """List a topic's ledgers with their bounds in time.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    start
+        Number of the ledger to begin at.
+    limit
+        At most this many; what is not listed is not read.
+    """
+    from waterclock.topics.reading import check_limit
+
     with common.connect() as database:
-        common.output.rows(_ledger_rows(database.topic(name).ledgers()), _LEDGER_COLUMNS)
+        listed = _listed(database.topic(name), start, check_limit(limit))
+        common.output.rows(_ledger_rows(listed), _LEDGER_COLUMNS)
 
 
 @app.command
@@ -317,6 +372,93 @@ def forget(name: str, producer: str, /, *, common: Common = Common()) -> None:
 
 
 @app.command
+def files(name: str, /, *, common: Common = Common()) -> None:
+    """List the files of a topic's sealed ledgers by their full names, each once.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    """
+    with common.connect() as database:
+        common.output.rows([{"file": file} for file in database.topic(name).files()], ("file",))
+
+
+@app.command
+def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
+    """Let a topic's files lie somewhere else: copy them there, or say where their folder has come to.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    root
+        Folder or URL. Where it holds the topic's store, because the folder was renamed or is mounted elsewhere, the
+        files are looked for and the place is written down. Otherwise they are copied there and compared.
+    """
+    from waterclock.topics.topic import Topic
+
+    with common.connect() as database, common.output.progress(f"files of {name}") as step:
+        try:
+            topic = database.topic(name)
+        except UnavailableError:
+            # Its store is not where it was; it may be where it is said to be now.
+            topic = Topic.open(database.backend, root, name)
+        relocated = topic.relocate(root, progress=step)
+    verb = "copied" if relocated.copied else "found"
+    common.output.talk(f"{verb} {relocated.copied or relocated.found} files; topic {name} lies at {relocated.root} now")
+
+
+@app.command
+def verify(name: str, /, *, deep: bool = False, common: Common = Common()) -> int:
+    """Check a topic's catalogue and files, while it is in use. Exit code 1 where messages cannot be found or read.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    deep
+        Read every byte and compare it with its checksum.
+    """
+    with common.connect() as database, common.output.progress("verifying") as progress:
+        verified = database.topic(name).verify(deep=deep, progress=progress)
+    common.output.rows((asdict(fault) for fault in verified.faults), _FAULT_COLUMNS)
+    common.output.talk(
+        f"looked at {verified.messages} messages in {verified.ledgers} ledgers and {verified.files} files:"
+        f" {len(verified.faults)} faults{_recorded(verified.lost)}"
+    )
+    return 0 if verified.is_whole else 1
+
+
+@app.command
+def repair(name: str, /, *, common: Common = Common()) -> int:
+    """Import files that the catalogue has lost, measure bounds anew, and record as lost what cannot be read.
+
+    Exit code 1 where something is wrong still.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        common.confirm(f"repair topic {name}, and record as lost what cannot be read")
+        with common.output.progress("verifying and repairing") as progress:
+            repaired = topic.repair(progress=progress)
+    common.output.rows((asdict(fault) for fault in repaired.left), _FAULT_COLUMNS)
+    common.output.talk(
+        f"imported {len(repaired.imported)} ledgers, measured {len(repaired.measured)} anew, recorded {repaired.lost}"
+        f" messages as lost; {len(repaired.left)} faults are left"
+    )
+    return 0 if repaired.is_whole else 1
+
+
+def _recorded(lost: int) -> str:
+    return f"; {lost} messages are recorded as lost" if lost else ""
+
+
+@app.command
 def rm(name: str, /, *, common: Common = Common()) -> None:
     """Remove a topic with its messages, files, subscriptions and producers."""
     with common.connect() as database:
@@ -336,20 +478,27 @@ def _behind(message: Message) -> Position:
     return Position(ledger, entry, index + 1)
 
 
-def _summary(name: str, ledgers: list[LedgerInfo]) -> dict[str, Any]:
-    return {
-        "name": name,
-        "ledgers": len(ledgers),
-        "messages": sum(ledger.messages for ledger in ledgers),
-        "size": sum(ledger.size for ledger in ledgers),
-    }
+def _summary(info: TopicInfo) -> dict[str, Any]:
+    return {name: getattr(info, name) for name in _SUMMARY}
 
 
-def _ledger_rows(ledgers: list[LedgerInfo]) -> Iterator[dict[str, Any]]:
+def _listed(topic: Topic, start: int, limit: int | None) -> Iterator[LedgerInfo]:
+    """Read a page at a time, so that a long listing begins at once and is never in memory whole."""
+    while limit is None or limit > 0:
+        page = topic.ledgers(start, min(_PAGE, limit or _PAGE))
+        yield from page
+        if not page or page[-1].state == "open":
+            return
+        start = page[-1].ledger + 1
+        limit = None if limit is None else limit - len(page)
+
+
+def _ledger_rows(ledgers: Iterable[LedgerInfo]) -> Iterator[dict[str, Any]]:
     for ledger in ledgers:
         row: dict[str, Any] = {name: getattr(ledger, name, None) for name in _LEDGER_COLUMNS}
-        if ledger.bounds:
+        bounds = ledger.bounds
+        if bounds:
             for kind in _TIMES:
-                row[f"begin_{kind}"] = format_time(ledger.bounds.begin[kind])
-                row[f"end_{kind}"] = format_time(ledger.bounds.end[kind])
+                row[f"begin_{kind}"] = format_time(bounds.begin[kind])
+                row[f"end_{kind}"] = format_time(bounds.end[kind])
         yield row

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -82,6 +82,7 @@ class Backend:
         except (exc.ArgumentError, TypeError, ValueError) as error:
             raise self._wrong_url(error) from None
         self._patience = threading.local()
+        self._turns = self.dialect.turns(self.url)
         self._writer = self.dialect.writer(self.engine)
         self._direct = DirectPool(self.engine, self.dialect.set_up_direct, self.dialect.is_whole)
         self._reader = self.dialect.reader(self.engine)
@@ -96,8 +97,19 @@ class Backend:
             self._now_sql = expression
         try:
             version = self._catalogue_version()
-            if version != HEAD:
-                self.transact(lambda connection: migrate(connection, self.dialect))
+        except exc.DBAPIError as error:
+            self.engine.dispose()
+            raise UnavailableError(f"cannot open {self.name}: {self._because(error)}") from self.cause(error)
+        if version != HEAD:
+            self._migrate(version)
+
+    def _migrate(self, version: str | None) -> None:
+        try:
+            self.transact(lambda connection: migrate(connection, self.dialect))
+        except UnavailableError as error:
+            self.engine.dispose()
+            has = "no catalogue" if version is None else f"a catalogue of version {version}"
+            raise UnavailableError(f"the database has {has} and needs one of version {HEAD}: {error}") from error
         except exc.DBAPIError as error:
             self.engine.dispose()
             raise UnavailableError(f"cannot open {self.name}: {self.said(error)}") from self.cause(error)
@@ -105,6 +117,10 @@ class Backend:
     def said(self, error: BaseException) -> str:
         """Give what the driver said in an error, without what is secret in the URL."""
         return redacted(getattr(error, "orig", None) or error, self.url)
+
+    def _because(self, error: exc.DBAPIError) -> str:
+        reason = self.dialect.refusal(error)
+        return self.said(error) if reason is None else f"{reason} ({self.said(error)})"
 
     def cause(self, error: BaseException) -> BaseException | None:
         """Give an error to raise from; None where its own text, which a traceback shows, holds a secret."""
@@ -139,7 +155,8 @@ class Backend:
         Raises
         ------
         UnavailableError
-            Where the database stayed busy, deadlocked or away for `BUSY_TIMEOUT` seconds, or has no room left.
+            Where the database stayed busy, deadlocked or away for `BUSY_TIMEOUT` seconds, has no room left, or may not
+            be written to.
         """
         if indexed and self.dialect.frame is not None:
             return self._run(partial(self._direct.lend, self.dialect.frame, durable=durable), work)
@@ -168,25 +185,36 @@ class Backend:
     def _run(self, begin: Callable[[], AbstractContextManager[Any]], work: Callable[[Any], _T]) -> _T:
         patience: float = getattr(self._patience, "seconds", BUSY_TIMEOUT)
         give_up_at = time.monotonic() + patience
-        pause = _FIRST_PAUSE
-        while True:
-            try:
-                with begin() as connection:
-                    return work(connection)
-            except exc.DBAPIError as error:
-                if self.dialect.is_full(error):
-                    raise UnavailableError(
-                        f"{self.name} cannot be written to: {self.said(error)}; is its disk full?"
-                    ) from self.cause(error)
-                if not self.dialect.is_transient(error):
-                    raise
-                if time.monotonic() >= give_up_at:
-                    raise UnavailableError(
-                        f"{self.name} was busy or away for {patience:g} s: {self.said(error)}"
-                    ) from self.cause(error)
-            # Jitter, so that writers who met do not meet again.
-            time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  # not a secret
-            pause = min(pause * 2, self.dialect.longest_pause)
+        with ExitStack() as turn:
+            if self._turns is not None:
+                turn.enter_context(self._turns.turn(patience))
+            pause = _FIRST_PAUSE
+            while True:
+                try:
+                    with begin() as connection:
+                        return work(connection)
+                except exc.DBAPIError as error:
+                    self._raise_unless_passing(error)
+                    left = give_up_at - time.monotonic()
+                    if left <= 0:
+                        raise UnavailableError(
+                            f"{self.name} was busy or away for {patience:g} s: {self.said(error)}"
+                        ) from self.cause(error)
+                if self._turns is not None and pause == _FIRST_PAUSE:
+                    turn.close()
+                    turn.enter_context(self._turns.turn(left, with_others=True))
+                # Jitter, so that writers who met do not meet again.
+                time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  # not a secret
+                pause = min(pause * 2, self.dialect.longest_pause)
+
+    def _raise_unless_passing(self, error: exc.DBAPIError) -> None:
+        reason = self.dialect.refusal(error)
+        if reason is not None:
+            raise UnavailableError(f"{self.name} cannot be written to: {reason} ({self.said(error)})") from self.cause(
+                error
+            )
+        if not self.dialect.is_transient(error):
+            raise error
 
     @contextmanager
     def patience(self, seconds: float) -> Generator[None]:
@@ -205,7 +233,7 @@ class Backend:
         Raises
         ------
         UnavailableError
-            Where the database is busy or away.
+            Where the database is busy or away, or cannot be read.
         """
         reader = self._indexed_reader if indexed else self._reader
         with self._translated(), reader.connect() as connection, connection.begin():
@@ -247,9 +275,10 @@ class Backend:
         try:
             yield
         except exc.DBAPIError as error:
-            if not self.dialect.is_transient(error):
+            reason = self.dialect.refusal(error)
+            if reason is None and not self.dialect.is_transient(error):
                 raise
-            raise UnavailableError(f"cannot read {self.name} now: {self.said(error)}") from self.cause(error)
+            raise UnavailableError(f"cannot read {self.name} now: {self._because(error)}") from self.cause(error)
 
     @cached_property
     def largest_value(self) -> int:
@@ -261,6 +290,8 @@ class Backend:
         """Give the connections back. The backend can be used again: it opens new ones."""
         self._direct.close()
         self.engine.dispose()
+        if self._turns is not None:
+            self._turns.close()
 
 
 def parse_url(url: str) -> sa.URL:

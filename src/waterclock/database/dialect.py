@@ -8,6 +8,12 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock.database.direct import Frame
+from waterclock.database.turns import Turns
+
+FULL = "its disk is full, or it has reached its largest size"
+READ_ONLY = "it is read-only"
+FORBIDDEN = "permission is denied"
+BROKEN = "its disk or file system reports an error"
 
 
 class Dialect(Protocol):
@@ -31,6 +37,10 @@ class Dialect(Protocol):
 
     def writer(self, engine: sa.Engine) -> sa.Engine:
         """Give the engine's form whose transactions write."""
+        ...
+
+    def turns(self, url: sa.URL) -> Turns | None:
+        """Give the queue in which writers wait; None where the database has a better one."""
         ...
 
     def set_up_direct(self, connection: Any) -> None:
@@ -60,8 +70,8 @@ class Dialect(Protocol):
         """Say whether the same transaction may succeed when it is tried again: busy, deadlock, serialisation."""
         ...
 
-    def is_full(self, error: exc.DBAPIError) -> bool:
-        """Say whether the database has no room left, or may not write."""
+    def refusal(self, error: exc.DBAPIError) -> str | None:
+        """Say why the database as a whole cannot be written to or read, as `FULL` and its like; None for others."""
         ...
 
     def is_forbidden(self, error: exc.DBAPIError) -> bool:

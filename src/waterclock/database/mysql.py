@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
+from waterclock.database.dialect import BROKEN, FULL, READ_ONLY
 from waterclock.database.direct import Frame
 from waterclock.database.pool import ping_after_idling
 from waterclock.errors import UnavailableError
@@ -22,11 +24,19 @@ _TRANSIENT = {
     2006,  # server has gone away
     2013,  # lost the connection
 }
-_FULL = {
-    1021,  # disk full
-    1114,  # table full
-    1290,  # server is read-only
+_OPTION = 1290
+_REFUSALS = {
+    1021: FULL,  # disk full
+    1024: BROKEN,  # error reading a file
+    1026: BROKEN,  # error writing a file
+    1030: BROKEN,  # error from the storage engine
+    1036: READ_ONLY,  # table is read-only
+    1114: FULL,  # table full
+    _OPTION: "an option of the server forbids it",
+    1792: READ_ONLY,  # transaction that only reads
+    1836: READ_ONLY,  # server in read-only mode
 }
+_NO_SPACE_LEFT = re.compile(r"\b28\b")
 _FORBIDDEN = {
     1142,  # denied for the table
     1143,  # denied for a column
@@ -61,6 +71,9 @@ class MysqlDialect:
         """READ COMMITTED, as every session is set to: locks only the rows it touches."""
         return engine
 
+    def turns(self, url: sa.URL) -> None:
+        """Nothing to do: who waits for a row is woken when it is free."""
+
     def set_up_direct(self, connection: Any) -> None:
         """Nothing to do: there is none."""
 
@@ -86,9 +99,15 @@ class MysqlDialect:
         """Deadlock, a lock not had in time, or a connection that broke."""
         return error.connection_invalidated or _code(error) in _TRANSIENT
 
-    def is_full(self, error: exc.DBAPIError) -> bool:
-        """No room on the disk or in the table, or a server that only reads."""
-        return _code(error) in _FULL
+    def refusal(self, error: exc.DBAPIError) -> str | None:
+        """No room on the disk or in the table, a server that only reads, or one whose disk fails."""
+        reason = _REFUSALS.get(cast("int", _code(error)))
+        # The server tells the operating system's error, and why it only reads, in its text alone.
+        if reason == BROKEN and _NO_SPACE_LEFT.search(str(error.orig)):
+            return FULL
+        if _code(error) == _OPTION and "read-only" in str(error.orig).replace("_", "-"):
+            return READ_ONLY
+        return reason
 
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """Denied for the table, or for a column of it."""

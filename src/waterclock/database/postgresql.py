@@ -7,6 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
+from waterclock.database.dialect import BROKEN, FULL, READ_ONLY
 from waterclock.database.direct import Frame
 from waterclock.database.pool import ping_after_idling
 
@@ -29,9 +30,10 @@ _TRANSIENT = {
     "57P02",  # crash_shutdown
     "57P03",  # cannot_connect_now
 }
-_FULL = {
-    "25006",  # read_only_sql_transaction
-    "53100",  # disk_full
+_REFUSALS = {
+    "25006": READ_ONLY,  # read_only_sql_transaction
+    "53100": FULL,  # disk_full
+    "58030": BROKEN,  # io_error
 }
 
 
@@ -57,6 +59,9 @@ class PostgresqlDialect:
     def writer(self, engine: sa.Engine) -> sa.Engine:
         """READ COMMITTED: a claim that waited for a row sees what the other one committed instead of failing."""
         return engine.execution_options(isolation_level="READ COMMITTED")
+
+    def turns(self, url: sa.URL) -> None:
+        """Nothing to do: who waits for a row is woken when it is free."""
 
     def set_up_direct(self, connection: Any) -> None:
         """Keep plans, and such only as stay good."""
@@ -87,9 +92,9 @@ class PostgresqlDialect:
         unreachable = isinstance(error, exc.OperationalError) and state is None
         return error.connection_invalidated or unreachable or state in _TRANSIENT
 
-    def is_full(self, error: exc.DBAPIError) -> bool:
-        """disk_full, or a server that only reads."""
-        return getattr(error.orig, "sqlstate", None) in _FULL
+    def refusal(self, error: exc.DBAPIError) -> str | None:
+        """disk_full, a server that only reads, or one whose disk fails."""
+        return _REFUSALS.get(getattr(error.orig, "sqlstate", None) or "")
 
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """insufficient_privilege."""

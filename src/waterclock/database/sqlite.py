@@ -8,7 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
+from waterclock.database.dialect import BROKEN, FORBIDDEN, FULL, READ_ONLY
 from waterclock.database.direct import Frame
+from waterclock.database.sqlite_file import file_of, open_also_read_only
+from waterclock.database.turns import Turns
 from waterclock.errors import InvalidArgumentError
 from waterclock.urls import shown
 
@@ -18,7 +21,16 @@ PAGE_SIZE = 16_384
 _BEGIN = "waterclock_begin"
 _READER_PATIENCE = 30.0  # seconds; a reader waits only while another process opens, closes or repairs the database
 _TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY)
+_REFUSALS = {
+    sqlite3.SQLITE_FULL: FULL,
+    sqlite3.SQLITE_IOERR: BROKEN,
+    sqlite3.SQLITE_READONLY: f"{READ_ONLY}: its file may not be written to, or it was opened with mode=ro",
+    sqlite3.SQLITE_READONLY_DIRECTORY: f"{READ_ONLY}: its folder may not be written to",
+    sqlite3.SQLITE_READONLY_DBMOVED: "its file was moved or removed while it was open",
+    sqlite3.SQLITE_PERM: FORBIDDEN,
+    sqlite3.SQLITE_AUTH: FORBIDDEN,
+    sqlite3.SQLITE_CANTOPEN: f"its file, or one beside it, cannot be opened: {FORBIDDEN}, or a folder is missing",
+}
 _PRIMARY_CODE = 0xFF  # the low byte of an extended result code, for example of SQLITE_BUSY_SNAPSHOT
 
 
@@ -45,6 +57,7 @@ class SqliteDialect:
                 " name a file: sqlite:///factory.db"
             )
         engine = sa.create_engine(url, connect_args={"timeout": _READER_PATIENCE, "check_same_thread": False})
+        open_also_read_only(engine)
         event.listen(engine, "connect", _set_up)
         event.listen(engine, "begin", _begin)
         return engine
@@ -52,6 +65,10 @@ class SqliteDialect:
     def writer(self, engine: sa.Engine) -> sa.Engine:
         """Begin with the write lock: a transaction that reads first and writes later fails without remedy."""
         return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+
+    def turns(self, url: sa.URL) -> Turns:
+        """Queue for the write lock: there is one for the whole file, and SQLite wakes nobody who waits for it."""
+        return Turns(file_of(url).absolute())
 
     def set_up_direct(self, connection: Any) -> None:
         """Leave the waiting to the backend, which has jitter; SQLite's own starves writers."""
@@ -77,9 +94,10 @@ class SqliteDialect:
         """Busy or locked."""
         return _primary_code(error) in _TRANSIENT
 
-    def is_full(self, error: exc.DBAPIError) -> bool:
-        """Tell a disk that is full, or broken, or may not be written to."""
-        return _primary_code(error) in _FULL
+    def refusal(self, error: exc.DBAPIError) -> str | None:
+        """Tell a disk that is full from one that is broken and from a file that may not be written to."""
+        code = getattr(error.orig, "sqlite_errorcode", None)
+        return None if code is None else _REFUSALS.get(code, _REFUSALS.get(code & _PRIMARY_CODE))
 
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """Never: a file knows no roles."""
@@ -112,7 +130,12 @@ def _set_up(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # the driver must not begin transactions of its own
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA page_size={PAGE_SIZE:d}")
-    cursor.execute("PRAGMA journal_mode=WAL")
+    try:
+        cursor.execute("PRAGMA journal_mode=WAL")
+    except sqlite3.OperationalError as error:
+        # One that has no such log and is read-only is read as it is.
+        if error.sqlite_errorcode & _PRIMARY_CODE != sqlite3.SQLITE_READONLY:
+            raise
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
     # On a table with triggers each statement keeps a small journal, for which a file would be made and removed.

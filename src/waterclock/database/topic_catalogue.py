@@ -34,10 +34,15 @@ stores = sa.Table(
     sa.Column("id", Key, primary_key=True),
     sa.Column("identity", Name, nullable=False, unique=True),
     sa.Column("root", LongText, nullable=False),
+    sa.Column("is_complete", sa.SmallInteger, nullable=False),
     sa.Column("created_at", BigInt, nullable=False),
     sqlite_autoincrement=True,
 )
-"""One row a folder or bucket that holds ledger files: the identity in its marker, and its URL without secrets."""
+"""One row a folder or bucket that holds ledger files: the identity in its marker, and its URL without secrets.
+
+``is_complete`` is 1 where the root is all that it takes to open the store, and 0 where credentials, options or a
+filesystem of the caller's were given with it, which the catalogue does not keep.
+"""
 
 topics = sa.Table(
     "waterclock_topics",
@@ -62,6 +67,8 @@ topics = sa.Table(
     sa.Column("store_id", BigInt),
     sa.Column("max_ahead", BigInt),
     sa.Column("on_ahead", sa.String(16)),
+    sa.Column("stored_bytes", BigInt, nullable=False, server_default="0"),
+    sa.Column("stale_peaks", BigInt),
     sa.Column("expiring_owner", Name),
     sa.Column("expiring_until", BigInt),
     sqlite_autoincrement=True,  # the id of a topic that was removed must never name another one
@@ -72,7 +79,10 @@ topics = sa.Table(
 holds so far. ``ordinal`` numbers the next message of the topic, and ``peak_*`` is the running maximum of each time
 over all ledgers that are closed. ``first_ledger`` and ``first_ordinal`` are the first that were not deleted on purpose:
 a ledger that is missing after them is a fault. ``store_id`` is the store of its files; NULL until the topic is first
-opened by a version that knows stores.
+opened by a version that knows stores. ``max_ahead`` and ``on_ahead`` say how far ahead of the clock a publish_time may
+be, and what becomes of a message that is further (`waterclock.topics.ahead`). ``stored_bytes`` are the bytes of all
+ledgers but the open one. ``stale_peaks``: up to this ledger, and behind it until they agree, peaks may still be those
+of ledgers that were deleted; NULL where none are (`waterclock.topics.peaks`).
 """
 
 ledgers = sa.Table(
@@ -95,18 +105,25 @@ ledgers = sa.Table(
     sa.Column("file_bytes", BigInt),
     sa.Column("row_groups", LongText),
     sa.Column("footer", Blob),
+    sa.Column("shared_footer", Blob),
+    sa.Column("lost_in_file", BigInt, nullable=False, server_default="0"),
     sa.Column("checksums", Blob),
     sa.Index("waterclock_ledgers_state_idx", "topic_id", "state", "ledger"),
     sa.Index("waterclock_ledgers_first_ordinal_idx", "topic_id", "first_ordinal"),
     *(sa.Index(f"waterclock_ledgers_{time}_idx", "topic_id", f"peak_{time}", "ledger") for time in BOUNDED),
+    *(sa.Index(f"waterclock_ledgers_begin_{time}_idx", "topic_id", f"begin_{time}") for time in TIMES),
 )
 """One row a ledger that is ``closed`` (its entries are rows), ``sealed`` (its messages are a file) or ``lost``
 (they are gone for good, and a repair has recorded that, so that ordinals add up).
 
+``bytes`` are those of its entries until it is sealed, then those of its file, of which a ledger that shares it with
+others has its part; ``file_bytes`` is the length of the whole file.
 ``peak_*`` is the running maximum over this ledger and all before it: it never falls from one ledger to the next, so
 the first ledger with ``peak >= t`` is one step down an index however disordered the times are. ``footer`` is the
-file's own, kept here so that reading a part of the file needs no other read. ``checksums`` are those of the row groups'
-columns in the file (`waterclock.topics.file_checksums`).
+file's own, kept here so that reading a part of the file needs no other read. Of a file that ledgers share, the last of
+them has the copy, as ``shared_footer``. ``checksums`` are those of the row groups' columns in the file
+(`waterclock.topics.file_checksums`). ``lost_in_file`` counts the messages of damaged row groups of the file that
+are recorded as lost.
 """
 
 entries = sa.Table(
@@ -142,7 +159,11 @@ files = sa.Table(
     sa.Index("waterclock_files_ledger_idx", "topic_id", "ledger"),
     sa.Index("waterclock_files_until_idx", "topic_id", "until"),
 )
-"""Files that belong to no sealed ledger: ``pending`` (being written, until the lease ends) or ``deleted`` (waiting)."""
+"""Files that belong to no sealed ledger: ``pending`` (being written, until the lease ends) or ``deleted`` (waiting).
+
+``path`` is the name below the root of the topic's store; of a file that was left in another store, from which the
+topic has moved, it is ``IDENTITY:NAME``.
+"""
 
 producers = sa.Table(
     "waterclock_producers",
@@ -156,8 +177,9 @@ producers = sa.Table(
 )
 """Producers that number their messages.
 
-``recent`` holds the last appends: [first, last, ledger, entry, checksum] each. ``covered`` holds the ranges of numbers
-that were ever appended: [first, last] each, joined where they touch.
+``recent`` holds the last appends: [first, last, ledger, entry, checksum, judged_at] each; ledger and entry are null
+where every message was rejected, and judged_at is null where none was. ``covered`` holds the ranges of numbers that
+were ever appended: [first, last] each, joined where they touch.
 """
 
 subscriptions = sa.Table(
@@ -172,7 +194,11 @@ subscriptions = sa.Table(
     sa.Column("ordinal", BigInt, nullable=False),
     sa.Column("epoch", BigInt, nullable=False),
     sa.Column("not_before", BigInt),
+    sa.Column("not_before_by", sa.String(16)),
     sa.Column("holder", Name),
     sa.Column("held_until", BigInt),
 )
-"""Durable reading positions: the next message to be read, and its number in the topic."""
+"""Durable reading positions: the next message to be read, and its number in the topic.
+
+Messages whose time ``not_before_by`` (NULL: publish_time) is before ``not_before`` are not delivered.
+"""

@@ -10,6 +10,7 @@ from waterclock.batching.batch import Batch, Rejection
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.theme import REJECTED
 from waterclock.message import Message
+from waterclock.quoting import quoted
 
 _SECOND = 1_000_000_000
 
@@ -110,4 +111,4 @@ def check_reason(rejection: Rejection) -> None:
         Naming its reason.
     """
     if rejection.reason not in REJECTED:
-        raise InvalidArgumentError(f"rejected: {rejection.reason!r} is none of the reasons {', '.join(REJECTED)}")
+        raise InvalidArgumentError(f"rejected: {quoted(rejection.reason)} is none of the reasons {', '.join(REJECTED)}")

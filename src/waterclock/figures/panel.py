@@ -8,6 +8,7 @@ from xml.etree.ElementTree import Element
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.svg import add, picture, shorten, to_text
 from waterclock.figures.theme import style_sheet
+from waterclock.quoting import quoted
 
 MARGIN = 18
 HEADER = 68
@@ -25,7 +26,7 @@ def check_width(width: int) -> None:
         For fewer than 400 px.
     """
     if width < _NARROWEST:
-        raise InvalidArgumentError(f"width: {width!r} px is too narrow to read; give at least {_NARROWEST}")
+        raise InvalidArgumentError(f"width: {quoted(width)} px is too narrow to read; give at least {_NARROWEST}")
 
 
 def panel(width: float, height: float, title: str, summary: str, content: Iterable[Element] = ()) -> str:

@@ -14,6 +14,7 @@ from waterclock.figures.panel import HEADER, MARGIN, check_width, empty_panel, p
 from waterclock.figures.scale import Scale, tick_step
 from waterclock.figures.svg import add, counted, number, path, text_width
 from waterclock.message import Message
+from waterclock.quoting import quoted
 
 _GUTTER = 104
 _EVENTS = HEADER + 58
@@ -58,7 +59,7 @@ def scenario_drawing(
     """
     check_width(width)
     if unit < 1:
-        raise InvalidArgumentError(f"unit: {unit!r} ns is nothing to count in; give at least 1")
+        raise InvalidArgumentError(f"unit: {quoted(unit)} ns is nothing to count in; give at least 1")
     closed, refused = sorted(batches, key=lambda batch: batch.start), list(rejected)
     accepted = [message for batch in closed for message in batch.messages]
     for rejection in refused:

@@ -14,6 +14,7 @@ from waterclock.figures.legend import Entry, bar_entry, dot_entry, draw_legend, 
 from waterclock.figures.panel import HEADER, MARGIN, check_width, empty_panel, panel
 from waterclock.figures.scale import Scale, tick_label, tick_step
 from waterclock.figures.svg import add, counted, number
+from waterclock.quoting import quoted
 from waterclock.time import MAX_NS, MIN_NS, Time, format_time, to_time
 
 _GUTTER = 132
@@ -93,7 +94,7 @@ def _scale(
     first = None if start is None else to_time(start, "start")
     last = None if end is None else to_time(end, "end")
     if first is not None and last is not None and last <= first:
-        raise InvalidArgumentError(f"end: {end!r} is not after start {start!r}")
+        raise InvalidArgumentError(f"end: {quoted(end)} is not after start {quoted(start)}")
     if first is None or last is None:
         bounds = time_bounds(batches, rejected)
         if bounds is None:

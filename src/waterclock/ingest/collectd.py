@@ -15,6 +15,7 @@ import pyarrow as pa
 from waterclock.arrow import MESSAGE_SCHEMA
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
+from waterclock.quoting import quoted
 from waterclock.time import MAX_NS, Time
 
 _SECOND = 1_000_000_000
@@ -65,7 +66,7 @@ def parse_topic(topic: str, *, prefix: str = "collectd") -> tuple[str, str]:
     plugin, _, kind = stream.partition("/")
     if not topic.startswith(lead) or not host or not plugin or not kind or "/" in kind:
         raise InvalidArgumentError(
-            f"topic: {topic!r} is not {lead}HOST/PLUGIN/TYPE; is collectd's Prefix another than {prefix!r}?"
+            f"topic: {quoted(topic)} is not {lead}HOST/PLUGIN/TYPE; is collectd's Prefix another than {quoted(prefix)}?"
         )
     return host, stream
 
@@ -119,8 +120,10 @@ def _split_topics(topics: pa.ChunkedArray, prefix: str) -> tuple[pa.Array, pa.Ar
 def _event_time(payload: bytes) -> int:
     match = _PAYLOAD.fullmatch(payload)
     if match is None:
-        raise InvalidArgumentError(f"payload: {payload!r} is not collectd's time:value[:value…], time in seconds")
+        raise InvalidArgumentError(f"payload: {quoted(payload)} is not collectd's time:value[:value…], time in seconds")
     time = int(match[1]) * _SECOND + int((match[2] or b"").ljust(9, b"0"))
     if time > MAX_NS:
-        raise InvalidArgumentError(f"payload: {payload!r} begins with a time beyond 2262-04-11; is its unit seconds?")
+        raise InvalidArgumentError(
+            f"payload: {quoted(payload)} begins with a time beyond 2262-04-11; is its unit seconds?"
+        )
     return time

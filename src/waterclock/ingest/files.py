@@ -7,6 +7,7 @@ import binascii
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from waterclock.arrow import as_message_columns, from_arrow
-from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError, UnavailableError
+from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError, UnavailableError, WaterclockError
 from waterclock.message import Message
+from waterclock.quoting import quoted
 from waterclock.time import format_time
 
 CHUNK = 1_000
@@ -62,17 +64,24 @@ def message_from_json(fields: object) -> Message:
         For a field that is missing, unknown, or has a wrong value.
     """
     if not isinstance(fields, Mapping):
-        raise InvalidArgumentError(f"{fields!r} is no message; write an object with source, stream and event_time")
+        raise InvalidArgumentError(
+            f"{quoted(fields)} is no message; write an object with source, stream and event_time"
+        )
     given: dict[str, Any] = {str(name): value for name, value in fields.items() if name not in _OF_A_TOPIC}
     unknown = given.keys() - _FIELDS
     if unknown:
-        raise InvalidArgumentError(f"a message has no field {min(unknown)!r}; it has {', '.join(sorted(_FIELDS))}")
+        raise InvalidArgumentError(
+            f"a message has no field {quoted(min(unknown))}; it has {', '.join(sorted(_FIELDS))}"
+        )
     missing = {"source", "stream", "event_time"} - given.keys()
     if missing:
-        raise InvalidArgumentError(f"the message has no {min(missing)!r}: {json.dumps(fields)[:200]}")
+        raise InvalidArgumentError(f"the message has no {quoted(min(missing))}: {json.dumps(fields)[:200]}")
     payload = given.pop("payload", "")
     if isinstance(payload, str):
-        payload = payload.encode()
+        try:
+            payload = payload.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"payload: {error}; give such bytes as payload_base64") from None
     encoded = given.pop("payload_base64", None)
     if encoded is not None:
         payload = _decode_base64(encoded)
@@ -99,16 +108,16 @@ def read_messages(path: str | Path) -> Iterator[list[Message]]:
     if str(path) == "-":
         path = "/dev/stdin"
     path = Path(path)
-    if not path.exists():
-        raise NotFoundError(f"there is no file {str(path)!r}")
+    try:
+        found = path.exists()
+    except OSError as error:
+        raise InvalidArgumentError(f"the file {quoted(str(path))} cannot be read: {error.strerror}") from None
+    if not found:
+        raise NotFoundError(f"there is no file {quoted(str(path))}")
     if path.suffix == ".parquet":
         yield from _read_parquet(path)
         return
-    try:
-        lines = path.open("rb")  # so that an error of the encoding has a line, too
-    except OSError as error:
-        raise UnavailableError(f"cannot read {path}: {error.strerror}") from None
-    with lines:
+    with _opened(path) as lines:
         numbered = enumerate(lines, start=1)
         while chunk := [_parse_line(path, number, line) for number, line in islice(_not_blank(numbered), CHUNK)]:
             yield chunk
@@ -117,11 +126,18 @@ def read_messages(path: str | Path) -> Iterator[list[Message]]:
 def content_name(path: str | Path) -> str | None:
     """Name a file by its content, for the producer that appends it; None where it can be read only once."""
     path = Path(path)
-    if not path.is_file():
-        return None
     try:
-        with path.open("rb") as file:
-            return f"file-{hashlib.file_digest(file, 'sha256').hexdigest()[:32]}"
+        if not path.is_file():
+            return None
+    except OSError:
+        return None  # no name for a file at all, as reading it says
+    with _opened(path) as file:
+        return f"file-{hashlib.file_digest(file, 'sha256').hexdigest()[:32]}"
+
+
+def _opened(path: Path) -> BufferedReader:
+    try:
+        return path.open("rb")
     except OSError as error:
         raise UnavailableError(f"cannot read {path}: {error.strerror}") from None
 
@@ -133,32 +149,38 @@ def _not_blank(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]
 def _parse_line(path: Path, number: int, line: bytes) -> Message:
     try:
         fields = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        message = message_from_json(fields)
         if b"\\u" in line:
             json.dumps(fields, ensure_ascii=False).encode()  # half a surrogate pair is no text
-        return message_from_json(fields)
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(f"{path}, line {number}: is not UTF-8: {error}") from None
     except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"{path}, line {number}: {line[:80]!r} is not a text: {error.reason}") from None
+        raise InvalidArgumentError(f"{path}, line {number}: {quoted(line)} is not a text: {error.reason}") from None
     except RecursionError:
-        raise InvalidArgumentError(f"{path}, line {number}: {line[:80]!r}… is nested too deeply") from None
-    except ValueError as error:  # of JSON, or what message_from_json says
+        raise InvalidArgumentError(f"{path}, line {number}: {quoted(line)} is nested too deeply") from None
+    except ValueError as error:  # ours, those of JSON, and that of a number of 5,000 digits
         raise InvalidArgumentError(f"{path}, line {number}: {error}") from None
+    return message
 
 
 def _read_parquet(path: Path) -> Iterator[list[Message]]:
+    with _opened(path) as opened:
+        yield from _messages_of(path, opened)
+
+
+def _messages_of(path: Path, opened: BufferedReader) -> Iterator[list[Message]]:
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(opened, page_checksum_verification=True) as file:
             for batch in file.iter_batches(CHUNK):
                 yield from_arrow(as_message_columns(batch))
-    except pa.ArrowInvalid as error:
-        raise SchemaError(f"{path} is not Parquet: {error}") from None
-    except OSError as error:
-        raise UnavailableError(f"cannot read {path}: {error}") from None
+    except (pa.ArrowException, OSError) as error:
+        raise SchemaError(f"{path} is not Parquet, or cannot be read: {error}") from None
+    except WaterclockError as error:
+        raise type(error)(f"{path}: {error}") from None
 
 
 def _decode_base64(encoded: object) -> bytes:
     try:
         return base64.b64decode(str(encoded), validate=True)
     except binascii.Error as error:
-        raise InvalidArgumentError(f"payload_base64: {str(encoded)[:80]!r} is not base64: {error}") from None
+        raise InvalidArgumentError(f"payload_base64: {quoted(str(encoded))} is not base64: {error}") from None

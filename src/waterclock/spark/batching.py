@@ -14,6 +14,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, Long
 from waterclock.batching.rate_rule import Gated
 from waterclock.batching.rule import EventTimeRule, OnConflict
 from waterclock.errors import InvalidArgumentError
+from waterclock.spark.column_types import time_problem
 from waterclock.spark.judging import OUTCOMES_SCHEMA, judge
 from waterclock.spark.packing import (
     CLOCKED_SCHEMA,
@@ -28,7 +29,8 @@ from waterclock.spark.stateful import event_time_stream, rate_stream
 from waterclock.spark.workers import settling
 from waterclock.time import Duration, to_duration
 
-_NEEDED = {"source": StringType(), "stream": StringType(), "event_time": LongType(), "receive_time": LongType()}
+_TEXTS = ("source", "stream")
+_TIMES = ("event_time", "receive_time")
 _POSITION = {"ledger": LongType(), "entry": LongType(), "index": IntegerType()}
 _PACKED: dict[str, DataType] = {
     "source": StringType(),
@@ -54,8 +56,9 @@ def event_time_batches(
     ----------
     df
         Messages, batch or streaming: a topic read with the option ``packed`` of the format ``waterclock``, or anything
-        with columns source and stream (STRING), event_time and receive_time (BIGINT ns) and, where they come from a
-        topic, their position: ledger, entry (BIGINT) and index (INT). Other columns, such as the payload, are not read.
+        with columns source and stream (STRING), event_time and receive_time (BIGINT ns, or TIMESTAMP, which ends at
+        microseconds) and, where they come from a topic, their position: ledger, entry (BIGINT) and index (INT). Other
+        columns, such as the payload, are not read.
         With positions a source's messages are taken in that order, and a receive time
         that lies behind an earlier one counts as that one, as it does for a reader of the topic; without, each counts
         as it is, in a stream as long as no earlier micro-batch was further.
@@ -132,9 +135,9 @@ def rate_aware_batches(
     ----------
     df
         Messages of a topic, batch or streaming: read with the option ``packed`` of the format ``waterclock``, or with
-        columns source and stream (STRING), event_time and receive_time (BIGINT ns) and their position: ledger, entry
-        (BIGINT) and index (INT). The messages of one entry arrived
-        together: a source's share of it is one call of its batcher.
+        columns source and stream (STRING), event_time and receive_time (BIGINT ns, or TIMESTAMP) and their position:
+        ledger, entry (BIGINT) and index (INT). The messages of one entry arrived together: a source's share of it is
+        one call of its batcher.
     batch_length, timeout, gated
         As of `waterclock.RateAwareBatcher`; a function for ``gated`` must be one that can be pickled.
 
@@ -246,13 +249,14 @@ def _rejected(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _record(df: DataFrame) -> np.dtype[Any]:
     """Check the columns, and say whether messages have positions."""
     types = {field.name: field.dataType for field in df.schema}
-    for name, wanted in _NEEDED.items():
+    for name in (*_TEXTS, *_TIMES):
         if name not in types:
             raise InvalidArgumentError(f"df: there is no column {name!r}; it has {', '.join(types)}")
-        if types[name] != wanted:
-            remedy = ", nanoseconds since the epoch" if wanted == LongType() else ""
-            raise InvalidArgumentError(
-                f"df: column {name!r} is {types[name].simpleString()}; it must be {wanted.simpleString()}{remedy}"
-            )
+    for name in _TEXTS:
+        if types[name] != StringType():
+            raise InvalidArgumentError(f"df: column {name!r} is {types[name].simpleString()}; it must be string")
+    for name in _TIMES:
+        if problem := time_problem(types[name]):
+            raise InvalidArgumentError(f"df: column {name!r} is {types[name].simpleString()}; {problem}")
     has_positions = all(types.get(name) == wanted for name, wanted in _POSITION.items())
     return POSITIONED if has_positions else PLAIN

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from waterclock.arrow import POSITIONED_SCHEMA
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 
 METADATA_COLUMNS = ("source", "stream", "event_time", "receive_time", "ledger", "entry", "index")
 """What batching needs of a message. The option ``packed`` gives just this, and payloads stay where they are."""
@@ -48,9 +49,9 @@ def check_columns(given: str | None) -> tuple[str, ...]:
     names = tuple(name.strip() for name in given.split(","))
     for name in names:
         if name not in known:
-            raise InvalidArgumentError(f"columns: {name!r} is none of a topic's; choose from {', '.join(known)}")
+            raise InvalidArgumentError(f"columns: {quoted(name)} is none of a topic's; choose from {', '.join(known)}")
     if len(set(names)) < len(names):
-        raise InvalidArgumentError(f"columns: {given!r} names a column twice")
+        raise InvalidArgumentError(f"columns: {quoted(given)} names a column twice")
     return names
 
 

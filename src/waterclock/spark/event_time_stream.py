@@ -10,14 +10,22 @@ import numpy as np
 import numpy.typing as npt
 
 from waterclock.batching.columnar import assign_arrays
+from waterclock.batching.facts import each, flag, moment, parsed, read_as, text
 from waterclock.batching.rule import EventTimeRule
-from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.batching.state_bytes import refuse_version
+from waterclock.checksum import framed
+from waterclock.errors import InvalidArgumentError
 from waterclock.spark.outcome_rows import BATCH, NO_BATCHES, REASONS, Outcome, outcome
 from waterclock.spark.packing import POSITIONED, PackedRow, Records, gathered, reading_order
+from waterclock.spark.stream_state import REMEDY, kept_messages, state_parts
 from waterclock.time import MAX_NS, MIN_NS
 
 _VERSION = 1
-_STATE = b"waterclock event-time stream "
+_FORM = b"WCS1"
+_UNFRAMED = b"waterclock event-time stream "
+"""How the states of earlier versions begin, which have no checksum."""
+
+_NAME = "the state of batching by event time"
 _NS_PER_MS = 1_000_000
 _ACCEPTED, _UNDECIDED = 0, 5
 _REJECTIONS = {1: "late", 2: "future", 3: "duplicate", 4: "replaced"}
@@ -93,7 +101,7 @@ class EventTimeStream:
     def state(self) -> bytes:
         """Write down everything that is known, options included, for `restore`."""
         facts = [_VERSION, list(self._rule), self._record == POSITIONED, self._clock, self._streams]
-        return b"".join([_STATE, json.dumps(facts).encode(), b"\n", self._messages.tobytes()])
+        return framed(_FORM, json.dumps(facts).encode(), b"\n", self._messages.tobytes())
 
     @classmethod
     def restore(cls, state: bytes, rule: EventTimeRule, record: np.dtype[Any]) -> EventTimeStream:
@@ -101,25 +109,27 @@ class EventTimeStream:
 
         Raises
         ------
+        DamagedError
+            Where ``state`` is one, but not as it was written.
         SchemaError
-            Where ``state`` is something else or of another version.
+            Where it is something else or of another version.
         InvalidArgumentError
             Where it was written with other options: windows that are open would be cut by two rules.
         """
-        if not state.startswith(_STATE):
-            raise SchemaError(f"{len(state)} bytes are no state of batching by event time")
-        line, _, messages = state[len(_STATE) :].partition(b"\n")
-        version, options, positioned, clock, streams = json.loads(line)
-        if version != _VERSION:
-            raise SchemaError(f"the state has version {version!r} and this Waterclock reads {_VERSION}; {_REMEDY}")
-        if tuple(options) != rule or positioned != (record == POSITIONED):
+        line, messages = state_parts(_FORM, _UNFRAMED, state, _NAME)
+        with read_as(_NAME):
+            version, *facts = parsed(line)
+            refuse_version(version, _VERSION, REMEDY)
+            options, positioned, clock, streams = facts
+            restored = cls(rule, record)
+            restored._clock, restored._streams = moment(clock), each(streams, text)
+            known = tuple(options), flag(positioned)
+        if known != (rule, record == POSITIONED):
             raise InvalidArgumentError(
                 f"the checkpoint was written with the options {options}, positions {positioned}, and the query has"
-                f" {list(rule)}, positions {record == POSITIONED}; {_REMEDY}"
+                f" {list(rule)}, positions {record == POSITIONED}; {REMEDY}"
             )
-        restored = cls(rule, record)
-        restored._clock, restored._streams = clock, streams
-        restored._messages = np.frombuffer(messages, record)
+        restored._messages = kept_messages(messages, record, restored._streams, _NAME)
         return restored
 
     def _judge(self, arrived: Records) -> npt.NDArray[np.uint8]:
@@ -166,9 +176,6 @@ class EventTimeStream:
     def _keep(self, messages: Records, streams: list[str]) -> None:
         kept = outcome(messages, streams, None, NO_BATCHES)
         self._messages, self._streams = kept.messages, kept.streams
-
-
-_REMEDY = "start the query with a new checkpoint, from the position after its last batches"
 
 
 def _reading_order(messages: Records) -> npt.NDArray[np.intp]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from waterclock.batching.columnar import Assignment, assign_arrays
 from waterclock.batching.rule import EventTimeRule
+from waterclock.errors import SchemaError
 from waterclock.spark.outcome_rows import BATCH, BATCHES_TYPE, REASONS, batch_structs
 from waterclock.spark.packing import (
     PACKED_SCHEMA,
@@ -21,6 +22,7 @@ from waterclock.spark.packing import (
     encoded,
     local_streams,
     reading_order,
+    row_counts,
     stream_numbers,
 )
 from waterclock.time import MAX_NS
@@ -96,7 +98,10 @@ def _judge(packed: pa.Table, record: np.dtype[Any], rule: EventTimeRule) -> pa.R
     source_names, row_sources = encoded(packed.column("source"))
     parts = [_records(chunk, record) for chunk in packed.column("messages").chunks]
     messages = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    rows = np.repeat(np.arange(packed.num_rows), packed.column("count").to_numpy())
+    counts = row_counts(packed)
+    if len(messages) != counts.sum():
+        raise SchemaError(f"packed rows hold {len(messages)} messages, and say that they hold {counts.sum()}")
+    rows = np.repeat(np.arange(packed.num_rows), counts)
     sources = row_sources[rows]
     stream_names, streams = stream_numbers(pa.concat_arrays(packed.column("streams").chunks), rows, messages["stream"])
     clock = messages["receive_time"]
@@ -124,6 +129,8 @@ def _records(cells: pa.BinaryArray, record: np.dtype[Any]) -> Records:
     """Read neighbouring cells as one array: they lie one after another already."""
     _, offsets, data = cells.cast(pa.binary()).buffers()
     bounds = np.frombuffer(offsets, np.int32)[cells.offset : cells.offset + len(cells) + 1]
+    if (np.diff(bounds) % record.itemsize).any():
+        raise SchemaError(f"packed rows hold messages that are not {record.itemsize} bytes each")
     return np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]].view(record)
 
 

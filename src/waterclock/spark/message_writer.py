@@ -8,6 +8,7 @@ first: Spark gives them in another one when it tries again.
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -40,6 +41,8 @@ _ROW_BITS = 32
 # What Spark tells its tasks about the stream that they belong to.
 _QUERY_KEY = "sql.streaming.queryId"
 _MICRO_BATCH_KEY = "streaming.sql.batchId"
+_log = logging.getLogger(__name__)
+
 _ORDER = ("event_time", "source", "stream", "receive_time", "publish_time", "reason", "payload")
 
 
@@ -82,11 +85,14 @@ class MessageWriter(Writer):
             topic = database.topic(self._topic)
             messages = _with_headers(rows, self._options.open_payloads(database))
             for first in range(0, messages.num_rows, ENTRY_MESSAGES):
-                topic.append(
+                appended = topic.append(
                     messages.slice(first, ENTRY_MESSAGES),
                     producer=f"{self._producer(task)}-{task.partition}",
                     sequence=(task.micro_batch << _ROW_BITS) + first,
                 )
+                if appended.rejected:
+                    count, reason = len(appended.rejected), appended.rejected[0].reason
+                    _log.warning("%d messages are not written, the first: %s", count, reason)
         settle()
         return WriterCommitMessage()
 

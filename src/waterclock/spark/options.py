@@ -7,12 +7,13 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 
 from waterclock.errors import InvalidArgumentError, WaterclockError
+from waterclock.quoting import quoted
 
 
 def needed(options: Mapping[str, str], name: str) -> str:
     """Give an option that has to be there."""
     if name not in options:
-        raise InvalidArgumentError(f'the option {name!r} is missing; add .option("{name}", …)')
+        raise InvalidArgumentError(f'the option {quoted(name)} is missing; add .option("{name}", …)')
     return options[name]
 
 
@@ -21,7 +22,7 @@ def refuse_unknown(options: Mapping[str, str], known: Iterable[str]) -> None:
     spelt = {name.lower() for name in known}
     for name in options:
         if name.lower() not in spelt:
-            raise InvalidArgumentError(f"the option {name!r} is not known; there are {', '.join(sorted(known))}")
+            raise InvalidArgumentError(f"the option {quoted(name)} is not known; there are {', '.join(sorted(known))}")
 
 
 def number(options: Mapping[str, str], name: str) -> int | None:
@@ -30,7 +31,7 @@ def number(options: Mapping[str, str], name: str) -> int | None:
     if given is None:
         return None
     if not given.isdecimal() or int(given) < 1:
-        raise InvalidArgumentError(f"{name}: {given!r} is no count; give a whole number of at least 1")
+        raise InvalidArgumentError(f"{name}: {quoted(given)} is no count; give a whole number of at least 1")
     return int(given)
 
 
@@ -38,7 +39,7 @@ def truth(options: Mapping[str, str], name: str, *, default: bool) -> bool:
     """Read an option that is true or false."""
     given = options.get(name.lower(), str(default)).lower()
     if given not in ("true", "false"):
-        raise InvalidArgumentError(f"{name}: {given!r} is neither true nor false")
+        raise InvalidArgumentError(f"{name}: {quoted(given)} is neither true nor false")
     return given == "true"
 
 

@@ -24,8 +24,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
+from waterclock.quoting import quoted
 from waterclock.time import MAX_NS
+from waterclock.time_columns import as_nanoseconds
 
 PLAIN = np.dtype([("event_time", "<i8"), ("receive_time", "<i8"), ("stream", "<u4")])
 """The record of a message without position."""
@@ -55,6 +57,7 @@ _NUMBERS = {
     "index": pa.int32(),
 }
 
+_NO_STREAM = "packed messages are damaged: one is of a stream that its row does not name"
 _NS_PER_US = 1_000
 _PACKED_AT_ONCE = 2**20
 # Spark hands 10,000 rows at once to Python whatever their size, once its costly count of bytes is off (see session).
@@ -67,7 +70,7 @@ def pack(batches: Iterable[pa.RecordBatch], record: np.dtype[Any]) -> Iterator[p
     Parameters
     ----------
     batches
-        With columns source and stream (text) and the fields of ``record``.
+        With columns source and stream (text) and the fields of ``record``; times as `as_nanoseconds` takes them.
     record
         `PLAIN` or `POSITIONED`.
 
@@ -99,8 +102,10 @@ def records(cell: bytes | bytearray | memoryview | pa.Buffer, count: int) -> Rec
     Raises
     ------
     SchemaError
-        Where the cell's length is not that of ``count`` messages.
+        Where there is no cell, or its length is not that of ``count`` messages.
     """
+    if cell is None or count is None:  # pyright: ignore[reportUnnecessaryComparison]  # as a DataFrame may have it
+        raise SchemaError("a packed row lacks its count or its messages")
     for record in (PLAIN, POSITIONED):
         if len(cell) == count * record.itemsize:
             return np.frombuffer(cell, record)
@@ -119,7 +124,7 @@ def unpack(packed: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], dict[str, pa.
     columns
         Those of `UNPACKED_COLUMNS`; nulls for the position where messages have none.
     """
-    counts = packed.column("count").to_numpy()
+    counts = row_counts(packed)
     rows = np.repeat(np.arange(len(counts)), counts)
     parts = [records(cell.as_buffer(), count) for cell, count in zip(packed.column("messages"), counts, strict=True)]
     parts = parts or [np.empty(0, PLAIN)]
@@ -129,6 +134,22 @@ def unpack(packed: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], dict[str, pa.
     for name, kind in _NUMBERS.items():
         columns[name] = pa.concat_arrays([_field(part, name, kind) for part in parts])
     return rows, columns
+
+
+def row_counts(packed: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int64]:
+    """Give how many messages each packed row holds.
+
+    Raises
+    ------
+    SchemaError
+        Where a row lacks something, or has a count below 0.
+    """
+    if any(packed.column(name).null_count for name in ("source", "streams", "count", "messages")):
+        raise SchemaError("a packed row lacks its source, streams, count or messages")
+    counts = packed.column("count").to_numpy()
+    if (counts < 0).any():
+        raise SchemaError(f"a packed row says that it holds {counts.min()} messages")
+    return counts
 
 
 def stream_numbers(
@@ -154,7 +175,10 @@ def stream_numbers(
     order = np.argsort(each.dictionary.to_numpy(zero_copy_only=False), kind="stable")
     rank = np.empty(len(order), np.int32)
     rank[order] = np.arange(len(order), dtype=np.int32)
-    first = streams.offsets.to_numpy()[:-1] - streams.offsets[0].as_py()
+    offsets = streams.offsets.to_numpy()
+    if (numbers >= np.diff(offsets)[rows]).any():
+        raise DamagedError(_NO_STREAM)
+    first = offsets[:-1] - offsets[0]
     return each.dictionary.take(pa.array(order)), rank[each.indices.to_numpy()][first[rows] + numbers]
 
 
@@ -230,7 +254,10 @@ def gathered(
         common = np.array([numbers.setdefault(stream, len(numbers)) for stream in streams], np.uint32)
         first, stop = stop, stop + len(messages)
         if first < stop:
-            whole["stream"][first:stop] = common[messages["stream"]]
+            local = messages["stream"]
+            if local.max() >= len(common):
+                raise DamagedError(_NO_STREAM)
+            whole["stream"][first:stop] = common[local]
     return list(numbers), whole
 
 
@@ -264,6 +291,8 @@ def cells(messages: Records, bounds: npt.NDArray[np.int64]) -> pa.BinaryArray:
 
 def _pack(table: pa.Table, record: np.dtype[Any]) -> pa.RecordBatch:
     columns = {name: _column(table, name) for name in ("source", *(record.names or ()))}
+    for name in ("event_time", "receive_time"):
+        columns[name] = as_nanoseconds(columns[name], name)
     source_names, sources = encoded(columns["source"])
     stream_names, streams = encoded(columns["stream"])
     # NumPy sorts 16-bit numbers by radix, six times as fast as wider ones.
@@ -295,7 +324,7 @@ def _field(messages: Records, name: str, kind: pa.DataType) -> pa.Array:
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
     column = table.column(name)
     if column.null_count:
-        raise InvalidArgumentError(f"column {name!r} holds nulls; every message needs it, so filter or fill them")
+        raise InvalidArgumentError(f"column {quoted(name)} holds nulls; every message needs it, so filter or fill them")
     return column
 
 

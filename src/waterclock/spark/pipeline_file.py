@@ -13,6 +13,7 @@ from waterclock.batching.rule import EventTimeRule
 from waterclock.connection import connect
 from waterclock.errors import InvalidArgumentError, NotFoundError, WaterclockError
 from waterclock.message import Position
+from waterclock.quoting import quoted
 from waterclock.spark.toml_lines import TomlLines
 from waterclock.time import to_duration, to_time
 
@@ -39,8 +40,8 @@ class Source:
         About how many messages a micro-batch takes; None: all that there are.
     """
 
-    url: str = field(repr=False)
-    ledgers: str | None
+    url: str = field(repr=False)  # it may hold a password
+    ledgers: str | None = field(repr=False)
     topic: str
     start: Mapping[str, str]
     max_messages_per_trigger: int | None
@@ -125,10 +126,12 @@ class PipelineFile:
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            raise NotFoundError(f"there is no file {str(path)!r}") from None
+            raise NotFoundError(f"there is no file {quoted(str(path))}") from None
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError(f"{path}: this is no UTF-8 text, which TOML is: {error.reason}") from None
         try:
             content = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise InvalidArgumentError(f"{path}: this is no TOML: {error}") from None
         return _checked(path, content, TomlLines(text))
 
@@ -158,7 +161,7 @@ class _Table:
     def whole(self, key: str) -> int | None:
         value = self._take(key, int, "a whole number")
         if value is not None and (isinstance(value, bool) or value < 1):
-            raise self.wrong(key, f"{self._name}.{key}: {value!r} is no count; give a whole number of at least 1")
+            raise self.wrong(key, f"{self._name}.{key}: {quoted(value)} is no count; give a whole number of at least 1")
         return value
 
     def check(self, key: str, value: object, check: Callable[[], Any]) -> Any:
@@ -166,7 +169,7 @@ class _Table:
         try:
             return check()
         except WaterclockError as error:
-            raise self.wrong(key, f"{self._name}.{key} = {value!r}: {error}") from None
+            raise self.wrong(key, f"{self._name}.{key} = {quoted(value)}: {error}") from None
 
     def end(self) -> None:
         """Refuse the keys that were not taken."""
@@ -182,7 +185,7 @@ class _Table:
         self._known.append(key)
         value = self._values.pop(key, None)
         if value is not None and not isinstance(value, kind):
-            raise self.wrong(key, f"{self._name}.{key}: {value!r} must be {wanted}")
+            raise self.wrong(key, f"{self._name}.{key}: {quoted(value)} must be {wanted}")
         return value
 
 
@@ -238,7 +241,7 @@ def _source(table: _Table) -> Source:
 def _rule(table: _Table) -> tuple[By, Mapping[str, Any]]:
     by = table.optional("by") or "event_time"
     if by not in ("event_time", "rate"):
-        raise table.wrong("by", f"batching.by: {by!r} is none; there are event_time and rate")
+        raise table.wrong("by", f"batching.by: {quoted(by)} is none; there are event_time and rate")
     lengths = ("window", "max_delay", "max_lead", "max_skew") if by == "event_time" else ("batch_length", "timeout")
     rule: dict[str, Any] = {}
     for key, value in ((key, table.optional(key)) for key in lengths):
@@ -259,7 +262,7 @@ def _rule(table: _Table) -> tuple[By, Mapping[str, Any]]:
 def _output(table: _Table) -> Output:
     what = table.text("what")
     if what not in _TARGETS_OF:
-        raise table.wrong("what", f"output.what: {what!r} is none; there are {', '.join(_TARGETS_OF)}")
+        raise table.wrong("what", f"output.what: {quoted(what)} is none; there are {', '.join(_TARGETS_OF)}")
     targets = {kind: table.optional(kind) for kind in _TARGETS}
     given = [(kind, target) for kind, target in targets.items() if target is not None]
     allowed = _TARGETS_OF[what]

@@ -12,15 +12,23 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from waterclock.batching.facts import count, each, maybe, parsed, read_as, text
 from waterclock.batching.rate_columnar import RateAwareColumns, RateBatches
 from waterclock.batching.rate_rule import Gated, RateRule, gate_chooser
-from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.batching.state_bytes import refuse_version
+from waterclock.checksum import framed
+from waterclock.errors import DamagedError, InvalidArgumentError
 from waterclock.spark.outcome_rows import BATCH, REASONS, Outcome, expand, outcome, outcome_rows
 from waterclock.spark.packing import POSITIONED, PackedRow, Records, gathered, reading_order
+from waterclock.spark.stream_state import REMEDY, kept_messages, state_parts
 from waterclock.time import Duration
 
 _VERSION = 1
-_STATE = b"waterclock rate stream "
+_FORM = b"WCT1"
+_UNFRAMED = b"waterclock rate stream "
+"""How the states of earlier versions begin, which have no checksum."""
+
+_NAME = "the state of batching by rate"
 _REASON_NUMBERS = {reason: number for number, reason in enumerate(REASONS)}
 
 
@@ -109,7 +117,7 @@ class RateStream:
         """Write down everything that is known, options included, for `restore`."""
         columns = self._columns.state()
         facts = [_VERSION, self._options.facts(), self._streams, self._taken, self._entry, len(columns)]
-        return b"".join([_STATE, json.dumps(facts).encode(), b"\n", columns, self._messages.tobytes()])
+        return framed(_FORM, json.dumps(facts).encode(), b"\n", columns, self._messages.tobytes())
 
     @classmethod
     def restore(cls, state: bytes, options: RateOptions) -> RateStream:
@@ -117,26 +125,30 @@ class RateStream:
 
         Raises
         ------
+        DamagedError
+            Where ``state`` is one, but not as it was written.
         SchemaError
-            Where ``state`` is something else or of another version.
+            Where it is something else or of another version.
         InvalidArgumentError
             Where it was written with other options.
         """
-        if not state.startswith(_STATE):
-            raise SchemaError(f"{len(state)} bytes are no state of batching by rate")
-        line, _, rest = state[len(_STATE) :].partition(b"\n")
-        version, written, streams, taken, entry, length = json.loads(line)
-        if version != _VERSION:
-            raise SchemaError(f"the state has version {version!r} and this Waterclock reads {_VERSION}; {_REMEDY}")
+        line, rest = state_parts(_FORM, _UNFRAMED, state, _NAME)
+        with read_as(_NAME):
+            version, *facts = parsed(line)
+            refuse_version(version, _VERSION, REMEDY)
+            written, streams, taken, entry, length = facts
+            restored = cls(options)
+            restored._streams, restored._taken = each(streams, text), count(taken)
+            restored._entry = maybe(entry, _place)
+            columns, messages = rest[: count(length)], rest[length:]
         if written != options.facts():
             raise InvalidArgumentError(
-                f"the checkpoint was written with the options {written} and the query has {options.facts()}; {_REMEDY}"
+                f"the checkpoint was written with the options {written} and the query has {options.facts()}; {REMEDY}"
             )
-        restored = cls(options)
-        restored._columns = RateAwareColumns.restore(rest[:length])
-        restored._streams, restored._taken = streams, taken
-        restored._entry = None if entry is None else (entry[0], entry[1])
-        restored._messages = np.frombuffer(rest[length:], POSITIONED)
+        restored._columns = RateAwareColumns.restore(columns)
+        restored._messages = kept_messages(messages, POSITIONED, restored._streams, _NAME)
+        if not restored._columns.fits(len(restored._streams), len(restored._messages), restored._taken):
+            raise DamagedError(f"{_NAME} is damaged: its messages are not those that its columns keep")
         return restored
 
     def _calls(self, arrived: Records) -> npt.NDArray[np.int64]:
@@ -167,7 +179,9 @@ class RateStream:
         return outcome(messages, self._streams, None, batches)
 
 
-_REMEDY = "start the query with a new checkpoint, from the position after its last batches"
+def _place(written: list[int]) -> tuple[int, int]:
+    ledger, entry = written
+    return count(ledger), count(entry)
 
 
 def judge_by_rate(rows: Iterable[pa.RecordBatch], options: RateOptions) -> Iterator[pa.RecordBatch]:

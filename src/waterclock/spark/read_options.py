@@ -8,9 +8,13 @@ from typing import NamedTuple
 from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Position
+from waterclock.quoting import quoted
 from waterclock.spark.columns import METADATA_COLUMNS, check_columns
 from waterclock.spark.options import needed, number, refuse_unknown, truth
 from waterclock.time import to_time
+from waterclock.topics.choices import By
+from waterclock.topics.damage import OnDamage, check_on_damage
+from waterclock.topics.finding import check_by
 from waterclock.topics.positions import place_of
 from waterclock.topics.topic import Topic
 from waterclock.urls import represented
@@ -23,9 +27,11 @@ _KNOWN = (
     "packed",
     "startingTimestamp",
     "endingTimestamp",
+    "by",
     "startingPosition",
     "maxMessagesPerTrigger",
     "failOnDataLoss",
+    "onDamage",
 )
 _STREAM_ONLY = ("maxMessagesPerTrigger", "failOnDataLoss")
 _BATCH_ONLY = ("endingTimestamp",)
@@ -43,13 +49,17 @@ class ReadOptions(NamedTuple):
     packed
         Whether messages come packed (`waterclock.spark.packing`), which takes `METADATA_COLUMNS` of them.
     since, until
-        Publish times to begin at and to stop before, ns; None: not given.
+        Times to begin at and to stop before, ns; None: not given.
+    by
+        Which time of a message they are.
     start
         Position to begin at; None: not given.
     max_messages
         How many messages a micro-batch takes, about; None: all that there are.
     fail_on_data_loss
         Whether a stream ends with an error where messages were deleted that it has not read.
+    on_damage
+        What tasks do where messages are damaged, lost or missing.
     """
 
     url: str
@@ -59,9 +69,11 @@ class ReadOptions(NamedTuple):
     packed: bool
     since: int | None
     until: int | None
+    by: By
     start: Position | None
     max_messages: int | None
     fail_on_data_loss: bool
+    on_damage: OnDamage
 
     def __repr__(self) -> str:
         return represented(self)
@@ -91,9 +103,11 @@ class ReadOptions(NamedTuple):
             packed=packed,
             since=_time(given, "startingTimestamp"),
             until=_time(given, "endingTimestamp"),
+            by=check_by(given.get("by", "publish_time")),
             start=None if position is None else Position.parse(position),
             max_messages=number(given, "maxMessagesPerTrigger"),
             fail_on_data_loss=truth(given, "failOnDataLoss", default=True),
+            on_damage=check_on_damage(given.get("ondamage", "raise"), "onDamage"),
         )
 
     def connect(self) -> Database:
@@ -107,7 +121,7 @@ def refuse_for(options: Mapping[str, str], *, streaming: bool) -> None:
     given = {name.lower() for name in options}
     for name in others:
         if name.lower() in given:
-            raise InvalidArgumentError(f"the option {name!r} means something to {remedy} only")
+            raise InvalidArgumentError(f"the option {quoted(name)} means something to {remedy} only")
 
 
 def refuse_expired(topic: Topic, start: Position) -> None:

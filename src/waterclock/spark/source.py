@@ -16,6 +16,8 @@ from waterclock.spark.packing import POSITIONED, pack
 from waterclock.spark.pushdown import Test, exact_test, passing, positions_by, wanted_by
 from waterclock.spark.read_options import ReadOptions, refuse_expired
 from waterclock.spark.workers import settle
+from waterclock.topics.damage import Damage
+from waterclock.topics.finding import find_first
 from waterclock.topics.pruning import ALL
 from waterclock.topics.slicing import Slice, read_slice
 from waterclock.topics.topic import Topic
@@ -57,7 +59,8 @@ class TopicReader(DataSourceReader):
         with plainly(), self._options.connect() as database:
             topic = database.topic(self._options.topic)
             start, stop = self._range(topic)
-            slices = topic.plan(start, stop, max_messages=SLICE_MESSAGES, wanted=self._wanted)
+            damage = self._options.on_damage
+            slices = topic.plan(start, stop, max_messages=SLICE_MESSAGES, wanted=self._wanted, on_damage=damage)
             if self._options.start is not None:
                 refuse_expired(topic, self._options.start)
         settle()
@@ -71,12 +74,16 @@ class TopicReader(DataSourceReader):
 
     def _range(self, topic: Topic) -> tuple[Position | None, Position | None]:
         options = self._options
-        start = options.start if options.since is None else topic.find(options.since).position
-        stop = None if options.until is None else topic.find(options.until).position
+        start = options.start if options.since is None else _position_at(topic, options.since, options)
+        stop = None if options.until is None else _position_at(topic, options.until, options)
         # Both limits hold: the options', and the filters'.
         starts = [position for position in (start, self._start) if position is not None]
         stops = [position for position in (stop, self._stop) if position is not None]
         return max(starts, default=None), min(stops, default=None)
+
+
+def _position_at(topic: Topic, time: int, options: ReadOptions) -> Position:
+    return find_first(topic.storage, "publish_time", time, on_damage=options.on_damage).position
 
 
 def read_part(partition: InputPartition, options: ReadOptions, tests: Iterable[Test] = ()) -> Iterator[pa.RecordBatch]:
@@ -86,6 +93,8 @@ def read_part(partition: InputPartition, options: ReadOptions, tests: Iterable[T
     ------
     NotFoundError
         Where it was deleted since it was cut.
+    DamagedError
+        Where it is not what was written, or lacks entries, and the option ``onDamage`` is not ``skip``.
     """
     part = cast("Slice | None", partition.value)
     if part is None:
@@ -96,13 +105,15 @@ def read_part(partition: InputPartition, options: ReadOptions, tests: Iterable[T
 
 def _read_whole(part: Slice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     count = 0
-    for batch in read_slice(part, stored_columns(options.columns), encoded=options.packed):
+    damage = Damage(part.topic, options.on_damage)
+    for batch in read_slice(part, stored_columns(options.columns), encoded=options.packed, damage=damage):
         count += batch.num_rows
         yield laid_out(batch, options.columns)
     # Rows of the database are gone at once when their ledger is deleted, and whoever reads on finds the next ledger.
     whole = part.path is None and part.start.index == 0 and part.stop.index == 0
-    if whole and count < part.messages:
+    if whole and count + damage.skipped < part.messages:
         raise NotFoundError(
             f"ledger {part.start.ledger} of topic {part.topic!r} was deleted while it was read:"
-            f" {part.messages - count} messages from {part.start} on are gone; read again, from what is left"
+            f" {part.messages - count - damage.skipped} messages from {part.start} on are gone; read again, from"
+            " what is left"
         )

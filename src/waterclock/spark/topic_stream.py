@@ -2,7 +2,7 @@
 
 An offset is JSON in the query's checkpoint: ``{"position": "3:17:0", "ordinal": 81234}``, where the ordinal counts the
 messages before the position, so that the difference of two offsets is a lag in messages. Where a stream begins is
-written down as it was asked for (``{"position": "earliest"}``, ``{"publish_time": …}``) and looked up when needed:
+written down as it was asked for (``{"position": "earliest"}``, ``{"event_time": …}``) and looked up when needed:
 Spark asks again when it repeats the first micro-batch, and has to get the same answer from a topic that has grown.
 """
 
@@ -24,7 +24,9 @@ from waterclock.spark.options import plainly
 from waterclock.spark.read_options import ReadOptions
 from waterclock.spark.source import SLICE_MESSAGES, Part, read_part
 from waterclock.spark.workers import settle
-from waterclock.topics.positions import Place, entry_boundary, place_of
+from waterclock.topics.damage import Damage
+from waterclock.topics.finding import FINDABLE, find_first
+from waterclock.topics.positions import Place, beginning, entry_boundary, place_of
 from waterclock.topics.topic import Topic
 
 Offset = dict[str, Any]
@@ -45,7 +47,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
         """Give where a new query begins: a function of the options alone."""
         if self._options.since is not None:
-            return {"publish_time": self._options.since}
+            return {self._options.by: self._options.since}
         return {"position": _EARLIEST if self._options.start is None else str(self._options.start)}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
@@ -61,11 +63,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return start
             self._refuse_loss(start)
             storage = self._topic.storage
-            first = place_of(storage, begin)
+            damage = Damage(storage.name, self._options.on_damage, quiet=True)  # the tasks warn, once for each piece
+            first = place_of(storage, begin, damage)
             end = self._target or place_of(storage, storage.head())
             if isinstance(limit, ReadMaxRows) and end.ordinal - first.ordinal > limit.max_rows:
-                boundary = entry_boundary(storage, first.position, limit.max_rows)
-                end = min(end, place_of(storage, boundary))
+                boundary = entry_boundary(storage, first.position, limit.max_rows, damage)
+                end = min(end, place_of(storage, boundary, damage))
             return start if end.ordinal <= first.ordinal else _written(end)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
@@ -84,7 +87,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = self._begin(start)
             if begin is None:
                 return []
-            slices = self._topic.plan(begin, Position.parse(end["position"]), max_messages=SLICE_MESSAGES)
+            stop, damage = Position.parse(end["position"]), self._options.on_damage
+            slices = self._topic.plan(begin, stop, max_messages=SLICE_MESSAGES, on_damage=damage)
             # Checked afterwards: messages are deleted from the start of a topic on, so the plan was whole.
             self._refuse_loss(start)
             return [Part(part) for part in slices]
@@ -111,32 +115,32 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _begin(self, offset: Offset) -> Position | None:
         """Find the position that an offset means; None where the message that it waits for is not there yet."""
-        if "publish_time" in offset:
-            found = self._topic.find(offset["publish_time"])
-            return found.position if found.found else None
+        for by in FINDABLE:
+            if by in offset:
+                found = find_first(self._topic.storage, by, offset[by], on_damage=self._options.on_damage)
+                return found.position if found.found else None
         return _FIRST if offset["position"] == _EARLIEST else Position.parse(offset["position"])
 
     def _refuse_loss(self, offset: Offset) -> None:
         position = offset.get("position", _EARLIEST)
         if position == _EARLIEST:
             return
-        left = place_of(self._topic.storage, Position.parse(position))
-        lost = left.ordinal - offset["ordinal"] if "ordinal" in offset else self._is_expired(Position.parse(position))
-        if not lost:
+        first = beginning(self._topic.storage)
+        if Position.parse(position) >= first.position:
+            return
+        lost = first.ordinal - offset["ordinal"] if "ordinal" in offset else 1
+        if lost <= 0:
             return
         count = f"the {lost} messages" if "ordinal" in offset else "the messages"
         text = (
             f"position {position} of topic {self._topic.name!r} has expired: {count} from there on were deleted before"
-            f" this stream read them, and {left.position} is the first that is left"
+            f" this stream read them, and {first.position} is the first that is left"
         )
         if self._options.fail_on_data_loss:
             raise NotFoundError(
                 f"{text}; set the option failOnDataLoss to false to go on there, and keep messages for longer"
             )
         _log.warning("%s; going on there", text)
-
-    def _is_expired(self, position: Position) -> bool:
-        return position.ledger < place_of(self._topic.storage, _FIRST).position.ledger
 
 
 def _written(place: Place) -> Offset:

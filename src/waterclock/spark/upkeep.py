@@ -19,19 +19,21 @@ from waterclock.tables.message_table import MessageTable
 from waterclock.time import Duration, to_duration
 from waterclock.topics.compacting import FILE_BYTES, Run, compact_run, runs_to_compact
 from waterclock.topics.ledger_files import LedgerFiles
-from waterclock.topics.sealing import ledgers_to_seal, seal_ledger
+from waterclock.topics.sealing import ledgers_to_seal, try_to_seal
 from waterclock.topics.storage import Storage
 from waterclock.topics.topic import Topic
+from waterclock.topics.undone import Done, total
 from waterclock.urls import represented
 
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 class _Place(NamedTuple):
     """Where a topic lies, as a task can be told."""
 
     url: str
-    ledgers: str
+    files: LedgerFiles
     topic_id: int
     name: str
 
@@ -41,7 +43,7 @@ class _Place(NamedTuple):
     @classmethod
     def of(cls, topic: Topic) -> _Place:
         storage = topic.storage
-        return cls(_url(storage.backend), storage.files.root, storage.topic_id, storage.name)
+        return cls(_url(storage.backend), storage.files, storage.topic_id, storage.name)
 
 
 def seal_topic(spark: SparkSession, topic: Topic) -> int:
@@ -52,18 +54,23 @@ def seal_topic(spark: SparkSession, topic: Topic) -> int:
 
     Raises
     ------
+    DamagedError
+        Where ledgers are damaged; those stay as they are, and all others are sealed. Each is logged by its task.
     pyspark.errors.PySparkException
         Where a task failed each time it was tried; the ledgers of the others are sealed.
     """
-    return _sum_of(spark, ledgers_to_seal(topic.storage), partial(_seal, _Place.of(topic)))
+    ledgers = ledgers_to_seal(topic.storage)
+    return total(topic.name, "sealed", _results_of(spark, ledgers, partial(_seal, _Place.of(topic))))
 
 
 def compact_topic(spark: SparkSession, topic: Topic, file_bytes: int = FILE_BYTES) -> int:
     """Join small files of adjacent ledgers into larger ones, a new file a task; give how many files are saved.
 
-    What ``Topic.compact`` says holds here: positions stay, readers read on. Executors need what `seal_topic` needs.
+    What ``Topic.compact`` says holds here: positions stay, readers read on, and ledgers that are damaged or lost are
+    named in the end. Executors need what `seal_topic` needs.
     """
-    return _sum_of(spark, runs_to_compact(topic.storage, file_bytes), partial(_compact, _Place.of(topic)))
+    runs = runs_to_compact(topic.storage, file_bytes)
+    return total(topic.name, "compacted", _results_of(spark, runs, partial(_compact, _Place.of(topic))))
 
 
 def archive_tables(
@@ -81,25 +88,25 @@ def archive_tables(
     """
     age = to_duration(older_than, "older_than")
     places = [(_url(table.context.backend), table.name) for table in tables]
-    return _sum_of(spark, places, partial(_archive, _Place.of(topic), age))
+    return sum(_results_of(spark, places, partial(_archive, _Place.of(topic), age)))
 
 
-def _sum_of(spark: SparkSession, pieces: Sequence[_T], work: Callable[[_T], int]) -> int:
+def _results_of(spark: SparkSession, pieces: Sequence[_T], work: Callable[[_T], _R]) -> list[_R]:
     if not pieces:
-        return 0
+        return []
     # As many partitions as pieces: a killed task takes one piece with it, and a slow one holds up no other.
-    return spark.sparkContext.parallelize(pieces, len(pieces)).map(work).sum()
+    return spark.sparkContext.parallelize(pieces, len(pieces)).map(work).collect()
 
 
-def _seal(place: _Place, ledger: int) -> int:
+def _seal(place: _Place, ledger: int) -> Done:
     backend = Backend(place.url)
     try:
-        return int(seal_ledger(_storage(place, backend), ledger))
+        return try_to_seal(_storage(place, backend), ledger)
     finally:
         backend.close()
 
 
-def _compact(place: _Place, run: Run) -> int:
+def _compact(place: _Place, run: Run) -> Done:
     backend = Backend(place.url)
     try:
         return compact_run(_storage(place, backend), run)
@@ -109,12 +116,16 @@ def _compact(place: _Place, run: Run) -> int:
 
 def _archive(place: _Place, age: int, table: tuple[str, str]) -> int:
     url, name = table
-    with connect(place.url, place.ledgers) as database, connect(url, place.ledgers) as other:
-        return archive_table(other.table(name), database.topic(place.name), age)
+    backend = Backend(place.url)
+    try:
+        with connect(url) as other:
+            return archive_table(other.table(name), Topic(_storage(place, backend)), age)
+    finally:
+        backend.close()
 
 
 def _storage(place: _Place, backend: Backend) -> Storage:
-    return Storage(place.topic_id, place.name, backend, LedgerFiles(place.ledgers))
+    return Storage(place.topic_id, place.name, backend, place.files)
 
 
 def _url(backend: Backend) -> str:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 from waterclock.spark.options import needed, refuse_unknown
 from waterclock.topics.names import check_name
 from waterclock.topics.topic import Topic
@@ -70,7 +71,8 @@ class WriteOptions(NamedTuple):
         micro_batch = given.get("microbatch")
         if micro_batch is not None and (producer is None or not micro_batch.isdecimal()):
             raise InvalidArgumentError(
-                f"microBatch: {micro_batch!r} must be a number, and needs the option 'producer' that it counts for"
+                f"microBatch: {quoted(micro_batch)} must be a number, and needs the option 'producer' that it counts"
+                " for"
             )
         checked = cls(
             url=needed(given, "url"),

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 
 _VERBS = ("do_begin", "do_commit", "do_rollback", "do_close", "do_terminate")
 
@@ -47,13 +48,13 @@ class CallerConnections:
                 yield borrowed
         else:
             raise InvalidArgumentError(
-                f"connection: {connection!r} is no connection; give a SQLAlchemy Connection or Session, or a DB-API"
-                " connection"
+                f"connection: {quoted(connection)} is no connection; give a SQLAlchemy Connection or Session, or a"
+                " DB-API connection"
             )
 
     def _checked(self, connection: Any) -> sa.Connection:
         if not isinstance(connection, sa.Connection) or connection.dialect.name != self._backend.engine.dialect.name:
-            raise InvalidArgumentError(f"connection: {connection!r} is not a connection to {self._backend.name}")
+            raise InvalidArgumentError(f"connection: {quoted(connection)} is not a connection to {self._backend.name}")
         return connection
 
     def _borrowing_engine(self) -> sa.Engine:

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import message_tables
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, SchemaError
+from waterclock.quoting import quoted
 from waterclock.tables.context import TableContext, table_dialect
 from waterclock.tables.databases.dialect import TableDialect
 from waterclock.tables.databases.partitioning import LONGEST_NAME, Days, days_to_add
@@ -47,7 +48,7 @@ def create(
         if connection.execute(known).first() is not None:
             if exist_ok:
                 return
-            raise AlreadyExistsError(f"message table {name!r} exists; open it, or pass exist_ok=True")
+            raise AlreadyExistsError(f"message table {quoted(name)} exists; open it, or pass exist_ok=True")
         ensure_dead_letter_table(backend, connection, name, options, extra)
         _make(backend, connection, name, options, extra)
 
@@ -72,13 +73,15 @@ def ensure_dead_letter_table(
     _check_name(connection, name, dead)
     for column in columns:
         if column.name in DEAD_COLUMNS:
-            raise InvalidArgumentError(f"columns: a table with dead letters has no column {column.name!r}; rename it")
+            raise InvalidArgumentError(
+                f"columns: a table with dead letters has no column {quoted(column.name)}; rename it"
+            )
     found = find(backend, connection, dead)
     if found is not None:
         _check_fit(found, options, columns)
         return
     if sa.inspect(connection).has_table(dead):
-        raise SchemaError(f"dead_letter: the SQL table {dead!r} is no message table; name another")
+        raise SchemaError(f"dead_letter: the SQL table {quoted(dead)} is no message table; name another")
     plain = replace(
         options,
         groups=None,
@@ -99,7 +102,7 @@ def _make(
     dialect = table_dialect(backend)
     if sa.inspect(connection).has_table(name):
         raise AlreadyExistsError(
-            f"an SQL table named {name!r} exists that is no message table; use another name,"
+            f"an SQL table named {quoted(name)} exists that is no message table; use another name,"
             " or adopt=True to make it one"
         )
     rows = message_rows(name, options.id_type, options.payload, columns, dialect.id_items(name, options.id_type))
@@ -132,15 +135,15 @@ def _check_name(connection: sa.Connection, name: str, dead: str) -> None:
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"dead_letter: {error}") from None
     if dead == name:
-        raise InvalidArgumentError(f"dead_letter: {dead!r} is the table itself; name another one")
+        raise InvalidArgumentError(f"dead_letter: {quoted(dead)} is the table itself; name another one")
     # Locked, so that two tables do not choose it at once.
     entry = message_tables.c.name
     connection.execute(sa.select(entry).where(entry == dead).with_for_update())
     for other, text in connection.execute(sa.select(entry, message_tables.c.options).where(entry != name)):
         if json.loads(text).get("dead_letter") == dead:
             raise InvalidArgumentError(
-                f"dead_letter: {dead!r} takes the dead letters of {other!r}; name another one, because ids of two"
-                " tables may be equal"
+                f"dead_letter: {quoted(dead)} takes the dead letters of {quoted(other)}; name another one, because ids"
+                " of two tables may be equal"
             )
 
 
@@ -155,11 +158,13 @@ def _check_fit(dead: TableContext, options: TableOptions, columns: Sequence[sa.C
         if column.name in OWN_COLUMNS:
             continue
         if column.name not in dead.rows.c:
-            raise SchemaError(f"dead_letter: {dead.name!r} lacks the column {column.name!r}; add it, or name another")
+            raise SchemaError(
+                f"dead_letter: {dead.name!r} lacks the column {quoted(column.name)}; add it, or name another"
+            )
         has, wanted = _kind(dead.rows.c[column.name].type), _kind(column.type)
         if has != wanted:
             raise SchemaError(
-                f"dead_letter: the column {column.name!r} of {dead.name!r} holds {has}, and must hold {wanted}"
+                f"dead_letter: the column {quoted(column.name)} of {dead.name!r} holds {has}, and must hold {wanted}"
             )
 
 
@@ -182,7 +187,7 @@ def days_of(dialect: TableDialect, name: str, options: TableOptions) -> Days | N
         raise InvalidArgumentError("purge_by: 'partition' needs partitions, which SQLite does not have; use 'rows'")
     if len(name) > LONGEST_NAME:
         raise InvalidArgumentError(
-            f"name: {name!r} is too long for a table with partitions, whose names begin with it; use up to"
+            f"name: {quoted(name)} is too long for a table with partitions, whose names begin with it; use up to"
             f" {LONGEST_NAME} characters"
         )
     return dialect.days

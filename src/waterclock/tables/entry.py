@@ -15,6 +15,7 @@ from sqlalchemy import exc
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import attendance, consumers, groups, message_tables
 from waterclock.errors import NotFoundError
+from waterclock.quoting import quoted
 from waterclock.tables.context import TableContext, table_dialect
 from waterclock.tables.options import TableOptions
 from waterclock.tables.schema import not_acked, reflect_rows
@@ -37,7 +38,7 @@ def load(backend: Backend, name: str) -> TableContext:
     with backend.snapshot() as connection:
         found = find(backend, connection, name)
         if found is None:
-            raise NotFoundError(f"there is no message table {name!r} in {backend.name}; create it")
+            raise NotFoundError(f"there is no message table {quoted(name)} in {backend.name}; create it")
         dead_letter = found.options.dead_letter
         dead = None if dead_letter is None else find(backend, connection, dead_letter)
     return replace(found, dead=dead)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from waterclock.errors import NotFoundError
+from waterclock.quoting import quoted
 from waterclock.tables.claiming.limiting import rate_free_at
 from waterclock.tables.context import TableContext
 from waterclock.tables.dead_letters import DIED, REASON
@@ -115,7 +116,7 @@ def explain_message(context: TableContext, connection: sa.Connection, message_id
         dead = _dead_letter(context, connection, message_id)
         if dead is not None:
             return dead
-        raise NotFoundError(f"message {message_id!r} is not in {context.name!r}: it never was, or it was purged")
+        raise NotFoundError(f"message {quoted(message_id)} is not in {context.name!r}: it never was, or it was purged")
     due = next(time for time in (row.time_next, row.time_scheduled, 0) if time is not None)
     facts = MessageFacts(
         id=row.id,

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.errors import InvalidArgumentError, LeaseLostError
+from waterclock.quoting import quoted
 from waterclock.tables import acking
 from waterclock.tables.attendance import changing, note_acked
 from waterclock.tables.claiming.rate import Rate
@@ -212,8 +213,8 @@ class MessageTable(OpenTable):
         if max_groups is not None:
             if self.options.groups != "exclusive":
                 raise InvalidArgumentError(
-                    f"max_groups: {max_groups!r} has no meaning with groups={self.options.groups!r}; only exclusive"
-                    " groups stay with a consumer"
+                    f"max_groups: {quoted(max_groups)} has no meaning with groups={self.options.groups!r}; only"
+                    " exclusive groups stay with a consumer"
                 )
             check_count(max_groups, "max_groups")
         selection = make_selection(self._entry.now(), where, order, parameters)

@@ -8,6 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, Literal, TypedDict, get_args
 
 from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.quoting import quoted
 from waterclock.tables.claiming.backoff import Backoff
 from waterclock.tables.sharding.keyspace import WHOLE, KeyRange
 from waterclock.time import Duration, to_duration
@@ -122,7 +123,9 @@ class TableOptions:
         known: dict[str, Any] = json.loads(text)
         for field in fields(cls):
             if field.name not in known and field.default is MISSING:
-                raise SchemaError(f"message table {name!r}: its entry in the catalogue lacks the option {field.name!r}")
+                raise SchemaError(
+                    f"message table {quoted(name)}: its entry in the catalogue lacks the option {field.name!r}"
+                )
         return cls(**{field.name: known[field.name] for field in fields(cls) if field.name in known})
 
     @classmethod
@@ -156,7 +159,9 @@ class TableOptions:
         """Check what a user wrote; InvalidArgumentError names the option, the value and the remedy."""
         for option, value in unknown.items():
             known = ", ".join(field.name for field in fields(cls))
-            raise InvalidArgumentError(f"{option}: {value!r} is for no option of a message table; those are {known}")
+            raise InvalidArgumentError(
+                f"{option}: {quoted(value)} is for no option of a message table; those are {known}"
+            )
         options = cls(
             ack_wait=to_duration(ack_wait, "ack_wait", minimum=1),
             purge_after=None if purge_after is None else to_duration(purge_after, "purge_after"),
@@ -183,25 +188,27 @@ class TableOptions:
         )
         if options.group_idle is not None and options.groups != "exclusive":
             raise InvalidArgumentError(
-                f"group_idle: {group_idle!r} has no meaning with groups={groups!r}; only exclusive groups stay with a"
-                " consumer while they are empty"
+                f"group_idle: {quoted(group_idle)} has no meaning with groups={quoted(groups)}; only exclusive groups"
+                " stay with a consumer while they are empty"
             )
         if options.max_backoff is not None and options.max_backoff < options.backoff.base:
             shortest = "ack_wait" if options.min_backoff is None else "min_backoff"
-            raise InvalidArgumentError(f"max_backoff: {max_backoff!r} is shorter than {shortest}; give at least that")
+            raise InvalidArgumentError(
+                f"max_backoff: {quoted(max_backoff)} is shorter than {shortest}; give at least that"
+            )
         return options
 
 
 def check_count(value: object, name: str = "limit") -> int:
     """Return a number of things; InvalidArgumentError where it is none."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgumentError(f"{name}: {value!r} is no count; give a whole number from 1")
+        raise InvalidArgumentError(f"{name}: {quoted(value)} is no count; give a whole number from 1")
     return value
 
 
 def _fraction(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise InvalidArgumentError(f"{name}: {value!r} is no fraction; give a number from 0 to less than 1")
+        raise InvalidArgumentError(f"{name}: {quoted(value)} is no fraction; give a number from 0 to less than 1")
     return float(value)
 
 
@@ -209,18 +216,19 @@ def check_rate(value: object) -> float:
     """Return a rate limit in messages a second; InvalidArgumentError where it cannot be meant."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not _LEAST_RATE <= value <= _GREATEST_RATE:
         raise InvalidArgumentError(
-            f"rate_limit: {value!r} is no rate; give messages a second, from {_LEAST_RATE:g} to {_GREATEST_RATE:g}"
+            f"rate_limit: {quoted(value)} is no rate; give messages a second, from {_LEAST_RATE:g} to"
+            f" {_GREATEST_RATE:g}"
         )
     return float(value)
 
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str) or not value:
-        raise InvalidArgumentError(f"{name}: {value!r} is not a text of at least one character")
+        raise InvalidArgumentError(f"{name}: {quoted(value)} is not a text of at least one character")
     return value
 
 
 def _choice(value: Any, name: str, choices: Any) -> Any:
     if value not in get_args(choices):
-        raise InvalidArgumentError(f"{name}: {value!r} is none of {', '.join(map(repr, get_args(choices)))}")
+        raise InvalidArgumentError(f"{name}: {quoted(value)} is none of {', '.join(map(repr, get_args(choices)))}")
     return value

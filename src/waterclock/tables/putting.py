@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 from waterclock.tables.context import TableContext
 from waterclock.tables.databases.inserting import new_rows
 from waterclock.tables.schema import OWN_COLUMNS
@@ -149,7 +150,7 @@ def user_column_names(rows: sa.Table) -> tuple[str, ...]:
 
 def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
     if "payload" not in message:
-        raise InvalidArgumentError(f"payload: {message!r} has none; every message has a payload")
+        raise InvalidArgumentError(f"payload: {quoted(message)} has none; every message has a payload")
     own = user_column_names(context.rows)
     if not message.keys() <= _FIELDS:
         _refuse_unknown(context, message, own)
@@ -196,7 +197,7 @@ def check_id(context: TableContext, value: Any) -> MessageId:
         "text": f"a text of 1 to {_LONGEST_NAME} characters",
         "uuid": "a UUID, as object or text",
     }
-    raise InvalidArgumentError(f"id: {value!r} does not fit message table {context.name!r}; give {wanted[kind]}")
+    raise InvalidArgumentError(f"id: {quoted(value)} does not fit message table {context.name!r}; give {wanted[kind]}")
 
 
 def _uuid7() -> uuid.UUID:
@@ -212,14 +213,14 @@ def _payload(context: TableContext, value: Any) -> Any:
         try:
             json.dumps(value)
         except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"payload: {value!r} cannot be written as JSON: {error}") from None
+            raise InvalidArgumentError(f"payload: {quoted(value)} cannot be written as JSON: {error}") from None
         return sa.JSON.NULL if value is None else value
     if kind == "text" and isinstance(value, str):
         return value
     if kind == "bytes" and isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise InvalidArgumentError(
-        f"payload: {value!r} is a {type(value).__name__}; message table {context.name!r} takes {kind}"
+        f"payload: {quoted(value)} is a {type(value).__name__}; message table {context.name!r} takes {kind}"
     )
 
 
@@ -227,7 +228,7 @@ def _group(context: TableContext, group: Any, headers: Any) -> str | None:
     if group is None and headers is not None and isinstance(headers, Mapping):
         group = headers.get(context.options.group_header)
     if group is not None and (not isinstance(group, str) or len(group) > _LONGEST_NAME):
-        raise InvalidArgumentError(f"group: {group!r} is not a text of up to {_LONGEST_NAME} characters")
+        raise InvalidArgumentError(f"group: {quoted(group)} is not a text of up to {_LONGEST_NAME} characters")
     if group:
         return group
     _refuse_ungrouped(context)
@@ -238,18 +239,18 @@ def _refuse_ungrouped(context: TableContext) -> None:
     if context.options.groups and context.options.ungrouped == "reject":
         raise InvalidArgumentError(
             f"group: message table {context.name!r} takes no message without one (ungrouped='reject'); give group=,"
-            f" or the header {context.options.group_header!r}"
+            f" or the header {quoted(context.options.group_header)}"
         )
 
 
 def _headers(headers: Any) -> str:
     texts = isinstance(headers, Mapping) and all(isinstance(text, str) for pair in headers.items() for text in pair)
     if not texts:
-        raise InvalidArgumentError(f"headers: {headers!r} is not a dict of texts by texts")
+        raise InvalidArgumentError(f"headers: {quoted(headers)} is not a dict of texts by texts")
     return json.dumps(dict(headers), ensure_ascii=False)
 
 
 def _priority(value: Any) -> int:
     if type(value) is not int or value not in _PRIORITIES:
-        raise InvalidArgumentError(f"priority: {value!r} is not a 32-bit int; a higher one is sent earlier")
+        raise InvalidArgumentError(f"priority: {quoted(value)} is not a 32-bit int; a higher one is sent earlier")
     return value

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 from waterclock.tables.context import TableContext
 from waterclock.tables.putting import PreparedRows, PutIds, put_rows
 
@@ -57,7 +58,7 @@ def _check(context: TableContext, row: Mapping[str, Any], columns: Iterable[str]
             continue
         if backend.dialect.size_in_statement(value) > backend.largest_value:
             name = "payload" if column == "message" else column
-            which = "a message" if row["id"] is None else f"message {row['id']!r}"
+            which = "a message" if row["id"] is None else f"message {quoted(row['id'])}"
             size = len(value) if isinstance(value, bytes) else len(value.encode())
             raise InvalidArgumentError(
                 f"{name}: that of {which} has {size} bytes, which is more than {backend.name} takes;"

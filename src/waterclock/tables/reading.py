@@ -12,6 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
+from waterclock.quoting import quoted
+
 
 class Unreadable:
     """Stands for a value that could not be read.
@@ -23,7 +25,7 @@ class Unreadable:
     """
 
     def __init__(self, value: object, error: Exception) -> None:
-        self.problem = f"{str(value)[:80]!r}: {error}"
+        self.problem = f"{quoted(str(value))}: {error}"
 
     def __repr__(self) -> str:
         return f"<Unreadable {self.problem}>"
@@ -76,11 +78,11 @@ def unreadable(row: Any, further: Iterable[str]) -> str | None:
             return f"the column {name} cannot be read: {value.problem}"
     if row.headers is None or _is_object(row.headers):
         return None
-    return f"the column headers cannot be read: {row.headers[:80]!r} is no JSON object"
+    return f"the column headers cannot be read: {quoted(row.headers)} is no JSON object"
 
 
 def _is_object(text: str) -> bool:
     try:
         return isinstance(json.loads(text), dict)
-    except ValueError:
+    except (ValueError, RecursionError):  # nested 100,000 deep, it ends in the latter
         return False

@@ -13,6 +13,7 @@ from sqlalchemy.types import TypeEngine
 
 from waterclock.database.types import BigInt, Key, LongText, Name
 from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.quoting import quoted
 from waterclock.tables.options import IdType, Payload, TableOptions
 from waterclock.tables.reading import Guarded, Unreadable
 
@@ -109,7 +110,7 @@ def check_table_name(name: object) -> str:
     """Return the name if a message table may bear it; InvalidArgumentError otherwise."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower().startswith(_RESERVED):
         raise InvalidArgumentError(
-            f"name: {name!r} cannot name a message table; use up to 48 letters, digits and underscores,"
+            f"name: {quoted(name)} cannot name a message table; use up to 48 letters, digits and underscores,"
             f" not starting with a digit or with {', '.join(_RESERVED)}"
         )
     return name
@@ -120,13 +121,14 @@ def user_columns(columns: Mapping[str, object] | None) -> list[sa.Column[Any]]:
     made: list[sa.Column[Any]] = []
     for name, kind in (columns or {}).items():
         if not _NAME.fullmatch(name) or name in OWN_COLUMNS or name in (*_ARGUMENTS, ACKED_DAY):
-            raise InvalidArgumentError(f"columns: {name!r} is taken, or is no column name; choose another")
+            raise InvalidArgumentError(f"columns: {quoted(name)} is taken, or is no column name; choose another")
         column_type = _COLUMN_TYPES.get(kind) if isinstance(kind, str) else kind
         if not isinstance(column_type, TypeEngine) and not (
             isinstance(column_type, type) and issubclass(column_type, TypeEngine)
         ):
             raise InvalidArgumentError(
-                f"columns: {name!r} has the type {kind!r}; give one of {', '.join(_COLUMN_TYPES)} or a SQLAlchemy type"
+                f"columns: {quoted(name)} has the type {quoted(kind)}; give one of {', '.join(_COLUMN_TYPES)} or a"
+                " SQLAlchemy type"
             )
         made.append(sa.Column(name, column_type))
     return made
@@ -200,11 +202,11 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
     """
     inspector = sa.inspect(connection)
     if not inspector.has_table(name):
-        raise SchemaError(f"message table {name!r}: its SQL table is gone; it was dropped outside Waterclock")
+        raise SchemaError(f"message table {quoted(name)}: its SQL table is gone; it was dropped outside Waterclock")
     found = {column["name"]: column["type"] for column in inspector.get_columns(name)}
     for column in OWN_COLUMNS:
         if column not in found:
-            raise SchemaError(f"message table {name!r}: its SQL table lacks the column {column!r}; add it")
+            raise SchemaError(f"message table {quoted(name)}: its SQL table lacks the column {column!r}; add it")
     # What a database reports need not be what was asked for: MariaDB calls a JSON column a text.
     extra = [
         sa.Column(column, Guarded(_COLUMN_TYPES.get(options.columns.get(column, ""), kind)))

@@ -1,23 +1,45 @@
-"""Appending: one entry, one transaction, behind the lock of the topic's counter, so that positions have no holes."""
+"""Appending: one entry an append, behind the lock of the topic's counter, so that positions have no holes.
+
+The appends of a process's threads go in groups (`group_commit`), each group in one transaction.
+"""
 
 from __future__ import annotations
 
+import copy
 import secrets
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 
-from waterclock.database.topic_catalogue import entries
-from waterclock.errors import InvalidArgumentError
+from waterclock.database.backend import Backend
+from waterclock.database.topic_catalogue import entries, topics
+from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.message import Position
+from waterclock.topics.ahead import Rejected
 from waterclock.topics.bounds import peak_columns
-from waterclock.topics.counter import Counter
+from waterclock.topics.counter import COUNTER_COLUMNS, Counter
 from waterclock.topics.entries import Entry
+from waterclock.topics.group_commit import Waiting, line_of
 from waterclock.topics.ledgers import close_ledger, write_counter
-from waterclock.topics.producers import ProducerAppend, find_repeat, remember
+from waterclock.topics.numbering import ProducerAppend, Repeat
+from waterclock.topics.producers import Producers
 from waterclock.topics.storage import Storage
 
 _TOKEN_BITS = 63
+
+# Built once: building a statement takes longer than running it.
+_INSERT = sa.insert(entries)
+_FIND_TOKEN = sa.select(entries.c.ledger, entries.c.entry).where(
+    entries.c.topic_id == sa.bindparam("topic"),
+    entries.c.ledger >= sa.bindparam("since"),
+    entries.c.token == sa.bindparam("token"),
+)
+
+
+_COUNTED = [topics.c[name] for name in COUNTER_COLUMNS]
+_locking_statements: WeakKeyDictionary[Backend, sa.Select[Any]] = WeakKeyDictionary()
 
 
 class Appended(NamedTuple):
@@ -32,11 +54,36 @@ class Appended(NamedTuple):
         How many messages there were.
     duplicate
         True where the topic held them already and nothing was written.
+    rejected
+        The messages that were not written, because the topic does not take them. Of a repeat: those that were not
+        written the first time, as long as its position is remembered.
     """
 
     first: Position | None
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # the word of the interface; tuple.count is not used
     duplicate: bool = False
+    rejected: tuple[Rejected, ...] = ()
+
+
+class _Append(Waiting):
+    """An append on its way.
+
+    Attributes
+    ----------
+    since
+        Where the topic ended when a transaction first held this append; None before. Where there is one, a commit may
+        have taken place of which no answer came, and writing the entry once more would double it.
+    """
+
+    __slots__ = ("entry", "producer", "since", "storage", "token")
+
+    def __init__(self, storage: Storage, entry: Entry, producer: ProducerAppend | None) -> None:
+        super().__init__(len(entry.data))
+        self.storage = storage
+        self.entry = entry
+        self.producer = producer
+        self.token = secrets.randbits(_TOKEN_BITS)
+        self.since: Position | None = None
 
 
 def append_entry(storage: Storage, entry: Entry, producer: ProducerAppend | None = None) -> Appended:
@@ -47,7 +94,8 @@ def append_entry(storage: Storage, entry: Entry, producer: ProducerAppend | None
     ProducerFencedError
         Where a newer instance of the producer has taken over.
     InvalidArgumentError
-        Where the messages repeat a part of what the producer appended before, or are too large for the database.
+        Where the messages' numbers were used for others, were appended in part or lie before the producer's last, or
+        where they are too large for the database.
     NotFoundError
         Where the topic was removed.
     """
@@ -56,56 +104,123 @@ def append_entry(storage: Storage, entry: Entry, producer: ProducerAppend | None
             f"messages: {entry.messages} messages make an entry of {len(entry.data)} bytes, and the database takes"
             f" {storage.backend.largest_value} at once; append fewer at a time"
         )
-    token = secrets.randbits(_TOKEN_BITS)
-    started_at: list[Position] = []
-
-    def work(connection: sa.Connection) -> Appended:
-        row, now = storage.lock(connection)
-        counter = Counter.of_row(row)
-        if started_at:
-            arrived = _find_token(storage, connection, token, started_at[0])
-            if arrived is not None:
-                return Appended(arrived, entry.messages)
-        started_at[:] = started_at or [counter.position]
-        if producer is not None:
-            repeat = find_repeat(storage, connection, producer)
-            if repeat is not None:
-                return Appended(repeat.first, entry.messages, duplicate=True)
-        if counter.is_due(now):
-            counter = close_ledger(storage, connection, counter, now)
-        _insert(storage, connection, counter, entry, token, now)
-        if producer is not None:
-            remember(storage, connection, producer, counter.position)
-        return Appended(counter.position, entry.messages)
-
-    return storage.backend.transact(work)
+    if entry.messages == 0 and producer is None:
+        return Appended(None, 0, rejected=entry.rejected)
+    own = _Append(storage, entry, producer)
+    line_of(storage.backend, storage.topic_id).pass_through(own, _carry_out)
+    if own.error is not None:
+        raise own.error
+    return own.answer
 
 
-def _insert(storage: Storage, connection: sa.Connection, counter: Counter, entry: Entry, token: int, now: int) -> None:
-    following = counter.appended(entry.messages, len(entry.data), entry.bounds, now)
-    connection.execute(
-        sa.insert(entries),
-        {
-            "topic_id": storage.topic_id,
-            "ledger": counter.ledger,
-            "entry": counter.entries,
-            "first_ordinal": counter.ordinal,
-            "messages": entry.messages,
-            "bytes": len(entry.data),
-            "token": token,
-            "data": entry.data,
-            **entry.bounds.columns(),
-            **peak_columns(following.bounds.end if following.bounds else None),
-        },
-    )
-    write_counter(storage, connection, following)
+def _carry_out(group: Sequence[_Append]) -> None:
+    """Write a group in one transaction and settle each; where one may be at fault for all, each is tried alone."""
+    storage = group[0].storage
+    try:
+        answers = storage.backend.transact(lambda connection: _write(storage, connection, group), indexed=True)
+    except WaterclockError as error:
+        _settle_all(group, error)
+    except Exception as error:  # noqa: BLE001  # whatever it is, it belongs to those who wait
+        if len(group) == 1:
+            group[0].settle(error=error)
+            return
+        for each in group:
+            _carry_out([each])
+    else:
+        for each, answer in zip(group, answers, strict=True):
+            if isinstance(answer, Exception):
+                each.settle(error=answer)
+            else:
+                each.settle(answer)
 
 
-def _find_token(storage: Storage, connection: sa.Connection, token: int, since: Position) -> Position | None:
-    # The transaction is being tried again. Where the connection broke during the commit, nobody told us whether it
-    # took place, and writing the entry once more would double it.
-    statement = sa.select(entries.c.ledger, entries.c.entry).where(
-        entries.c.topic_id == storage.topic_id, entries.c.ledger >= since.ledger, entries.c.token == token
-    )
-    row = connection.execute(statement).one_or_none()
-    return None if row is None else Position(row.ledger, row.entry, 0)
+def _settle_all(group: Sequence[_Append], error: WaterclockError) -> None:
+    for each in group:
+        # Each thread raises an error of its own, since raising writes into it.
+        own = error if each is group[0] else copy.copy(error)
+        own.__cause__ = error.__cause__
+        each.settle(error=own)
+
+
+def _write(storage: Storage, connection: Any, group: Sequence[_Append]) -> list[Appended | WaterclockError]:
+    row = connection.execute(_locking(storage.backend), {"topic": storage.topic_id}).first()
+    storage.present(row)
+    now, counter = row[0], Counter.of_row(dict(zip(COUNTER_COLUMNS, row[1:], strict=True)))
+    known = Producers(storage, connection)
+    answers: list[Appended | WaterclockError] = []
+    rows: list[dict[str, Any]] = []
+    for each in group:
+        answer = _answer(connection, each, known)
+        each.since = each.since or counter.position
+        if answer is None:
+            first: Position | None = None
+            if each.entry.messages:
+                if counter.is_due(now):
+                    counter = close_ledger(storage, connection, counter, now)
+                following = counter.appended(each.entry.messages, each.size, each.entry.bounds, now)
+                rows.append(_row(storage, counter, following, each))
+                first, counter = counter.position, following
+            if each.producer is not None:
+                known.note(each.producer, first, each.entry.judged_at)
+            answer = Appended(first, each.entry.messages, rejected=each.entry.rejected)
+        answers.append(answer)
+    known.write()
+    if rows:
+        connection.execute(_INSERT, rows)
+        write_counter(storage, connection, counter)
+    return answers
+
+
+def _answer(connection: Any, append: _Append, known: Producers) -> Appended | WaterclockError | None:
+    """Say what becomes of an append that is not to be written: it arrived before, or it is wrong."""
+    messages = append.entry.messages
+    if append.since is not None:
+        where = {"topic": append.storage.topic_id, "since": append.since.ledger, "token": append.token}
+        arrived = connection.execute(_FIND_TOKEN, where).first()
+        if arrived is not None:
+            return Appended(Position(arrived.ledger, arrived.entry, 0), messages, rejected=append.entry.rejected)
+    if append.producer is None:
+        return None
+    try:
+        repeat = known.find_repeat(append.producer)
+    except WaterclockError as error:
+        return error
+    return None if repeat is None else _repeated(append, repeat)
+
+
+def _repeated(append: _Append, repeat: Repeat) -> Appended:
+    """Answer as the first time: the clock has gone on since, so what was rejected then need not be now."""
+    entry, limit = append.entry, append.storage.ahead
+    rejected: tuple[Rejected, ...] = ()
+    if limit is not None and repeat.judged_at is not None and entry.published is not None:
+        rejected = limit.too_far(entry.published, repeat.judged_at)
+    return Appended(repeat.first, entry.given - len(rejected), duplicate=True, rejected=rejected)
+
+
+def _row(storage: Storage, counter: Counter, following: Counter, append: _Append) -> dict[str, Any]:
+    return {
+        "topic_id": storage.topic_id,
+        "ledger": counter.ledger,
+        "entry": counter.entries,
+        "first_ordinal": counter.ordinal,
+        "messages": append.entry.messages,
+        "bytes": append.size,
+        "token": append.token,
+        "data": append.entry.data,
+        **append.entry.bounds.columns(),
+        **peak_columns(following.bounds.end if following.bounds else None),
+    }
+
+
+def _locking(backend: Backend) -> sa.Select[Any]:
+    """Give what locks the topic's row and reads its counter; one object for each database, compiled once."""
+    statement = _locking_statements.get(backend)
+    if statement is None:
+        # key_share: PostgreSQL then lets readers of the row's key pass, and nobody changes the key.
+        statement = (
+            sa.select(backend.now_sql().label("now"), *_COUNTED)
+            .where(topics.c.id == sa.bindparam("topic"))
+            .with_for_update(key_share=True)
+        )
+        _locking_statements[backend] = statement
+    return statement

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import BOUNDED, TIMES
+from waterclock.message import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,28 @@ class Bounds:
         return cls({time: extremes[time]["min"].as_py() for time in TIMES}, end)
 
     @classmethod
-    def of_row(cls, row: sa.RowMapping) -> Self | None:
-        """Read bounds from a catalogue row; None where it has none, or lacks one of them."""
-        begin = {time: row[f"begin_{time}"] for time in TIMES}
-        end = {time: row[f"end_{time}"] for time in BOUNDED}
-        if None in begin.values() or None in end.values():
-            return None
+    def of_few(cls, messages: Sequence[Message]) -> Self:
+        """Measure at least one message, one by one; publish_time and receive_time must be filled in."""
+        event = [message.event_time for message in messages]
+        publish = [cast("int", message.publish_time) for message in messages]
+        receive = [cast("int", message.receive_time) for message in messages]
+        begin = {"event_time": min(event), "publish_time": min(publish), "receive_time": min(receive)}
+        end = {"event_time": max(event), "publish_time": max(publish), "receive_time": max(receive)}
+        end["effective_time"] = max(map(min, publish, receive))
         return cls(begin, end)
+
+    @classmethod
+    def of_row(cls, row: Mapping[Any, Any]) -> Self | None:
+        """Read bounds from a catalogue row; None where it has none, or lacks one of them."""
+        return cls.of_values([*(row[f"begin_{time}"] for time in TIMES), *(row[f"end_{time}"] for time in BOUNDED)])
+
+    @classmethod
+    def of_values(cls, values: Sequence[int | None]) -> Self | None:
+        """Take the values of ``begin_*`` and ``end_*`` in the catalogue's order; None where one is missing."""
+        if None in values:
+            return None
+        known = cast("Sequence[int]", values)
+        return cls(dict(zip(TIMES, known, strict=False)), dict(zip(BOUNDED, known[len(TIMES) :], strict=True)))
 
     def joined(self, other: Bounds | None) -> Bounds:
         """Bound the messages of both."""
@@ -66,7 +81,7 @@ def raised(peak: Mapping[str, int] | None, end: Mapping[str, int]) -> Mapping[st
     return end if peak is None else {time: max(value, peak[time]) for time, value in end.items()}
 
 
-def peak_of_row(row: sa.RowMapping) -> Mapping[str, int] | None:
+def peak_of_row(row: Mapping[Any, Any]) -> Mapping[str, int] | None:
     """Read a running maximum from a catalogue row; None where nothing came before."""
     peak = {time: row[f"peak_{time}"] for time in BOUNDED}
     return None if None in peak.values() else peak

@@ -5,14 +5,15 @@ public and which streams and subscriptions keep, mean the same before and after,
 it in the same way. Killed at any point, nothing is lost or read twice:
 
 1. `_begin` records a pending file of a new name, with an owner and a lease.
-2. `_write` writes the file, makes it durable, and reads it back to verify it.
+2. `_write` writes the file, makes it durable, and reads it back: all values are compared, and checksums are taken.
 3. `_commit` turns all the ledgers over to it in one transaction, if each still has the file that was read and the
    pending file is still ours. The former files stay for the grace time, for those who are reading them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,15 +21,24 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import ledgers
-from waterclock.errors import LeaseLostError, UnavailableError
+from waterclock.errors import DamagedError, LeaseLostError
 from waterclock.topics import retention
+from waterclock.topics.damage import located
+from waterclock.topics.file_checksums import FileChecksums
+from waterclock.topics.file_facts import LedgerFacts, facts_metadata
+from waterclock.topics.fingerprints import fingerprint
+from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.pending_files import Pending, finish, new_file, record, renewing, settle, taken
+from waterclock.topics.reading import path_now
 from waterclock.topics.retention import leave_for_sweep
 from waterclock.topics.row_groups import RowGroup, row_groups_to_json
-from waterclock.topics.sealed_file import ROW_GROUP_BYTES, SHARED_SCHEMA, SealedFile, write_row_groups
+from waterclock.topics.sealed_file import ROW_GROUP_BYTES, SHARED_SCHEMA, write_row_groups
 from waterclock.topics.sealed_ledger import SealedLedger
+from waterclock.topics.sizes import resizing
 from waterclock.topics.storage import Storage
 from waterclock.topics.sweeping import sweep
+from waterclock.topics.undone import Done, Undone, failed, total
+from waterclock.topics.verified_file import read_back, reads_differently
 
 FILE_BYTES = 128 << 20
 """Size of a file that compaction aims at, bytes."""
@@ -55,6 +65,17 @@ class Run(NamedTuple):
 class _Written(NamedTuple):
     groups: dict[int, list[RowGroup]]
     size: int
+    footer: bytes
+    chunks: dict[int, list[int]]
+
+
+class _BadLedgerError(Exception):
+    """A ledger of a run cannot be read; its cause says why."""
+
+    def __init__(self, ledger: int, why: DamagedError | LostFileError) -> None:
+        super().__init__(ledger)
+        self.ledger = ledger
+        self.why = why
 
 
 def compact_topic(storage: Storage, file_bytes: int = FILE_BYTES) -> int:
@@ -65,12 +86,16 @@ def compact_topic(storage: Storage, file_bytes: int = FILE_BYTES) -> int:
     file_bytes
         Size to aim at. A file of at least half of that stays as it is.
 
+    A ledger that is damaged, or whose file is gone, stays as it is, and the others are compacted around it.
+
     Raises
     ------
+    DamagedError, LostFileError
+        Where there are such ledgers, after all others are compacted; it names them.
     UnavailableError
-        Where a file cannot be read or written, or reads back differently; the ledgers stay as they were.
+        Where a file cannot be reached or written, or reads back differently; its ledgers stay as they were.
     """
-    return sum(compact_run(storage, run) for run in runs_to_compact(storage, file_bytes))
+    return total(storage.name, "compacted", [compact_run(storage, run) for run in runs_to_compact(storage, file_bytes)])
 
 
 def runs_to_compact(storage: Storage, file_bytes: int = FILE_BYTES) -> list[Run]:
@@ -107,22 +132,44 @@ def _runs(rows: Sequence[sa.Row[tuple[int, str, int, int]]], file_bytes: int) ->
         yield Run(*(tuple(each) for each in zip(*run, strict=True)))
 
 
-def compact_run(storage: Storage, run: Run) -> int:
-    """Write the ledgers of a run into one file; give how many files there are fewer, 0 where somebody else was faster.
+def compact_run(storage: Storage, run: Run) -> Done:
+    """Write the ledgers of a run into one file; give how many files there are fewer, 0 where another was faster.
+
+    Where a ledger is damaged or its file is gone, that is logged and noted, and those before and behind it are written
+    into one file each.
 
     Raises
     ------
     UnavailableError
         As `compact_topic`.
     """
+    saved: list[int] = []
+    undone: list[Undone] = []
+    left = [run]
+    while left:
+        part = left.pop()
+        try:
+            saved.append(_compact(storage, part))
+        except _BadLedgerError as bad:
+            undone.append(failed(storage.name, "compact", bad.ledger, bad.why))
+            at = part.numbers.index(bad.ledger)
+            for each in (slice(0, at), slice(at + 1, None)):
+                around = Run(part.numbers[each], part.paths[each])
+                if len(set(around.paths)) > 1:
+                    left.append(around)
+    return Done(sum(saved), tuple(undone))
+
+
+def _compact(storage: Storage, run: Run) -> int:
     pending = _begin(storage, run)
     if pending is None:
         return 0
+    freed: list[int] = []
     try:
-        finish(storage, pending, lambda: _commit(storage, pending, run, _write(storage, pending, run)))
+        finish(storage, pending, lambda: freed.append(_commit(storage, pending, run, _write(storage, pending, run))))
     except LeaseLostError:
         return 0
-    return len(set(run.paths)) - 1
+    return max(freed[0] - 1, 0)
 
 
 def _begin(storage: Storage, run: Run) -> Pending | None:
@@ -150,98 +197,145 @@ def _chosen(storage: Storage, run: Run) -> tuple[sa.ColumnElement[bool], ...]:
 
 def _write(storage: Storage, pending: Pending, run: Run) -> _Written:
     groups: dict[int, list[RowGroup]] = {number: [] for number in run.numbers}
+    fingerprints: list[int] = []
+    rows: list[sa.RowMapping] = []
+
+    def facts() -> Mapping[str, str]:
+        return facts_metadata(storage.name, [LedgerFacts.of_row(row, groups[row["ledger"]]) for row in rows])
+
     with storage.files.create(pending.path) as sink:
-        tables = _row_groups(_pieces(storage, pending, run), groups)
-        footer = write_row_groups(sink, SHARED_SCHEMA, renewing(storage, pending, tables))
+        tables = _row_groups(_pieces(storage, pending, run, rows), groups, fingerprints)
+        footer = write_row_groups(sink, SHARED_SCHEMA, renewing(storage, pending, tables), facts)
     size = storage.files.size(pending.path)
-    written = SealedFile(storage.files, pending.path, size, footer, check=True)
-    if _measured(written, groups) != groups:
-        raise UnavailableError(
-            f"{storage.files.name(pending.path)} reads back differently from what was written;"
-            " its disk or store is not to be trusted"
-        )
-    return _Written(groups, size)
+    found, chunks = _measured(read_back(storage.files, pending.path, size, footer, fingerprints), groups)
+    if found != groups:
+        raise reads_differently(storage.files, pending.path)
+    return _Written(groups, size, footer, chunks)
 
 
-def _pieces(storage: Storage, pending: Pending, run: Run) -> Iterator[tuple[int, pa.Table]]:
-    """Read the ledgers, a row group at a time."""
+def _pieces(
+    storage: Storage, pending: Pending, run: Run, rows: list[sa.RowMapping]
+) -> Iterator[tuple[int, int, pa.Table]]:
+    """Read the ledgers, a row group at a time: the ledger's number, how many messages are lost before it, and it.
+
+    The catalogue's row of each ledger is added to ``rows``.
+    """
     for number in run.numbers:
         statement = sa.select(ledgers).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == number)
         with storage.backend.snapshot() as connection:
             row = connection.execute(statement).mappings().one_or_none()
         if row is None or row["path"] not in run.paths:
             raise taken(storage, pending)
-        ledger = SealedLedger(storage.files, row)
-        for group in range(len(ledger.groups)):
-            table = ledger.read(group, _COLUMNS)
-            if "ledger" not in table.column_names:
-                table = table.append_column(
-                    SHARED_SCHEMA.field("ledger"), pa.repeat(pa.scalar(number, pa.int64()), table.num_rows)
-                )
-            yield number, table.select(_COLUMNS)
+        rows.append(row)
+        try:
+            for skipped, table in _of_ledger(storage, row):
+                yield number, skipped, table
+        except (DamagedError, LostFileError) as error:
+            if path_now(storage, number) != row["path"]:
+                raise taken(storage, pending) from error
+            raise _BadLedgerError(number, error) from error
 
 
-def _row_groups(pieces: Iterator[tuple[int, pa.Table]], groups: dict[int, list[RowGroup]]) -> Iterator[pa.Table]:
-    """Join pieces into the file's row groups, and note where each has come to lie."""
+def _of_ledger(storage: Storage, row: sa.RowMapping) -> Iterator[tuple[int, pa.Table]]:
+    ledger = SealedLedger(storage, row)
+    written = sum(group.messages + group.skipped for group in ledger.groups)
+    # Only what this version seals can lack messages, and that has checksums.
+    if written > row["messages"] or (row["checksums"] is None and written < row["messages"]):
+        error = DamagedError(f"its row groups hold {written} messages, the catalogue says {row['messages']}")
+        raise located(error, storage.name, ledger=ledger.number)
+    for number, group in enumerate(ledger.groups):
+        table = ledger.read(number, _COLUMNS)
+        if "ledger" not in table.column_names:
+            numbers = pa.repeat(pa.scalar(ledger.number, pa.int64()), table.num_rows)
+            table = table.append_column(SHARED_SCHEMA.field("ledger"), numbers)
+        elif set(table["ledger"].unique().to_pylist()) != {ledger.number}:
+            error = DamagedError(f"row group {group.number} holds other ledgers where this one should be")
+            raise located(error, storage.name, ledger=ledger.number, entry=group.entry)
+        yield group.skipped, table.select(_COLUMNS)
+
+
+def _row_groups(
+    pieces: Iterator[tuple[int, int, pa.Table]], groups: dict[int, list[RowGroup]], fingerprints: list[int]
+) -> Iterator[pa.Table]:
+    """Join pieces into the file's row groups, and note where each has come to lie, and what they say."""
+
+    def whole(held: list[pa.Table]) -> pa.Table:
+        table = pa.concat_tables(held)
+        fingerprints.append(fingerprint(table))
+        return table
+
     held: list[pa.Table] = []
     messages = size = number = 0
-    for ledger, piece in pieces:
+    for ledger, skipped, piece in pieces:
         too_much = piece.num_rows >= SHARED_GROUP_MESSAGES or size + piece.nbytes > ROW_GROUP_BYTES
         if held and (messages >= SHARED_GROUP_MESSAGES or too_much):
-            yield pa.concat_tables(held)
+            yield whole(held)
             held, messages, size, number = [], 0, 0, number + 1
         before = groups[ledger][-1] if groups[ledger] else None
-        groups[ledger].append(replace(RowGroup.of_table(piece, before), number=number, row=messages))
+        groups[ledger].append(replace(RowGroup.of_table(piece, before, skipped), number=number, row=messages))
         held.append(piece)
         messages += piece.num_rows
         size += piece.nbytes
     if held:
-        yield pa.concat_tables(held)
+        yield whole(held)
 
 
-def _measured(file: SealedFile, expected: dict[int, list[RowGroup]]) -> dict[int, list[RowGroup]]:
-    """Read the file and measure the pieces that are said to lie there, in the order of the file."""
+def _measured(
+    tables: Iterator[tuple[int, pa.Table, list[int]]], expected: dict[int, list[RowGroup]]
+) -> tuple[dict[int, list[RowGroup]], dict[int, list[int]]]:
+    """Measure the pieces that are said to lie in the file, in its order, and note the checksums of its row groups."""
     found: dict[int, list[RowGroup]] = {ledger: [] for ledger in expected}
-    number, table = -1, pa.table({})
-    for ledger, pieces in expected.items():
-        for piece in pieces:
-            if piece.number != number:
-                number = piece.number or 0
-                table = file.read(number, _COLUMNS)
+    chunks: dict[int, list[int]] = {}
+    pieces: defaultdict[int | None, list[tuple[int, RowGroup]]] = defaultdict(list)
+    for ledger, each in expected.items():
+        for piece in each:
+            pieces[piece.number].append((ledger, piece))
+    for number, table, sums in tables:
+        chunks[number] = sums
+        for ledger, piece in pieces[number]:
             part = table.slice(piece.row, piece.messages)
             before = found[ledger][-1] if found[ledger] else None
             if part.num_rows and set(part["ledger"].unique().to_pylist()) == {ledger}:
-                found[ledger].append(replace(RowGroup.of_table(part, before), number=number, row=piece.row))
-    return found
+                group = RowGroup.of_table(part, before, piece.skipped)
+                found[ledger].append(replace(group, number=number, row=piece.row))
+    return found, chunks
 
 
-def _commit(storage: Storage, pending: Pending, run: Run, file: _Written) -> None:
-    total = sum(group.messages for groups in file.groups.values() for group in groups)
+def _commit(storage: Storage, pending: Pending, run: Run, file: _Written) -> int:
+    """Turn the ledgers over to the new file; give how many files nothing needs any more."""
+    total_messages = sum(group.messages for groups in file.groups.values() for group in groups)
 
-    def work(connection: sa.Connection) -> None:
+    def work(connection: sa.Connection) -> int:
         _, now = storage.lock(connection)
         paths = _paths(storage, connection, run)
+        former = dict(zip(run.paths, run.numbers, strict=True))
         if set(paths) == {pending.path}:
-            return  # done already, and the answer got lost
+            return len(former)  # done already, and the answer got lost
         if paths != run.paths:
             raise taken(storage, pending)
         settle(storage, connection, pending)
-        for number, groups in file.groups.items():
-            written = sum(group.messages for group in groups)
-            values = {
-                "path": pending.path,
-                "file_bytes": file.size,
-                "bytes": file.size * written // total,
-                "row_groups": row_groups_to_json(groups),
-                "footer": None,
-            }
-            key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == number, ledgers.c.messages == written)
-            if connection.execute(sa.update(ledgers).where(*key).values(values)).rowcount == 0:
-                raise UnavailableError(
-                    f"ledger {number} of topic {storage.name!r}: its file holds {written} messages, the catalogue says"
-                    " otherwise; it is left as it is"
-                )
-        former = dict(zip(run.paths, run.numbers, strict=True))
+        with resizing(storage, connection, run.numbers[0], run.numbers[-1]):
+            for number, groups in file.groups.items():
+                written = sum(group.messages for group in groups)
+                row_groups = row_groups_to_json(groups)
+                chunks = {group.number: file.chunks[group.number] for group in groups if group.number is not None}
+                values = {
+                    "path": pending.path,
+                    "file_bytes": file.size,
+                    "bytes": file.size * written // total_messages,
+                    "row_groups": row_groups,
+                    "lost_in_file": 0,
+                    "footer": None,
+                    # One copy for all of them, at the last, because ledgers are deleted from the first on.
+                    "shared_footer": file.footer if number == run.numbers[-1] else None,
+                    "checksums": FileChecksums.of(file.footer, row_groups, chunks).to_bytes(),
+                }
+                key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == number)
+                connection.execute(sa.update(ledgers).where(*key).values(values))
+        still = sa.select(ledgers.c.path).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.path.in_(former))
+        for path in connection.execute(still.distinct()).scalars():
+            del former[path]  # a ledger that is damaged was left in it
         leave_for_sweep(storage, connection, former, now + retention.GRACE)
+        return len(former)
 
-    storage.backend.transact(work)
+    return storage.backend.transact(work)

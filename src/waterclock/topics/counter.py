@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Self
-
-import sqlalchemy as sa
+from typing import Any, Self
 
 from waterclock.database.topic_catalogue import BOUNDED, TIMES
 from waterclock.message import Position
 from waterclock.topics.bounds import Bounds, peak_columns, peak_of_row, raised
+
+COUNTER_COLUMNS = (
+    *("ledger", "entries", "messages", "bytes", "ordinal", "opened_at"),
+    *(f"begin_{time}" for time in TIMES),
+    *(f"end_{time}" for time in BOUNDED),
+    *(f"peak_{time}" for time in BOUNDED),
+    *("roll_after", "roll_size"),
+)
+"""The columns of a topic's row that make its counter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,7 @@ class Counter:
     roll_size: int
 
     @classmethod
-    def of_row(cls, row: sa.RowMapping) -> Self:
+    def of_row(cls, row: Mapping[Any, Any]) -> Self:
         """Read a topic's row."""
         plain = ("ledger", "entries", "messages", "bytes", "ordinal", "opened_at", "roll_after", "roll_size")
         return cls(bounds=Bounds.of_row(row), peak=peak_of_row(row), **{name: row[name] for name in plain})

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import groupby
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waterclock.arrow import MESSAGE_SCHEMA, as_message_columns, to_arrow, to_ipc
+from waterclock.arrow import MESSAGE_SCHEMA, as_message_columns, from_arrow, to_arrow, to_ipc
 from waterclock.checksum import framed, has_form, unframed
 from waterclock.errors import DamagedError, InvalidArgumentError
 from waterclock.message import Message
+from waterclock.topics import packed_entries
+from waterclock.topics.ahead import AheadLimit, Rejected
 from waterclock.topics.bounds import Bounds
+from waterclock.topics.contents import checksum_of_columns, checksum_of_messages, pairs_of_headers
 
 PLACED_SCHEMA = pa.schema(
     [*MESSAGE_SCHEMA, pa.field("entry", pa.int64(), nullable=False), pa.field("index", pa.int32(), nullable=False)]
@@ -23,23 +28,60 @@ PLACED_SCHEMA = pa.schema(
 
 
 _ARROW = b"WCA1"
-"""The form of an entry: a frame (`waterclock.checksum`) around an Arrow IPC stream."""
+"""The form of an entry of many messages: a frame (`waterclock.checksum`) around an Arrow IPC stream."""
+
+_LOST = b"WCL1"
+"""The form of an entry that is gone for good: an empty frame. Its row says how many messages it held."""
 
 _UNFRAMED = b"\xff\xff\xff\xff"
 """How the entries of earlier versions begin: an Arrow IPC stream without a frame, hence without a checksum."""
 
+_FEW = 64
+"""Messages up to which it is faster not to lay them out as columns."""
+
+_LEAST_OF_ARROW = 1200
+"""Bytes that Arrow takes for a schema and one message: what packs smaller is not worth comparing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One append, encoded: its bytes, how many messages they hold, and the bounds of their times."""
+    """One append, encoded.
+
+    Attributes
+    ----------
+    data, messages, bounds
+        Its bytes, how many messages they hold, and the bounds of their times; without a message there are no bytes.
+    given
+        How many messages were given.
+    checksum
+        Of the contents of those (`waterclock.topics.contents`); None where it is not asked for.
+    rejected
+        The messages that were given and are not in the entry.
+    published
+        The publish times of all that were given, for a repeat to be judged as it was the first time; None where the
+        topic has no limit.
+    judged_at
+        When they were judged, ns; None where none is rejected.
+    """
 
     data: bytes
     messages: int
     bounds: Bounds
+    given: int
+    checksum: int | None = None
+    rejected: tuple[Rejected, ...] = ()
+    published: pa.Array | None = None
+    judged_at: int | None = None
 
 
-def encode_entry(messages: Iterable[Message] | pa.Table | pa.RecordBatch, now: Callable[[], int]) -> Entry:
-    """Encode and compress the messages of one append.
+def encode_entry(
+    messages: Iterable[Message] | pa.Table | pa.RecordBatch,
+    now: Callable[[], int],
+    limit: AheadLimit | None = None,
+    *,
+    with_checksum: bool = False,
+) -> Entry:
+    """Encode the messages of one append: packed where they are few and small, else as compressed columns.
 
     Parameters
     ----------
@@ -47,6 +89,10 @@ def encode_entry(messages: Iterable[Message] | pa.Table | pa.RecordBatch, now: C
         Messages, or a table with their columns.
     now
         Fills in publish_time and receive_time where they are None. Called at most once.
+    limit
+        How far ahead of that messages may be.
+    with_checksum
+        Whether to compute the checksum of the messages' contents.
 
     Raises
     ------
@@ -55,8 +101,52 @@ def encode_entry(messages: Iterable[Message] | pa.Table | pa.RecordBatch, now: C
     SchemaError
         Where a table lacks a column.
     """
-    batch = _filled(_one_batch(messages), now)
-    return Entry(framed(_ARROW, to_ipc(batch)), batch.num_rows, Bounds.of_messages(batch))
+    given = _checked(messages)
+    clock = cache(now)
+    try:
+        checksum = _checksum(given) if with_checksum else None
+        if limit is None:
+            return _encoded(given, clock, len(given), checksum)
+        published = _published(given)
+        rejected = limit.rejected(published, clock) if published.null_count < len(published) else ()
+        left = _without(given, {each.index for each in rejected})
+        judged_at = clock() if rejected else None
+        if not len(left):
+            return Entry(b"", 0, Bounds({}, {}), len(given), checksum, rejected, published, judged_at)
+        entry = _encoded(left, clock, len(given), checksum)
+        return replace(entry, rejected=rejected, published=published, judged_at=judged_at)
+    except UnicodeError as error:
+        raise InvalidArgumentError(f"messages: a text has no UTF-8 form: {error}") from None
+
+
+def _encoded(
+    messages: list[Message] | pa.RecordBatch, now: Callable[[], int], given: int, checksum: int | None
+) -> Entry:
+    few = _as_few(messages)
+    if few is not None:
+        return _of_few(few, now, given, checksum)
+    return _of_many(messages if isinstance(messages, pa.RecordBatch) else to_arrow(messages), now, given, checksum)
+
+
+def _checksum(given: list[Message] | pa.RecordBatch) -> int:
+    few = _as_few(given)
+    if few is not None:
+        return checksum_of_messages(few)
+    return checksum_of_columns(given if isinstance(given, pa.RecordBatch) else to_arrow(given))
+
+
+def _published(given: list[Message] | pa.RecordBatch) -> pa.Array:
+    if isinstance(given, list):
+        return pa.array([message.publish_time for message in given], pa.int64())
+    return given.column("publish_time")
+
+
+def _without(given: list[Message] | pa.RecordBatch, out: Collection[int]) -> list[Message] | pa.RecordBatch:
+    if not out:
+        return given
+    if isinstance(given, list):
+        return [message for index, message in enumerate(given) if index not in out]
+    return given.take(pa.array([index for index in range(given.num_rows) if index not in out], pa.int64()))
 
 
 def decode_entries(ledger: int, rows: Iterable[tuple[int, bytes]], columns: Collection[str]) -> pa.RecordBatch:
@@ -67,7 +157,7 @@ def decode_entries(ledger: int, rows: Iterable[tuple[int, bytes]], columns: Coll
     ledger
         Their ledger, for the error.
     rows
-        The entries, given as (number, bytes).
+        The entries, given as (number, bytes). One that is recorded as lost has no messages.
     columns
         Names out of `MESSAGE_SCHEMA`; what is not wanted is not decompressed.
 
@@ -77,30 +167,71 @@ def decode_entries(ledger: int, rows: Iterable[tuple[int, bytes]], columns: Coll
         Where an entry is not what was written; it names ledger and entry.
     """
     wanted = [field for field in MESSAGE_SCHEMA if field.name in columns]
-    parts = [(entry, _decode(ledger, entry, data, [field.name for field in wanted])) for entry, data in rows]
-    counts = [part.num_rows for _, part in parts]
-    batch = pa.concat_batches([part for _, part in parts])
-    entry = np.repeat(np.array([entry for entry, _ in parts], dtype=np.int64), counts)
-    index = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
+    listed = list(rows)
+    unpacked = _unpack_all(ledger, [row for row in listed if has_form(packed_entries.FORM, row[1])], columns)
+    parts: list[Sequence[pa.Array]] = []
+    counts: list[int] = []
+    for is_packed, run in groupby(listed, lambda row: has_form(packed_entries.FORM, row[1])):
+        if is_packed:
+            arrays, held = unpacked.take(sum(1 for _ in run))
+            parts.append(arrays)
+            counts += held
+            continue
+        for entry, data in run:
+            batch = _decode(ledger, entry, data, wanted)
+            counts.append(0 if batch is None else batch.num_rows)
+            if batch is not None:
+                parts.append(batch.columns)
+    arrays = [
+        pa.concat_arrays([part[place] for part in parts]) if parts else pa.array([], field.type)
+        for place, field in enumerate(wanted)
+    ]
+    lengths = np.array(counts, dtype=np.int64)
+    entry = np.repeat(np.array([entry for entry, _ in listed], dtype=np.int64), lengths)
+    index = (np.arange(len(entry)) - np.repeat(np.cumsum(lengths) - lengths, lengths)).astype(np.int32)
     schema = pa.schema([*wanted, PLACED_SCHEMA.field("entry"), PLACED_SCHEMA.field("index")])
-    return pa.RecordBatch.from_arrays([*batch.columns, pa.array(entry), pa.array(index)], schema=schema)
+    return pa.RecordBatch.from_arrays([*arrays, pa.array(entry), pa.array(index)], schema=schema)
 
 
-def _decode(ledger: int, entry: int, data: bytes, columns: list[str]) -> pa.RecordBatch:
+class _Unpacked:
+    """The packed ones of some entries, all unpacked at once, to be taken from the front."""
+
+    def __init__(self, columns: Sequence[pa.Array], counts: Sequence[int]) -> None:
+        self._columns = columns
+        self._counts = counts
+        self._entries = self._messages = 0
+
+    def take(self, entries: int) -> tuple[list[pa.Array], list[int]]:
+        """Take the next entries: their columns, and how many messages each has."""
+        counts = list(self._counts[self._entries : self._entries + entries])
+        messages = sum(counts)
+        columns = [column.slice(self._messages, messages) for column in self._columns]
+        self._entries += entries
+        self._messages += messages
+        return columns, counts
+
+
+def _unpack_all(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Collection[str]) -> _Unpacked:
+    pieces = [
+        packed_entries.unpack(ledger, rows[first : first + packed_entries.AT_ONCE], columns)
+        for first in range(0, len(rows), packed_entries.AT_ONCE)
+    ]
+    arrays = [pa.concat_arrays(column) for column in zip(*(piece.columns for piece in pieces), strict=True)]
+    return _Unpacked(arrays, [count for piece in pieces for count in piece.counts.tolist()])
+
+
+def _decode(ledger: int, entry: int, data: bytes, wanted: Sequence[pa.Field]) -> pa.RecordBatch | None:
+    """Check and decode one entry of columns; None where it is recorded as lost."""
     name = f"entry {entry} of ledger {ledger}"
-    # Columns that are left out are not even decompressed. Asking for none would read all of them.
-    indices = [MESSAGE_SCHEMA.get_field_index(name) for name in columns or ["event_time"]]
-    options = pa.ipc.IpcReadOptions(included_fields=indices)
     try:
-        body = data if has_form(_UNFRAMED, data) else unframed(_ARROW, data, name)
-        with pa.ipc.open_stream(pa.py_buffer(body), options=options) as reader:
-            batch = reader.read_next_batch()
-        if body is data:
-            batch.validate(full=True)  # nothing else guards it
-        return batch.select(columns)
+        if has_form(_LOST, data):
+            unframed(_LOST, data, name)
+            return None
+        is_framed = not has_form(_UNFRAMED, data)
+        return _of_stream(unframed(_ARROW, data, name) if is_framed else data, wanted, full=not is_framed)
     except DamagedError as error:
         raise DamagedError(str(error), ledger=ledger, entry=entry) from None
-    except (pa.ArrowException, OSError, StopIteration, KeyError) as error:
+    except (pa.ArrowException, OSError, StopIteration, LookupError, ValueError, TypeError) as error:
         raise DamagedError(
             f"{name} is damaged: its {len(data)} bytes are not an Arrow IPC stream of messages: {error}",
             ledger=ledger,
@@ -108,27 +239,90 @@ def _decode(ledger: int, entry: int, data: bytes, columns: list[str]) -> pa.Reco
         ) from None
 
 
-def _one_batch(messages: Iterable[Message] | pa.Table | pa.RecordBatch) -> pa.RecordBatch:
-    if not isinstance(messages, pa.Table | pa.RecordBatch):
-        if not isinstance(messages, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  # not everybody checks types
-            raise InvalidArgumentError(
-                f"messages: {messages!r} is a {type(messages).__name__}; give a list of messages"
-            )
-        listed = list[object](messages)
-        for message in listed:
-            if not isinstance(message, Message):
-                raise InvalidArgumentError(
-                    f"messages: {message!r} is a {type(message).__name__}; give Message objects or a pyarrow.Table"
-                )
-        batch = to_arrow(cast("list[Message]", listed))
-    else:
+def _of_stream(data: bytes | memoryview, wanted: Sequence[pa.Field], *, full: bool) -> pa.RecordBatch:
+    # Columns that are left out are not even decompressed. Asking for none would read all of them.
+    fields = wanted or [MESSAGE_SCHEMA.field("event_time")]
+    indices = [MESSAGE_SCHEMA.get_field_index(field.name) for field in fields]
+    options = pa.ipc.IpcReadOptions(included_fields=indices)
+    with pa.ipc.open_stream(pa.py_buffer(data), options=options) as reader:
+        batch = reader.read_next_batch()
+    batch.validate(full=full)  # nothing else guards what has no checksum
+    if batch.schema != pa.schema(fields):
+        raise ValueError(f"it has the columns {batch.schema.names}")
+    return batch
+
+
+def _as_few(given: list[Message] | pa.RecordBatch) -> list[Message] | None:
+    """Give the messages one by one, where they are few and lose nothing by it."""
+    if isinstance(given, list):
+        return given if len(given) <= _FEW else None
+    if given.num_rows > _FEW:
+        return None
+    messages = from_arrow(given)
+    if given.column("headers").null_count < given.num_rows:
+        # A table may hold the same header twice, or one without a value.
+        pairs = pairs_of_headers(given)
+        if pairs.field(1).null_count or len(pairs) > sum(len(message.headers or ()) for message in messages):
+            return None
+    return messages
+
+
+def _of_few(messages: Sequence[Message], now: Callable[[], int], given: int, checksum: int | None) -> Entry:
+    if any(message.publish_time is None or message.receive_time is None for message in messages):
+        messages = _filled_one_by_one(messages, now())
+    data = packed_entries.pack(messages)
+    if data is None or len(data) > _LEAST_OF_ARROW:
+        columns = framed(_ARROW, to_ipc(to_arrow(messages)))
+        data = columns if data is None or len(columns) < len(data) else data
+    return Entry(data, len(messages), Bounds.of_few(messages), given, checksum)
+
+
+def _of_many(batch: pa.RecordBatch, now: Callable[[], int], given: int, checksum: int | None) -> Entry:
+    filled = _filled(batch, now)
+    data = framed(_ARROW, to_ipc(filled))
+    return Entry(data, filled.num_rows, Bounds.of_messages(filled), given, checksum)
+
+
+def _filled_one_by_one(messages: Sequence[Message], time: int) -> list[Message]:
+    return [
+        Message.trusted(
+            message.source,
+            message.stream,
+            message.event_time,
+            message.payload,
+            time if message.publish_time is None else message.publish_time,
+            time if message.receive_time is None else message.receive_time,
+            message.headers,
+            None,
+        )
+        for message in messages
+    ]
+
+
+def _checked(messages: Iterable[Message] | pa.Table | pa.RecordBatch) -> list[Message] | pa.RecordBatch:
+    """Give at least one message, as a list or as one batch of `MESSAGE_SCHEMA`."""
+    if isinstance(messages, pa.Table | pa.RecordBatch):
         batches = as_message_columns(messages).combine_chunks().to_batches()
         if len(batches) > 1:
             raise InvalidArgumentError("messages: the table's texts or payloads exceed 2 GB; append it in pieces")
-        batch = batches[0] if batches else to_arrow([])
-    if batch.num_rows == 0:
-        raise InvalidArgumentError("messages: there is none; append at least one")
-    return batch
+        if batches and batches[0].num_rows:
+            return batches[0]
+        raise _none()
+    if not isinstance(messages, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  # not everybody checks types
+        raise InvalidArgumentError(f"messages: {messages!r} is a {type(messages).__name__}; give a list of messages")
+    listed = list[object](messages)
+    for message in listed:
+        if not isinstance(message, Message):
+            raise InvalidArgumentError(
+                f"messages: {message!r} is a {type(message).__name__}; give Message objects or a pyarrow.Table"
+            )
+    if not listed:
+        raise _none()
+    return cast("list[Message]", listed)
+
+
+def _none() -> InvalidArgumentError:
+    return InvalidArgumentError("messages: there is none; append at least one")
 
 
 def _filled(batch: pa.RecordBatch, now: Callable[[], int]) -> pa.RecordBatch:

@@ -8,28 +8,27 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import entries, ledgers, topics
-from waterclock.errors import InvalidArgumentError
+from waterclock.errors import DamagedError, InvalidArgumentError
 from waterclock.message import Position
 from waterclock.time import Time
 from waterclock.topics.bounds import time_column
+from waterclock.topics.choices import By
+from waterclock.topics.damage import Damage, OnDamage, located
 from waterclock.topics.entries import decode_entries
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.measuring import measure_ledger
 from waterclock.topics.positions import Place, place_of
-from waterclock.topics.reading import read_chunks
+from waterclock.topics.reading import path_now
 from waterclock.topics.sealed_ledger import SealedLedger
 from waterclock.topics.storage import Storage
 
-By = Literal["publish_time", "event_time", "receive_time"]
-"""The times by which messages can be found."""
-
-FINDABLE = ("publish_time", "event_time", "receive_time")
+FINDABLE: tuple[By, ...] = get_args(By)
 
 _TOPIC = sa.bindparam("topic", type_=sa.BigInteger)
 _TIME = sa.bindparam("time", type_=sa.BigInteger)
@@ -59,7 +58,7 @@ def check_by(by: str) -> By:
     return by
 
 
-def find_first(storage: Storage, by: str, time: int, after: int | None = None) -> Found:
+def find_first(storage: Storage, by: str, time: int, after: int | None = None, on_damage: OnDamage = "raise") -> Found:
     """Find the first message that is left with ``by`` at or after ``time`` (find by timestamp, detailed design 12).
 
     A ledger whose file is lost is passed over, with a warning in the log: the answer is the first readable message.
@@ -72,9 +71,14 @@ def find_first(storage: Storage, by: str, time: int, after: int | None = None) -
         ns since the epoch.
     after
         Number of a ledger that is not open: only those that follow it are searched.
+    on_damage
+        ``skip``: where the message is in an entry or a row group that is damaged, give where that begins, for a reader
+        who passes over it. Of a ledger of which everything is damaged, where the ledger begins.
 
     Raises
     ------
+    DamagedError
+        Where the message is in something that is damaged.
     UnavailableError
         Where a file cannot be read now, but may be later.
     """
@@ -87,54 +91,30 @@ def find_first(storage: Storage, by: str, time: int, after: int | None = None) -
                 lost = unmeasured
                 after = unmeasured if unmeasured == row["ledger"] else after
         elif row["data"] is not None:
-            return Found(_place_in_entry(row, by, time), found=True)
+            return Found(_place_in_entry(storage, row, by, time, on_damage), found=True)
         elif row["ledger"] is None:
             return Found(Position(row["open_ledger"], row["open_entries"], 0), found=False)
         else:
-            place = _place_in_file(storage, row, by, time)
+            place = _place_in_file(storage, row, by, time, on_damage)
             if place is not None:
                 return Found(place, found=True)
             after = row["ledger"]
 
 
-def find_from(storage: Storage, start: Position, by: str, time: int) -> Found:
-    """Find the first message at or after ``start`` with ``by`` at or after ``time``.
-
-    Raises
-    ------
-    UnavailableError
-        Where a file cannot be read now, but may be later.
-    """
-    first = find_first(storage, by, time)
-    if first.position >= start or not first.found:
-        return first
-    # Something before the start reaches the time already, so the running maximum says nothing about what follows.
-    end = Position(start.ledger + 1, 0, 0)
-    try:
-        for chunk in read_chunks(storage, start, end, _columns(by)):
-            reached = time_column(chunk.table, by).to_numpy() >= time
-            if reached.any():
-                row = int(np.argmax(reached))
-                places = (chunk.table[name][row].as_py() for name in ("entry", "index"))
-                return Found(Position(chunk.ledger, *places), found=True)
-    except LostFileError as error:
-        _log.warning("find passes over the rest of ledger %d of topic %r: %s", start.ledger, storage.name, error)
-    head = storage.head()
-    return Found(head, found=False) if head.ledger <= start.ledger else find_first(storage, by, time, start.ledger)
-
-
-def place_at(storage: Storage, start: Position | Time) -> Place:
+def place_at(storage: Storage, start: Position | Time, by: str, on_damage: OnDamage = "raise") -> Place:
     """Find where to start reading: at ``"earliest"``, ``"latest"``, a position, or the first message of a time.
 
-    A time is meant as publish_time, and may be written as how long ago: ``"2h"``.
+    A time is meant as ``by`` says, and may be written as how long ago: ``"2h"``. ``on_damage`` is as of `find_first`.
     """
+    damage = Damage(storage.name, on_damage, quiet=True)
     if isinstance(start, Position):
-        return place_of(storage, start)
+        return place_of(storage, start, damage)
     if start == "earliest":
         return place_of(storage, Position(0, 0, 0))
     if start == "latest":
         return place_of(storage, storage.head())
-    return place_of(storage, find_first(storage, "publish_time", storage.time(start, "start")).position)
+    time = storage.time(start, "start")
+    return place_of(storage, find_first(storage, by, time, on_damage=on_damage).position, damage)
 
 
 @cache
@@ -169,6 +149,7 @@ def find_statement(by: str, *, by_running_maximum: bool = True) -> sa.Select[*tu
             found.c.file_bytes,
             found.c.footer,
             found.c.row_groups,
+            found.c.checksums,
             found.c[f"end_{by}"].label("end"),
             entry.c.ledger.label("entry_ledger"),
             entry.c.entry,
@@ -225,25 +206,37 @@ def _measured(storage: Storage, ledger: int) -> bool:
     try:
         measure_ledger(storage, ledger)
     except LostFileError as error:
+        path_now(storage, ledger)  # an error, where the whole topic has moved
         _log.warning("find passes over ledger %d of topic %r: %s", ledger, storage.name, error)
         return False
     return True
 
 
-def _place_in_entry(row: sa.RowMapping, by: str, time: int) -> Position:
-    batch = decode_entries(row["entry_ledger"], [(row["entry"], row["data"])], _columns(by))
+def _place_in_entry(storage: Storage, row: sa.RowMapping, by: str, time: int, on_damage: OnDamage) -> Position:
+    ledger = row["entry_ledger"]
+    try:
+        batch = decode_entries(ledger, [(row["entry"], row["data"])], _columns(by))
+    except DamagedError as error:
+        Damage(storage.name, on_damage, quiet=True).meet(located(error, storage.name, ledger=ledger), 0)
+        return Position(ledger, row["entry"], 0)
     first = int(np.argmax(time_column(batch, by).to_numpy() >= time))
     return Position(row["entry_ledger"], row["entry"], first)
 
 
-def _place_in_file(storage: Storage, row: sa.RowMapping, by: str, time: int) -> Position | None:
+def _place_in_file(storage: Storage, row: sa.RowMapping, by: str, time: int, on_damage: OnDamage) -> Position | None:
     if row["end"] is None or row["end"] < time or row["state"] != "sealed":
         return None  # it is empty, or its running maximum came from a ledger that was deleted
+    start = Position(row["ledger"], 0, 0)
     try:
-        file = SealedLedger(storage.files, row)
+        file = SealedLedger(storage, row)
         group = next(number for number, group in enumerate(file.groups) if group.peak[by] >= time)
+        start = Position(row["ledger"], file.groups[group].entry, file.groups[group].index)
         table = file.read(group, [*_columns(by), "entry", "index"])
+    except DamagedError as error:
+        Damage(storage.name, on_damage, quiet=True).meet(error, 0)
+        return start
     except LostFileError as error:
+        path_now(storage, row["ledger"])  # an error, where the whole topic has moved
         _log.warning("find passes over ledger %d of topic %r: %s", row["ledger"], storage.name, error)
         return None
     first = int(np.argmax(time_column(table, by).to_numpy() >= time))

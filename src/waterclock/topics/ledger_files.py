@@ -1,26 +1,57 @@
-"""The files of sealed ledgers, on any filesystem that pyarrow knows: written whole or not at all, read in ranges."""
+"""The files of sealed ledgers, on any filesystem that pyarrow or fsspec knows: written whole or not at all.
+
+A folder of ledger files is a *store*, and has an identity, which stands in the object `MARKER` at its root. Before a
+file is made or removed, and wherever one is not found, the marker is looked at: a folder that is not mounted, was
+renamed, or is another one is a fault of the whole store and never the loss of a file.
+"""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import posixpath
-from collections.abc import Generator
+import re
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import fs
 
-from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.durable import durable_file, make_folder, sync, unfinished
+from waterclock.errors import DamagedError, UnavailableError
+from waterclock.topics import roots
+
+MARKER = "waterclock-store.json"
+"""Name of the object at a store's root that holds its identity."""
+
+UNKNOWN = ""
+"""Stands for the identity of a store that was never reached by a version that knows stores: nothing is done to it."""
+
+FORMAT = 1
+_LARGEST_MARKER = 4096
+_IDENTITY = re.compile(r"[0-9a-f]{32}")
+_FAILURES = (OSError, pa.ArrowException)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class LostFileError(UnavailableError):
-    """The file of a sealed ledger is gone, cut short or damaged: trying again will not help."""
+    """The file of a sealed ledger is gone: trying again will not help."""
+
+
+class StoreError(UnavailableError):
+    """The store of a topic's ledger files is not there, or is another one."""
+
+
+class UnreachableStoreError(StoreError):
+    """The store cannot be reached now, so that it is not known whether it is there."""
 
 
 class LedgerFiles:
-    """A folder of ledger files, local or on an object store.
+    """A store of ledger files, local or on an object store. Can be pickled; opens its filesystem when it needs it.
 
     Parameters
     ----------
@@ -28,31 +59,112 @@ class LedgerFiles:
         A folder, or a filesystem URL such as ``s3://bucket/folder``.
     filesystem
         Stands in for the one that ``root`` names; ``root`` is then a path on it.
-
-    Raises
-    ------
-    InvalidArgumentError
-        Where ``root`` is no URL of a filesystem that pyarrow knows.
+    identity
+        That of the store which must lie there; None: whichever does.
+    recorded
+        Its root as the catalogue has it, for errors.
     """
 
-    def __init__(self, root: str, filesystem: fs.FileSystem | None = None) -> None:
-        self.root = root
-        if filesystem is not None:
-            self._filesystem, self._base = filesystem, root
-        elif "://" in root:
-            try:
-                self._filesystem, self._base = fs.FileSystem.from_uri(root)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise InvalidArgumentError(
-                    f"ledgers: {root!r} is no filesystem URL: {error}; give a folder or a URL such as s3://bucket/folder"
-                ) from None
-        else:
-            self._filesystem, self._base = fs.LocalFileSystem(), str(Path(root).absolute())
-        self._is_local = isinstance(self._filesystem, fs.LocalFileSystem)
+    def __init__(
+        self,
+        root: str,
+        filesystem: fs.FileSystem | None = None,
+        *,
+        identity: str | None = None,
+        recorded: str | None = None,
+    ) -> None:
+        is_path = filesystem is None or isinstance(filesystem, fs.LocalFileSystem)
+        self.root = roots.absolute(root) if is_path else root.rstrip("/")
+        self.filesystem = filesystem
+        self.identity = identity
+        self.place = roots.shown(self.root, filesystem)
+        self.recorded = recorded or self.place
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `place` is all that it takes to open the store: no credentials, options or filesystem beside it."""
+        is_path = self.filesystem is None or isinstance(self.filesystem, fs.LocalFileSystem)
+        return is_path and self.place == self.root.rstrip("/")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the files are this machine's."""
+        return isinstance(self._opened[0], fs.LocalFileSystem)
 
     def name(self, path: str) -> str:
-        """Give the full name of a file, as Spark or DuckDB want it."""
-        return posixpath.join(self.root, path)
+        """Give the full name of a file, as Spark or DuckDB want it, without credentials and options."""
+        return posixpath.join(self.place, path)
+
+    def marker(self) -> str | None:
+        """Read the identity of the store that lies at the root; None where there is none.
+
+        Raises
+        ------
+        UnreachableStoreError
+            Where the place does not answer.
+        StoreError
+            Where what lies there is no marker that this version can read.
+        """
+        try:
+            filesystem, base = self._opened
+            with filesystem.open_input_file(posixpath.join(base, MARKER)) as file:
+                data = file.read(_LARGEST_MARKER)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except UnavailableError as error:
+            raise UnreachableStoreError(str(error)) from error
+        except _FAILURES as error:
+            raise UnreachableStoreError(
+                f"cannot reach the ledger store {self.place}: {roots.told(error, self.root)}"
+            ) from error
+        return self._identity_in(data)
+
+    def check(self) -> None:
+        """Insist that the store is there and is the right one.
+
+        Raises
+        ------
+        StoreError
+            Where it is absent or another one, naming both places, or where it cannot be reached.
+        """
+        if self.identity is None:
+            return
+        if self.identity == UNKNOWN:
+            raise StoreError(
+                f"the ledger store {self.place} could not be reached when this topic was opened for the first time by"
+                " a version that knows stores; open the topic again"
+            )
+        found = self.marker()
+        if found == self.identity:
+            return
+        wrong = f"is another one ({found})" if found else f"is not there: it has no {MARKER}"
+        raise StoreError(
+            f"the ledger store {self.place} {wrong}; the topic's files lie in the store {self.identity}, at"
+            f" {self.recorded} as far as the catalogue knows. Is it mounted, and does ledgers= name it? Where it was"
+            " moved, say so with `waterclock topic relocate`"
+        )
+
+    def write_marker(self, identity: str) -> str:
+        """Make a store at the root, with its folder; give the identity that it has then, another maker's perhaps.
+
+        Raises
+        ------
+        UnavailableError
+            Where it cannot be written.
+        """
+        data = json.dumps({"identity": identity, "format": FORMAT}).encode()
+        base = self._opened[1]
+        try:
+            if self.is_local:
+                make_folder(Path(base))
+                _write_once(Path(base) / MARKER, data)
+            else:
+                with self._output(posixpath.join(base, MARKER)) as sink:
+                    sink.write(data)
+        except _FAILURES as error:
+            raise UnavailableError(f"cannot make a ledger store at {self.place}: {self._reason(error)}") from error
+        # An object store knows no "only if it is not there": of two makers, the one who wrote last has made it.
+        return self.marker() or identity
 
     @contextmanager
     def create(self, path: str) -> Generator[Any]:
@@ -60,20 +172,27 @@ class LedgerFiles:
 
         Raises
         ------
+        StoreError
+            Where the store is absent or another one: nothing is written, and no folder is made in its stead.
         UnavailableError
-            Where the disk is full or the store cannot be reached.
+            Where the disk is full, or it cannot be written for another reason, which the text gives.
         """
-        full = posixpath.join(self._base, path)
+        self.check()
+        base = self._opened[1]
+        full = posixpath.join(base, path)
         try:
-            if self._is_local:
-                with _durable(Path(full)) as sink:
+            if self.is_local:
+                _make_folders(Path(full).parent, Path(base))
+                with durable_file(Path(full)) as sink:
                     yield sink
             else:
                 # A store shows an object only when it is whole, and the name is used once: no renaming.
-                with self._filesystem.open_output_stream(full) as sink:
+                with self._output(full) as sink:
                     yield sink
-        except OSError as error:
-            raise UnavailableError(f"cannot write {self.name(path)}: {error}; is the disk full?") from error
+        except _FAILURES as error:
+            raise UnavailableError(f"cannot write {self.name(path)}: {self._reason(error)}") from error
+        if self.is_local:
+            self.check()  # a folder can be unmounted while a file is written, and its name is then another folder's
 
     def open(self, path: str) -> Any:
         """Open a file for reading, as a ``pyarrow.NativeFile``.
@@ -81,16 +200,17 @@ class LedgerFiles:
         Raises
         ------
         LostFileError
-            Where it is gone.
+            Where the store is there and the file is gone.
         UnavailableError
             Where it cannot be reached now.
         """
         try:
-            return self._filesystem.open_input_file(posixpath.join(self._base, path))
-        except FileNotFoundError as error:
-            raise LostFileError(f"the ledger file {self.name(path)} is gone") from error
-        except OSError as error:
-            raise UnavailableError(f"cannot read {self.name(path)}: {error}") from error
+            filesystem, base = self._opened
+            return filesystem.open_input_file(posixpath.join(base, path))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise self._gone(path) from error
+        except _FAILURES as error:
+            raise UnavailableError(f"cannot read {self.name(path)}: {self._reason(error)}") from error
 
     def read_range(self, path: str, size: int, offset: int, length: int) -> pa.Buffer:
         """Read some bytes of a file of ``size`` bytes in one request.
@@ -98,7 +218,9 @@ class LedgerFiles:
         Raises
         ------
         LostFileError
-            Where the file is gone or has another size.
+            Where the file is gone.
+        DamagedError
+            Where it has another size.
         UnavailableError
             Where it cannot be reached now.
         """
@@ -107,66 +229,165 @@ class LedgerFiles:
                 found = file.size()
                 file.seek(offset)
                 data = file.read_buffer(length if found == size else 0)
-            except OSError as error:
-                raise UnavailableError(f"cannot read {self.name(path)}: {error}") from error
+            except FileNotFoundError as error:
+                raise self._gone(path) from error  # a store may notice that only when it is read
+            except _FAILURES as error:
+                raise UnavailableError(f"cannot read {self.name(path)}: {self._reason(error)}") from error
         if len(data) < length:
-            raise LostFileError(f"the ledger file {self.name(path)} has {found} bytes; {size} were written")
+            raise DamagedError(f"the ledger file {self.name(path)} is damaged: {found} bytes long; {size} were written")
         return data
 
     def size(self, path: str) -> int:
-        """Give a file's length in bytes; LostFileError where it is gone."""
+        """Give a file's length in bytes; LostFileError where the store is there and the file is gone."""
+        size = self.size_if_there(path)
+        if size is None:
+            raise self._gone(path)
+        return size
+
+    def size_if_there(self, path: str) -> int | None:
+        """Give a file's length in bytes; None where there is no such file.
+
+        Raises
+        ------
+        UnavailableError
+            Where it cannot be reached now.
+        """
         try:
-            info = self._filesystem.get_file_info(posixpath.join(self._base, path))
-        except OSError as error:
-            raise UnavailableError(f"cannot reach {self.name(path)}: {error}") from error
-        if info.type != fs.FileType.File:
-            raise LostFileError(f"the ledger file {self.name(path)} is gone")
-        return info.size
+            filesystem, base = self._opened
+            info = filesystem.get_file_info(posixpath.join(base, path))
+        except _FAILURES as error:
+            raise UnavailableError(f"cannot reach {self.name(path)}: {self._reason(error)}") from error
+        return info.size if info.type == fs.FileType.File else None
+
+    def listing(self, folder: str | None = None) -> Iterator[tuple[str, int]]:
+        """List the files of a folder of the store, or of all its folders: names, and lengths in bytes.
+
+        Raises
+        ------
+        StoreError
+            Where the store is absent or another one.
+        UnavailableError
+            Where it cannot be reached now.
+        """
+        self.check()
+        filesystem, base = self._opened
+        at = base if folder is None else posixpath.join(base, folder)
+        try:
+            found = filesystem.get_file_info(fs.FileSelector(at, allow_not_found=True, recursive=True))
+        except _FAILURES as error:
+            raise UnavailableError(f"cannot list {self.place}: {self._reason(error)}") from error
+        for info in found:
+            if info.type == fs.FileType.File:
+                yield posixpath.relpath(info.path, base), info.size
+
+    def is_empty(self) -> bool:
+        """Say whether nothing is in the folder, or there is none; UnavailableError where it cannot be reached."""
+        try:
+            filesystem, base = self._opened
+            return not filesystem.get_file_info(fs.FileSelector(base, allow_not_found=True))
+        except _FAILURES as error:
+            raise UnavailableError(f"cannot list {self.place}: {self._reason(error)}") from error
 
     def delete(self, path: str) -> None:
-        """Remove a file and what an interrupted writer left of it; nothing to do where there is none."""
-        full = posixpath.join(self._base, path)
-        for name in (full, _unfinished(full)) if self._is_local else (full,):
+        """Remove a file and what an interrupted writer left of it; nothing to do where there is none.
+
+        Raises
+        ------
+        StoreError
+            Where the store is absent or another one.
+        UnavailableError
+            Where the file cannot be removed now.
+        """
+        self.check()
+        filesystem, base = self._opened
+        full = posixpath.join(base, path)
+        for name in (full, unfinished(full)) if self.is_local else (full,):
             try:
-                self._filesystem.delete_file(name)
+                filesystem.delete_file(name)
             except FileNotFoundError:
                 continue
-            except OSError as error:
-                raise UnavailableError(f"cannot delete {name}: {error}") from error
+            except _FAILURES as error:
+                raise UnavailableError(f"cannot delete {self.name(path)}: {self._reason(error)}") from error
+
+    def at_identity(self, identity: str) -> LedgerFiles:
+        """Give the same place, where a store of this identity must lie."""
+        return LedgerFiles(self.root, self.filesystem, identity=identity, recorded=self.recorded)
+
+    @cached_property
+    def _opened(self) -> tuple[fs.FileSystem, str]:
+        return roots.opened(self.root) if self.filesystem is None else (self.filesystem, self.root)
+
+    def _output(self, full: str) -> Any:
+        filesystem = self._opened[0]
+        try:
+            return filesystem.open_output_stream(full)
+        except FileNotFoundError:
+            # Unlike an object store this one has folders. The root is there: its marker was looked at.
+            filesystem.create_dir(posixpath.dirname(full), recursive=True)
+            return filesystem.open_output_stream(full)
+
+    def _gone(self, path: str) -> LostFileError:
+        self.check()  # a store that is absent has lost no file
+        return LostFileError(f"the ledger file {self.name(path)} is gone")
+
+    def _identity_in(self, data: bytes) -> str:
+        try:
+            marker = json.loads(data)
+            identity, version = marker["identity"], marker["format"]
+        except (ValueError, TypeError, KeyError):
+            identity, version = "", FORMAT
+        if version != FORMAT:
+            raise StoreError(
+                f"{self.name(MARKER)} has format {version!r}, this version knows {FORMAT}; update waterclock"
+            )
+        if not isinstance(identity, str) or not _IDENTITY.fullmatch(identity):
+            raise StoreError(f"{self.name(MARKER)} is damaged: it holds no identity of a ledger store")
+        return identity
+
+    def _reason(self, error: BaseException) -> str:
+        text = roots.told(error, self.root)
+        return f"{text}; is the disk full?" if getattr(error, "errno", None) in _FULL else text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self.root, self.filesystem, self.identity, self.recorded)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LedgerFiles) and self.__reduce__()[1] == other.__reduce__()[1]
+
+    def __hash__(self) -> int:
+        return hash((self.root, self.identity))
+
+    def __repr__(self) -> str:
+        return f"<LedgerFiles {self.place}>"
 
 
-def _unfinished(name: str) -> str:
-    return f"{name}.part"
+def _rebuilt(root: str, filesystem: fs.FileSystem | None, identity: str | None, recorded: str) -> LedgerFiles:
+    return LedgerFiles(root, filesystem, identity=identity, recorded=recorded)
 
 
-@contextmanager
-def _durable(path: Path) -> Generator[Any]:
-    _make_folder(path.parent)
-    unfinished = Path(_unfinished(str(path)))
+def _write_once(path: Path, data: bytes) -> None:
+    """Write a small file, durable and whole, unless there is one."""
+    own = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")
     try:
-        with unfinished.open("wb") as sink:
-            yield sink
+        with own.open("wb") as sink:
+            sink.write(data)
             sink.flush()
             os.fsync(sink.fileno())
-        unfinished.rename(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _make_folder(folder: Path) -> None:
-    missing = [folder, *folder.parents]
-    missing = missing[: next(i for i, parent in enumerate(missing) if parent.exists())]
-    folder.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        _sync_folder(made.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    # Without this a power cut may forget the name of a file whose bytes are safe.
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
+        try:
+            path.hardlink_to(own)
+        except FileExistsError:
+            return
+        except OSError:
+            if not path.exists():
+                own.rename(path)  # a filesystem without links: what is there in the end counts, as on an object store
     finally:
-        os.close(handle)
+        own.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def _make_folders(folder: Path, root: Path) -> None:
+    """Make what is missing of a folder below the root, never the root itself."""
+    for each in reversed([folder, *folder.parents]):
+        if root in each.parents and not each.exists():
+            each.mkdir(exist_ok=True)
+            sync(each.parent)

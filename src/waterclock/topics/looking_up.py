@@ -11,13 +11,16 @@ import sqlalchemy as sa
 
 from waterclock.arrow import POSITIONED_SCHEMA
 from waterclock.database.topic_catalogue import entries
-from waterclock.errors import InvalidArgumentError, NotFoundError
+from waterclock.errors import DamagedError, InvalidArgumentError, NotFoundError
 from waterclock.message import Position
+from waterclock.topics.damage import located
 from waterclock.topics.entries import decode_entries
 from waterclock.topics.ledgers import ledger_from
+from waterclock.topics.losses import is_lost
 from waterclock.topics.reading import Chunk, positioned
 from waterclock.topics.sealed_ledger import SealedLedger
 from waterclock.topics.storage import Storage
+from waterclock.topics.succession import look_in
 
 _Places = npt.NDArray[np.int64]
 """Rows of (entry, index)."""
@@ -36,7 +39,9 @@ def look_up(
     Raises
     ------
     NotFoundError
-        Where no message stands at a position (any more).
+        Where no message stands at a position (any more), also where it is recorded as lost.
+    DamagedError
+        Where it is not what was written, or is missing though it was not deleted.
     """
     wanted = _as_array(positions)
     order = np.lexsort((wanted[:, 2], wanted[:, 1], wanted[:, 0]))
@@ -83,7 +88,7 @@ def _of_ledger(
 def _of_file(
     storage: Storage, row: sa.RowMapping, places: _Places, columns: Sequence[str]
 ) -> Iterator[tuple[pa.Table, _Places]]:
-    file = SealedLedger(storage.files, row)
+    file = SealedLedger(storage, row)
     firsts = _keys(np.array([(group.entry, group.index) for group in file.groups], dtype=np.int64))
     numbers = np.maximum(np.searchsorted(firsts, _keys(places), side="right") - 1, 0)
     for number in np.unique(numbers):
@@ -101,9 +106,22 @@ def _read_entries(
         .order_by(entries.c.entry)
     )
     rows = [(row.entry, row.data) for row in connection.execute(statement)]
-    if not rows:
+    _refuse_gap(storage, connection, ledger, sorted(set(wanted) - {entry for entry, _ in rows}))
+    kept = [(entry, data) for entry, data in rows if not is_lost(data)]
+    if not kept:
         raise _nothing(storage, ledger, places[0])
-    return decode_entries(ledger, rows, columns)
+    try:
+        return decode_entries(ledger, kept, columns)
+    except DamagedError as error:
+        raise located(error, storage.name, ledger=ledger) from error
+
+
+def _refuse_gap(storage: Storage, connection: sa.Connection, ledger: int, absent: list[int]) -> None:
+    """Raise an error where what is between the first of some entries that are not there and what follows is a hole."""
+    if absent:
+        start = Position(ledger, absent[0], 0)
+        for gap in look_in(storage, connection, start, start._replace(index=1), None).gaps:
+            raise gap.error
 
 
 def _rows(storage: Storage, ledger: int, table: pa.Table | pa.RecordBatch, places: _Places) -> _Places:

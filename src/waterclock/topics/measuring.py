@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock.database.topic_catalogue import BOUNDED, TIMES, entries, ledgers, topics
+from waterclock.database.topic_catalogue import TIMES, entries, ledgers, topics
 from waterclock.topics.bounds import Bounds, peak_columns, peak_of_row, raised
 from waterclock.topics.entries import decode_entries
-from waterclock.topics.row_groups import RowGroup, row_groups_from_json, row_groups_to_json
-from waterclock.topics.sealed_file import SealedFile, read_footer
-from waterclock.topics.sealed_ledger import ledgers_share_a_file
+from waterclock.topics.file_checksums import FileChecksums
+from waterclock.topics.losses import is_lost, standing_in
+from waterclock.topics.peaks import peak_before, raise_later
+from waterclock.topics.row_groups import RowGroup, row_groups_to_json
+from waterclock.topics.sealed_ledger import SealedLedger
 from waterclock.topics.storage import Storage
 
 
@@ -22,7 +24,9 @@ def measure_ledger(storage: Storage, ledger: int) -> None:
     Raises
     ------
     LostFileError
-        Where its file is gone or damaged.
+        Where its file is gone.
+    DamagedError
+        Where that, or an entry, is damaged.
     """
     key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
     with storage.backend.snapshot() as connection:
@@ -32,14 +36,17 @@ def measure_ledger(storage: Storage, ledger: int) -> None:
         measured = {} if row["state"] == "sealed" else _measure_rows(storage, connection, ledger)
     if row["state"] == "sealed":
         measured = _measure_file(storage, row)
-    bounds: Bounds = measured.pop("bounds")
+    bounds: Bounds | None = measured.pop("bounds")
 
     def work(connection: sa.Connection) -> None:
         topic, _ = storage.lock(connection)
-        peak = raised(_peak_before(storage, connection, ledger), bounds.end)
+        if bounds is None:  # all of it is recorded as lost
+            connection.execute(sa.update(ledgers).where(*key).values(standing_in(storage, connection, ledger, row)))
+            return
+        peak = raised(peak_before(storage, connection, ledger), bounds.end)
         values = {**measured, **bounds.columns(), **peak_columns(peak)}
         connection.execute(sa.update(ledgers).where(*key).values(values))
-        _raise_later(storage, connection, ledger, peak)
+        raise_later(storage, connection, ledger, peak)
         total = raised(peak_of_row(topic), peak)
         connection.execute(sa.update(topics).where(topics.c.id == storage.topic_id).values(peak_columns(total)))
 
@@ -52,16 +59,21 @@ def _measure_rows(storage: Storage, connection: sa.Connection, ledger: int) -> d
     )
     bounds: Bounds | None = None
     for row in connection.execute(statement.execution_options(yield_per=1)):
-        bounds = Bounds.of_messages(decode_entries(ledger, [(row.entry, row.data)], TIMES)).joined(bounds)
+        if not is_lost(row.data):
+            bounds = Bounds.of_messages(decode_entries(ledger, [(row.entry, row.data)], TIMES)).joined(bounds)
     return {"bounds": bounds}
 
 
 def _measure_file(storage: Storage, row: sa.RowMapping) -> dict[str, Any]:
-    if row["row_groups"] and ledgers_share_a_file(row_groups_from_json(row["row_groups"])):
-        return {"bounds": _joined(row_groups_from_json(row["row_groups"]))}  # no other version wrote such a file
-    footer = row["footer"] or read_footer(storage.files, row["path"])
-    groups = SealedFile(storage.files, row["path"], row["file_bytes"], footer).measure()
-    return {"bounds": _joined(groups), "footer": footer, "row_groups": row_groups_to_json(groups)}
+    ledger = SealedLedger(storage, row)
+    if row["row_groups"]:
+        return {"bounds": _joined(ledger.groups)}
+    row_groups = row_groups_to_json(ledger.groups)
+    measured = {"bounds": _joined(ledger.groups), "footer": ledger.footer, "row_groups": row_groups}
+    if row["checksums"] is not None:
+        checksums = FileChecksums.from_bytes(row["checksums"], f"ledger {ledger.number}")
+        measured["checksums"] = checksums.of_text(row_groups).to_bytes()
+    return measured
 
 
 def _joined(groups: Sequence[RowGroup]) -> Bounds:
@@ -69,22 +81,3 @@ def _joined(groups: Sequence[RowGroup]) -> Bounds:
     for group in groups[1:]:
         bounds = group.bounds.joined(bounds)
     return bounds
-
-
-def _peak_before(storage: Storage, connection: sa.Connection, ledger: int) -> Mapping[str, int] | None:
-    known = [ledgers.c[f"peak_{time}"].is_not(None) for time in BOUNDED]
-    statement = (
-        sa.select(ledgers)
-        .where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger < ledger, *known)
-        .order_by(ledgers.c.ledger.desc())
-        .limit(1)
-    )
-    row = connection.execute(statement).mappings().one_or_none()
-    return None if row is None else peak_of_row(row)
-
-
-def _raise_later(storage: Storage, connection: sa.Connection, ledger: int, peak: Mapping[str, int]) -> None:
-    for time, value in peak.items():
-        column = ledgers.c[f"peak_{time}"]
-        later = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger > ledger, column < value)
-        connection.execute(sa.update(ledgers).where(*later).values({column: value}))

@@ -8,6 +8,7 @@ import socket
 import unicodedata
 
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 
 _LONGEST_NAME = 255
 _LONGEST_HOST = 200
@@ -16,21 +17,21 @@ _LONGEST_HOST = 200
 def check_name(name: str) -> str:
     """Check the name of a topic, producer or subscription: 1 to 255 characters, none of them a control character."""
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # not everybody checks types
-        raise InvalidArgumentError(f"name: {name!r} is a {type(name).__name__}; give a text")
+        raise InvalidArgumentError(f"name: {quoted(name)} is a {type(name).__name__}; give a text")
     if not 1 <= len(name) <= _LONGEST_NAME:
-        raise InvalidArgumentError(f"name: {name!r} has {len(name)} characters; give 1 to {_LONGEST_NAME}")
+        raise InvalidArgumentError(f"name: {quoted(name)} has {len(name)} characters; give 1 to {_LONGEST_NAME}")
     if name != name.strip():
         # MariaDB takes "a" and "a " for the same, the others do not.
-        raise InvalidArgumentError(f"name: {name!r} begins or ends with a space; give {name.strip()!r}")
+        raise InvalidArgumentError(f"name: {quoted(name)} begins or ends with a space; give {quoted(name.strip())}")
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
-        raise InvalidArgumentError(f"name: {name!r} holds a control character; use letters, digits, '-' and '.'")
+        raise InvalidArgumentError(f"name: {quoted(name)} holds a control character; use letters, digits, '-' and '.'")
     return name
 
 
 def check_size(size: int, name: str) -> int:
     """Check a number of bytes."""
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # not everybody checks types
-        raise InvalidArgumentError(f"{name}: {size!r} is no number of bytes; give an int of at least 1")
+        raise InvalidArgumentError(f"{name}: {quoted(size)} is no number of bytes; give an int of at least 1")
     return size
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-import pyarrow as pa
 import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import files, ledgers
-from waterclock.errors import LeaseLostError, NotFoundError
+from waterclock.errors import LeaseLostError, NotFoundError, UnavailableError
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.storage import Storage
 
@@ -21,7 +21,9 @@ LEASE = 30_000_000_000
 
 _READABLE_NAME = 40
 
-_T = TypeVar("_T", pa.RecordBatch, pa.Table)
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 class Pending(NamedTuple):
@@ -34,14 +36,28 @@ class Pending(NamedTuple):
 
 
 def new_file(storage: Storage, first: int, last: int) -> Pending:
-    """Think of a name that nobody has used."""
+    """Think of a name that no file has had, in the topic's store.
+
+    Raises
+    ------
+    StoreError
+        Where the store is absent, is another one or cannot be reached: then no ledger need be claimed first.
+    """
+    storage.files.check()
     owner = secrets.token_hex(8)
     numbers = f"{first:010d}" if first == last else f"{first:010d}-{last:010d}"
     return Pending(first, last, f"{_folder(storage)}/{numbers}-{owner}.parquet", owner)
 
 
 def record(storage: Storage, connection: sa.Connection, pending: Pending, now: int) -> bool:
-    """Record a pending file, in a transaction with the topic locked; False where somebody else is at its ledgers."""
+    """Record a pending file, in a transaction with the topic locked; False where another owner is at its ledgers.
+
+    Raises
+    ------
+    StoreError
+        Where the topic's files lie in another store by now.
+    """
+    storage.refuse_moved(connection)
     held = sa.select(files.c.path).where(
         files.c.topic_id == storage.topic_id,
         files.c.ledger.between(pending.first, pending.last),
@@ -87,13 +103,18 @@ def settle(storage: Storage, connection: sa.Connection, pending: Pending) -> Non
     ------
     LeaseLostError
         Where it is not ours any more.
+    StoreError
+        Where the topic's files lie in another store by now, in which this one is not.
     """
+    storage.refuse_moved(connection)
     if connection.execute(sa.delete(files).where(*_mine(pending))).rowcount == 0:
         raise taken(storage, pending)
 
 
 def finish(storage: Storage, pending: Pending, work: Callable[[], None]) -> None:
     """Write and commit a pending file; where that fails, remove it and say why.
+
+    Where it cannot even be removed, because the store is down, it stays pending for a sweep to remove.
 
     Raises
     ------
@@ -103,7 +124,11 @@ def finish(storage: Storage, pending: Pending, work: Callable[[], None]) -> None
     try:
         work()
     except Exception as error:
-        still_ours = _abandon(storage, pending)
+        try:
+            still_ours = _abandon(storage, pending)
+        except UnavailableError as second:
+            _log.warning("%s is left for the next sweep: %s", storage.files.name(pending.path), second)
+            raise error from None
         if isinstance(error, LostFileError) and not still_ours:
             raise taken(storage, pending) from error  # a sweep took it for an abandoned one
         raise

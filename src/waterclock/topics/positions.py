@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import entries, ledgers
+from waterclock.errors import DamagedError
 from waterclock.message import Position
 from waterclock.topics.counter import Counter
+from waterclock.topics.damage import Damage, located
+from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.ledgers import ledger_from
-from waterclock.topics.row_groups import row_of
+from waterclock.topics.losses import KEPT
+from waterclock.topics.row_groups import RowGroup, row_of, starts_of
 from waterclock.topics.sealed_ledger import SealedLedger
 from waterclock.topics.storage import Storage
+from waterclock.topics.succession import ledgers_gap_before
 
 
 class Place(NamedTuple):
@@ -24,16 +28,30 @@ class Place(NamedTuple):
     ordinal: int
 
 
-def place_of(storage: Storage, position: Position) -> Place:
+def beginning(storage: Storage) -> Place:
+    """Give where the topic begins: what lay before was deleted on purpose."""
+    with storage.backend.snapshot() as connection:
+        row = storage.row(connection)
+    return Place(Position(row["first_ledger"], 0, 0), row["first_ordinal"])
+
+
+def place_of(storage: Storage, position: Position, damage: Damage | None = None) -> Place:
     """Find the first message that is left at or after a position; the topic's head where there is none.
+
+    Parameters
+    ----------
+    damage
+        Decides about what cannot be read; where that is to be passed over, the place is behind it. None: an error.
 
     Raises
     ------
-    UnavailableError
+    UnavailableError, DamagedError
         Where the position is in a sealed ledger whose file cannot be read.
     """
     with storage.backend.snapshot() as connection:
         row = ledger_from(storage, connection, position.ledger)
+        while row is not None and row["state"] == "lost":
+            row = ledger_from(storage, connection, row["ledger"] + 1)
         counter = Counter.of_row(storage.row(connection))
         if row is None:
             if position >= counter.position or counter.entries == 0:
@@ -46,37 +64,47 @@ def place_of(storage: Storage, position: Position) -> Place:
         if row["state"] != "sealed":
             place = _place_in_rows(storage, connection, start)
             return place or Place(Position(start.ledger + 1, 0, 0), row["first_ordinal"] + row["messages"])
-    return _place_in_file(storage, row, start)
+    return _place_in_file(storage, row, start, damage or Damage(storage.name))
 
 
-def position_of(storage: Storage, ordinal: int) -> Position:
+def position_of(storage: Storage, ordinal: int, damage: Damage | None = None) -> Position:
     """Find the position of a message by its number in the topic; the topic's head where there is none.
+
+    Where the message was deleted or is recorded as lost, the answer is where the messages behind it begin.
 
     Raises
     ------
-    UnavailableError
-        Where it is in a sealed ledger whose file cannot be read.
+    UnavailableError, DamagedError
+        Where it is in a sealed ledger whose file cannot be read, or where its ledger is missing; see `place_of`.
     """
+    damage = damage or Damage(storage.name)
     with storage.backend.snapshot() as connection:
         counter = Counter.of_row(storage.row(connection))
         if ordinal >= counter.ordinal:
             return counter.position
         row = connection.execute(_ledger_holding(storage, ordinal)).mappings().one_or_none()
+        if row is not None and ordinal >= row["first_ordinal"] + row["messages"]:
+            row = None  # it is in the open one, or in a ledger that is missing
+        if row is None and ordinal < counter.ordinal - counter.messages:
+            return _behind_missing(storage, connection, ordinal, damage)
+        if row is not None and row["state"] == "lost":
+            return Position(row["ledger"] + 1, 0, 0)
         if row is None or row["state"] != "sealed":
-            return _position_in_rows(storage, connection, counter.ledger if row is None else row["ledger"], ordinal)
-    return _position_in_file(storage, row, ordinal)
+            ledger = counter.ledger if row is None else row["ledger"]
+            return _position_in_rows(storage, connection, ledger, ordinal, damage)
+    return _position_in_file(storage, row, ordinal, damage)
 
 
-def entry_boundary(storage: Storage, start: Position, messages: int) -> Position:
+def entry_boundary(storage: Storage, start: Position, messages: int, damage: Damage | None = None) -> Position:
     """Give the end of the last whole entry within ``messages`` from ``start``; of the first, where that holds more.
 
     Raises
     ------
-    UnavailableError
-        Where that is in a sealed ledger whose file cannot be read.
+    UnavailableError, DamagedError
+        Where that is in a sealed ledger whose file cannot be read, or in a ledger that is missing; see `place_of`.
     """
-    first = place_of(storage, start)
-    last = position_of(storage, first.ordinal + messages)
+    first = place_of(storage, start, damage)
+    last = position_of(storage, first.ordinal + messages, damage)
     boundary = Position(last.ledger, last.entry, 0)
     return boundary if boundary > first.position else Position(last.ledger, last.entry + 1, 0)
 
@@ -88,6 +116,7 @@ def _place_in_rows(storage: Storage, connection: sa.Connection, position: Positi
             entries.c.topic_id == storage.topic_id,
             entries.c.ledger == position.ledger,
             entries.c.entry >= position.entry,
+            KEPT,
         )
         .order_by(entries.c.entry)
         .limit(2)
@@ -99,18 +128,35 @@ def _place_in_rows(storage: Storage, connection: sa.Connection, position: Positi
     return None
 
 
-def _place_in_file(storage: Storage, row: sa.RowMapping, position: Position) -> Place:
-    file = SealedLedger(storage.files, row)
+def _place_in_file(storage: Storage, row: sa.RowMapping, position: Position, damage: Damage) -> Place:
+    end = Place(Position(row["ledger"] + 1, 0, 0), row["first_ordinal"] + row["messages"])
+    try:
+        file = SealedLedger(storage, row)
+    except (DamagedError, LostFileError) as error:
+        damage.meet(error, row["messages"])
+        return end
     groups = file.groups
+    if not groups:
+        return end
     number = max(bisect_right(groups, position[1:], key=lambda group: (group.entry, group.index)) - 1, 0)
-    first = row["first_ordinal"] + sum(group.messages for group in groups[:number])
-    table = file.read(number, ["entry", "index"])
+    starts = starts_of(groups, row["first_ordinal"])
+    if position[1:] <= (groups[number].entry, groups[number].index):
+        return _start_of(row, groups[number], starts[number])
+    following = _start_of(row, groups[number + 1], starts[number + 1]) if number + 1 < len(groups) else end
+    try:
+        table = file.read(number, ["entry", "index"])
+    except (DamagedError, LostFileError) as error:
+        damage.meet(error, groups[number].messages)
+        return following
     at = row_of(table["entry"].to_numpy(), table["index"].to_numpy(), position[1:])
-    if at < table.num_rows:
-        return Place(Position(row["ledger"], table["entry"][at].as_py(), table["index"][at].as_py()), first + at)
-    if number + 1 < len(groups):
-        return Place(Position(row["ledger"], groups[number + 1].entry, groups[number + 1].index), first + at)
-    return Place(Position(row["ledger"] + 1, 0, 0), first + at)
+    if at == table.num_rows:
+        return following
+    place = Position(row["ledger"], table["entry"][at].as_py(), table["index"][at].as_py())
+    return Place(place, starts[number] + at)
+
+
+def _start_of(row: sa.RowMapping, group: RowGroup, ordinal: int) -> Place:
+    return Place(Position(row["ledger"], group.entry, group.index), ordinal)
 
 
 def _ledger_holding(storage: Storage, ordinal: int) -> sa.Select[*tuple[Any, ...]]:
@@ -119,29 +165,64 @@ def _ledger_holding(storage: Storage, ordinal: int) -> sa.Select[*tuple[Any, ...
         .where(
             ledgers.c.topic_id == storage.topic_id,
             ledgers.c.first_ordinal <= ordinal,
-            ledgers.c.first_ordinal + ledgers.c.messages > ordinal,
+            ledgers.c.messages > 0,
         )
         .order_by(ledgers.c.first_ordinal.desc())
         .limit(1)
     )
 
 
-def _position_in_rows(storage: Storage, connection: sa.Connection, ledger: int, ordinal: int) -> Position:
-    statement = (
-        sa.select(entries.c.entry, entries.c.first_ordinal)
-        .where(entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger, entries.c.first_ordinal <= ordinal)
-        .order_by(entries.c.entry.desc())
-        .limit(1)
+def _behind_missing(storage: Storage, connection: sa.Connection, ordinal: int, damage: Damage) -> Position:
+    """Give where the ledger begins that follows the one of a message, which is not there."""
+    topic = storage.row(connection)
+    statement = sa.select(ledgers.c.ledger, ledgers.c.first_ordinal).where(
+        ledgers.c.topic_id == storage.topic_id, ledgers.c.first_ordinal > ordinal
     )
-    row = connection.execute(statement).one()
-    return Position(ledger, row.entry, ordinal - row.first_ordinal)
+    row = connection.execute(statement.order_by(ledgers.c.first_ordinal).limit(1)).one_or_none()
+    following, first = (topic["ledger"], topic["ordinal"] - topic["messages"]) if row is None else row
+    if ordinal >= topic["first_ordinal"]:
+        gap = ledgers_gap_before(storage, connection, following, first, topic)
+        damage.meet(gap.error, gap.messages)
+    return Position(following, 0, 0)
 
 
-def _position_in_file(storage: Storage, row: sa.RowMapping, ordinal: int) -> Position:
-    file = SealedLedger(storage.files, row)
-    starts = list(accumulate((group.messages for group in file.groups), initial=0))
-    at = ordinal - row["first_ordinal"]
-    number = bisect_right(starts, at) - 1
-    table = file.read(number, ["entry", "index"])
-    at -= starts[number]
+def _position_in_rows(
+    storage: Storage, connection: sa.Connection, ledger: int, ordinal: int, damage: Damage
+) -> Position:
+    here = (entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger)
+    columns = (entries.c.entry, entries.c.first_ordinal, entries.c.messages)
+    before = sa.select(*columns).where(*here, entries.c.first_ordinal <= ordinal).order_by(entries.c.entry.desc())
+    row = connection.execute(before.limit(1)).one_or_none()
+    if row is not None and ordinal < row.first_ordinal + row.messages:
+        return Position(ledger, row.entry, ordinal - row.first_ordinal)
+    missing = DamagedError(f"the entry of ledger {ledger} that holds message {ordinal} is missing")
+    damage.meet(located(missing, storage.name, ledger=ledger), 0)
+    after = sa.select(entries.c.entry).where(*here, entries.c.first_ordinal > ordinal).order_by(entries.c.entry)
+    following = connection.execute(after.limit(1)).scalar()
+    return Position(ledger + 1, 0, 0) if following is None else Position(ledger, following, 0)
+
+
+def _position_in_file(storage: Storage, row: sa.RowMapping, ordinal: int, damage: Damage) -> Position:
+    end = Position(row["ledger"] + 1, 0, 0)
+    try:
+        file = SealedLedger(storage, row)
+    except (DamagedError, LostFileError) as error:
+        damage.meet(error, row["messages"])
+        return end
+    starts = starts_of(file.groups, row["first_ordinal"])
+    if not starts:
+        return end
+    number = max(bisect_right(starts, ordinal) - 1, 0)
+    at = ordinal - starts[number]
+    group = file.groups[number]
+    following = _start_of(row, file.groups[number + 1], 0).position if number + 1 < len(starts) else end
+    if at >= group.messages:
+        return following  # what comes in between is lost
+    if at <= 0:
+        return Position(row["ledger"], group.entry, group.index)
+    try:
+        table = file.read(number, ["entry", "index"])
+    except (DamagedError, LostFileError) as error:
+        damage.meet(error, group.messages)
+        return following
     return Position(row["ledger"], table["entry"][at].as_py(), table["index"][at].as_py())

@@ -1,131 +1,146 @@
-"""Producers that number their messages: a repeated append is recognised, an instance that was replaced is fenced."""
+"""The producers of a topic, as rows of the catalogue: read and written in the transaction that appends."""
 
 from __future__ import annotations
 
-import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import producers
-from waterclock.errors import InvalidArgumentError, ProducerFencedError
+from waterclock.errors import InvalidArgumentError
 from waterclock.message import Position
 from waterclock.topics.names import check_name
+from waterclock.topics.numbering import Numbering, ProducerAppend, Repeat, check_sequence
 from waterclock.topics.storage import Storage
 
-REMEMBERED = 5
-"""Appends of a producer whose positions are remembered; older repeats are recognised but have no position."""
+# Built once: building a statement takes longer than running it.
+_HERE = (producers.c.topic_id == sa.bindparam("topic"), producers.c.name == sa.bindparam("producer"))
+_READ = sa.select(producers.c.epoch, producers.c.last_sequence, producers.c.recent, producers.c.covered).where(*_HERE)
+_INSERT = sa.insert(producers)
+_UPDATE = (
+    sa.update(producers)
+    .where(*_HERE)
+    .values({name: sa.bindparam(f"new_{name}") for name in ("epoch", "last_sequence", "recent", "covered")})
+)
 
 
-class ProducerAppend(NamedTuple):
-    """Who appends, and which of its messages.
+class Tenure(NamedTuple):
+    """A new instance of a producer.
 
     Attributes
     ----------
-    name
-        The producer's name in its topic.
-    first, last
-        Numbers of the first and the last message of the append.
     epoch
-        Which instance of the producer it is; None: any.
+        Its number; instances of smaller ones are fenced.
+    last
+        Number of the producer's last message; None where it has none.
+    numbering
+        All that is known of the producer's numbers.
     """
 
-    name: str
-    first: int
-    last: int
-    epoch: int | None = None
+    epoch: int
+    last: int | None
+    numbering: Numbering
 
 
-class Repeat(NamedTuple):
-    """An append that the topic holds already; ``first`` is None where its position is forgotten."""
+class Producers:
+    """What one transaction, which holds the topic's lock, reads and writes of a topic's producers.
 
-    first: Position | None
+    Each is read once and written once, however many of its appends the transaction holds.
+
+    Parameters
+    ----------
+    storage
+        The topic.
+    connection
+        The transaction.
+    """
+
+    def __init__(self, storage: Storage, connection: Any) -> None:
+        self._storage = storage
+        self._connection = connection
+        self._known: dict[str, Numbering | None] = {}
+        self._read: dict[str, Numbering | None] = {}
+
+    def find_repeat(self, append: ProducerAppend) -> Repeat | None:
+        """Look whether the topic, or this transaction, holds an append already; errors as of `Numbering`."""
+        numbering = self.get(append.name)
+        return None if numbering is None else numbering.find_repeat(append, self._storage.name)
+
+    def note(self, append: ProducerAppend, position: Position | None, judged_at: int | None) -> None:
+        """Note an append that is being written; its position is None where all of its messages are rejected."""
+        numbering = self.get(append.name) or Numbering(append.epoch or 0)
+        self.put(append.name, numbering.appended(append, position, judged_at))
+
+    def get(self, name: str) -> Numbering | None:
+        """Give what is known of a producer; None where there is none of this name."""
+        if name not in self._known:
+            self._known[name] = self._read[name] = read_producer(self._storage, self._connection, name)
+        return self._known[name]
+
+    def put(self, name: str, numbering: Numbering) -> None:
+        """Change what is known of a producer that was read before."""
+        self._known[name] = numbering
+
+    def write(self) -> None:
+        """Write what has changed."""
+        for name, numbering in self._known.items():
+            if numbering is None or numbering is self._read[name]:
+                continue
+            columns = numbering.columns()
+            if self._read[name] is None:
+                self._connection.execute(_INSERT, [{"topic_id": self._storage.topic_id, "name": name, **columns}])
+            else:
+                values = {f"new_{column}": value for column, value in columns.items()}
+                self._connection.execute(_UPDATE, {**_key(self._storage, name), **values})
 
 
-def numbered(producer: str | None, sequence: int | None, epoch: int | None, messages: int) -> ProducerAppend | None:
+def read_producer(storage: Storage, connection: Any, name: str) -> Numbering | None:
+    """Read what is known of a producer; None where there is none of this name."""
+    row = connection.execute(_READ, _key(storage, name)).first()
+    return None if row is None else Numbering.read(*row)
+
+
+def numbered(
+    producer: str | None, sequence: int | None, epoch: int | None, messages: int, checksum: int | None
+) -> ProducerAppend | None:
     """Check what a caller says about who appends; None where nobody is named."""
     if (producer is None) != (sequence is None):
         raise InvalidArgumentError(f"producer: {producer!r} and sequence: {sequence!r} only mean something together")
     if producer is None or sequence is None:
         return None
-    return ProducerAppend(check_name(producer), sequence, sequence + messages - 1, epoch)
+    if epoch is not None and (not isinstance(epoch, int) or isinstance(epoch, bool)):  # pyright: ignore[reportUnnecessaryIsInstance]  # not everybody checks types
+        raise InvalidArgumentError(f"epoch: {epoch!r} is no int; give the producer's, or None")
+    first = check_sequence(sequence, messages)
+    return ProducerAppend(check_name(producer), first, first + messages - 1, epoch, checksum)
 
 
-def find_repeat(storage: Storage, connection: sa.Connection, append: ProducerAppend) -> Repeat | None:
-    """Look whether the topic holds an append already. The transaction holds the topic's lock.
+def take_over(storage: Storage, name: str) -> Tenure:
+    """Start a new instance of a producer: fence all earlier ones."""
 
-    Raises
-    ------
-    ProducerFencedError
-        Where a newer instance of the producer has taken over.
-    InvalidArgumentError
-        Where some but not exactly the messages of an earlier append are repeated.
-    """
-    row = _row(storage, connection, append.name)
-    if row is None:
-        return None
-    if append.epoch is not None and append.epoch < row["epoch"]:
-        raise ProducerFencedError(
-            f"producer {append.name!r} of topic {storage.name!r}: this instance has epoch {append.epoch}, and epoch"
-            f" {row['epoch']} has taken over; stop this one"
-        )
-    if row["last_sequence"] is None or append.first > row["last_sequence"]:
-        return None
-    recent = json.loads(row["recent"])
-    for first, last, ledger, entry in recent:
-        if (first, last) == (append.first, append.last):
-            return Repeat(Position(ledger, entry, 0))
-    if append.last < recent[0][0]:
-        return Repeat(None)
-    raise InvalidArgumentError(
-        f"sequence: producer {append.name!r} has appended up to {row['last_sequence']}; {append.first} to {append.last}"
-        " overlaps that without being one of its appends; repeat an append whole, or go on after the last"
-    )
-
-
-def remember(storage: Storage, connection: sa.Connection, append: ProducerAppend, position: Position) -> None:
-    """Note an append that is being written, in its transaction."""
-    row = _row(storage, connection, append.name)
-    recent: list[list[int]] = [] if row is None else json.loads(row["recent"])
-    recent = [*recent, [append.first, append.last, position.ledger, position.entry]][-REMEMBERED:]
-    values = {"last_sequence": append.last, "recent": json.dumps(recent)}
-    if row is None:
-        key = {"topic_id": storage.topic_id, "name": append.name, "epoch": append.epoch or 0}
-        connection.execute(sa.insert(producers), key | values)
-    else:
-        connection.execute(sa.update(producers).where(*_key(storage, append.name)).values(values))
-
-
-def take_over(storage: Storage, name: str) -> tuple[int, int | None]:
-    """Start a new instance of a producer: fence all earlier ones; give its epoch and its last sequence number."""
-
-    def work(connection: sa.Connection) -> tuple[int, int | None]:
+    def work(connection: sa.Connection) -> Tenure:
         storage.lock(connection)
-        row = _row(storage, connection, name)
-        if row is None:
-            key = {"topic_id": storage.topic_id, "name": name, "epoch": 1, "recent": "[]"}
-            connection.execute(sa.insert(producers), key)
-            return 1, None
-        epoch = row["epoch"] + 1
-        connection.execute(sa.update(producers).where(*_key(storage, name)).values(epoch=epoch))
-        return epoch, row["last_sequence"]
+        known = Producers(storage, connection)
+        before = known.get(name) or Numbering(0)
+        numbering = Numbering(before.epoch + 1, before.last, before.recent, before.covered)
+        known.put(name, numbering)
+        known.write()
+        return Tenure(numbering.epoch, numbering.last, numbering)
 
     return storage.backend.transact(work)
 
 
 def newest_append(storage: Storage, name: str) -> Position | None:
-    """Give the position of a producer's newest append; None where it has none, or has forgotten it."""
+    """Give the position of a producer's newest append; None where it has none, or all of that was rejected."""
     with storage.backend.snapshot() as connection:
-        row = _row(storage, connection, name)
-    recent = json.loads(row["recent"]) if row is not None else []
-    return Position(recent[-1][2], recent[-1][3], 0) if recent else None
+        numbering = read_producer(storage, connection, name)
+    return numbering.recent[-1].position if numbering is not None and numbering.recent else None
 
 
 def last_sequence(storage: Storage, name: str) -> int | None:
     """Give the number of the last message that a producer has appended; None where there is none."""
     with storage.backend.snapshot() as connection:
-        row = _row(storage, connection, check_name(name))
-    return None if row is None else row["last_sequence"]
+        numbering = read_producer(storage, connection, check_name(name))
+    return None if numbering is None else numbering.last
 
 
 def forget_producers(storage: Storage, prefix: str) -> int:
@@ -136,9 +151,5 @@ def forget_producers(storage: Storage, prefix: str) -> int:
     return storage.backend.transact(lambda connection: connection.execute(chosen).rowcount)
 
 
-def _row(storage: Storage, connection: sa.Connection, name: str) -> sa.RowMapping | None:
-    return connection.execute(sa.select(producers).where(*_key(storage, name))).mappings().one_or_none()
-
-
-def _key(storage: Storage, name: str) -> tuple[sa.ColumnElement[bool], ...]:
-    return producers.c.topic_id == storage.topic_id, producers.c.name == name
+def _key(storage: Storage, name: str) -> dict[str, Any]:
+    return {"topic": storage.topic_id, "producer": name}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from types import TracebackType
@@ -11,8 +12,11 @@ from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.message import Message
 from waterclock.topics.appending import append_entry
 from waterclock.topics.entries import encode_entry
-from waterclock.topics.producers import ProducerAppend, take_over
+from waterclock.topics.numbering import ProducerAppend, check_sequence
+from waterclock.topics.producers import take_over
 from waterclock.topics.storage import Storage
+
+_log = logging.getLogger(__name__)
 
 _OVERHEAD = 64  # bytes that a message takes besides its payload, about
 
@@ -37,7 +41,9 @@ class Producer:
     Attributes
     ----------
     last_sequence
-        Number of the last message that is stored; None where there is none. Go on after it.
+        Number of the last message that is stored, or was rejected; None where there is none. Go on after it.
+    rejected
+        How many messages the topic did not take since this producer was opened; each is a warning in the log.
     """
 
     def __init__(self, storage: Storage, name: str, linger: int, max_bytes: int) -> None:
@@ -45,7 +51,8 @@ class Producer:
         self._name = name
         self._linger = linger / 1e9
         self._max_bytes = max_bytes
-        self._epoch, self.last_sequence = take_over(storage, name)
+        self._epoch, self.last_sequence, self._before = take_over(storage, name)
+        self.rejected = 0
         self._stored_before = -1 if self.last_sequence is None else self.last_sequence
         self._next = self._stored_before + 1
         self._changed = threading.Condition()
@@ -78,13 +85,16 @@ class Producer:
 
         Raises
         ------
+        InvalidArgumentError
+            Where the number is smaller than one before, and the topic does not hold that message, or does not know.
         WaterclockError
             The error of an earlier append, for example `ProducerFencedError`: what was sent since is not stored.
         """
         with self._changed:
             self._check()
             if sequence is not None:
-                if sequence <= self._stored_before:
+                if check_sequence(sequence, 1) <= self._stored_before:
+                    self._insist_on(sequence)
                     return False
                 self._skip_to(sequence)
             self._changed.wait_for(lambda: self._bytes < 2 * self._max_bytes or self._failure)
@@ -121,6 +131,15 @@ class Producer:
 
     def _is_busy(self) -> bool:
         return bool(self._waiting) or self._in_flight
+
+    def _insist_on(self, sequence: int) -> None:
+        """Raise where a message that counts as sent long ago is not stored, as far as one knows."""
+        if not self._before.holds(sequence):
+            known = "was never appended" if self._before.holds(sequence) is False else "may never have been appended"
+            raise InvalidArgumentError(
+                f"sequence: message {sequence} of producer {self._name!r} {known}, and its numbers only grow: the last"
+                f" one is {self._stored_before}; give it a number after that"
+            )
 
     def _skip_to(self, sequence: int) -> None:
         if sequence < self._next:
@@ -176,10 +195,20 @@ class Producer:
         return self._hurry or self._closed or self._bytes >= self._max_bytes or time.monotonic() >= self._due
 
     def _append(self, batch: list[Message], first: int) -> None:
-        entry = encode_entry(batch, self._storage.backend.now)
+        entry = encode_entry(batch, self._storage.backend.now_about, self._storage.ahead, with_checksum=True)
         last = first + len(batch) - 1
-        append_entry(self._storage, entry, ProducerAppend(self._name, first, last, self._epoch))
+        append = ProducerAppend(self._name, first, last, self._epoch, entry.checksum)
+        rejected = append_entry(self._storage, entry, append).rejected
+        if rejected:
+            _log.warning(
+                "producer %r: %d of %d messages are rejected, the first: %s",
+                self._name,
+                len(rejected),
+                len(batch),
+                rejected[0].reason,
+            )
         with self._changed:
+            self.rejected += len(rejected)
             self.last_sequence = last
             self._in_flight = False
             self._changed.notify_all()

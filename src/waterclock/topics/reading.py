@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, takewhile
+from collections import Counter as Counting
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import pyarrow as pa
 import sqlalchemy as sa
 
 from waterclock.arrow import POSITIONED_SCHEMA
-from waterclock.database.topic_catalogue import entries, ledgers
-from waterclock.errors import InvalidArgumentError
+from waterclock.database.topic_catalogue import ledgers
+from waterclock.errors import DamagedError, InvalidArgumentError
 from waterclock.message import Position
-from waterclock.topics.counter import Counter
+from waterclock.topics.damage import Damage, located
 from waterclock.topics.entries import decode_entries
 from waterclock.topics.ledger_files import LostFileError
-from waterclock.topics.ledgers import ledger_from
-from waterclock.topics.row_groups import RowGroup, row_of
+from waterclock.topics.losses import is_lost
+from waterclock.topics.row_groups import RowGroup, row_of, starts_of
 from waterclock.topics.sealed_file import ENCODED
 from waterclock.topics.sealed_ledger import SealedLedger
 from waterclock.topics.storage import Storage
-
-CHUNK_MESSAGES = 65_536
-"""Messages of unsealed entries that are taken from the database at once, at most."""
-
-CHUNK_BYTES = 8 << 20
-"""Their bytes, at most; a single entry may be larger."""
-
-_CHUNK_ENTRIES = 4096
+from waterclock.topics.succession import EntryRow, look
 
 
 class Chunk(NamedTuple):
@@ -50,28 +43,29 @@ class Chunk(NamedTuple):
     table: pa.RecordBatch | pa.Table
 
 
-def read_chunks(storage: Storage, start: Position, stop: Position, columns: Collection[str]) -> Iterator[Chunk]:
+def read_chunks(
+    storage: Storage, start: Position, stop: Position, columns: Collection[str], damage: Damage | None = None
+) -> Iterator[Chunk]:
     """Read the messages from ``start`` to before ``stop`` that are left, a bounded piece at a time.
 
-    No transaction is open between two pieces: each looks anew where its ledger is by now.
+    No transaction is open between two pieces: each looks anew where its ledger is by now. Each piece has to follow its
+    predecessor: a ledger or an entry that is missing, but was not deleted on purpose, is damage.
+
+    Parameters
+    ----------
+    damage
+        Decides about what cannot be read; None: that is an error.
 
     Raises
     ------
+    DamagedError
+        Where something is not what was written, or is missing; it names the ledger.
+    LostFileError
+        Where the file of a ledger is gone.
     UnavailableError
-        Where the file of a ledger cannot be read; the text names it.
+        Where the file of a ledger cannot be reached now.
     """
-    position = start
-    while position < stop:
-        part = _look(storage, position, stop)
-        if part is None:
-            return
-        if isinstance(part, _Rows):
-            if part.entries:
-                yield from cut(_decoded(part, columns), max(position, Position(part.ledger, 0, 0)), stop)
-            position = part.following
-        else:
-            yield from _read_sealed(storage, part, position, stop, columns)
-            position = Position(part["ledger"] + 1, 0, 0)
+    yield from _Reader(storage, columns, damage or Damage(storage.name)).read(start, stop)
 
 
 def positioned(chunk: Chunk, columns: Sequence[str], *, encoded: bool = False) -> Iterator[pa.RecordBatch]:
@@ -120,76 +114,97 @@ def check_position(position: Position, name: str) -> Position:
     return position
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Entries of a ledger that is not sealed, and where to look next."""
+class _Reader:
+    """Reads on from piece to piece, and decides with its `Damage` about those that it cannot read."""
 
-    ledger: int
-    entries: list[tuple[int, bytes]]
-    first_ordinal: int
-    following: Position
+    def __init__(self, storage: Storage, columns: Collection[str], damage: Damage) -> None:
+        self._storage = storage
+        self._columns = columns
+        self._damage = damage
 
-
-def _look(storage: Storage, position: Position, stop: Position) -> sa.RowMapping | _Rows | None:
-    """See in one snapshot what stands at ``position``: a sealed ledger, some entries, or the end."""
-    with storage.backend.snapshot() as connection:
-        row = ledger_from(storage, connection, position.ledger)
-        if row is None:
-            head = Counter.of_row(storage.row(connection)).position
-            if position >= head:
-                return None
-            return _load(storage, connection, max(position, Position(head.ledger, 0, 0)), stop, head)
-        if row["state"] == "sealed":
-            return row
-        start = max(position, Position(row["ledger"], 0, 0))
-        return _load(storage, connection, start, stop, Position(row["ledger"] + 1, 0, 0))
-
-
-def _load(storage: Storage, connection: sa.Connection, start: Position, stop: Position, end: Position) -> _Rows:
-    here = [entries.c.topic_id == storage.topic_id, entries.c.ledger == start.ledger]
-    sizes = sa.select(entries.c.entry, entries.c.messages, entries.c.bytes, entries.c.first_ordinal)
-    sizes = sizes.where(*here, entries.c.entry >= start.entry).order_by(entries.c.entry).limit(_CHUNK_ENTRIES)
-    if stop.ledger == start.ledger:
-        sizes = sizes.where(entries.c.entry <= stop.entry)
-    rows = connection.execute(sizes).all()
-    if not rows:
-        return _Rows(start.ledger, [], 0, end)
-    totals = zip(accumulate(row.messages for row in rows), accumulate(row.bytes for row in rows), strict=True)
-    fitting = sum(1 for _ in takewhile(lambda total: total[0] <= CHUNK_MESSAGES and total[1] <= CHUNK_BYTES, totals))
-    last = rows[max(fitting, 1) - 1]
-    data = sa.select(entries.c.entry, entries.c.data).where(*here, entries.c.entry.between(start.entry, last.entry))
-    loaded = [(row.entry, row.data) for row in connection.execute(data.order_by(entries.c.entry))]
-    return _Rows(start.ledger, loaded, rows[0].first_ordinal, Position(start.ledger, last.entry + 1, 0))
-
-
-def _decoded(part: _Rows, columns: Collection[str]) -> Chunk:
-    return Chunk(part.ledger, part.first_ordinal, decode_entries(part.ledger, part.entries, columns))
-
-
-def _read_sealed(
-    storage: Storage, row: sa.RowMapping, start: Position, stop: Position, columns: Collection[str]
-) -> Iterator[Chunk]:
-    ledger = row["ledger"]
-    ordinal = row["first_ordinal"]
-    position = start
-    try:
-        file = SealedLedger(storage.files, row)
-        for number, group in enumerate(file.groups):
-            following = file.groups[number + 1] if number + 1 < len(file.groups) else None
-            if _place(ledger, group) >= stop:
+    def read(self, start: Position, stop: Position) -> Iterator[Chunk]:
+        position, ordinal = start, None
+        while position < stop:
+            part = look(self._storage, position, stop, ordinal)
+            for gap in part.gaps:
+                self._damage.meet(gap.error, gap.messages)
+            if part.sealed is not None:
+                yield from self._sealed(part.sealed, position, stop)
+            for run in _runs(part.entries):
+                for chunk in self._decoded(part.ledger, run):
+                    yield from cut(chunk, position, stop)
+            if part.following is None:
                 return
-            if following is None or _place(ledger, following) > start:
-                position = max(start, _place(ledger, group))
-                table = file.read(number, {*columns, "entry", "index"})
-                yield from cut(Chunk(ledger, ordinal, table), start, stop)
-            ordinal += group.messages
-    except LostFileError:
-        path = path_now(storage, ledger)
-        if path == row["path"]:
-            raise
-        if path is not None:  # compaction has moved it, under our eyes
-            yield from read_chunks(storage, position, min(stop, Position(ledger + 1, 0, 0)), columns)
-        # Or retention has deleted it: what is left comes after it.
+            position, ordinal = part.following, part.ordinal
+
+    def _decoded(self, ledger: int, rows: Sequence[EntryRow]) -> Iterator[Chunk]:
+        """Decode entries that follow one another, as many as can be at once."""
+        left = rows
+        while left:
+            try:
+                yield _chunk(ledger, left, self._columns)
+            except DamagedError as error:
+                at = next(number for number, row in enumerate(left) if row.entry == error.entry)
+                if at:
+                    yield _chunk(ledger, left[:at], self._columns)
+                self._damage.meet(located(error, self._storage.name, ledger=ledger), left[at].messages)
+                left = left[at + 1 :]
+            else:
+                return
+
+    def _sealed(self, row: sa.RowMapping, start: Position, stop: Position) -> Iterator[Chunk]:
+        ledger = row["ledger"]
+        position, left = start, row["messages"]
+        try:
+            file = SealedLedger(self._storage, row)
+            numbers = starts_of(file.groups, row["first_ordinal"])
+            for number, group in enumerate(file.groups):
+                following = file.groups[number + 1] if number + 1 < len(file.groups) else None
+                if _place(ledger, group) >= stop:
+                    return
+                if following is None or _place(ledger, following) > start:
+                    position = max(start, _place(ledger, group))
+                    yield from self._row_group(file, number, numbers[number], start, stop)
+                left -= group.messages
+        except DamagedError as error:
+            self._damage.meet(error, left)
+        except LostFileError as error:
+            path = path_now(self._storage, ledger)
+            if path == row["path"]:
+                self._damage.meet(error, left)
+            elif path is not None:  # compaction has moved it, under our eyes
+                yield from self.read(position, min(stop, Position(ledger + 1, 0, 0)))
+            # Or retention has deleted it: what is left comes after it.
+
+    def _row_group(
+        self, file: SealedLedger, number: int, ordinal: int, start: Position, stop: Position
+    ) -> Iterator[Chunk]:
+        try:
+            table = file.read(number, {*self._columns, "entry", "index"})
+        except DamagedError as error:
+            self._damage.meet(error, file.groups[number].messages)
+            return
+        yield from cut(Chunk(file.number, ordinal, table), start, stop)
+
+
+def _runs(rows: Iterable[EntryRow]) -> Iterator[Sequence[EntryRow]]:
+    """Group entries by whether they lie side by side; those that are recorded as lost are left out."""
+    for lost, run in groupby(rows, key=lambda row: is_lost(row.data)):
+        if not lost:
+            yield list(run)
+
+
+def _chunk(ledger: int, rows: Sequence[EntryRow], columns: Collection[str]) -> Chunk:
+    batch = decode_entries(ledger, [(row.entry, row.data) for row in rows], columns)
+    if batch.num_rows != sum(row.messages for row in rows):
+        found = Counting(batch.column("entry").to_pylist())
+        entry, said = next((row.entry, row.messages) for row in rows if found[row.entry] != row.messages)
+        raise DamagedError(
+            f"entry {entry} of ledger {ledger} is damaged: it holds {found[entry]} messages, the catalogue says {said}",
+            ledger=ledger,
+            entry=entry,
+        )
+    return Chunk(ledger, rows[0].first_ordinal, batch)
 
 
 def _place(ledger: int, group: RowGroup) -> Position:
@@ -197,9 +212,16 @@ def _place(ledger: int, group: RowGroup) -> Position:
 
 
 def path_now(storage: Storage, ledger: int) -> str | None:
-    """Say which file holds a sealed ledger by now; None where the ledger was deleted."""
+    """Say which file holds a sealed ledger by now; None where the ledger was deleted.
+
+    Raises
+    ------
+    StoreError
+        Where the topic's files lie in another store by now.
+    """
     statement = sa.select(ledgers.c.path).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
     with storage.backend.snapshot() as connection:
+        storage.refuse_moved(connection)
         return connection.execute(statement).scalar()
 
 

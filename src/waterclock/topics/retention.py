@@ -1,25 +1,35 @@
-"""Retention: deleting whole ledgers from the start of a topic, as far as every subscription has read them."""
+"""Retention: deleting whole ledgers from the start of a topic, as far as every subscription has read them.
+
+What may be deleted follows from the catalogue's bounds alone. No file is asked: one that is not found, in a folder that
+is not mounted perhaps, says nothing about how old its messages are.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import files, ledgers, subscriptions, topics
+from waterclock.errors import DamagedError, SchemaError, UnavailableError
 from waterclock.message import Position
 from waterclock.time import MIN_NS
 from waterclock.topics.counter import Counter
-from waterclock.topics.finding import find_first
-from waterclock.topics.ledgers import close_ledger, ledger_from, write_counter
+from waterclock.topics.ledgers import close_ledger, write_counter
+from waterclock.topics.measuring import measure_ledger
+from waterclock.topics.peaks import lower_peaks, note_deletion
+from waterclock.topics.sizes import resizing
 from waterclock.topics.storage import Storage
 from waterclock.topics.sweeping import delete_rows
 
 GRACE = 3_600_000_000_000
 """How long the files of deleted ledgers stay, ns: Spark reads what it planned to read some time ago."""
 
-_LEDGERS_AT_ONCE = 500
+_LEDGERS_AT_ONCE = 1000
+
+_log = logging.getLogger(__name__)
 
 
 def enforce_retention(storage: Storage, *, force: bool = False) -> int:
@@ -29,7 +39,48 @@ def enforce_retention(storage: Storage, *, force: bool = False) -> int:
     if retention is None:
         return 0
     cutoff = max(storage.backend.now() - retention, MIN_NS)
-    return delete_before(storage, find_first(storage, "effective_time", cutoff).position, force=force)
+    return delete_before(storage, end_of_older(storage, "effective_time", cutoff), force=force)
+
+
+def end_of_older(storage: Storage, by: str, cutoff: int) -> Position:
+    """Give the beginning of the first ledger that may hold a message with ``by`` at or after ``cutoff``.
+
+    The topic's head where there is none. A ledger without bounds is measured; where that fails, it may hold one.
+    """
+    unmeasurable = -1
+    while True:
+        with storage.backend.snapshot() as connection:
+            row = connection.execute(_first_reaching(storage, by, cutoff)).one_or_none()
+            counter = Counter.of_row(storage.row(connection))
+        if row is None:
+            reaches = counter.bounds is not None and counter.bounds.end[by] >= cutoff
+            return Position(counter.ledger, 0, 0) if reaches else counter.position
+        if row.end is not None or row.ledger == unmeasurable:
+            return Position(row.ledger, 0, 0)
+        unmeasurable = row.ledger
+        try:
+            measure_ledger(storage, row.ledger)
+        except (UnavailableError, DamagedError, SchemaError) as error:
+            _log.warning(
+                "ledger %d of topic %r has no bounds and cannot be measured, so it and what follows it stays: %s",
+                row.ledger,
+                storage.name,
+                error,
+            )
+
+
+def _first_reaching(storage: Storage, by: str, cutoff: int) -> sa.Select[*tuple[Any, ...]]:
+    # What is lost for good cannot be measured any more, but all of it had been received when its ledger was closed.
+    end = sa.case(
+        (ledgers.c.state == "lost", sa.func.coalesce(ledgers.c[f"end_{by}"], ledgers.c.closed_at)),
+        else_=ledgers.c[f"end_{by}"],
+    )
+    return (
+        sa.select(ledgers.c.ledger, end.label("end"))
+        .where(ledgers.c.topic_id == storage.topic_id, ledgers.c.messages > 0, sa.or_(end >= cutoff, end.is_(None)))
+        .order_by(ledgers.c.ledger)
+        .limit(1)
+    )
 
 
 def delete_before(storage: Storage, position: Position, *, force: bool = False, grace: int | None = None) -> int:
@@ -43,18 +94,39 @@ def delete_before(storage: Storage, position: Position, *, force: bool = False, 
         Also what a subscription has not read yet.
     grace
         How long their files stay, ns; None: `GRACE`.
+
+    Raises
+    ------
+    StoreError
+        Where there are files among them, and their store is absent or another one: nothing is deleted then.
     """
     deleted = 0
     stay = GRACE if grace is None else grace
+    if _has_files(storage, position):
+        storage.files.check()
     while batch := _delete_some(storage, position, force=force, grace=stay):
-        for ledger in batch:
-            delete_rows(storage, ledger)
-        deleted += len(batch)
+        delete_rows(storage, batch.first, batch.last)  # one look where all were sealed
+        deleted += batch.ledgers
+    lower_peaks(storage)
     return deleted
 
 
-def _delete_some(storage: Storage, position: Position, *, force: bool, grace: int) -> list[int]:
-    def work(connection: sa.Connection) -> list[int]:
+class _Deleted(NamedTuple):
+    first: int
+    last: int
+    ledgers: int
+
+
+def _has_files(storage: Storage, position: Position) -> bool:
+    statement = sa.select(ledgers.c.path).where(
+        ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger < position.ledger, ledgers.c.path.is_not(None)
+    )
+    with storage.backend.snapshot() as connection:
+        return connection.execute(statement.limit(1)).one_or_none() is not None
+
+
+def _delete_some(storage: Storage, position: Position, *, force: bool, grace: int) -> _Deleted | None:
+    def work(connection: sa.Connection) -> _Deleted | None:
         row, now = storage.lock(connection)
         counter = Counter.of_row(row)
         end = position
@@ -73,13 +145,15 @@ def _delete_some(storage: Storage, position: Position, *, force: bool, grace: in
             statement = statement.where(ledgers.c.first_ordinal + ledgers.c.messages <= slowest)
         rows = connection.execute(statement).all()
         if not rows:
-            return []
-        _forget(storage, connection, [row.ledger for row in rows])
+            return None
+        with resizing(storage, connection, rows[0].ledger, rows[-1].ledger):
+            _forget(storage, connection, rows[0].ledger, rows[-1].ledger)
         _begin_after(storage, connection, rows[-1])
+        note_deletion(storage, connection, row)
         paths = {row.path: row.ledger for row in rows if row.path}
         paths.pop(_path_of_first(storage, connection), None)  # ledgers that are left share it
         leave_for_sweep(storage, connection, paths, now + grace)
-        return [row.ledger for row in rows]
+        return _Deleted(rows[0].ledger, rows[-1].ledger, len(rows))
 
     return storage.backend.transact(work)
 
@@ -89,8 +163,8 @@ def _slowest(storage: Storage, connection: sa.Connection) -> int | None:
     return connection.execute(statement).scalar()
 
 
-def _forget(storage: Storage, connection: sa.Connection, numbers: list[int]) -> None:
-    chosen = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger.in_(numbers))
+def _forget(storage: Storage, connection: sa.Connection, first: int, last: int) -> None:
+    chosen = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger.between(first, last))
     connection.execute(sa.delete(ledgers).where(*chosen))
 
 
@@ -101,8 +175,8 @@ def _begin_after(storage: Storage, connection: sa.Connection, last: Any) -> None
 
 
 def _path_of_first(storage: Storage, connection: sa.Connection) -> str | None:
-    row = ledger_from(storage, connection, 0)
-    return None if row is None else row["path"]
+    with_file = (ledgers.c.topic_id == storage.topic_id, ledgers.c.path.is_not(None))  # lost ledgers have none
+    return connection.execute(sa.select(ledgers.c.path).where(*with_file).order_by(ledgers.c.ledger).limit(1)).scalar()
 
 
 def leave_for_sweep(storage: Storage, connection: sa.Connection, paths: Mapping[str, int], until: int) -> None:

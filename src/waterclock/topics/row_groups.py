@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from waterclock.database.topic_catalogue import BOUNDED, TIMES
+from waterclock.errors import DamagedError
 from waterclock.topics.bounds import Bounds, raised
 
 
@@ -31,6 +33,8 @@ class RowGroup:
     number, row
         Where several ledgers share a file: which of its row groups holds these messages, and from which row on. Where
         the ledger has the file to itself, None: the file's row groups are the ledger's.
+    skipped
+        How many messages are recorded as lost right before its first: those have numbers, and lie nowhere.
     """
 
     messages: int
@@ -40,13 +44,25 @@ class RowGroup:
     peak: dict[str, int]
     number: int | None = None
     row: int = 0
+    skipped: int = 0
 
     @classmethod
-    def of_table(cls, table: pa.Table, before: RowGroup | None) -> RowGroup:
-        """Measure a row group that follows ``before``."""
+    def of_table(cls, table: pa.Table, before: RowGroup | None, skipped: int = 0) -> RowGroup:
+        """Measure a row group that follows ``before``, and before which messages were lost."""
         bounds = Bounds.of_messages(table)
-        peak = raised(before.peak if before else None, bounds.end)
-        return cls(table.num_rows, table["entry"][0].as_py(), table["index"][0].as_py(), bounds, dict(peak))
+        peak = dict(raised(before.peak if before else None, bounds.end))
+        entry, index = table["entry"][0].as_py(), table["index"][0].as_py()
+        return cls(table.num_rows, entry, index, bounds, peak, skipped=skipped)
+
+    def is_in(self, table: pa.Table, ledger: int) -> bool:
+        """Say whether a row group of a file, which was read whole, holds these messages of a ledger where it should."""
+        part = table.slice(self.row, self.messages)
+        if part.num_rows < self.messages or (self.number is None and table.num_rows > self.messages):
+            return False
+        if "ledger" in part.column_names and part["ledger"].unique().to_pylist() != [ledger]:
+            return False
+        found = RowGroup.of_table(part, None)
+        return (found.entry, found.index, found.bounds) == (self.entry, self.index, self.bounds)
 
 
 def row_groups_to_json(groups: Sequence[RowGroup]) -> str:
@@ -60,7 +76,8 @@ def row_groups_to_json(groups: Sequence[RowGroup]) -> str:
                 [group.bounds.begin[time] for time in TIMES],
                 [group.bounds.end[time] for time in BOUNDED],
                 [group.peak[time] for time in BOUNDED],
-                *([] if group.number is None else [group.number, group.row]),
+                *([] if group.number is None and not group.skipped else [group.number, group.row]),
+                *([group.skipped] if group.skipped else []),
             ]
             for group in groups
         ],
@@ -69,7 +86,20 @@ def row_groups_to_json(groups: Sequence[RowGroup]) -> str:
 
 
 def row_groups_from_json(text: str) -> list[RowGroup]:
-    """Read what `row_groups_to_json` wrote."""
+    """Read what `row_groups_to_json` wrote.
+
+    Raises
+    ------
+    DamagedError
+        Where it is something else.
+    """
+    try:
+        return _row_groups(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise DamagedError(f"what the catalogue says of row groups is damaged: {error}") from None
+
+
+def _row_groups(lists: Any) -> list[RowGroup]:
     return [
         RowGroup(
             messages,
@@ -79,8 +109,17 @@ def row_groups_from_json(text: str) -> list[RowGroup]:
             dict(zip(BOUNDED, peak, strict=True)),
             *place,
         )
-        for messages, entry, index, begin, end, peak, *place in json.loads(text)
+        for messages, entry, index, begin, end, peak, *place in lists
     ]
+
+
+def starts_of(groups: Iterable[RowGroup], first: int = 0) -> list[int]:
+    """Give the number of each row group's first message, where ``first`` is that of the ledger's first."""
+    starts: list[int] = []
+    for group in groups:
+        starts.append(first + group.skipped)
+        first = starts[-1] + group.messages
+    return starts
 
 
 def row_of(entry: npt.NDArray[np.int64], index: npt.NDArray[np.int32], place: tuple[int, int]) -> int:

@@ -7,16 +7,17 @@ it, and payloads come last, so that a reader who does not want them never reads 
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterable, Iterator
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from waterclock.errors import SchemaError
+from waterclock.checksum import checksum
+from waterclock.errors import DamagedError
 from waterclock.topics.entries import PLACED_SCHEMA
-from waterclock.topics.ledger_files import LedgerFiles, LostFileError
+from waterclock.topics.fingerprints import fingerprint
+from waterclock.topics.ledger_files import LedgerFiles
 from waterclock.topics.row_groups import RowGroup
 
 ROW_GROUP_MESSAGES = 65_536
@@ -45,24 +46,53 @@ SHARED_SCHEMA = FILE_SCHEMA.insert(FILE_SCHEMA.get_field_index("entry"), pa.fiel
 ENCODED = ("source", "stream")
 """The columns that hold each text once in a row group, and its number in each row."""
 
+# What pyarrow raises where the bytes are none that it would write, also through the window that it reads from.
+_DECODING = (pa.ArrowException, OSError, ValueError, IndexError, KeyError, TypeError, OverflowError)
+
 _INTEGERS = ("event_time", "publish_time", "entry", "index", "receive_time")
 
 
-def write_ledger(sink: Any, batches: Iterable[pa.RecordBatch]) -> tuple[list[RowGroup], bytes]:
-    """Write `PLACED_SCHEMA` batches, in order, as one Parquet file; give its row groups and its footer."""
+def write_ledger(
+    sink: Any,
+    pieces: Iterable[tuple[int, pa.RecordBatch]],
+    facts: Callable[[list[RowGroup]], Mapping[str, str]] | None = None,
+) -> tuple[list[RowGroup], bytes, list[int]]:
+    """Write the messages of a ledger, in order, as one Parquet file.
+
+    Parameters
+    ----------
+    sink
+        Where to.
+    pieces
+        Batches of `PLACED_SCHEMA`, each behind the number of messages that are lost right before it.
+    facts
+        Makes of its row groups what the file says of itself (`waterclock.topics.file_facts`).
+
+    Returns
+    -------
+    tuple
+        Its row groups, its footer, and the fingerprint of each row group (`waterclock.topics.fingerprints`).
+    """
     groups: list[RowGroup] = []
+    fingerprints: list[int] = []
 
     def measured() -> Iterator[pa.Table]:
-        for table in _cut(batches):
-            groups.append(RowGroup.of_table(table, groups[-1] if groups else None))
+        for skipped, table in _cut(pieces):
+            groups.append(RowGroup.of_table(table, groups[-1] if groups else None, skipped))
+            fingerprints.append(fingerprint(table.select(FILE_SCHEMA.names)))
             yield table
 
-    footer = write_row_groups(sink, FILE_SCHEMA, measured())
-    return groups, footer
+    footer = write_row_groups(sink, FILE_SCHEMA, measured(), None if facts is None else lambda: facts(groups))
+    return groups, footer, fingerprints
 
 
-def write_row_groups(sink: Any, schema: pa.Schema, tables: Iterable[pa.Table]) -> bytes:
-    """Write each table as one row group, in the layout of ledger files; give the footer."""
+def write_row_groups(
+    sink: Any, schema: pa.Schema, tables: Iterable[pa.Table], facts: Callable[[], Mapping[str, str]] | None = None
+) -> bytes:
+    """Write each table as one row group, in the layout of ledger files; give the footer.
+
+    ``facts`` is asked, when all are written, what the file says of itself.
+    """
     integers = [name for name in schema.names if name in (*_INTEGERS, "ledger")]
     footers: list[Any] = []
     with pq.ParquetWriter(
@@ -77,13 +107,19 @@ def write_row_groups(sink: Any, schema: pa.Schema, tables: Iterable[pa.Table]) -
     ) as writer:
         for table in tables:
             writer.write_table(table.select(schema.names), row_group_size=table.num_rows)
-    return _footer_bytes(footers[0])
+        if facts is not None:
+            writer.add_key_value_metadata(facts())
+    return footer_bytes(footers[0])
 
 
-def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _cut(pieces: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[tuple[int, pa.Table]]:
     held: list[pa.RecordBatch] = []
-    messages = size = 0
-    for batch in batches:
+    messages = size = before = 0
+    for skipped, batch in pieces:
+        if skipped and held:
+            yield before, pa.Table.from_batches(held)
+            held, messages, size, before = [], 0, 0, 0
+        before += skipped
         rest = batch
         while rest.num_rows:
             part = rest.slice(0, ROW_GROUP_MESSAGES - messages)
@@ -95,14 +131,14 @@ def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
             messages += part.num_rows
             size += part.nbytes
             if messages >= ROW_GROUP_MESSAGES or too_large:
-                yield pa.Table.from_batches(held)
-                held, messages, size = [], 0, 0
+                yield before, pa.Table.from_batches(held)
+                held, messages, size, before = [], 0, 0, 0
     if held:
-        yield pa.Table.from_batches(held)
+        yield before, pa.Table.from_batches(held)
 
 
 class SealedFile:
-    """A ledger file that can be read by row group, each with one ranged read.
+    """A ledger file that can be read by row group, each with one ranged read, and checked before it is decoded.
 
     Parameters
     ----------
@@ -112,19 +148,18 @@ class SealedFile:
         Its name there.
     size
         Its length in bytes, as the catalogue has it: a file of another length is not the one that was sealed.
-    footer
-        Its footer, as `write_ledger` gave it; None: it is read from the file, once in a while.
-    check
-        Compare every page that is read with its checksum.
+    metadata
+        Its footer (`waterclock.topics.footers`).
+    chunks
+        The checksums of its column chunks, by row group (`FileChecksums`). None: it has none, because an earlier
+        version wrote it; then the checksum of every page is compared, and all values are validated.
     encoded
         Read sources and streams as Arrow's dictionaries, as they are stored.
 
     Raises
     ------
-    SchemaError
-        Where the footer is damaged.
-    LostFileError
-        Where it has to be read from the file, and that is gone or damaged.
+    DamagedError
+        Where the footer is not that of a ledger file.
     """
 
     def __init__(
@@ -132,26 +167,30 @@ class SealedFile:
         files: LedgerFiles,
         path: str,
         size: int,
-        footer: bytes | None,
+        metadata: pq.FileMetaData,
+        chunks: Mapping[int, Sequence[int]] | None,
         *,
-        check: bool = False,
         encoded: bool = False,
     ) -> None:
         self._files = files
         self._path = path
         self._size = size
         self._window = _Window(size)
+        self.metadata = metadata
+        self._chunks = chunks
         try:
-            self._metadata = parsed_footer(files, path, footer)
             self._parquet = pq.ParquetFile(
                 pa.PythonFile(self._window, mode="r"),
-                metadata=self._metadata,
+                metadata=metadata,
                 pre_buffer=False,  # what is read is in the window already
-                page_checksum_verification=check,
+                page_checksum_verification=chunks is None,
                 read_dictionary=[*ENCODED] if encoded else None,
             )
-        except (pa.ArrowException, OSError) as error:
-            raise SchemaError(f"the catalogue's footer of {files.name(path)} is damaged: {error}") from error
+            self.columns = self._parquet.schema_arrow.names
+        except _DECODING as error:
+            raise self._damaged("its footer", error) from error
+        if self.columns not in (FILE_SCHEMA.names, SHARED_SCHEMA.names):
+            raise self._damaged("its footer", f"it has the columns {self.columns}")
 
     def read(self, group: int, columns: Collection[str]) -> pa.Table:
         """Read some columns of one row group, in the order of the file.
@@ -161,81 +200,113 @@ class SealedFile:
         group
             Number of the row group, from 0.
         columns
-            Names out of `FILE_SCHEMA`; at least one.
+            Names out of `columns`; at least one.
 
         Raises
         ------
+        DamagedError
+            Where they are not what was written.
         LostFileError
-            Where the file is gone or damaged.
+            Where the file is gone.
         UnavailableError
             Where it cannot be reached now.
         """
-        wanted = [name for name in self.columns if name in columns]
-        start, stop = self._range(group, wanted)
-        self._window.show(self._files.read_range(self._path, self._size, start, stop - start), start)
-        try:
-            return self._parquet.read_row_group(group, columns=wanted)
-        except (pa.ArrowException, OSError) as error:
-            raise LostFileError(f"the ledger file {self._files.name(self._path)} is damaged: {error}") from error
+        table, _ = self._read(group, [name for name in self.columns if name in columns])
+        return table
 
-    @property
-    def columns(self) -> list[str]:
-        """Names of the columns in the order of the file: `FILE_SCHEMA`, or `SHARED_SCHEMA`."""
-        return self._parquet.schema_arrow.names
-
-    def measure(self, columns: Collection[str] = _INTEGERS) -> list[RowGroup]:
-        """Measure every row group by reading it: its times and places, or more than is needed, to see it read.
+    def read_back(self, group: int) -> tuple[pa.Table, list[int]]:
+        """Read one row group whole, and give the checksums of the chunks from which it was decoded.
 
         Raises
         ------
-        LostFileError
-            Where the file is gone or damaged.
+        DamagedError, LostFileError, UnavailableError
+            As `read`.
+        """
+        table, chunks = self._read(group, self.columns)
+        return table, [checksum(data) for _, data in chunks]
+
+    @property
+    def footer(self) -> bytes:
+        """Its footer, as the catalogue keeps it."""
+        return footer_bytes(self.metadata)
+
+    @property
+    def row_groups(self) -> int:
+        """How many row groups it has."""
+        return self.metadata.num_row_groups
+
+    def measure(self) -> list[RowGroup]:
+        """Measure every row group by reading its times and places.
+
+        Raises
+        ------
+        DamagedError, LostFileError, UnavailableError
+            As `read`.
         """
         groups: list[RowGroup] = []
-        for group in range(self._metadata.num_row_groups):
-            groups.append(RowGroup.of_table(self.read(group, columns), groups[-1] if groups else None))
+        for group in range(self.row_groups):
+            groups.append(RowGroup.of_table(self.read(group, _INTEGERS), groups[-1] if groups else None))
         return groups
 
-    def _range(self, group: int, wanted: Collection[str]) -> tuple[int, int]:
-        row_group = self._metadata.row_group(group)
-        # Headers are two columns of the file, keys and values, so columns are told by name and not by number.
-        chunks = [row_group.column(i) for i in range(row_group.num_columns)]
-        chunks = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in wanted]
-        starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
-        stops = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
-        return min(starts), max(stops)
-
-
-def parsed_footer(files: LedgerFiles, path: str, footer: bytes | None) -> pq.FileMetaData:
-    """Parse a file's footer; where the catalogue has no copy of it, take it from the file, once in a while."""
-    return _footer_of(files, path) if footer is None else pq.read_metadata(pa.BufferReader(footer))
-
-
-@lru_cache(maxsize=16)
-def _footer_of(files: LedgerFiles, path: str) -> pq.FileMetaData:
-    # A file never changes under its name, so what was read once is right for ever.
-    return pq.read_metadata(pa.BufferReader(read_footer(files, path)))
-
-
-def read_footer(files: LedgerFiles, path: str) -> bytes:
-    """Read the footer from the file itself, in the form that `SealedFile` takes.
-
-    Raises
-    ------
-    LostFileError
-        Where the file is gone or damaged.
-    """
-    with files.open(path) as file:
+    def _read(self, group: int, wanted: list[str]) -> tuple[pa.Table, list[tuple[_Place, memoryview]]]:
+        places = self._places(group, wanted)
+        start, stop = min(place.start for place in places), max(place.stop for place in places)
+        data = self._files.read_range(self._path, self._size, start, stop - start)
+        view = memoryview(data)
+        chunks = [(place, view[place.start - start : place.stop - start]) for place in places]
+        self._check(group, chunks)
+        self._window.show(data, start)
         try:
-            return _footer_bytes(pq.read_metadata(file))
-        except (pa.ArrowException, OSError) as error:
-            raise LostFileError(f"the ledger file {files.name(path)} is damaged: {error}") from error
+            table = self._parquet.read_row_group(group, columns=wanted)
+            if self._chunks is None:
+                table.validate(full=True)  # the pages' checksums say nothing of their headers
+        except _DECODING as error:
+            raise self._damaged(f"row group {group}", error) from error
+        return table, chunks
+
+    def _check(self, group: int, chunks: Iterable[tuple[_Place, memoryview]]) -> None:
+        if self._chunks is None:
+            return
+        expected = self._chunks.get(group, ())
+        for place, data in chunks:
+            if place.number >= len(expected) or checksum(data) != expected[place.number]:
+                raise self._damaged(f"row group {group}", f"column {place.column} does not match its checksum")
+
+    def _places(self, group: int, wanted: Collection[str]) -> list[_Place]:
+        try:
+            row_group = self.metadata.row_group(group)
+            chunks = [row_group.column(i) for i in range(row_group.num_columns)]
+            starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+            # Headers are two columns of the file, keys and values, so columns are told by name and not by number.
+            places = [
+                _Place(number, chunk.path_in_schema.split(".")[0], start, start + chunk.total_compressed_size)
+                for number, (chunk, start) in enumerate(zip(chunks, starts, strict=True))
+            ]
+        except _DECODING as error:
+            raise self._damaged("its footer", error) from error
+        places = [place for place in places if place.column in wanted]
+        if not places or not all(0 <= place.start <= place.stop <= self._size for place in places):
+            raise self._damaged("its footer", f"row group {group} lies outside of the file")
+        return places
+
+    def _damaged(self, what: str, why: object) -> DamagedError:
+        return DamagedError(f"the ledger file {self._files.name(self._path)} is damaged, {what}: {why}")
 
 
-def _footer_bytes(metadata: Any) -> bytes:
+def footer_bytes(metadata: Any) -> bytes:
+    """Write a footer as the catalogue keeps it: as it stands in the file, behind another magic."""
     sink = pa.BufferOutputStream()
     metadata.write_metadata_file(sink)
     return sink.getvalue().to_pybytes()
+
+
+class _Place(NamedTuple):
+    """Where a column chunk lies: its number in the row group, its column, and from and to which byte of the file."""
+
+    number: int
+    column: str
+    start: int
+    stop: int
 
 
 class _Window(io.RawIOBase):

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from functools import partial
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import sqlalchemy as sa
 
-from waterclock.topics.ledger_files import LedgerFiles
+from waterclock.errors import DamagedError
+from waterclock.topics.damage import located
+from waterclock.topics.file_checksums import FileChecksums, check_text
+from waterclock.topics.footers import footer_in_catalogue, parsed_footer
 from waterclock.topics.row_groups import RowGroup, row_groups_from_json
 from waterclock.topics.sealed_file import SealedFile
+from waterclock.topics.storage import Storage
 
 
 class SealedLedger:
-    """A sealed ledger that can be read by row group, each with one ranged read.
+    """A sealed ledger that can be read by row group, each with one ranged read, and checked before it is decoded.
 
     Parameters
     ----------
-    files
-        Where its file lies.
+    storage
+        Its topic.
     row
         Its row of the catalogue.
 
@@ -31,31 +37,111 @@ class SealedLedger:
 
     Raises
     ------
+    DamagedError
+        Where what the catalogue says of it is damaged, or every copy of its file's footer.
     LostFileError
-        Where it shares its file with others and that is gone or damaged.
-    SchemaError
-        Where the catalogue's copy of the footer is damaged.
+        Where it shares its file with others and that is gone.
     """
 
-    def __init__(self, files: LedgerFiles, row: sa.RowMapping) -> None:
+    def __init__(self, storage: Storage, row: sa.RowMapping) -> None:
         self.number: int = row["ledger"]
-        self.groups = row_groups_from_json(row["row_groups"])
-        self._file = SealedFile(files, row["path"], row["file_bytes"], row["footer"])
+        self._topic = storage.name
+        path: str = row["path"]
+        try:
+            known, checksums = checked_row_groups(row)
+            shared = ledgers_share_a_file(known or ())
+            footer = parsed_footer(
+                storage.files,
+                path,
+                None if shared else row["footer"],  # of a shared file only the last ledger has a copy, and it is large
+                None if checksums is None else checksums.footer,
+                partial(footer_in_catalogue, storage, path) if shared else None,
+            )
+            chunks = None if checksums is None else checksums.chunks
+            self._file = SealedFile(storage.files, path, row["file_bytes"], footer, chunks)
+            self.groups = measured_groups(self._file, row) if known is None else known
+        except DamagedError as error:
+            raise located(error, storage.name, ledger=self.number) from error
+
+    @property
+    def footer(self) -> bytes:
+        """The footer of its file, as the catalogue keeps it."""
+        return self._file.footer
+
+    @property
+    def metadata(self) -> pq.FileMetaData:
+        """The footer of its file, parsed: also what it says of other ledgers in it."""
+        return self._file.metadata
 
     def read(self, group: int, columns: Collection[str]) -> pa.Table:
         """Read some columns of the messages of one row group, in the order of the file.
 
         Raises
         ------
+        DamagedError
+            Where they are not what was written; it names the ledger, and the row group's first entry.
         LostFileError
-            Where the file is gone or damaged.
+            Where the file is gone.
         UnavailableError
             Where it cannot be reached now.
         """
         piece = self.groups[group]
-        if piece.number is None:
-            return self._file.read(group, columns)
-        return self._file.read(piece.number, columns).slice(piece.row, piece.messages)
+        number = group if piece.number is None else piece.number
+        try:
+            table = self._file.read(number, columns)
+        except DamagedError as error:
+            raise located(error, self._topic, ledger=self.number, entry=piece.entry) from error
+        rows = piece.row + piece.messages
+        if table.num_rows < rows or (piece.number is None and table.num_rows != rows):
+            error = DamagedError(f"row group {number} holds {table.num_rows} messages, the catalogue says {rows}")
+            raise located(error, self._topic, ledger=self.number, entry=piece.entry)
+        return table if piece.number is None else table.slice(piece.row, piece.messages)
+
+    def read_whole(self, number: int) -> pa.Table:
+        """Read a row group of the file with all its columns, also where it holds other ledgers' messages.
+
+        Raises
+        ------
+        DamagedError, LostFileError, UnavailableError
+            As `read`.
+        """
+        return self._file.read(number, self._file.columns)
+
+
+def checked_row_groups(row: sa.RowMapping) -> tuple[list[RowGroup] | None, FileChecksums | None]:
+    """Read the row groups and checksums of a sealed ledger's row, each None where there are none.
+
+    An earlier version wrote no checksums. Row groups that are not in the catalogue are measured (`measured_groups`).
+
+    Raises
+    ------
+    DamagedError
+        Where they do not match one another, or cannot be read.
+    """
+    name = f"ledger {row['ledger']}"
+    checksums = None if row["checksums"] is None else FileChecksums.from_bytes(row["checksums"], name)
+    if row["row_groups"] is None:
+        return None, checksums
+    check_text(checksums, row["row_groups"], name)
+    return row_groups_from_json(row["row_groups"]), checksums
+
+
+def measured_groups(file: SealedFile, row: sa.RowMapping) -> list[RowGroup]:
+    """Measure the row groups of a ledger that has its file to itself, where the catalogue says nothing of them.
+
+    Raises
+    ------
+    DamagedError
+        Where the file cannot be read, or holds another number of messages than the ledger.
+    """
+    groups = file.measure()
+    held = sum(group.messages for group in groups)
+    if held != row["messages"]:
+        raise DamagedError(
+            f"ledger {row['ledger']} is damaged: the catalogue says nothing of its row groups, and its file holds"
+            f" {held} messages where there are {row['messages']}"
+        )
+    return groups
 
 
 def ledgers_share_a_file(groups: Iterable[RowGroup]) -> bool:

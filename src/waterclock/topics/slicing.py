@@ -1,26 +1,29 @@
-"""Slices: a range of a topic cut into pieces that other processes can read, each on its own, for Spark and its like."""
+"""Slices: pieces of a topic that other processes can read, each on its own, for Spark and its like."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
 
 import numpy as np
 import pyarrow as pa
 import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
-from waterclock.database.topic_catalogue import entries, ledgers
+from waterclock.database.topic_catalogue import ledgers
+from waterclock.errors import DamagedError
 from waterclock.message import Position
-from waterclock.topics.counter import Counter
+from waterclock.topics.damage import Damage, located
+from waterclock.topics.file_checksums import FileChecksums, joined
+from waterclock.topics.footers import footer_in_catalogue, parsed_footer
 from waterclock.topics.ledger_files import LedgerFiles, LostFileError
-from waterclock.topics.pruning import ALL, Wanted
 from waterclock.topics.reading import Chunk, check_columns, cut, path_now, positioned, read_chunks
-from waterclock.topics.row_groups import row_groups_from_json, row_of
-from waterclock.topics.sealed_file import SealedFile, parsed_footer, read_footer
+from waterclock.topics.row_groups import row_of
+from waterclock.topics.sealed_file import SealedFile
+from waterclock.topics.sealed_ledger import checked_row_groups
 from waterclock.topics.storage import Storage
+from waterclock.urls import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,101 +34,139 @@ class Slice:
     ----------
     url, topic_id, topic
         The database, with its password, and the topic. Used for a piece that was not sealed when it was cut.
-    ledgers
-        Folder or URL of the ledger files.
+    files
+        The store of the ledger files.
     start, stop
         First position, and the one to stop before.
     messages
         How many messages there are at the most; exact but for the first and the last row group of a range.
     path
-        Name of the sealed ledgers' file below ``ledgers``; None: its entries are rows of the database.
+        Name of the sealed ledgers' file in the store; None: its entries are rows of the database.
     groups
-        Row groups of the file to read: the first, and the one to stop before.
+        Row groups of the file to read: the first, and the one to stop before; None: all of them.
+    size
+        The file's length, bytes.
+    checksums
+        What the catalogue keeps of the file's checksums (`FileChecksums`), for each ledger; none: it has none.
     """
 
     url: str = field(repr=False)
     topic_id: int
     topic: str
-    ledgers: str
+    files: LedgerFiles
     start: Position
     stop: Position
     messages: int
     path: str | None = None
-    groups: tuple[int, int] = (0, 0)
+    groups: tuple[int, int] | None = (0, 0)
+    size: int = 0
+    checksums: tuple[bytes, ...] = ()
+
+    def __repr__(self) -> str:
+        # Spark shows this in its pages and logs.
+        where = "" if self.path is None else f" in {self.files.name(self.path)}, row groups {self.groups or 'all'}"
+        return f"<Slice of {self.topic!r} of {shown(self.url)}, {self.start} to {self.stop}{where}>"
 
 
-def plan_slices(
-    storage: Storage, start: Position, stop: Position | None, max_messages: int, wanted: Wanted = ALL
-) -> list[Slice]:
-    """Cut what is wanted of a range of a topic into slices of about ``max_messages``, as one snapshot shows it.
-
-    A slice that was not sealed when it was cut can still be read when it has been sealed since, and one that was
-    compacted since from where it is now. A ledger that was deleted since can be read until its grace time has ended.
-    """
-    columns = [ledgers.c.ledger, ledgers.c.state, ledgers.c.path, ledgers.c.row_groups]
-    if wanted.sources is not None:
-        columns.append(ledgers.c.footer)
-    statement = (
-        sa.select(*columns)
-        .where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger >= start.ledger, *wanted.conditions(ledgers))
-        .order_by(ledgers.c.ledger)
-    )
-    pieces: list[_Piece] = []
-    with storage.backend.snapshot() as connection:
-        head = Counter.of_row(storage.row(connection)).position
-        end = head if stop is None else min(stop, head)
-        for row in connection.execute(statement.where(ledgers.c.ledger <= end.ledger)).all():
-            sealed = row.state == "sealed"
-            pieces += _row_groups(storage, row, wanted) if sealed else _entries(storage, connection, row.ledger, wanted)
-        if end.ledger == head.ledger:
-            pieces += _entries(storage, connection, head.ledger, wanted)
-    return list(_joined(storage, pieces, start, end, max_messages))
-
-
-def read_slice(part: Slice, columns: Sequence[str] | None = None, *, encoded: bool = False) -> Iterator[pa.RecordBatch]:
+def read_slice(
+    part: Slice, columns: Sequence[str] | None = None, *, encoded: bool = False, damage: Damage | None = None
+) -> Iterator[pa.RecordBatch]:
     """Read a slice, in record batches of `waterclock.arrow.POSITIONED_SCHEMA` or the columns wanted.
 
     Parameters
     ----------
     encoded
         Give sources and streams as Arrow's dictionaries: the files hold them so, which is faster.
+    damage
+        Decides about what cannot be read; None: that is an error.
 
     Raises
     ------
+    DamagedError
+        Where something is not what was written, or is missing; it names the ledger.
+    LostFileError
+        Where the ledger's file is gone.
     UnavailableError
-        Where the ledger's file cannot be read; the text names it.
+        Where it cannot be reached now.
     """
     wanted = check_columns(columns)
-    for chunk in _chunks(part, wanted, encoded=encoded):
+    for chunk in _chunks(part, wanted, damage or Damage(part.topic), encoded=encoded):
         yield from positioned(chunk, wanted, encoded=encoded)
 
 
-def _chunks(part: Slice, columns: Sequence[str], *, encoded: bool) -> Iterator[Chunk]:
-    files = LedgerFiles(part.ledgers)
-    start = part.start
+def _chunks(part: Slice, columns: Sequence[str], damage: Damage, *, encoded: bool) -> Iterator[Chunk]:
+    storage = Storage(part.topic_id, part.topic, _backend(part.url), part.files)
+    start, left = part.start, part.messages
     if part.path is not None:
         try:
-            for chunk in _of_file(part, files, part.path, columns, encoded=encoded):
-                yield chunk
-                start = _behind(chunk)
-        except LostFileError:
-            if path_now(_storage(part, files), start.ledger) in (None, part.path):
-                raise
+            file = _file_of(part, storage, part.path, encoded=encoded)
+            for number in range(*part.groups) if part.groups else range(file.row_groups):
+                for chunk in _of_row_group(part, storage, file, number, columns, damage):
+                    yield chunk
+                    start = _behind(chunk)
+                    left -= chunk.table.num_rows
+        except DamagedError as error:
+            damage.meet(located(error, part.topic, ledger=part.start.ledger), part.messages)
+            return
+        except LostFileError as error:
+            if path_now(storage, part.start.ledger) in (None, part.path):
+                damage.meet(error, max(left, 0))
+                return
         else:
             return
     # It was not sealed when the slice was cut, or compaction has moved it since.
-    yield from read_chunks(_storage(part, files), start, part.stop, columns)
+    yield from read_chunks(storage, start, part.stop, columns, damage)
 
 
-def _of_file(part: Slice, files: LedgerFiles, path: str, columns: Sequence[str], *, encoded: bool) -> Iterator[Chunk]:
-    file = SealedFile(files, path, files.size(path), read_footer(files, path), encoded=encoded)
+def _file_of(part: Slice, storage: Storage, path: str, *, encoded: bool) -> SealedFile:
+    checksums = joined([FileChecksums.from_bytes(data, f"ledgers of {path}") for data in part.checksums])
+    expected, chunks = (None, None) if checksums is None else (checksums.footer, checksums.chunks)
+    footer = parsed_footer(storage.files, path, None, expected, partial(footer_in_catalogue, storage, path))
+    return SealedFile(storage.files, path, part.size, footer, chunks, encoded=encoded)
+
+
+def _of_row_group(
+    part: Slice, storage: Storage, file: SealedFile, number: int, columns: Sequence[str], damage: Damage
+) -> Iterator[Chunk]:
     shared = ["ledger"] if "ledger" in file.columns else []
-    for group in range(*part.groups):
-        table = file.read(group, {*columns, *shared, "entry", "index"})
-        if not shared:
-            yield from cut(Chunk(part.start.ledger, 0, table), part.start, part.stop)
-        elif (rows := _between(table, part.start, part.stop)).num_rows:
-            yield Chunk(rows["ledger"][0].as_py(), 0, rows)
+    try:
+        table = file.read(number, {*columns, *shared, "entry", "index"})
+    except DamagedError as error:
+        place, messages = _wanted_of(storage, part, number)
+        damage.meet(located(error, part.topic, ledger=place.ledger, entry=place.entry), messages)
+        return
+    if not shared:
+        yield from cut(Chunk(part.start.ledger, 0, table), part.start, part.stop)
+    elif (rows := _between(table, part.start, part.stop)).num_rows:
+        yield Chunk(rows["ledger"][0].as_py(), 0, rows)
+
+
+def _wanted_of(storage: Storage, part: Slice, number: int) -> tuple[Position, int]:
+    """Say where the first message of a row group that is in a slice stands, and how many messages these are."""
+    statement = (
+        sa.select(ledgers)
+        .where(ledgers.c.topic_id == storage.topic_id, ledgers.c.path == part.path)
+        .where(ledgers.c.ledger.between(part.start.ledger, part.stop.ledger))
+        .order_by(ledgers.c.ledger)
+    )
+    with storage.backend.snapshot() as connection:
+        rows = connection.execute(statement).mappings().all()
+    found: list[tuple[Position, int]] = []
+    for row in rows:
+        groups, _ = checked_row_groups(row)
+        for at, group in enumerate(groups or ()):
+            place = Position(row["ledger"], group.entry, group.index)
+            if number == (at if group.number is None else group.number) and place < part.stop:
+                found.append((place, group.messages))
+    if not found:
+        return part.start, part.messages  # deleted since, or of an earlier version: an upper limit
+    return found[0][0], sum(messages for _, messages in found)
+
+
+def _behind(chunk: Chunk) -> Position:
+    table = chunk.table
+    ledger = table.column("ledger")[-1].as_py() if "ledger" in table.schema.names else chunk.ledger
+    return Position(ledger, table.column("entry")[-1].as_py(), table.column("index")[-1].as_py() + 1)
 
 
 def _between(table: pa.Table, start: Position, stop: Position) -> pa.Table:
@@ -138,92 +179,7 @@ def _between(table: pa.Table, start: Position, stop: Position) -> pa.Table:
     return table.slice(row(start), row(stop) - row(start))
 
 
-def _behind(chunk: Chunk) -> Position:
-    table = chunk.table
-    ledger = table.column("ledger")[-1].as_py() if "ledger" in table.schema.names else chunk.ledger
-    return Position(ledger, table.column("entry")[-1].as_py(), table.column("index")[-1].as_py() + 1)
-
-
-def _storage(part: Slice, files: LedgerFiles) -> Storage:
-    return Storage(part.topic_id, part.topic, _backend(part.url), files)
-
-
 @lru_cache(maxsize=4)
 def _backend(url: str) -> Backend:
     # A Spark worker reads many slices in one process, and opening a database costs more than reading a small one.
     return Backend(url)
-
-
-class _Piece(NamedTuple):
-    """An entry or a row group: where it begins and ends, how many messages it holds, its number, and its file."""
-
-    start: Position
-    stop: Position
-    messages: int
-    number: int
-    path: str | None = None
-
-
-def _entries(storage: Storage, connection: sa.Connection, ledger: int, wanted: Wanted) -> list[_Piece]:
-    statement = (
-        sa.select(entries.c.entry, entries.c.messages)
-        .where(entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger, *wanted.conditions(entries))
-        .order_by(entries.c.entry)
-    )
-    return [
-        _Piece(Position(ledger, row.entry, 0), Position(ledger, row.entry + 1, 0), row.messages, row.entry)
-        for row in connection.execute(statement)
-    ]
-
-
-def _row_groups(storage: Storage, row: sa.Row[Any], wanted: Wanted) -> list[_Piece]:
-    groups = row_groups_from_json(row.row_groups)
-    starts = [Position(row.ledger, group.entry, group.index) for group in groups]
-    stops = [*starts[1:], Position(row.ledger + 1, 0, 0)]
-    numbers = [number if group.number is None else group.number for number, group in enumerate(groups)]
-    by_source = (
-        None if wanted.sources is None else wanted.row_groups(parsed_footer(storage.files, row.path, row.footer))
-    )
-    return [
-        _Piece(starts[i], stops[i], group.messages, numbers[i], row.path)
-        for i, group in enumerate(groups)
-        if (by_source is None or by_source[numbers[i]]) and wanted.meets(group.bounds)
-    ]
-
-
-def _joined(
-    storage: Storage, pieces: Iterable[_Piece], start: Position, stop: Position, max_messages: int
-) -> Iterator[Slice]:
-    """Join pieces of one ledger or of one file that follow one another into slices."""
-    run: list[_Piece] = []
-    messages = 0
-    for piece in (piece for piece in pieces if piece.start < stop and piece.stop > start):
-        if run and not _goes_on(run[-1], piece, messages + piece.messages <= max_messages):
-            yield _slice(storage, run, start, stop)
-            run, messages = [], 0
-        run.append(piece)
-        messages += piece.messages
-    if run:
-        yield _slice(storage, run, start, stop)
-
-
-def _goes_on(last: _Piece, piece: _Piece, fits: bool) -> bool:
-    if piece.path is None:
-        return fits and last.stop == piece.start and last.start.ledger == piece.start.ledger
-    # Two slices of one row group would both read it, so it is not cut between the ledgers that share it.
-    return last.path == piece.path and (last.number == piece.number or (fits and last.stop == piece.start))
-
-
-def _slice(storage: Storage, run: Sequence[_Piece], start: Position, stop: Position) -> Slice:
-    path = run[0].path
-    return Slice(
-        url=storage.backend.url.render_as_string(hide_password=False),
-        topic_id=storage.topic_id,
-        topic=storage.name,
-        ledgers=storage.files.root,
-        start=max(start, run[0].start),
-        stop=min(stop, run[-1].stop),
-        messages=sum(piece.messages for piece in run),
-        path=path,
-        groups=(run[0].number, run[-1].number + 1) if path else (0, 0),
-    )

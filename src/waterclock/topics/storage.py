@@ -9,15 +9,21 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
-from waterclock.database.topic_catalogue import topics
+from waterclock.database.topic_catalogue import stores, topics
 from waterclock.errors import NotFoundError
 from waterclock.message import Position
 from waterclock.time import Time, to_time
+from waterclock.topics.ahead import AheadLimit
 from waterclock.topics.counter import Counter
-from waterclock.topics.ledger_files import LedgerFiles
+from waterclock.topics.ledger_files import LedgerFiles, StoreError
 
 # Built once: building a statement takes longer than running it.
 _ROW = sa.select(topics).where(topics.c.id == sa.bindparam("topic"))
+_STORE = (
+    sa.select(stores.c.identity, stores.c.root)
+    .join_from(topics, stores, topics.c.store_id == stores.c.id)
+    .where(topics.c.id == sa.bindparam("topic"))
+)
 
 
 @dataclass(frozen=True)
@@ -34,12 +40,15 @@ class Storage:
         The database.
     files
         The sealed ledgers' folder.
+    ahead
+        How far ahead of the clock its messages may be; None: as far as they are.
     """
 
     topic_id: int
     name: str
     backend: Backend
     files: LedgerFiles
+    ahead: AheadLimit | None = None
 
     def lock(self, connection: sa.Connection) -> tuple[sa.RowMapping, int]:
         """Take the topic's row for this transaction, so that writers take turns; give it, and the time, ns.
@@ -63,6 +72,16 @@ class Storage:
         statement = sa.select(topics, self.backend.now_sql().label("now")).where(topics.c.id == self.topic_id)
         # key_share: PostgreSQL then lets readers of the row's key pass, and nobody changes the key.
         return statement.with_for_update(key_share=True)
+
+    def refuse_moved(self, connection: sa.Connection) -> None:
+        """Insist that the topic's files lie where this says; StoreError where it was relocated meanwhile."""
+        if self.files.identity is None:
+            return
+        row = connection.execute(_STORE, {"topic": self.topic_id}).one_or_none()
+        if row is not None and row.identity != self.files.identity:
+            raise StoreError(
+                f"topic {self.name!r} was relocated from {self.files.place} to {row.root} meanwhile; open it again"
+            )
 
     def head(self) -> Position:
         """Read the position of the next message to be written."""

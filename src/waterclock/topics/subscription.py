@@ -11,16 +11,20 @@ import numpy as np
 import pyarrow as pa
 
 from waterclock.arrow import POSITIONED_SCHEMA, from_arrow
+from waterclock.errors import WaterclockError
 from waterclock.message import Message, Position
 from waterclock.time import Duration, Time, to_duration
 from waterclock.topics import subscription_rows as rows
+from waterclock.topics.bounds import time_column
+from waterclock.topics.counter import Counter
+from waterclock.topics.damage import Damage, OnDamage
 from waterclock.topics.expiring import Expired, expire_subscription
-from waterclock.topics.finding import place_at
+from waterclock.topics.finding import check_by, place_at
 from waterclock.topics.names import new_holder
 from waterclock.topics.positions import Place
 from waterclock.topics.reading import check_limit, positioned, read_chunks
 from waterclock.topics.storage import Storage
-from waterclock.topics.subscription_rows import SubscriptionInfo
+from waterclock.topics.subscription_rows import NotBefore, SubscriptionInfo
 
 _PIECE = 4096  # messages that are turned from columns into objects at once
 
@@ -59,10 +63,14 @@ class Subscription:
         The subscription, which exists.
     lease
         How long it stays with a reader that gives no sign, ns.
+    on_damage
+        What this reader does where messages are damaged, lost or missing.
     """
 
-    def __init__(self, storage: Storage, name: str, lease: int) -> None:
+    def __init__(self, storage: Storage, name: str, lease: int, on_damage: OnDamage = "raise") -> None:
         self.name = name
+        self._on_damage: OnDamage = on_damage
+        self._damage = Damage(storage.name, on_damage)
         self._storage = storage
         self._lease = lease
         self._holder = new_holder()
@@ -72,22 +80,31 @@ class Subscription:
         self._committed = self._at
         self._pieces: Iterator[_Piece] = iter(())
         self._rest: _Piece | None = None
-        self._stop = self._at.position
+        self._stop = self._at
 
     def read(self, limit: int = 1000) -> list[Message]:
         """Read on from where the last `read` ended, or where the subscription was moved to since.
 
+        Messages in front of something that cannot be read are given first; the next call meets it then.
+
         Raises
         ------
+        DamagedError
+            Where a message is not what was written, or is missing though it was not deleted.
         UnavailableError
-            Where somebody else reads the subscription (the text says who), or a ledger's file cannot be read.
+            Where another reader holds the subscription (the text says which), or a ledger's file cannot be read.
         """
         check_limit(limit)
         with self._lock:
             not_before = self._hold()
             messages: list[Message] = []
             while len(messages) < limit:
-                piece = self._rest or self._next_piece()
+                try:
+                    piece = self._rest or self._next_piece()
+                except WaterclockError:
+                    if messages:
+                        break
+                    raise
                 if piece is None:
                     break
                 messages += self._take(piece, limit - len(messages), not_before)
@@ -107,27 +124,32 @@ class Subscription:
                 rows.commit(self._storage, self.name, self._epoch, self._at, self._lease)
                 self._committed = self._at
 
-    def seek(self, to: Position | Time, *, filter_older: bool = False) -> Position:
+    def seek(self, to: Position | Time, *, by: str = "publish_time", filter_older: bool = False) -> Position:
         """Move the subscription, whoever is reading it; commits of what was read before are refused from now on.
 
         Parameters
         ----------
         to
-            A position, a time (the first message published at or after it; a duration means how long ago), or
-            ``"earliest"`` or ``"latest"``.
+            A position, a time (the first message at or after it; a duration means how long ago), or ``"earliest"`` or
+            ``"latest"``.
+        by
+            Which time that is, as for `Topic.find`. One message of a producer whose clock is far ahead is found for
+            every publish_time up to its own; "effective_time" is not misled by it.
         filter_older
-            With a time: messages behind that place which were published before the time, because producers' clocks
-            disagree, are not delivered.
+            With a time: messages behind that place whose own time, the one that ``by`` names, is before it are not
+            delivered. There are some because producers' clocks disagree.
 
         Returns
         -------
         Position
             Where it stands now.
         """
+        time = check_by(by)
         not_before = None
         if filter_older and not isinstance(to, Position) and to not in ("earliest", "latest"):
-            not_before = to = self._storage.time(to, "to")
-        place = place_at(self._storage, to)
+            to = self._storage.time(to, "to")
+            not_before = NotBefore(to, time)
+        place = place_at(self._storage, to, time, self._on_damage)
         rows.move(self._storage, self.name, place, not_before)
         return place.position
 
@@ -153,11 +175,14 @@ class Subscription:
 
     @property
     def backlog(self) -> Backlog:
-        """What there is to read from `position` on; messages that `seek` filters are counted."""
+        """What there is to read from `position` on; messages that `seek` filters, or that are damaged, are counted."""
         info = self.info
         if info.unread == 0:
             return Backlog(0, 0)
-        first = next(read_chunks(self._storage, info.position, self._storage.head(), ["receive_time"]))
+        passing = Damage(self._storage.name, "skip", quiet=True)  # the first that can be read tells the age
+        first = next(read_chunks(self._storage, info.position, self._storage.head(), ["receive_time"], passing), None)
+        if first is None:
+            return Backlog(info.unread, 0)
         received = first.table["receive_time"][0].as_py()
         return Backlog(info.unread, max(self._storage.backend.now() - received, 0))
 
@@ -167,7 +192,7 @@ class Subscription:
             rows.release(self._storage, self.name, self._holder)
             self._epoch = -1
 
-    def _hold(self) -> int | None:
+    def _hold(self) -> NotBefore | None:
         row = rows.hold(self._storage, self.name, self._holder, self._lease)
         durable = Place(rows.position_of_row(row), row["ordinal"])
         # Another epoch: it was moved or had another reader. Further ahead: messages expired under our eyes.
@@ -175,15 +200,17 @@ class Subscription:
             self._epoch = row["epoch"]
             self._at = self._committed = durable
             self._open()
-        return row["not_before"]
+        return rows.not_before_of_row(row)
 
     def _open(self) -> None:
         self._rest = None
-        self._stop = self._storage.head()
-        self._pieces = self._read_pieces(self._at.position, self._stop)
+        with self._storage.backend.snapshot() as connection:
+            counter = Counter.of_row(self._storage.row(connection))
+        self._stop = Place(counter.position, counter.ordinal)
+        self._pieces = self._read_pieces(self._at.position, self._stop.position)
 
     def _read_pieces(self, start: Position, stop: Position) -> Iterator[_Piece]:
-        for chunk in read_chunks(self._storage, start, stop, POSITIONED_SCHEMA.names):
+        for chunk in read_chunks(self._storage, start, stop, POSITIONED_SCHEMA.names, self._damage):
             ordinal = chunk.first_ordinal
             for batch in positioned(chunk, POSITIONED_SCHEMA.names):
                 for first in range(0, batch.num_rows, _PIECE):
@@ -197,21 +224,36 @@ class Subscription:
         if piece is None:
             self._open()
             piece = next(self._pieces, None)
+        if piece is None:
+            self._at = self._stop  # nothing that can be read is left before it
         return piece
 
-    def _take(self, piece: _Piece, wanted: int, not_before: int | None) -> list[Message]:
+    def _take(self, piece: _Piece, wanted: int, not_before: NotBefore | None) -> list[Message]:
         """Take some messages of a piece, keep the rest of it, and note where the next read begins."""
         batch = piece.batch
         end = min(wanted, batch.num_rows)
         taken = batch.slice(0, end)
         if not_before is not None:
-            fresh = np.flatnonzero(batch.column("publish_time").to_numpy() >= not_before)
+            fresh = np.flatnonzero(time_column(batch, not_before.by).to_numpy() >= not_before.time)
             end = int(fresh[wanted - 1]) + 1 if len(fresh) >= wanted else batch.num_rows
             taken = batch.take(pa.array(fresh[:wanted]))
-        ordinal = piece.first_ordinal + end
-        self._rest = _Piece(ordinal, batch.slice(end)) if end < batch.num_rows else next(self._pieces, None)
-        self._at = Place(self._stop, ordinal) if self._rest is None else _place(self._rest)
+        if end < batch.num_rows:
+            self._rest = _Piece(piece.first_ordinal + end, batch.slice(end))
+            self._at = _place(self._rest)
+        else:
+            last = _place(_Piece(piece.first_ordinal + end, batch.slice(end - 1)))
+            self._rest = None
+            self._at = last._replace(position=last.position._replace(index=last.position.index + 1))
+            self._look_ahead()
         return from_arrow(taken)
+
+    def _look_ahead(self) -> None:
+        """Stand at the next message already, or at the topic's end."""
+        try:
+            self._rest = next(self._pieces, None)
+        except WaterclockError:
+            return  # the next read looks anew, and meets it there
+        self._at = self._stop if self._rest is None else _place(self._rest)
 
     def __enter__(self) -> Self:
         return self

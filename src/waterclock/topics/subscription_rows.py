@@ -42,6 +42,13 @@ class SubscriptionInfo(NamedTuple):
     held_until: int | None
 
 
+class NotBefore(NamedTuple):
+    """A limit below which messages are not delivered: a time, ns, and which of a message's times it is meant as."""
+
+    time: int
+    by: str
+
+
 def create(storage: Storage, name: str, place: Place) -> bool:
     """Make a subscription; False where there is one of this name already, which stays as it is."""
 
@@ -141,12 +148,15 @@ def commit(storage: Storage, name: str, epoch: int, place: Place, lease: int) ->
     storage.backend.transact(work)
 
 
-def move(storage: Storage, name: str, place: Place, not_before: int | None) -> None:
+def move(storage: Storage, name: str, place: Place, not_before: NotBefore | None) -> None:
     """Move a subscription anywhere, and refuse commits of what was read before, in one transaction."""
 
     def work(connection: sa.Connection) -> None:
         row, _ = _lock(storage, connection, name)
-        values = {**_place_columns(place), "epoch": row["epoch"] + 1, "not_before": not_before}
+        limit = {"not_before": None, "not_before_by": None}
+        if not_before is not None:
+            limit = {"not_before": not_before.time, "not_before_by": not_before.by}
+        values = {**_place_columns(place), "epoch": row["epoch"] + 1, **limit}
         connection.execute(sa.update(subscriptions).where(*_key(storage, name)).values(values))
 
     storage.backend.transact(work)
@@ -166,6 +176,12 @@ def advance(storage: Storage, name: str, place: Place) -> int:
 def position_of_row(row: sa.RowMapping) -> Position:
     """Read the position of a subscription's row."""
     return Position(row["ledger"], row["entry"], row["index"])
+
+
+def not_before_of_row(row: sa.RowMapping) -> NotBefore | None:
+    """Read the limit of a subscription's row; None where it has none."""
+    by = row["not_before_by"] or "publish_time"  # the only one that earlier versions knew
+    return None if row["not_before"] is None else NotBefore(row["not_before"], by)
 
 
 def _lock(storage: Storage, connection: sa.Connection, name: str) -> tuple[sa.RowMapping, int]:

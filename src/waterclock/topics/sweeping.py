@@ -4,42 +4,82 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Mapping
+from itertools import accumulate, takewhile
 
 import sqlalchemy as sa
 
-from waterclock.database.topic_catalogue import entries, files, ledgers
-from waterclock.errors import UnavailableError
+from waterclock.database.topic_catalogue import entries, files, ledgers, stores
+from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.topics.ledger_files import LedgerFiles, StoreError
+from waterclock.topics.peaks import lower_peaks
 from waterclock.topics.storage import Storage
+from waterclock.topics.stores import recorded_store
 
 CLAIM = 60_000_000_000
 """How long a file that is being removed is left alone by others, ns."""
 
-_CHUNK = 256  # entries deleted in one transaction, so that appends get their turn in between
+_CHUNK = 256
+"""Entries that one transaction deletes at the most, so that appends get their turn in between."""
+
+_CHUNK_BYTES = 4 << 20
+"""Bytes of entries that one transaction deletes at the most; a single entry may be larger."""
 
 _log = logging.getLogger(__name__)
 
 
-def sweep(storage: Storage, *, strict: bool = False) -> int:
+def sweep(storage: Storage, *, strict: bool = False, at_hand: Mapping[str, LedgerFiles] | None = None) -> int:
     """Remove files whose owner's lease or whose grace time has ended, and rows left over; give how many files.
 
+    Running maxima that a killed deletion has left too high are lowered.
+
     A file that cannot be deleted now is left to the next sweep with a warning in the log; with ``strict`` it is an
-    UnavailableError.
+    UnavailableError. Where a store is absent, is another one or is down, no file of it is tried and none forgotten.
+
+    Parameters
+    ----------
+    strict
+        Whether a file that cannot be deleted is an error.
+    at_hand
+        Stores that the topic has moved out of, by their identities; the others are where the catalogue says.
     """
-    removed = sum(_remove(storage, path, strict=strict) for path in _dead_files(storage))
+    known = {"": storage.files, **(at_hand or {})}
+    removed = 0
+    unusable: set[str] = set()
+    for path in _dead_files(storage):
+        identity, _, name = path.rpartition(":")
+        if identity in unusable:
+            continue
+        try:
+            if identity not in known:
+                known[identity] = _store_left(storage, identity)
+            removed += _remove(storage, path, known[identity], name)
+        except UnavailableError as error:
+            if strict:
+                raise
+            if isinstance(error, StoreError):
+                unusable.add(identity)
+            _log.warning("sweep of topic %r will try again: %s", storage.name, error)
     for ledger in _ledgers_with_rows(storage):
         delete_rows(storage, ledger)
+    lower_peaks(storage)
     return removed
 
 
-def delete_rows(storage: Storage, ledger: int) -> None:
-    """Delete the entries of a ledger that is sealed or deleted; nothing to do where none are left."""
-    here = (entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger)
+def delete_rows(storage: Storage, first: int, last: int | None = None) -> None:
+    """Delete the entries of a ledger, or of several up to ``last``, that are sealed or deleted."""
+    here = (entries.c.topic_id == storage.topic_id, entries.c.ledger.between(first, first if last is None else last))
 
     def work(connection: sa.Connection) -> int:
-        first = connection.execute(sa.select(sa.func.min(entries.c.entry)).where(*here)).scalar()
-        if first is None:
+        sizes = sa.select(entries.c.ledger, entries.c.entry, entries.c.bytes).where(*here)
+        rows = connection.execute(sizes.order_by(entries.c.ledger, entries.c.entry).limit(_CHUNK)).all()
+        if not rows:
             return 0
-        return connection.execute(sa.delete(entries).where(*here, entries.c.entry < first + _CHUNK)).rowcount
+        totals = accumulate(row.bytes for row in rows)
+        fitting = sum(1 for _ in takewhile(lambda total: total <= _CHUNK_BYTES, totals))
+        ledger, entry, _ = rows[max(fitting, 1) - 1]
+        until = sa.or_(entries.c.ledger < ledger, sa.and_(entries.c.ledger == ledger, entries.c.entry <= entry))
+        return connection.execute(sa.delete(entries).where(*here, until)).rowcount
 
     while storage.backend.transact(work):
         pass
@@ -53,7 +93,20 @@ def _dead_files(storage: Storage) -> list[str]:
         return list(connection.execute(statement).scalars())
 
 
-def _remove(storage: Storage, path: str, *, strict: bool) -> bool:
+def _store_left(storage: Storage, identity: str) -> LedgerFiles:
+    """Find a store that the topic has moved out of."""
+    statement = sa.select(stores.c.root, stores.c.is_complete).where(stores.c.identity == identity)
+    with storage.backend.snapshot() as connection:
+        row = connection.execute(statement).one_or_none()
+    try:
+        if row is not None:
+            return recorded_store(identity, row.root, row.is_complete, "a file to be deleted")
+    except InvalidArgumentError as error:
+        raise StoreError(str(error)) from error
+    raise StoreError(f"the catalogue has lost the place of store {identity}, which topic {storage.name!r} has left")
+
+
+def _remove(storage: Storage, path: str, left_in: LedgerFiles, name: str) -> bool:
     owner = secrets.token_hex(8)
 
     def claim(connection: sa.Connection) -> int:
@@ -65,32 +118,28 @@ def _remove(storage: Storage, path: str, *, strict: bool) -> bool:
 
     if storage.backend.transact(claim) == 0:
         return False
-    try:
-        storage.files.delete(path)
-    except UnavailableError as error:
-        if strict:
-            raise
-        _log.warning("sweep of topic %r will try again: %s", storage.name, error)
-        return False
+    left_in.delete(name)
     mine = (files.c.path == path, files.c.owner == owner)
     storage.backend.transact(lambda connection: connection.execute(sa.delete(files).where(*mine)))
     return True
 
 
 def _ledgers_with_rows(storage: Storage) -> list[int]:
-    """Name the ledgers that have entries but are sealed or gone."""
+    """Name the ledgers that have entries but are sealed, lost, or deleted on purpose."""
     found: list[int] = []
     last = -1
     while True:
         with storage.backend.snapshot() as connection:
-            open_ledger = storage.row(connection)["ledger"]
+            topic = storage.row(connection)
             following = sa.select(sa.func.min(entries.c.ledger)).where(
-                entries.c.topic_id == storage.topic_id, entries.c.ledger > last, entries.c.ledger < open_ledger
+                entries.c.topic_id == storage.topic_id, entries.c.ledger > last, entries.c.ledger < topic["ledger"]
             )
             ledger = connection.execute(following).scalar()
             if ledger is None:
                 return found
             state = sa.select(ledgers.c.state).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
-            if connection.execute(state).scalar() != "closed":
+            is_state = connection.execute(state).scalar()
+            # A row that is missing is no reason to delete: where it was not deleted on purpose, its entries mend that.
+            if is_state in ("sealed", "lost") or (is_state is None and ledger < topic["first_ledger"]):
                 found.append(ledger)
         last = ledger

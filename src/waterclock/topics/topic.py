@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Self
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -14,27 +16,37 @@ from waterclock.message import Message, Position
 from waterclock.time import Duration, Time, to_duration
 from waterclock.topics import subscription_rows
 from waterclock.topics.appending import Appended, append_entry
+from waterclock.topics.bounds import Bounds
+from waterclock.topics.choices import OnAhead
 from waterclock.topics.compacting import FILE_BYTES, compact_topic
 from waterclock.topics.creating import create_topic, open_topic
+from waterclock.topics.damage import Damage, OnDamage, check_on_damage
 from waterclock.topics.entries import encode_entry
 from waterclock.topics.expiring import Expired, expire_topic
+from waterclock.topics.faults import Repaired, Verified
 from waterclock.topics.finding import Found, check_by, find_first, place_at
-from waterclock.topics.ledgers import LedgerInfo, list_ledgers, roll
+from waterclock.topics.ledgers import LedgerInfo, list_files, list_ledgers, roll
 from waterclock.topics.looking_up import look_up
 from waterclock.topics.names import check_name, check_size
+from waterclock.topics.places import LedgerRoot
+from waterclock.topics.planning import plan_slices
 from waterclock.topics.positions import entry_boundary
 from waterclock.topics.producers import numbered
 from waterclock.topics.producing import Producer
 from waterclock.topics.pruning import ALL, Wanted
 from waterclock.topics.reading import check_columns, check_limit, check_position, positioned, read_chunks
+from waterclock.topics.relocating import Progress, Relocated, relocate_topic
 from waterclock.topics.removing import remove_topic
-from waterclock.topics.retention import delete_before, enforce_retention
+from waterclock.topics.repairing import repair_topic
+from waterclock.topics.retention import delete_before, end_of_older, enforce_retention
 from waterclock.topics.sealing import seal_ledgers
-from waterclock.topics.slicing import Slice, plan_slices
+from waterclock.topics.slicing import Slice
 from waterclock.topics.storage import Storage
 from waterclock.topics.subscription import Subscription
 from waterclock.topics.subscription_rows import SubscriptionInfo
 from waterclock.topics.sweeping import sweep
+from waterclock.topics.topic_info import TopicInfo, bounds_of_topic, topic_info
+from waterclock.topics.verifying import verify_topic
 
 _MESSAGES_AT_ONCE = 4096
 
@@ -55,27 +67,49 @@ class Topic:
     def create(
         cls,
         backend: Backend,
-        ledgers: str,
+        ledgers: str | LedgerRoot | None,
         name: str,
         *,
         roll_after: Duration | None,
         roll_size: int,
         retention: Duration | None,
         exist_ok: bool,
+        max_ahead: Duration | None = None,
+        on_ahead: OnAhead = "reject",
     ) -> Self:
         """Make a topic; `Database.create_topic` says what the options mean."""
-        create_topic(backend, name, roll_after=roll_after, roll_size=roll_size, retention=retention, exist_ok=exist_ok)
+        create_topic(
+            backend,
+            ledgers,
+            name,
+            roll_after=roll_after,
+            roll_size=roll_size,
+            retention=retention,
+            exist_ok=exist_ok,
+            max_ahead=max_ahead,
+            on_ahead=on_ahead,
+        )
         return cls.open(backend, ledgers, name)
 
     @classmethod
-    def open(cls, backend: Backend, ledgers: str, name: str) -> Self:
-        """Open a topic; NotFoundError where there is none of this name."""
+    def open(cls, backend: Backend, ledgers: str | LedgerRoot | None, name: str) -> Self:
+        """Open a topic; `Database.topic` says what can be wrong."""
         return cls(open_topic(backend, ledgers, name))
 
     @property
     def name(self) -> str:
         """The topic's name."""
         return self.storage.name
+
+    @property
+    def info(self) -> TopicInfo:
+        """What the catalogue says about it: what it holds, its options; the same work whatever the topic's size."""
+        return topic_info(self.storage)
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """Smallest and largest times of what is left; None where nothing is. The same work whatever its size."""
+        return bounds_of_topic(self.storage)
 
     @property
     def head(self) -> Position:
@@ -93,7 +127,8 @@ class Topic:
         """Write messages as one entry at the end; durable and readable when this returns.
 
         publish_time and receive_time are filled in with the database's clock, read once before the messages are
-        encoded, where they are None. (SQLite has no clock of its own: there it is the machine's.)
+        encoded, where they are None. (SQLite has no clock of its own: there it is the machine's.) In a topic with
+        ``max_ahead``, messages that are too far ahead of that clock are left out and named in the answer.
 
         Parameters
         ----------
@@ -104,7 +139,8 @@ class Topic:
             Name of whoever numbers its messages. Then a repeat of an append writes nothing and gives the position of
             the first time, as long as it is one of the producer's last 5 appends.
         sequence
-            Number of the first of the messages; the others count on from it. Needed with ``producer``.
+            Number of the first of the messages, from 0; the others count on from it, also those that are rejected, and
+            a producer's numbers only grow. Needed with ``producer``.
         epoch
             Which instance of the producer this is: a lower one than the topic knows is refused. None: not compared.
 
@@ -112,7 +148,9 @@ class Topic:
         ------
         InvalidArgumentError
             Where there is no message, where they are too large for the database to take at once (MariaDB takes half
-            of its max_allowed_packet), or where some but not exactly the messages of an earlier append are repeated.
+            of its max_allowed_packet), where some but not exactly the messages of an earlier append are repeated, where
+            their numbers were appended with other messages, or where they lie before the producer's last without having
+            been appended, or so far before it that this is not known any more.
         SchemaError
             Where a table lacks a column.
         ProducerFencedError
@@ -120,8 +158,10 @@ class Topic:
         UnavailableError
             Where the database stays busy or away.
         """
-        entry = encode_entry(messages, self.storage.backend.now)
-        return append_entry(self.storage, entry, numbered(producer, sequence, epoch, entry.messages))
+        storage = self.storage
+        clock = storage.backend.now_about
+        entry = encode_entry(messages, clock, storage.ahead, with_checksum=producer is not None)
+        return append_entry(storage, entry, numbered(producer, sequence, epoch, entry.given, entry.checksum))
 
     def read(
         self,
@@ -130,7 +170,9 @@ class Topic:
         *,
         since: Time | None = None,
         until: Time | None = None,
+        by: str = "publish_time",
         limit: int | None = None,
+        on_damage: OnDamage = "raise",
     ) -> Iterator[Message]:
         """Read messages in the order of their positions, up to where the topic ends when reading begins.
 
@@ -141,18 +183,28 @@ class Topic:
         stop
             Position to stop before.
         since, until
-            Instead of those, by publish_time: begin at, and stop before, the first message at or after that time
-            (what `find` gives). Where the times are disordered, later messages of a smaller time are not read
-            behind ``until``, and messages of a smaller time that stand behind ``since`` are.
+            Instead of those: begin at, and stop before, the first message at or after that time (what `find` gives).
+            Where the times are disordered, later messages of a smaller time are not read behind ``until``, and messages
+            of a smaller time that stand behind ``since`` are.
+        by
+            Which time that is, as for `find`. One message of a producer whose clock is far ahead is found for every
+            publish_time up to its own; "effective_time" is not misled by it.
         limit
             Messages to read at most.
+        on_damage
+            ``"raise"``: what is damaged, lost or missing is an error. ``"skip"``: the reader passes over it, and logs
+            a warning that says where, and how many messages that are.
 
         Raises
         ------
+        DamagedError
+            Where a message is not what was written, or is missing though it was not deleted; it names the ledger and,
+            where there is one, the entry.
         UnavailableError
-            Where the file of a ledger cannot be read; the text names it.
+            Where the file of a ledger is gone, or cannot be reached now; the text names it.
         """
-        for batch in self.read_arrow(start, stop, since=since, until=until, limit=limit):
+        batches = self.read_arrow(start, stop, since=since, until=until, by=by, limit=limit, on_damage=on_damage)
+        for batch in batches:
             for first in range(0, batch.num_rows, _MESSAGES_AT_ONCE):
                 yield from from_arrow(batch.slice(first, _MESSAGES_AT_ONCE))
 
@@ -163,20 +215,23 @@ class Topic:
         *,
         since: Time | None = None,
         until: Time | None = None,
+        by: str = "publish_time",
         limit: int | None = None,
         columns: Sequence[str] | None = None,
+        on_damage: OnDamage = "raise",
     ) -> Iterator[pa.RecordBatch]:
         """Read as `read` does, in record batches of `waterclock.arrow.POSITIONED_SCHEMA`.
 
         Parameters
         ----------
         columns
-            The columns wanted, in this order; None: all. What is not asked for is not read.
+            The columns wanted, in this order; None: all. What is not asked for is neither read nor checked.
         """
         wanted = check_columns(columns)
         left = check_limit(limit)
-        first, last = self._range(start, stop, since, until)
-        for chunk in read_chunks(self.storage, first, last, wanted):
+        damage = Damage(self.name, check_on_damage(on_damage))
+        first, last = self._range(start, stop, since, until, check_by(by), on_damage)
+        for chunk in read_chunks(self.storage, first, last, wanted, damage):
             for batch in positioned(chunk, wanted):
                 yield batch if left is None else batch.slice(0, left)
                 if left is not None:
@@ -194,18 +249,29 @@ class Topic:
         time
             An int (ns), an aware datetime, an ISO 8601 text with offset, or how long ago: ``"2h"``.
         by
-            ``"publish_time"``, ``"event_time"`` or ``"receive_time"``.
+            ``"publish_time"``, ``"event_time"``, ``"receive_time"`` or ``"effective_time"``, the smaller of
+            publish_time and receive_time, which no producer's clock can put ahead.
 
         Raises
         ------
+        DamagedError
+            Where the message is in something that is damaged.
         UnavailableError
             Where a file cannot be read now. A file that is lost is passed over, with a warning in the log.
         """
         return find_first(self.storage, check_by(by), self.storage.time(time, "time"))
 
-    def ledgers(self) -> list[LedgerInfo]:
-        """Give what the catalogue says about each ledger that is left; the open one is the last."""
-        return list_ledgers(self.storage)
+    def ledgers(self, start: int = 0, limit: int | None = None) -> list[LedgerInfo]:
+        """Give what the catalogue says about each ledger that is left; the open one is the last.
+
+        Parameters
+        ----------
+        start
+            Number of the ledger to begin at, or the next that is left.
+        limit
+            How many at the most; what is not listed is not read. Go on with the last one's number and one.
+        """
+        return list_ledgers(self.storage, start, check_limit(limit))
 
     def roll(self) -> None:
         """Close the open ledger and open the next one; nothing to do while it is empty."""
@@ -219,6 +285,8 @@ class Topic:
 
         Raises
         ------
+        DamagedError
+            Where ledgers are damaged; those stay as they are, and all others are sealed first.
         UnavailableError
             Where a file cannot be written or reads back differently; the ledger stays as it was.
         """
@@ -227,12 +295,62 @@ class Topic:
     def compact(self, file_bytes: int = FILE_BYTES) -> int:
         """Join small files of adjacent sealed ledgers into files of about ``file_bytes``; give how many are saved.
 
-        No message changes its position, and whoever is reading reads on: the former files stay for an hour. Where a
-        file cannot be read or written, an UnavailableError says so, and its ledgers stay as they were.
+        No message changes its position, and whoever is reading reads on: the former files stay for an hour. Ledgers
+        that are damaged or lost stay as they are, all others are compacted around them, and a DamagedError or
+        LostFileError at the end names them. Where a store cannot be reached, an UnavailableError says so at once.
         """
         return compact_topic(self.storage, check_size(file_bytes, "file_bytes"))
 
-    def subscribe(self, name: str, start: Position | Time = "earliest", *, lease: Duration = "30s") -> Subscription:
+    def verify(self, *, deep: bool = False, progress: Progress | None = None) -> Verified:
+        """Check whether everything is there that the catalogue says, while the topic is in use.
+
+        Rows against one another: numbers without holes, bounds, running maxima. Files against rows: that they are
+        there, as long as they were, with a whole footer, and that there are no others beside them.
+
+        Parameters
+        ----------
+        deep
+            Also read every byte, compare it with its checksum, and compare every bound with the messages.
+        progress
+            Is given how many files and unsealed ledgers are done, and how many there are.
+
+        Raises
+        ------
+        UnavailableError
+            Where the store or the database cannot be reached, or another store lies there: that is no fault of the
+            topic.
+        """
+        return verify_topic(self.storage, deep=deep, progress=progress)
+
+    def repair(self, *, progress: Progress | None = None) -> Repaired:
+        """Let the catalogue say again what is there, and record what is gone for good.
+
+        Ledger files of the store that the catalogue has lost are imported; where the topic is empty, all that are the
+        topic's, so that a lost catalogue can be rebuilt from its files. Bounds are measured anew. What a deep
+        verification cannot read is recorded as lost: from then on readers pass over it without an error, and all other
+        messages keep their positions and numbers. No file is removed or changed.
+
+        Parameters
+        ----------
+        progress
+            As of `verify`, which runs before and after.
+
+        Raises
+        ------
+        UnavailableError
+            Where the store or the database cannot be reached, or another store lies there: nothing is recorded then.
+        """
+        return repair_topic(self.storage, progress)
+
+    def subscribe(
+        self,
+        name: str,
+        start: Position | Time = "earliest",
+        *,
+        by: str = "publish_time",
+        lease: Duration = "30s",
+        on_damage: OnDamage = "raise",
+    ) -> Subscription:
         """Open a subscription, a named, durable reading position; make it where there is none of this name.
 
         Parameters
@@ -240,14 +358,21 @@ class Topic:
         name
             1 to 255 characters.
         start
-            Where a new one begins: ``"earliest"``, ``"latest"``, a position, or the first message published at or
-            after a time. Without meaning for one that exists.
+            Where a new one begins: ``"earliest"``, ``"latest"``, a position, or the first message at or after a time.
+            Without meaning for one that exists.
+        by
+            Which time that is, as for `find`.
         lease
             How long the subscription stays with a reader that gives no sign.
+        on_damage
+            What this reader does where messages are damaged, lost or missing, as of `read`. What it passes over counts
+            as read once it commits.
         """
+        check_by(by)
+        check_on_damage(on_damage)
         if not subscription_rows.exists(self.storage, check_name(name)):
-            subscription_rows.create(self.storage, name, place_at(self.storage, start))
-        return Subscription(self.storage, name, to_duration(lease, "lease"))
+            subscription_rows.create(self.storage, name, place_at(self.storage, start, by, on_damage))
+        return Subscription(self.storage, name, to_duration(lease, "lease"), on_damage)
 
     def subscriptions(self) -> list[SubscriptionInfo]:
         """Give what the catalogue says about each subscription, in alphabetical order."""
@@ -285,7 +410,8 @@ class Topic:
         Raises
         ------
         UnavailableError
-            Where an expiry of the topic is running already; the text says whose.
+            Where an expiry of the topic is running already; the text says whose. Where there are files to delete, and
+            their store is absent, is another one or cannot be reached.
         """
         return expire_topic(self.storage, to_duration(ttl, "ttl"))
 
@@ -305,9 +431,15 @@ class Topic:
         -------
         int
             How many ledgers were deleted. Their files stay for an hour, for those who are reading them.
+
+        Raises
+        ------
+        UnavailableError
+            Where there are files to delete, and their store is absent, is another one or cannot be reached.
         """
-        position = before if isinstance(before, Position) else self.find(before).position
-        return delete_before(self.storage, position, force=force)
+        if not isinstance(before, Position):
+            before = end_of_older(self.storage, "publish_time", self.storage.time(before, "before"))
+        return delete_before(self.storage, before, force=force)
 
     def enforce_retention(self, *, force: bool = False) -> int:
         """Delete the ledgers of which all messages are older than the topic's ``retention``; give how many.
@@ -320,6 +452,40 @@ class Topic:
         """Remove files of deleted ledgers and of killed sealers whose time has come, as `seal` does; give how many."""
         return sweep(self.storage)
 
+    def files(self) -> list[str]:
+        """Name the files of the sealed ledgers in full, in order, each once; without credentials and options."""
+        return list_files(self.storage)
+
+    def relocate(self, root: str | Path, *, filesystem: Any = None, progress: Progress | None = None) -> Relocated:
+        """Let the topic's files lie somewhere else from now on.
+
+        Where ``root`` holds the marker of the topic's store, since the folder was renamed or is mounted elsewhere, the
+        topic's files are looked for there, each with its size, and the catalogue gets the new place. Other topics of
+        that store move along. Otherwise the files are copied to the store at ``root``, which is made where there is
+        none, read back and compared, and then given to the topic in one transaction. The former files stay for an hour,
+        for those who are reading them. Killed at any point, nothing is lost; called again, it goes on.
+
+        Topics that are open in other processes have to be opened again: their sealing, compaction and, when the hour is
+        over, reading fail with an `UnavailableError` that says so.
+
+        Parameters
+        ----------
+        root
+            Folder or filesystem URL, with what credentials it needs.
+        filesystem
+            A filesystem of pyarrow or fsspec; ``root`` is then a path on it.
+        progress
+            Called with how many files are done, and how many there are.
+
+        Raises
+        ------
+        UnavailableError
+            Where a file is missing or reads back differently, or a store cannot be reached; nothing has moved then.
+        """
+        files, relocated = relocate_topic(self.storage, str(root), filesystem, progress)
+        self.storage = replace(self.storage, files=files)
+        return relocated
+
     def remove(self) -> None:
         """Remove the topic with its ledgers, files, subscriptions and producers. If killed midway, call it again."""
         remove_topic(self.storage)
@@ -331,6 +497,7 @@ class Topic:
         *,
         max_messages: int = 1_000_000,
         wanted: Wanted = ALL,
+        on_damage: OnDamage = "raise",
     ) -> list[Slice]:
         """Cut a range into slices that other processes can read, each on its own, with `slicing.read_slice`.
 
@@ -345,9 +512,18 @@ class Topic:
         wanted
             What is looked for. What the catalogue knows not to hold it is left out; what is left holds other messages
             too.
+        on_damage
+            What to do about ledgers that are missing or cannot be told apart, as of `read`. Entries and files are
+            looked at when slices are read.
+
+        Raises
+        ------
+        DamagedError
+            Where there are such ledgers.
         """
         first = Position(0, 0, 0) if start is None else check_position(start, "start")
-        return plan_slices(self.storage, first, stop, max_messages, wanted)
+        damage = Damage(self.name, check_on_damage(on_damage))
+        return plan_slices(self.storage, first, stop, max_messages, wanted, damage)
 
     def advance(self, position: Position, messages: int) -> Position:
         """Give the position after about so many messages: at the end of an entry, of at least one, never past the end.
@@ -372,6 +548,8 @@ class Topic:
         ------
         NotFoundError
             Where no message stands at a position (any more).
+        DamagedError
+            Where a message is not what was written, or is missing though it was not deleted.
         """
         return look_up(self.storage, positions, check_columns(columns))
 
@@ -380,7 +558,13 @@ class Topic:
         return self.messages_at(positions, ["payload"]).column("payload")
 
     def _range(
-        self, start: Position | None, stop: Position | None, since: Time | None, until: Time | None
+        self,
+        start: Position | None,
+        stop: Position | None,
+        since: Time | None,
+        until: Time | None,
+        by: str,
+        on_damage: OnDamage,
     ) -> tuple[Position, Position]:
         if start is not None and since is not None:
             raise InvalidArgumentError(f"since: {since!r} and start: {start!r} both say where to begin; give one")
@@ -388,12 +572,16 @@ class Topic:
             raise InvalidArgumentError(f"until: {until!r} and stop: {stop!r} both say where to stop; give one")
         end = self.head
         if until is not None:
-            end = min(end, self.find(until).position)
+            end = min(end, self._position_at(until, "until", by, on_damage))
         elif stop is not None:
             end = min(end, check_position(stop, "stop"))
         if since is not None:
-            return self.find(since).position, end
+            return self._position_at(since, "since", by, on_damage), end
         return Position(0, 0, 0) if start is None else check_position(start, "start"), end
+
+    def _position_at(self, time: Time, name: str, by: str, on_damage: OnDamage) -> Position:
+        when = self.storage.time(time, name)
+        return find_first(self.storage, by, when, on_damage=on_damage).position
 
     def __repr__(self) -> str:
         return f"<Topic {self.name!r} in {self.storage.backend.name}>"

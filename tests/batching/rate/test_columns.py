@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections import Counter
 from itertools import accumulate, pairwise
 from typing import Any
@@ -17,7 +18,8 @@ from tests.batching.rate.traffic import SECOND, T0, at, by_time, calls, frozen, 
 from waterclock.batching.batch import Batch
 from waterclock.batching.rate_aware import RateAwareBatcher
 from waterclock.batching.rate_columnar import RateAwareColumns, RateBatches
-from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.checksum import FRAME_BYTES
+from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message
 
 Described = tuple[int, int, int, str, list[int]]
@@ -277,22 +279,56 @@ def test_a_window_opened_after_catching_up_holds_no_longer_than_one_opened_in_ti
 
 
 def test_a_float_event_time_is_refused() -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(InvalidArgumentError, match="event_times: an array of float64; give whole numbers"):
         RateAwareColumns(["det"]).add(np.array([0]), np.array([1.5]))
 
 
-@pytest.mark.parametrize(
-    "state", [b"", b"something", b'waterclock rate-aware columns {"version": 99}\n', b"waterclock rate-aware columns {"]
-)
+@pytest.mark.parametrize("dtype", ["bool", "datetime64[ns]", "timedelta64[ns]", "object"])
+def test_an_array_of_no_whole_numbers_is_refused_by_name(dtype: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="event_times: an array of"):
+        RateAwareColumns(["det"]).add(np.array([0]), np.array([1]).astype(dtype))
+    with pytest.raises(InvalidArgumentError, match="18446744073709551615 does not fit"):
+        RateAwareColumns(["det"]).add(np.array([0]), np.array([2**64 - 1], np.uint64))
+
+
+@pytest.mark.parametrize("state", [b"", b"something", b'waterclock rate-aware columns {"version": 99}\n'])
 def test_a_strange_state_is_refused(state: bytes) -> None:
     with pytest.raises(SchemaError):
         RateAwareColumns.restore(state)
 
 
+def test_a_state_of_the_version_before_checksums_is_read_and_validated() -> None:
+    columns = RateAwareColumns(["det", "log"])
+    columns.add(np.array([0, 1, 0]), T0 + np.array([0, 1, 5 * SECOND]), np.arange(4))
+    state = columns.state()
+    earlier = b"waterclock rate-aware columns " + state[FRAME_BYTES:]
+    assert RateAwareColumns.restore(earlier).state() == state
+    for damaged in (earlier[:-1], earlier[:40], earlier + b"x", earlier.replace(b"[3]", b"[2]")):
+        with pytest.raises(DamagedError, match="the state of rate-aware columns is damaged"):
+            RateAwareColumns.restore(damaged)
+
+
+def test_a_state_of_that_version_whose_numbers_would_lead_the_kernel_astray_is_refused() -> None:
+    columns = RateAwareColumns(["det", "log"])
+    columns.add(np.array([0, 1, 0]), T0 + np.array([0, 1, 5 * SECOND]), np.arange(4))
+    for name, place, number in (("_codes", 0, 99), ("_row_of", 0, 3), ("_waits_for", 0, -7), ("_facts", 17, 0)):
+        damaged = RateAwareColumns.restore(columns.state())
+        getattr(damaged, name)[place] = number
+        with pytest.raises(DamagedError, match="leads nowhere"):
+            RateAwareColumns.restore(b"waterclock rate-aware columns " + damaged.state()[FRAME_BYTES:])
+
+
+def test_compressed_zeros_do_not_fill_the_memory() -> None:
+    head = b'{"version": 3, "factor": null, "count": 0, "shapes": [[1],[25],[0,20],[0,32],[0],[0],[0],[0]]}\n'
+    bomb = zlib.compress(bytes(10**6), 9) * 20
+    with pytest.raises(DamagedError, match="its arrays are not 204 bytes"):
+        RateAwareColumns.restore(b"waterclock rate-aware columns " + head + bomb)
+
+
 def test_a_state_that_was_cut_short_is_refused() -> None:
     state = RateAwareColumns(["det"]).state()
     for size in (len(state) - 1, len(state) - 100, len(state) // 2):
-        with pytest.raises(SchemaError, match="cut short or damaged"):
+        with pytest.raises(DamagedError, match="do not match their checksum"):
             RateAwareColumns.restore(state[:size])
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import zlib
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -14,7 +15,8 @@ from tests.batching.rate.traffic import SECOND, T0, at, by_time, feed, frozen, m
 from waterclock.arrow import from_ipc, to_ipc
 from waterclock.batching.event_time import EventTimeBatcher
 from waterclock.batching.rate_aware import RateAwareBatcher
-from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.checksum import FRAME_BYTES
+from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message
 
 
@@ -184,11 +186,61 @@ def test_the_wait_for_a_stall_goes_on_after_a_restore() -> None:
 def test_a_strange_state_is_refused() -> None:
     with pytest.raises(SchemaError):
         RateAwareBatcher.restore(b"something")
-    with pytest.raises(SchemaError, match="no state of a rate-aware batcher"):
+    with pytest.raises(SchemaError, match="not the state of a rate-aware batcher"):
         RateAwareBatcher.restore(EventTimeBatcher("1s", "1s").state())
-    columns = from_ipc(RateAwareBatcher().state())
+    columns = from_ipc(RateAwareBatcher().state()[FRAME_BYTES:])
     (key,) = columns.schema.metadata
     facts = json.loads(zlib.decompress(columns.schema.metadata[key])) | {"version": 99}
     newer: pa.RecordBatch = columns.replace_schema_metadata({key: zlib.compress(json.dumps(facts).encode())})
     with pytest.raises(SchemaError, match="version 99"):
         RateAwareBatcher.restore(to_ipc(newer))
+
+
+def changed_state(changes: dict[str, object], of_assembly: dict[str, object]) -> bytes:
+    """Write the state of a batcher, as the version before checksums did, with other facts."""
+    batcher = RateAwareBatcher(clock=frozen)
+    batcher.add(pulses("det", 14, -1, 0))
+    batcher.add(pulses("det", 14, 0, 0.5))
+    columns = from_ipc(batcher.state()[FRAME_BYTES:])
+    (key,) = columns.schema.metadata
+    facts = json.loads(zlib.decompress(columns.schema.metadata[key])) | changes
+    facts["assembly"] |= of_assembly
+    return to_ipc(columns.replace_schema_metadata({key: zlib.compress(json.dumps(facts).encode())}))
+
+
+def test_a_state_of_the_version_before_checksums_is_read() -> None:
+    restored = RateAwareBatcher.restore(changed_state({}, {}), clock=frozen)
+    assert [len(batch.messages) for batch in restored.flush()] == [7]
+
+
+@pytest.mark.parametrize(
+    ("changes", "of_assembly"),
+    [
+        ({"rule": [0, None]}, {}),
+        ({"rule": [10**9, [1, 0]]}, {}),
+        ({"gated": "det"}, {}),
+        ({"astray": [1]}, {}),
+        ({"waited": "long"}, {}),
+        ({}, {"tracks": []}),
+        ({}, {"active": 10**9}),
+        ({}, {"active": 0}),
+        ({}, {"start": None}),
+        ({}, {"tracks": [["", 0, [], [0, 0], 0, 0, False, False, 0]]}),
+    ],
+)
+def test_facts_that_were_never_written_are_damage(changes: dict[str, object], of_assembly: dict[str, object]) -> None:
+    with pytest.raises(DamagedError, match="the state of a rate-aware batcher is damaged"):
+        RateAwareBatcher.restore(changed_state(changes, of_assembly))
+
+
+def test_compressed_zeros_do_not_fill_the_memory() -> None:
+    columns = from_ipc(RateAwareBatcher().state()[FRAME_BYTES:])
+    (key,) = columns.schema.metadata
+    bomb = zlib.compress(b"0" * 1000, 9) + bytes(1000)
+    with pytest.raises(DamagedError, match="go on after their end"):
+        RateAwareBatcher.restore(to_ipc(columns.replace_schema_metadata({key: bomb})))
+    with (
+        patch("waterclock.batching.rate_state._MOST_FACTS", 100),
+        pytest.raises(DamagedError, match="cut short"),
+    ):
+        RateAwareBatcher.restore(to_ipc(columns.replace_schema_metadata({key: zlib.compress(bytes(10**6))})))

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple, NoReturn, TypeVar, cast
 
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 from waterclock.tables.conditions.condition import (
     All,
     Any,
@@ -38,6 +39,9 @@ _T = TypeVar("_T")
 
 LONGEST = 10_000
 """Characters that a text may have."""
+
+_SHOWN = 200
+"""Characters that an error shows on either side of the place."""
 
 DEEPEST = 50
 """How deep conditions may lie in each other, and so how deep the parser goes."""
@@ -84,15 +88,15 @@ def parse_order(text: object) -> tuple[SortKey, ...]:
 
 def refuse(name: str, text: str, at: int, problem: str) -> NoReturn:
     """Raise an InvalidArgumentError that shows a place in a text."""
-    line_start = text.rfind("\n", 0, at) + 1
-    line = text[line_start:].split("\n", 1)[0]
+    line_start = max(text.rfind("\n", 0, at) + 1, at - _SHOWN)
+    line = text[line_start : at + _SHOWN].split("\n", 1)[0]
     raise InvalidArgumentError(f"{name}: {problem}\n  {line}\n  {' ' * (at - line_start)}^")
 
 
 class _Parser:
     def __init__(self, name: str, text: object) -> None:
         if not isinstance(text, str) or len(text) > LONGEST:
-            what = f"has {len(text)} characters" if isinstance(text, str) else f"is {text!r}"
+            what = f"has {len(text)} characters" if isinstance(text, str) else f"is {quoted(text)}"
             raise InvalidArgumentError(f"{name}: {what}; give a text of up to {LONGEST} characters")
         self._name, self._text = name, text
         self._depth = self._predicates = 0

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import sqlalchemy as sa
 
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 from waterclock.tables.conditions import condition as tree
 from waterclock.tables.conditions.condition_parser import refuse
 
@@ -86,7 +87,7 @@ class Binder:
         for key in keys:
             column = self._column(key.column)
             if _family(column) is None:
-                self._refuse(key.column, f"{key.column.name!r} holds {_holds(column)}, which has no order")
+                self._refuse(key.column, f"{quoted(key.column.name)} holds {_holds(column)}, which has no order")
             made += [column.is_(None), column.desc() if key.descending else column.asc()]
         return made
 
@@ -105,7 +106,7 @@ class Binder:
             self._refuse(pattern, "LIKE needs a text or a :parameter as its pattern")
         value = self._value(pattern)
         if not isinstance(value, str):
-            self._refuse(pattern, f"LIKE needs a text as its pattern, and this is {value!r}")
+            self._refuse(pattern, f"LIKE needs a text as its pattern, and this is {quoted(value)}")
         return self._like(column, value)
 
     def _subject(self, operand: tree.Operand) -> sa.ColumnElement[Any]:
@@ -115,7 +116,9 @@ class Binder:
 
     def _column(self, column: tree.Column) -> sa.ColumnElement[Any]:
         if column.name not in self._columns:
-            self._refuse(column, f"there is no column {column.name!r}; the columns are {', '.join(self._columns)}")
+            self._refuse(
+                column, f"there is no column {quoted(column.name)}; the columns are {', '.join(self._columns)}"
+            )
         return self._columns[column.name]
 
     def _against(
@@ -128,12 +131,12 @@ class Binder:
         if isinstance(other, tree.Column):
             found = self._column(other)
             if _family(found) != family:
-                self._disagree(other, subject, column, f"{other.name!r}, which holds {_holds(found)}")
+                self._disagree(other, subject, column, f"{quoted(other.name)}, which holds {_holds(found)}")
             return found
         value = self._value(other)
         bound = _bind(family, column, value)
         if bound is None:
-            self._disagree(other, subject, column, f"the {type(value).__name__} {value!r}")
+            self._disagree(other, subject, column, f"the {type(value).__name__} {quoted(value)}")
         return bound
 
     def _value(self, operand: tree.Operand) -> object:
@@ -141,7 +144,7 @@ class Binder:
             return operand.value
         if operand.name not in self._parameters:
             known = ", ".join(map(str, self._parameters)) or "none"
-            self._refuse(operand, f"there is no parameter {operand.name!r}; parameters= has {known}")
+            self._refuse(operand, f"there is no parameter {quoted(operand.name)}; parameters= has {known}")
         self.used.add(operand.name)
         return self._parameters[operand.name]
 

@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 from waterclock.tables.conditions.condition_parser import parse_condition, parse_order
 from waterclock.tables.conditions.condition_sql import Binder, check_parameters
 from waterclock.tables.context import TableContext
@@ -35,7 +36,7 @@ class Selection:
 
     def __init__(self, where: str | None, order: str | None, parameters: Mapping[str, object] | None) -> None:
         if not isinstance(parameters, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]  # users need not check types
-            raise InvalidArgumentError(f"parameters: {parameters!r} is no dict of values by name")
+            raise InvalidArgumentError(f"parameters: {quoted(parameters)} is no dict of values by name")
         self._where, self._order = where, order
         self._condition = None if where is None else parse_condition(where)
         self._keys = () if order is None else parse_order(order)

@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.errors import OrderError
+from waterclock.quoting import quoted
 from waterclock.tables.context import TableContext
 from waterclock.tables.groups.grouping import UNGROUPED, lock_groups, settle, settle_starts
 from waterclock.tables.held import Held
@@ -159,7 +160,7 @@ def _check_order(context: TableContext, connection: sa.Connection, messages: Ite
             rows = context.rows
             refused = connection.execute(sa.select(rows.c.id).where(rows.c.seq == seq)).scalar()
             raise OrderError(
-                f"message {refused!r} of group {name!r} cannot be acked before message"
+                f"message {refused!r} of group {quoted(name)} cannot be acked before message"
                 f" {blocking!r}; ack that one first, or both together",
                 blocking,
             )

@@ -8,6 +8,7 @@ from typing import Protocol
 import sqlalchemy as sa
 
 from waterclock.errors import InvalidArgumentError, NotFoundError
+from waterclock.quoting import quoted
 from waterclock.tables.attendance import changing
 from waterclock.tables.context import TableContext
 from waterclock.tables.entry import explaining
@@ -60,7 +61,9 @@ class MessageGroups:
         with explaining(self._context), self._context.backend.snapshot() as connection:
             found = list_groups(self._context, connection, [_name(group)])
         if not found:
-            raise NotFoundError(f"there is no group {group!r} in {self._context.name!r}: it never was, or it has ended")
+            raise NotFoundError(
+                f"there is no group {quoted(group)} in {self._context.name!r}: it never was, or it has ended"
+            )
         return found[0]
 
     def purge(
@@ -102,7 +105,7 @@ class MessageGroups:
     ) -> GroupChange:
         """Put a group's messages behind those of the group ``to`` of the same table, in their order."""
         if not to or to == _name(group):
-            raise InvalidArgumentError(f"to: {to!r} is not the name of another group")
+            raise InvalidArgumentError(f"to: {quoted(to)} is not the name of another group")
         return self._run(
             lambda own: group_moving.reroute(self._context, own, _name(group), to, count, force=force, dry_run=dry_run)
         )
@@ -129,7 +132,7 @@ class MessageGroups:
     def pin(self, group: Group, consumer: str, *, dry_run: bool = False) -> GroupChange:
         """Give a group to one consumer alone, whether it lives or not, until `unpin`."""
         if not consumer:
-            raise InvalidArgumentError(f"consumer: {consumer!r} is not the name of a consumer")
+            raise InvalidArgumentError(f"consumer: {quoted(consumer)} is not the name of a consumer")
         return self._run(lambda own: group_commands.pin(self._context, own, _name(group), consumer, dry_run=dry_run))
 
     def unpin(self, group: Group, *, dry_run: bool = False) -> GroupChange:

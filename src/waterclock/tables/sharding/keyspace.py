@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 
 KEYSPACE_END = 1 << 64
 """The keyspace id after the last one."""
@@ -57,13 +58,13 @@ class KeyRange:
         found = _RANGE.fullmatch(text) if isinstance(text, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
         if found is None:
             raise InvalidArgumentError(
-                f"{argument}: {text!r} is no key range; write pairs of hexadecimal digits on one side of a hyphen or on"
-                " both, such as '-80', '40-80' or '80-'"
+                f"{argument}: {quoted(text)} is no key range; write pairs of hexadecimal digits on one side of a hyphen"
+                " or on both, such as '-80', '40-80' or '80-'"
             )
         start = int(found[1].ljust(16, "0"), 16)
         end = int(found[2].ljust(16, "0"), 16) if found[2] else KEYSPACE_END
         if start >= end:
-            raise InvalidArgumentError(f"{argument}: {text!r} ends where it begins or before; swap its sides")
+            raise InvalidArgumentError(f"{argument}: {quoted(text)} ends where it begins or before; swap its sides")
         return cls(start, end)
 
     def __contains__(self, place: int) -> bool:
@@ -102,7 +103,9 @@ def choose(ranges: Iterable[KeyRange], shard: str | None, key_range: str | None)
     """
     ordered = sorted(ranges)
     if shard is not None and key_range is not None:
-        raise InvalidArgumentError(f"shard: {shard!r} and key_range {key_range!r} are both given; give one of them")
+        raise InvalidArgumentError(
+            f"shard: {quoted(shard)} and key_range {quoted(key_range)} are both given; give one of them"
+        )
     if shard is not None:
         wanted = KeyRange.parse(shard, "shard")
         chosen = [one for one in ordered if one == wanted]
@@ -116,7 +119,7 @@ def choose(ranges: Iterable[KeyRange], shard: str | None, key_range: str | None)
     if not chosen:
         named = "shard" if shard is not None else "key_range"
         raise InvalidArgumentError(
-            f"{named}: {shard if shard is not None else key_range!r} is not exactly that of a shard"
+            f"{named}: {quoted(shard if shard is not None else key_range)} is not exactly that of a shard"
             f"{'' if shard is not None else ' or of neighbouring ones'}; the shards are {', '.join(map(str, ordered))}"
         )
     return chosen
@@ -137,8 +140,8 @@ def check_unsharded(name: str, own: str, shard: str | None, key_range: str | Non
         if given is not None and given not in whole[argument]:
             allowed = " or ".join(map(repr, whole[argument]))
             raise InvalidArgumentError(
-                f"{argument}: {given!r} names a part of {name!r}, which is in one database; leave it out, or give"
-                f" {allowed}"
+                f"{argument}: {quoted(given)} names a part of {quoted(name)}, which is in one database; leave it out,"
+                f" or give {allowed}"
             )
 
 

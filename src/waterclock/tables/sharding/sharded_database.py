@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
+from waterclock.quoting import quoted
 from waterclock.tables.sharding.keyspace import KeyRange, check_cover
 from waterclock.tables.sharding.shard import Opened, Shard
 from waterclock.tables.sharding.sharded_table import ShardedTable
@@ -52,7 +53,7 @@ class ShardedDatabase:
         for shard in self._shards:
             if shard.key_range == wanted:
                 return shard
-        raise NotFoundError(f"there is no shard {name!r}; the shards are {', '.join(self.shards)}")
+        raise NotFoundError(f"there is no shard {quoted(name)}; the shards are {', '.join(self.shards)}")
 
     def create_table(self, name: str, *, exist_ok: bool = False, **options: Any) -> ShardedTable:
         """Make a message table on every shard; `Database.create_table` explains the options.
@@ -75,7 +76,9 @@ class ShardedDatabase:
             )
         missing = [shard for shard in self._shards if name not in shard.database.tables()]
         if not missing and not exist_ok:
-            raise AlreadyExistsError(f"message table {name!r} exists on every shard; open it, or pass exist_ok=True")
+            raise AlreadyExistsError(
+                f"message table {quoted(name)} exists on every shard; open it, or pass exist_ok=True"
+            )
         for shard in missing:
             shard.database.create_table(name, key_range=shard.name, exist_ok=True, **options)
         return self.table(name)
@@ -130,6 +133,6 @@ class ShardedDatabase:
 
 def _no_topics(name: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"topic: {name!r} cannot be in a sharded database, because a topic's positions are counted in one database;"
-        " connect to that one alone: connect(url)"
+        f"topic: {quoted(name)} cannot be in a sharded database, because a topic's positions are counted in one"
+        " database; connect to that one alone: connect(url)"
     )

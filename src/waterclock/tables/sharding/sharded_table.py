@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar, Unpack
 
 from waterclock.errors import InvalidArgumentError, SchemaError, UnavailableError, WaterclockError
+from waterclock.quoting import quoted
 from waterclock.tables.dead_letters import DIED
 from waterclock.tables.delivery import Delivery
 from waterclock.tables.explaining import Explanation
@@ -321,8 +322,8 @@ class ShardedTable:
     def _elsewhere(self, message_id: MessageId, home: Shard) -> InvalidArgumentError:
         where = self._shard_of(message_id)
         return InvalidArgumentError(
-            f"connection: it is to shard {home.name}, and message {message_id!r} of {self.name!r} belongs to shard"
-            f" {where.name}; use a connection to that shard, because one transaction spans one database"
+            f"connection: it is to shard {home.name}, and message {quoted(message_id)} of {self.name!r} belongs to"
+            f" shard {where.name}; use a connection to that shard, because one transaction spans one database"
         )
 
     def _each(self, by_shard: Mapping[Shard, _Part], work: Callable[[MessageTable, _Part], _T], verb: str) -> list[_T]:

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from waterclock.database.table_catalogue import message_tables
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 from waterclock.tables.callers import CallerConnections
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.options import TableOptions
@@ -35,7 +36,7 @@ def home_of(connection: Any, shards: Iterable[Shard], open_table: Callable[[Shar
             if found is not None and found == _identity(ours, context.name):
                 return shard
     raise InvalidArgumentError(
-        f"connection: {connection!r} is to no shard of this table; begin the transaction on the shard of the"
+        f"connection: {quoted(connection)} is to no shard of this table; begin the transaction on the shard of the"
         " message: db.shard(name).backend.engine"
     )
 

@@ -1,0 +1,268 @@
+"""Backing up an SQLite database and its ledger files into a folder, while others append, seal, compact and expire.
+
+1. The ledger files that the catalogue names are copied. They are most of it, and never change.
+2. A snapshot of the database is taken, and the ledger files that it names beyond those are copied: few by now. Where
+   one was deleted in between, as its grace time had ended, a later snapshot names what stands in for it: step 2 again.
+3. The manifest is written, which makes the backup whole.
+4. What an earlier backup into the folder had and this one does not is removed.
+
+The folder holds the earlier backup until step 3 and this one from there on, whenever it is interrupted. The source is
+only ever read: nothing there is held, marked or deleted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from waterclock.backup import manifest as manifests
+from waterclock.backup.copying import Report, copy, measure, no_report
+from waterclock.backup.manifest import Kept, Manifest, read_manifest, write_manifest
+from waterclock.backup.snapshot import Named, database_file, named_files, take_snapshot
+from waterclock.database.backend import Backend
+from waterclock.durable import durable_file, make_folder
+from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from waterclock.topics.creating import open_topic
+from waterclock.topics.ledger_files import LedgerFiles, LostFileError
+from waterclock.topics.places import LedgerRoot
+
+LOCK = "waterclock-backup.lock"
+"""The file in the folder that marks it as one for backups, and that is locked while one is made."""
+
+_SNAPSHOTS = 10  # taken at the most; after the first, the next one follows within what the copying of new files takes
+_AT_ONCE = 4  # files; each waits for the disk, or for a store that is far away
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BackedUp:
+    """What a backup did.
+
+    Attributes
+    ----------
+    folder
+        Where it is.
+    taken_at
+        The moment that it shows, ns: all that was committed before is in it.
+    ledger_files, size
+        How many ledger files it has, and bytes in all.
+    copied
+        How many of the ledger files were copied; an earlier backup in the folder had the others.
+    faults
+        Ledger files that are lost or cut short at the source, each in words. All the rest is in the backup.
+    """
+
+    folder: Path
+    taken_at: int
+    ledger_files: int
+    size: int
+    copied: int
+    faults: tuple[str, ...]
+
+
+def back_up(backend: Backend, ledgers: LedgerRoot, destination: str | Path, report: Report = no_report) -> BackedUp:
+    """Make a backup of an SQLite database and its ledger files.
+
+    Parameters
+    ----------
+    backend, ledgers
+        The database, and where its ledgers lie.
+    destination
+        A folder that is new or empty, or that holds an earlier backup of the same database: then ledger files that it
+        has are not copied again, and the earlier backup is replaced once this one is whole.
+    report
+        Is told how far it is.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For a database on a server, and for a folder that holds something else.
+    UnavailableError
+        Where the folder cannot be written, or the database or a store not be read.
+    """
+    source = str(database_file(backend.url))
+    folder = _folder(destination)
+    with _locked(folder):
+        earlier = _earlier(folder, source)
+        copier = _Copier(backend, ledgers, folder / manifests.LEDGERS, report)
+        if earlier is not None:
+            copier.take_over(earlier.ledgers)
+        copier.copy(named_files(backend))
+        number = 1 if earlier is None else earlier.number + 1
+        file = folder / f"database-{number}.db"
+        taken_at, named, faults = _consistent(backend, copier, file, report)
+        written = Manifest(
+            source=source,
+            taken_at=taken_at,
+            number=number,
+            database=measure(file, file.name),
+            ledgers=tuple(copier.kept[each.path] for each in named if each.path in copier.kept),
+            faults=faults,
+        )
+        write_manifest(folder, written)
+        _remove_others(folder, written)
+    copied = sum(kept.path in copier.copied for kept in written.ledgers)
+    return BackedUp(folder, taken_at, len(written.ledgers), written.size, copied, faults)
+
+
+def holds_backup(destination: str | Path) -> Manifest | None:
+    """Read what is in a folder for backups; None where there is no whole backup."""
+    try:
+        return read_manifest(Path(destination))
+    except NotFoundError:
+        return None
+
+
+def _folder(destination: str | Path) -> Path:
+    if "://" in str(destination):
+        raise InvalidArgumentError(f"destination: {str(destination)!r} is a URL; give a folder of this machine")
+    folder = Path(destination).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise InvalidArgumentError(f"destination: {folder} is a file; give a folder")
+    ours = (folder / manifests.NAME, folder / LOCK)
+    if folder.exists() and any(folder.iterdir()) and not any(each.exists() for each in ours):
+        raise InvalidArgumentError(f"destination: {folder} holds something else; give a new or empty folder")
+    return folder
+
+
+def _earlier(folder: Path, source: str) -> Manifest | None:
+    earlier = holds_backup(folder)
+    if earlier is not None and earlier.source != source:
+        raise InvalidArgumentError(
+            f"destination: {folder} holds a backup of {earlier.source}; give {source} a folder of its own"
+        )
+    return earlier
+
+
+@contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    try:
+        make_folder(folder)
+        lock = (folder / LOCK).open("wb")
+    except OSError as error:
+        raise UnavailableError(f"cannot write {folder}: {error}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UnavailableError(f"another backup into {folder} is running; wait for its end") from None
+        yield
+
+
+class _Copier:
+    """Copies ledger files into the folder of a backup, each once."""
+
+    def __init__(self, backend: Backend, ledgers: LedgerRoot, folder: Path, report: Report) -> None:
+        self.kept: dict[str, Kept] = {}
+        self.copied: set[str] = set()
+        self.faults: dict[str, str] = {}
+        self._backend = backend
+        self._ledgers = ledgers
+        self._folder = folder
+        self._report = report
+
+    def take_over(self, files: Iterable[Kept]) -> None:
+        """Count those files of an earlier backup as copied that are still there."""
+        for kept in files:
+            file = self._folder / kept.path
+            if file.is_file() and file.stat().st_size == kept.size:  # their bytes are checked when they are restored
+                self.kept[kept.path] = kept
+
+    def copy(self, named: list[Named]) -> list[Named]:
+        """Copy those that are not yet; give those that are gone."""
+        stores: dict[str, LedgerFiles] = {}
+        work: list[tuple[LedgerFiles, Named]] = []
+        gone: list[Named] = []
+        for each in named:
+            kept = self.kept.get(each.path)
+            if kept is not None and kept.size == each.size:
+                continue
+            try:
+                store = stores.get(each.topic) or open_topic(self._backend, self._ledgers, each.topic).files
+            except NotFoundError:
+                gone.append(each)  # with its whole topic
+                continue
+            stores[each.topic] = store
+            work.append((store, each))
+        total, done = sum(each.size for _, each in work), 0
+        for each, kept in _at_once(self._copy, work):
+            done += each.size
+            self._report("ledger files", done, total)
+            if kept is None:
+                gone.append(each)
+            else:
+                self.kept[each.path] = kept
+                self.copied.add(each.path)
+        return gone
+
+    def _copy(self, store: LedgerFiles, each: Named) -> tuple[Named, Kept | None]:
+        file = self._folder / each.path
+        try:
+            with store.open(each.path) as source, durable_file(file) as sink:
+                kept = copy(source, sink, each.path)
+        except LostFileError:
+            return each, None
+        except OSError as error:
+            if _is_gone(store, each.path):
+                return each, None
+            raise UnavailableError(f"cannot copy {store.name(each.path)} into {file}: {error}") from error
+        if kept.size != each.size:
+            self.faults[each.path] = f"{store.name(each.path)} has {kept.size} bytes; {each.size} were written"
+        return each, kept
+
+
+def _at_once(
+    work_off: Callable[[LedgerFiles, Named], tuple[Named, Kept | None]], work: list[tuple[LedgerFiles, Named]]
+) -> Iterator[tuple[Named, Kept | None]]:
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        yield from pool.map(lambda arguments: work_off(*arguments), work)
+
+
+def _is_gone(store: LedgerFiles, path: str) -> bool:
+    try:
+        store.size(path)
+    except LostFileError:
+        return True
+    return False
+
+
+def _consistent(
+    backend: Backend, copier: _Copier, file: Path, report: Report
+) -> tuple[int, list[Named], tuple[str, ...]]:
+    """Take snapshots until one has all the files that it names; give its moment, the files, and the faults."""
+    gone: list[Named] = []
+    for _ in range(_SNAPSHOTS):
+        taken_at, named = take_snapshot(backend, file, report)
+        gone = copier.copy(named)
+        # A file is there before it is named, and goes after: what is named still and not there will not come back.
+        lost = set(gone).intersection(named_files(backend)) if gone else set[Named]()
+        if lost.issuperset(gone):
+            faults = dict(copier.faults) | {
+                each.path: f"{each.path} of topic {each.topic!r} is lost: the catalogue names it" for each in lost
+            }
+            return taken_at, named, tuple(faults[each.path] for each in named if each.path in faults)
+    raise UnavailableError(
+        f"after each of {_SNAPSHOTS} snapshots, ledger files that it names were deleted before they were copied, such"
+        f" as {gone[0].path}; pause compaction and expiry while the backup runs, or lengthen their grace time"
+    )
+
+
+def _remove_others(folder: Path, written: Manifest) -> None:
+    """Remove what this backup does not have: what an earlier or an interrupted one had."""
+    ledgers = folder / manifests.LEDGERS
+    keep = {folder / written.database.path, *(ledgers / kept.path for kept in written.ledgers)}
+    try:
+        for file in [*folder.glob("database-*.db"), *sorted(ledgers.rglob("*"), reverse=True)]:
+            if file.is_dir():
+                with suppress(OSError):  # it is not empty
+                    file.rmdir()
+            elif file not in keep:
+                file.unlink()
+    except OSError as error:
+        _log.warning("the backup in %s is whole, but what it does not need stays: %s", folder, error)

@@ -1,0 +1,75 @@
+"""Copying files with their sizes and checksums, and measuring those that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from waterclock.backup.manifest import Kept
+from waterclock.checksum import checksum
+from waterclock.errors import DamagedError, UnavailableError
+
+Report = Callable[[str, int, int], None]
+"""Is told what is being done, how many bytes of it are, and of how many."""
+
+_PIECE = 4 << 20
+
+
+def no_report(what: str, done: int, total: int) -> None:
+    """Tell nobody."""
+
+
+def copy(source: Any, sink: Any, path: str) -> Kept:
+    """Copy a stream to its end; give what was copied."""
+    size = crc = 0
+    while piece := source.read(_PIECE):
+        sink.write(piece)
+        size += len(piece)
+        crc = checksum(piece, crc)
+    return Kept(path, size, crc)
+
+
+class _Nowhere:
+    def write(self, data: bytes) -> None:
+        """Take it and keep nothing."""
+
+
+def measure(file: Path, path: str) -> Kept:
+    """Measure a file, under the name that it has in the backup; OSError where it cannot be read."""
+    with file.open("rb") as source:
+        return copy(source, _Nowhere(), path)
+
+
+def expect(found: Kept, expected: Kept, file: Path) -> None:
+    """Insist that a file of a backup is what was written; DamagedError where it is not."""
+    if found.size != expected.size:
+        raise DamagedError(f"{file} is damaged: it has {found.size} bytes; {expected.size} were written")
+    if found.crc != expected.crc:
+        raise DamagedError(f"{file} is damaged: its {found.size} bytes do not match their checksum")
+
+
+def copy_checked(file: Path, sink: Any, expected: Kept) -> None:
+    """Copy a file of a backup.
+
+    Raises
+    ------
+    DamagedError
+        Where it is gone, or not what was written.
+    UnavailableError
+        Where it cannot be read now.
+    """
+    try:
+        with file.open("rb") as source:
+            found = copy(source, sink, expected.path)
+    except FileNotFoundError:
+        raise DamagedError(f"{file} is gone") from None
+    expect(found, expected, file)
+
+
+def check(file: Path, expected: Kept) -> None:
+    """Insist that a file of a backup is there and what was written; errors as in `copy_checked`."""
+    try:
+        copy_checked(file, _Nowhere(), expected)
+    except OSError as error:
+        raise UnavailableError(f"cannot read {file}: {error}") from error

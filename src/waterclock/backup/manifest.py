@@ -1,0 +1,130 @@
+"""The manifest of a backup: what is in it, with sizes and checksums. It is written last, and makes the backup whole."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from waterclock.checksum import checksum
+from waterclock.durable import durable_file
+from waterclock.errors import DamagedError, NotFoundError, SchemaError, UnavailableError
+
+NAME = "waterclock-backup.json"
+"""The manifest's file in the folder of a backup."""
+
+LEDGERS = "ledgers"
+"""The folder of the ledger files in that of a backup."""
+
+FORMAT = 1
+"""The version of what is written here."""
+
+
+class Kept(NamedTuple):
+    """A file of a backup.
+
+    Attributes
+    ----------
+    path
+        Where it lies: a ledger file under `LEDGERS`, by the name that the catalogue has; the database in the folder.
+    size
+        Bytes.
+    crc
+        CRC-32 of all of them.
+    """
+
+    path: str
+    size: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a backup holds.
+
+    Attributes
+    ----------
+    source
+        The database file that was backed up.
+    taken_at
+        The moment that the backup shows, ns.
+    number
+        How many backups were made into the folder, this one included.
+    database
+        The database.
+    ledgers
+        The ledger files that its catalogue names.
+    faults
+        What was wrong at the source already: ledger files that are lost or cut short, each in words.
+    """
+
+    source: str
+    taken_at: int
+    number: int
+    database: Kept
+    ledgers: tuple[Kept, ...]
+    faults: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return self.database.size + sum(kept.size for kept in self.ledgers)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Make a backup whole: from here on it is the one that the folder holds."""
+    body = asdict(manifest)
+    with durable_file(folder / NAME) as sink:
+        sink.write(json.dumps({"format": FORMAT, "crc": _crc(body), "backup": body}, indent=1).encode())
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read what the backup in a folder holds.
+
+    Raises
+    ------
+    NotFoundError
+        Where there is no whole backup.
+    SchemaError
+        Where a newer version has written it.
+    DamagedError
+        Where it is not what was written.
+    """
+    file = folder / NAME
+    try:
+        text = file.read_bytes()
+    except FileNotFoundError:
+        raise NotFoundError(
+            f"there is no whole backup in {folder}: it has no {NAME}, which is written last; was it interrupted?"
+        ) from None
+    except OSError as error:
+        raise UnavailableError(f"cannot read {file}: {error}") from error
+    try:
+        return _parse(json.loads(text), file)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedError(f"{file} is damaged: {type(error).__name__}: {error}") from None
+
+
+def _parse(written: Any, file: Path) -> Manifest:
+    if isinstance(written["format"], int) and written["format"] > FORMAT:
+        raise SchemaError(f"{file} has format {written['format']}, this library knows {FORMAT}; update waterclock")
+    body = written["backup"]
+    if written["format"] != FORMAT or _crc(body) != written["crc"]:
+        raise ValueError("it does not match its checksum")
+    body["database"] = _kept(body["database"])
+    body["ledgers"] = tuple(map(_kept, body["ledgers"]))
+    body["faults"] = tuple(body["faults"])
+    return Manifest(**body)
+
+
+def _kept(fields: list[Any]) -> Kept:
+    kept = Kept(*fields)
+    path = PurePosixPath(kept.path)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"{kept.path!r} leads out of the folder")
+    return kept
+
+
+def _crc(body: Any) -> int:
+    return checksum(json.dumps(body, sort_keys=True).encode())

@@ -1,0 +1,78 @@
+"""The identity of a restored copy: it must never work on the files of the original."""
+
+from __future__ import annotations
+
+import json
+import secrets
+
+import sqlalchemy as sa
+
+from waterclock.backup.snapshot import Named, named_files
+from waterclock.database.backend import Backend
+from waterclock.database.topic_catalogue import stores, topics
+from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.topics.ledger_files import FORMAT, MARKER, LedgerFiles, LostFileError
+from waterclock.topics.stores import place_columns
+
+
+def found_store(backend: Backend, files: LedgerFiles) -> None:
+    """Make a root the one store of all topics of a database, under an identity that no other store has.
+
+    Writes the marker with the new identity, then, in one transaction, the store's row, which takes the place of all
+    others, and ``store_id`` of every topic. A process that still has the database open with the former identity is
+    refused from then on. Works on every database; nothing to do where there is no topic.
+    """
+    identity = secrets.token_hex(16)
+    with backend.snapshot() as connection:
+        if connection.execute(sa.select(sa.func.count()).select_from(topics)).scalar_one() == 0:
+            return
+    with files.create(MARKER) as sink:
+        sink.write(json.dumps({"identity": identity, "format": FORMAT}).encode())
+
+    def work(connection: sa.Connection) -> None:
+        connection.execute(sa.delete(stores))
+        values = {"identity": identity, **place_columns(files), "created_at": backend.now(connection)}
+        connection.execute(sa.insert(stores), values)
+        number = sa.select(stores.c.id).where(stores.c.identity == identity).scalar_subquery()
+        connection.execute(sa.update(topics).values(store_id=number))
+
+    backend.transact(work)
+
+
+def make_independent(backend: Backend, ledgers: str) -> int:
+    """Give a copy that other tools have made, of a database and of its ledger files, an identity of its own.
+
+    Returns
+    -------
+    int
+        How many ledger files the copy has.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Where ``ledgers`` is the folder that the catalogue knows: the original's, if this is a copy.
+    UnavailableError
+        Where a ledger file that the catalogue names is not there.
+    """
+    files = LedgerFiles(ledgers)
+    with backend.snapshot() as connection:
+        known = connection.execute(sa.select(stores.c.root)).scalars().all()
+    if files.place in known:
+        raise InvalidArgumentError(
+            f"ledgers: {files.place!r} is where the original has its ledger files; copy them and name the copy's folder"
+        )
+    named = named_files(backend)
+    if missing := [each for each in named if not _is_there(files, each)]:
+        raise UnavailableError(
+            f"{len(missing)} of {len(named)} ledger files are not in {files.place}, such as {missing[0].path};"
+            " nothing was changed"
+        )
+    found_store(backend, files)
+    return len(named)
+
+
+def _is_there(files: LedgerFiles, each: Named) -> bool:
+    try:
+        return files.size(each.path) == each.size
+    except LostFileError:
+        return False

@@ -1,0 +1,154 @@
+"""Restoring a backup as a new SQLite database with ledger files of its own.
+
+1. The manifest and every checksum are checked; nothing is written before.
+2. The database is copied under a name that no command opens, and gets a store of its own.
+3. The ledger files are copied; each is compared with its checksum once more.
+4. The database gets its name, which makes the copy whole. Interrupted before, there is no database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from waterclock.backup import manifest as manifests
+from waterclock.backup.copying import Report, check, copy_checked, no_report
+from waterclock.backup.manifest import Kept, Manifest, read_manifest
+from waterclock.backup.new_store import found_store
+from waterclock.backup.snapshot import database_file
+from waterclock.database.backend import Backend
+from waterclock.durable import make_folder, sync, unfinished
+from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.topics.ledger_files import LedgerFiles
+from waterclock.topics.places import ledgers_beside
+
+_BESIDE = ("", "-wal", "-shm", "-journal")  # SQLite would take what is left of another database for this one's
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was restored.
+
+    Attributes
+    ----------
+    database
+        The new database's file.
+    ledgers
+        The root of its ledger files.
+    taken_at
+        The moment that it shows, ns.
+    ledger_files, size
+        How many ledger files there are, and bytes in all.
+    faults
+        Ledger files that were lost or cut short when the backup was made, each in words.
+    """
+
+    database: Path
+    ledgers: str
+    taken_at: int
+    ledger_files: int
+    size: int
+    faults: tuple[str, ...]
+
+
+def check_backup(source: str | Path, report: Report = no_report) -> Manifest:
+    """Read every byte of a backup and compare it with its checksum; give what the backup holds.
+
+    Raises
+    ------
+    NotFoundError
+        Where there is no whole backup.
+    DamagedError
+        Where a file of it is gone, or not what was written.
+    UnavailableError
+        Where a file cannot be read now.
+    """
+    folder = Path(source).absolute()
+    manifest = read_manifest(folder)
+    done = 0
+    for file, kept in [
+        (folder / manifest.database.path, manifest.database),
+        *((folder / manifests.LEDGERS / kept.path, kept) for kept in manifest.ledgers),
+    ]:
+        check(file, kept)
+        done += kept.size
+        report("checking", done, manifest.size)
+    return manifest
+
+
+def restore(source: str | Path, url: str, ledgers: str | Path | None = None, report: Report = no_report) -> Restored:
+    """Make a new database of a backup; it works on ledger files of its own, never on those of the original.
+
+    Leases and claims that were held when the backup was made end by themselves: their holders work on the original.
+
+    Parameters
+    ----------
+    source
+        The folder of the backup.
+    url
+        The new database, ``sqlite:///FILE``; there must be no such file yet.
+    ledgers
+        Folder or filesystem URL for the ledger files, which must be new or empty; None: ``FILE-ledgers`` beside the
+        file.
+    report
+        Is told how far it is.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For a database on a server, and where the file or the folder is not new.
+    NotFoundError, DamagedError
+        Where there is no whole backup, or a file of it is damaged; then nothing was written.
+    UnavailableError
+        Where something cannot be read or written. What was written so far is no database; remove it before the next
+        try.
+    """
+    database = _new_database(url)
+    root = ledgers_beside(str(database)) if ledgers is None else str(ledgers)
+    files = LedgerFiles(root)
+    if not files.is_empty():
+        raise InvalidArgumentError(
+            f"ledgers: {root} is not empty; give a new folder, or remove what an interrupted restore has left there"
+        )
+    folder = Path(source).absolute()
+    manifest = check_backup(folder, report)
+    _put_in_place(folder, manifest, database, files, report)
+    return Restored(database, root, manifest.taken_at, len(manifest.ledgers), manifest.size, manifest.faults)
+
+
+def _new_database(url: str) -> Path:
+    database = database_file(url)
+    for suffix in _BESIDE:
+        if (found := Path(f"{database}{suffix}")).exists():
+            raise InvalidArgumentError(f"url: {found} is there already; a backup is restored into a new database")
+    return database
+
+
+def _put_in_place(folder: Path, manifest: Manifest, database: Path, files: LedgerFiles, report: Report) -> None:
+    part = Path(unfinished(str(database)))
+    try:
+        for suffix in _BESIDE:
+            Path(f"{part}{suffix}").unlink(missing_ok=True)  # of an interrupted restore
+        make_folder(part.parent)
+        with part.open("wb") as sink:
+            copy_checked(folder / manifest.database.path, sink, manifest.database)
+        copied = Backend(f"sqlite:///{part}")
+        try:
+            found_store(copied, files)
+        finally:
+            copied.close()
+        _copy_ledgers(folder / manifests.LEDGERS, manifest.ledgers, files, report)
+        sync(part)
+        part.rename(database)
+        sync(database.parent)
+    except OSError as error:
+        raise UnavailableError(f"cannot restore {folder} into {database}: {error}") from error
+
+
+def _copy_ledgers(folder: Path, ledgers: tuple[Kept, ...], files: LedgerFiles, report: Report) -> None:
+    total, done = sum(kept.size for kept in ledgers), 0
+    for kept in ledgers:
+        with files.create(kept.path) as sink:
+            copy_checked(folder / kept.path, sink, kept)
+        done += kept.size
+        report("ledger files", done, total)

@@ -1,0 +1,104 @@
+"""A snapshot of an SQLite database while others write, and the ledger files that its catalogue names.
+
+SQLite's own backup copies pages, so the copy is the database to the byte: also the tables of others, with whatever
+functions and collations they need, which VACUUM INTO would have to know, and with the row numbers that VACUUM may
+change. Between two steps of a backup, another process's commit makes it begin again, for ever in a busy database; not
+where the connection is in a read transaction, as here: then all steps see that transaction's snapshot. Writers do not
+wait for it; the write-ahead log grows while it lasts.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from waterclock.backup.copying import Report
+from waterclock.database.backend import Backend
+from waterclock.database.topic_catalogue import ledgers, topics
+from waterclock.durable import sync
+from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.urls import shown
+
+_PAGES = 256  # copied in one step; 4 MiB
+_WITHOUT_SYNC = ("PRAGMA journal_mode=OFF", "PRAGMA synchronous=OFF")
+_NAMED = (
+    sa.select(topics.c.name, ledgers.c.path, sa.func.max(ledgers.c.file_bytes))
+    .join(topics, topics.c.id == ledgers.c.topic_id)
+    .where(ledgers.c.state == "sealed")
+    .group_by(topics.c.name, ledgers.c.path)
+    .order_by(topics.c.name, ledgers.c.path)
+)
+
+
+class Named(NamedTuple):
+    """A ledger file that the catalogue names: its topic, where it lies in the topic's store, and its bytes."""
+
+    topic: str
+    path: str
+    size: int
+
+
+def database_file(url: str | sa.URL) -> Path:
+    """Give the file of an SQLite database; InvalidArgumentError for a database on a server."""
+    try:
+        parsed = sa.make_url(url)
+    except exc.ArgumentError:
+        raise InvalidArgumentError(
+            "url: what was given is no database URL; write it like sqlite:///factory.db"
+        ) from None
+    if parsed.drivername.partition("+")[0] != "sqlite":
+        raise InvalidArgumentError(
+            f"url: {shown(parsed)} is a database on a server, which is backed up and restored with its own"
+            " tools: first the database with pg_dump or mariadb-dump, then the folder of the ledger files; restored in"
+            " the opposite order. See docs/how-to/back-up-and-restore.md"
+        )
+    return Path(str(parsed.database)).absolute()
+
+
+def named_files(backend: Backend) -> list[Named]:
+    """List the ledger files that the catalogue names now."""
+    with backend.snapshot() as connection:
+        return list(_named(connection))
+
+
+def take_snapshot(backend: Backend, target: Path, report: Report) -> tuple[int, list[Named]]:
+    """Copy the database into a new file; give the moment that it shows, ns, and the ledger files that it names.
+
+    Raises
+    ------
+    UnavailableError
+        Where the file cannot be written, or the database not be read.
+    """
+    with backend.snapshot() as connection:
+        named = list(_named(connection))  # the first read, which fixes what all that follows sees
+        taken_at = backend.now(connection)
+        try:
+            _copy_pages(connection.connection.driver_connection, target, report)
+            sync(target)
+        except (sqlite3.Error, OSError) as error:
+            raise UnavailableError(f"cannot copy {backend.name} into {target}: {error}") from error
+    return taken_at, named
+
+
+def _copy_pages(source: Any, target: Path, report: Report) -> None:
+    page = source.execute("PRAGMA page_size").fetchone()[0]
+
+    def tell(_status: int, remaining: int, pages: int) -> None:
+        report("database", (pages - remaining) * page, pages * page)
+
+    target.unlink(missing_ok=True)
+    with closing(sqlite3.connect(target, isolation_level=None)) as copy:
+        for statement in _WITHOUT_SYNC:  # all of it or nothing is used, so one sync in the end is enough
+            copy.execute(statement)
+        source.backup(copy, pages=_PAGES, progress=tell)
+
+
+def _named(connection: sa.Connection) -> Iterator[Named]:
+    for topic, path, size in connection.execute(_NAMED):
+        yield Named(topic, path, size)

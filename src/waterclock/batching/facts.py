@@ -1,0 +1,86 @@
+"""Reads facts that were written down as JSON: each as the type that it had, or it is damaged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from waterclock.errors import DamagedError, InvalidArgumentError
+from waterclock.quoting import quoted
+from waterclock.time import MAX_NS, MIN_NS
+
+_T = TypeVar("_T")
+
+_MOMENTS = range(MIN_NS - 1, MAX_NS + 2)
+"""Points in time, one before all of them and one after."""
+
+
+@contextmanager
+def read_as(name: str) -> Generator[None]:
+    """Turn whatever goes wrong with damaged facts into one error that says what they are the facts of.
+
+    Raises
+    ------
+    DamagedError
+        Where the facts are not such as are written.
+    """
+    try:
+        yield
+    except InvalidArgumentError as error:
+        raise DamagedError(f"{name} is damaged: {error}") from error
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
+        raise DamagedError(f"{name} is damaged: {quoted(error)} in its facts") from error
+
+
+def parsed(written: bytes | memoryview) -> Any:
+    """Read JSON."""
+    return json.loads(bytes(written))
+
+
+def text(value: object) -> str:
+    """Take a text."""
+    if not isinstance(value, str):
+        raise TypeError(f"{quoted(value)} is no text")
+    return value
+
+
+def whole(value: object) -> int:
+    """Take a whole number."""
+    if type(value) is not int:
+        raise TypeError(f"{quoted(value)} is no whole number")
+    return value
+
+
+def count(value: object) -> int:
+    """Take a whole number that is not negative."""
+    if whole(value) < 0:
+        raise ValueError(f"{quoted(value)} is no count")
+    return whole(value)
+
+
+def moment(value: object) -> int:
+    """Take a point in time, ns, or what stands for none before it or after it."""
+    if whole(value) not in _MOMENTS:
+        raise ValueError(f"{quoted(value)} is no time")
+    return whole(value)
+
+
+def flag(value: object) -> bool:
+    """Take true or false."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{quoted(value)} is neither true nor false")
+    return value
+
+
+def each(value: object, read: Callable[[Any], _T]) -> list[_T]:
+    """Take a list."""
+    if not isinstance(value, list):
+        raise TypeError(f"{quoted(value)} is no list")
+    return [read(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+
+
+def maybe(value: object, read: Callable[[Any], _T]) -> _T | None:
+    """Take what may be missing."""
+    return None if value is None else read(value)

@@ -1,0 +1,79 @@
+"""The bytes of a batcher's state: messages as Arrow IPC, facts in the schema metadata, a frame with a checksum around.
+
+States of earlier versions have no frame; they are validated instead, in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from waterclock.arrow import check_messages, from_ipc, is_ipc, to_arrow, to_ipc
+from waterclock.checksum import framed, has_form, unframed
+from waterclock.errors import DamagedError, SchemaError
+from waterclock.message import Message
+from waterclock.quoting import quoted
+
+
+class StateForm(NamedTuple):
+    """One kind of state.
+
+    Attributes
+    ----------
+    form
+        Name of its frame, four bytes.
+    key
+        Under which its facts stand in the schema metadata.
+    name
+        What it is, for errors.
+    """
+
+    form: bytes
+    key: bytes
+    name: str
+
+    def write(self, facts: bytes, messages: Sequence[Message]) -> bytes:
+        """Write facts and messages."""
+        columns = to_arrow(messages, positions=True)
+        return framed(self.form, to_ipc(columns.replace_schema_metadata({self.key: facts})))
+
+    def read(self, data: bytes) -> tuple[bytes, pa.RecordBatch]:
+        """Read back the facts and the messages.
+
+        Raises
+        ------
+        DamagedError
+            Where the bytes are those of such a state, but not as they were written.
+        SchemaError
+            Where they are something else.
+        """
+        checked = has_form(self.form, data)
+        if not checked and self.key not in data:
+            raise SchemaError(f"{len(data)} bytes are not {self.name}")
+        if not checked and not is_ipc(data):
+            raise DamagedError(f"{self.name} is damaged: its {len(data)} bytes begin with {quoted(data[:4])}")
+        columns = from_ipc(unframed(self.form, data, self.name) if checked else data)
+        facts = (columns.schema.metadata or {}).get(self.key)
+        if facts is None:
+            raise DamagedError(f"{self.name} is damaged: its {len(data)} bytes hold no facts")
+        check_messages(columns, checked=checked)
+        return facts, columns
+
+
+_REMEDY = "replay the source's messages since the last batch into a new batcher"
+
+
+def refuse_version(version: object, known: int, remedy: str = _REMEDY) -> None:
+    """Refuse a state of another version than the one that this Waterclock writes.
+
+    Raises
+    ------
+    SchemaError
+        With what to do about it.
+    """
+    if version != known:
+        raise SchemaError(
+            f"the batcher's state has version {quoted(version)} and this Waterclock reads {known}; {remedy}"
+        )

@@ -1,0 +1,63 @@
+"""Opening an SQLite file, also where it, its folder or the URL lets nothing be written.
+
+A database with a write-ahead log is read with the help of two files beside it, which the first reader makes. Where its
+folder may not be written to and they are not there, SQLite opens the database only as one that nobody changes
+(``immutable``): so that is how it is opened then, and anew as soon as the file, or a log beside it, shows a change.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+
+_URI = "file:"
+_SEEN = "waterclock_file_as_opened"
+
+
+def file_of(url: sa.URL) -> Path:
+    """Give the file of a database, also where the URL has it as a URI (``sqlite:///file:x.db?mode=ro&uri=true``)."""
+    name = str(url.database)
+    return Path(unquote(name.removeprefix(_URI)) if name.startswith(_URI) else name)
+
+
+def open_also_read_only(engine: sa.Engine) -> None:
+    """Let an engine open databases whose folder may not be written to."""
+    event.listen(engine, "do_connect", _open)
+    event.listen(engine, "checkout", _look)
+
+
+def _open(dialect: sa.Dialect, record: Any, arguments: Any, options: Any) -> Any:
+    connection: Any = dialect.connect(*arguments, **options)
+    try:
+        connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_DIRECTORY:
+            return connection  # busy, or no database: the first statement says so
+        path = Path(connection.execute("PRAGMA database_list").fetchone()[2])
+        connection.close()
+        if _log_of(path).exists():
+            raise  # the log holds what the file does not have yet
+        record.info[_SEEN] = (path, _state(path))
+        return dialect.connect(f"{_URI}{quote(str(path))}?mode=ro&immutable=1", **{**options, "uri": True})
+    record.info.pop(_SEEN, None)
+    return connection
+
+
+def _look(_connection: Any, record: Any, _proxy: Any) -> None:
+    seen = record.info.get(_SEEN)
+    if seen is not None and (seen[1] != _state(seen[0]) or _log_of(seen[0]).exists()):
+        raise exc.DisconnectionError(f"{seen[0]} has changed")  # the pool then opens it anew
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")

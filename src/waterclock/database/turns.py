@@ -1,0 +1,190 @@
+"""Turns: writers of one SQLite file stand in a queue instead of trying their luck, in a process and between processes.
+
+A writer that finds the file busy can only sleep and try again, and while others write without a pause, it may lose that
+lottery for seconds. So writers take turns. The threads of a process stand in a queue, first come, first served, and
+whoever is first in it waits for the lock of a file beside the database (``FILE-turn``), which the kernel gives on as
+soon as it is free and takes from a process that dies. That file is made when two processes meet for the first time.
+
+A turn is a courtesy: SQLite's own lock guards the data. A writer waits at most `LONGEST_WAIT` for its turn and then
+tries without one, so a process that is frozen in the middle of its turn holds nobody up for longer than that.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # a system without such locks: then threads take turns, and processes do not
+    fcntl = None
+
+LONGEST_WAIT = 2.0
+"""Seconds that a writer waits for its turn, at the most."""
+
+
+class Turns:
+    """The turns of those who write to one database file.
+
+    Parameters
+    ----------
+    file
+        The database's.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._path = file.with_name(f"{file.name}-turn")
+        self._lock = threading.Lock()
+        self._is_taken = False
+        self._waiting: deque[threading.Lock] = deque()
+        self._file: int | None = None
+        _all.add(self)
+
+    def begin_anew(self) -> None:
+        """Forget who waits: after a fork those are not in this process."""
+        self._lock = threading.Lock()
+        self._is_taken = False
+        self._waiting = deque()
+        self._file = None
+
+    @contextmanager
+    def turn(self, seconds: float = LONGEST_WAIT, *, with_others: bool = False) -> Generator[None]:
+        """Wait for one's turn, at most so long, and have it until the block ends.
+
+        Parameters
+        ----------
+        with_others
+            Whether another process is known to write: then the file for its turns is made where there is none.
+        """
+        give_up_at = time.monotonic() + min(seconds, LONGEST_WAIT)
+        is_first = self._come_first(give_up_at)
+        file = None
+        try:
+            file = self._take_file(give_up_at, make=with_others) if is_first else None
+            yield
+        finally:
+            if file is not None:
+                _unlock(file)
+            if is_first:
+                self._let_next_come_first()
+
+    def _come_first(self, give_up_at: float) -> bool:
+        with self._lock:
+            if not self._is_taken:
+                self._is_taken = True
+                return True
+            asleep = threading.Lock()
+            asleep.acquire()
+            self._waiting.append(asleep)
+        try:
+            if asleep.acquire(timeout=max(give_up_at - time.monotonic(), 0)):
+                return True
+        except BaseException:
+            if not self._give_up(asleep):
+                self._let_next_come_first()
+            raise
+        return not self._give_up(asleep)
+
+    def _give_up(self, asleep: threading.Lock) -> bool:
+        """Leave the queue; False where the turn had come at that very moment."""
+        with self._lock:
+            with suppress(ValueError):
+                self._waiting.remove(asleep)
+                return True
+            return False
+
+    def _let_next_come_first(self) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._is_taken = False
+
+    def _take_file(self, give_up_at: float, *, make: bool) -> int | None:
+        """Lock the file that processes take turns by; None where there is none, or it takes too long."""
+        if fcntl is None or not self._open_file(make=make) or self._file is None:
+            return None
+        try:
+            _lock(self._file, wait=False)
+        except BlockingIOError:
+            wait = _Wait(self._file)
+            if not wait.until(give_up_at):
+                self._file = None  # it is the one who waits who closes it now
+                return None
+        except OSError:
+            return None
+        return self._file
+
+    def _open_file(self, *, make: bool) -> bool:
+        if self._file is None:
+            with suppress(OSError):  # there is none yet, or its folder may not be written to
+                self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o644)
+        return self._file is not None
+
+    def close(self) -> None:
+        """Give the file back. The turns can be used again."""
+        with self._lock:
+            if not self._is_taken and self._file is not None:
+                os.close(self._file)
+                self._file = None
+
+
+def _lock(file: int, *, wait: bool = True) -> None:
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+def _unlock(file: int) -> None:
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+class _Wait:
+    """The waiting for a lock, in a thread of its own, because the kernel waits for ever."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._has_it = threading.Event()
+        self._is_given_up = False
+        threading.Thread(target=self._wait, name="turn", daemon=True).start()
+
+    def _wait(self) -> None:
+        with suppress(OSError):
+            _lock(self._file)
+        with self._lock:
+            self._has_it.set()
+            if self._is_given_up:
+                os.close(self._file)  # which gives the lock back
+
+    def until(self, give_up_at: float) -> bool:
+        """Wait; False where it took too long, and then the lock is given back when it comes."""
+        try:
+            if self._has_it.wait(max(give_up_at - time.monotonic(), 0)):
+                return True
+        except BaseException:
+            self._give_up()
+            raise
+        return not self._give_up()
+
+    def _give_up(self) -> bool:
+        with self._lock:
+            self._is_given_up = not self._has_it.is_set()
+            return self._is_given_up
+
+
+_all: weakref.WeakSet[Turns] = weakref.WeakSet()
+
+
+def _begin_anew() -> None:
+    for turns in list(_all):
+        turns.begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

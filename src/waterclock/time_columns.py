@@ -1,0 +1,79 @@
+"""Times in Arrow columns: which types name a moment, and what int nanoseconds these are."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.time import MAX_NS, MIN_NS
+
+Column = TypeVar("Column", pa.Array, pa.ChunkedArray)
+
+_NS_PER = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
+
+
+def as_nanoseconds(column: Column, name: str) -> Column:
+    """Turn a column of times into int64 nanoseconds since the epoch, UTC.
+
+    Parameters
+    ----------
+    column
+        Whole numbers, which are nanoseconds, or timestamps of any unit with a time zone; or a dictionary of these, or
+        nulls alone.
+    name
+        The column's name, for the error.
+
+    Raises
+    ------
+    SchemaError
+        For a type that names no moment: timestamps without a time zone, floats, dates, times of day, durations,
+        decimals, texts, booleans.
+    InvalidArgumentError
+        For a time that int64 nanoseconds cannot hold, naming it.
+    """
+    kind = column.type
+    if kind == pa.int64():
+        return column
+    if pa.types.is_dictionary(kind):
+        return as_nanoseconds(column.cast(kind.value_type), name)
+    if pa.types.is_run_end_encoded(kind):
+        return as_nanoseconds(pc.call_function("run_end_decode", [column]), name)
+    if pa.types.is_integer(kind) or pa.types.is_null(kind):
+        return _in_range(column, name, column, 1, "")
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return _in_range(column.cast(pa.int64()), name, column, _NS_PER[kind.unit], f" {kind.unit} since the epoch")
+    hint = ""
+    if pa.types.is_timestamp(kind):
+        hint = ": name the zone of these, with pyarrow.compute.assume_timezone(column, 'UTC') where they are UTC"
+    raise SchemaError(
+        f"column {name!r} is {kind}; it must be int64, nanoseconds since the epoch, or a timestamp with a time zone"
+        f"{hint}"
+    )
+
+
+def _in_range(numbers: Column, name: str, column: Column, factor: int, unit: str) -> Column:
+    """Multiply whole numbers, and refuse the first that gets too large."""
+    try:
+        whole = numbers.cast(pa.int64())
+        if factor == 1:
+            return whole
+        return pc.call_function("multiply_checked", [whole, pa.scalar(factor, pa.int64())])
+    except pa.ArrowInvalid:
+        # Both ends are compared as they are written, since the numbers may be of a type that has no such number.
+        least, most = (str(bound // factor + (bound < 0 and factor > 1)) for bound in (MIN_NS, MAX_NS))
+        wide = numbers.cast(pa.decimal128(38))
+        beyond = pc.call_function(
+            "or",
+            [
+                pc.call_function("less", [wide, pa.scalar(least).cast(pa.decimal128(38))]),
+                pc.call_function("greater", [wide, pa.scalar(most).cast(pa.decimal128(38))]),
+            ],
+        )
+        first = wide.filter(beyond)[0].as_py()
+        raise InvalidArgumentError(
+            f"column {name!r}: {first}{unit} does not fit 64-bit nanoseconds (1677-09-21 to 2262-04-11); are its values"
+            f" what its type {column.type} says?"
+        ) from None

@@ -1,0 +1,89 @@
+"""The checksum of messages' contents, which tells a repeated append from one of other messages.
+
+It covers source, stream, event_time, headers and payload. It leaves out publish_time and receive_time, which say when
+a message was sent and received: one that is sent again is sent at another time, by its producer's clock or by the
+topic's. It depends on neither the container (messages or a table) nor the version of a library, because the catalogue
+keeps it. Column by column: lengths as int32, where headers that are None count -1; texts and payloads end to end; times
+as int64. All little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waterclock.arrow import MESSAGE_SCHEMA
+from waterclock.checksum import checksum
+from waterclock.message import Message
+
+_TEXTS = ("source", "stream")
+_HEADERS: Any = MESSAGE_SCHEMA.field("headers").type
+_PAIRS = pa.list_(pa.struct([_HEADERS.key_field, _HEADERS.item_field]))  # Arrow computes little with maps
+
+
+def checksum_of_messages(messages: Sequence[Message]) -> int:
+    """Compute it message by message: for a few."""
+    return _combined(_parts_of_messages(messages))
+
+
+def checksum_of_columns(batch: pa.RecordBatch) -> int:
+    """Compute it column by column, of a batch of `MESSAGE_SCHEMA`; equal to that of the same messages."""
+    return _combined(_parts_of_columns(batch))
+
+
+def pairs_of_headers(batch: pa.RecordBatch) -> pa.StructArray:
+    """Give the headers of all messages, one after another, as pairs of a key and a value."""
+    return batch.column("headers").cast(_PAIRS).flatten()
+
+
+def _combined(parts: Iterable[bytes | memoryview]) -> int:
+    result = 0
+    for part in parts:
+        result = checksum(part, result)
+    return result
+
+
+def _parts_of_messages(messages: Sequence[Message]) -> Iterator[bytes]:
+    yield from _texts([message.source.encode() for message in messages])
+    yield from _texts([message.stream.encode() for message in messages])
+    yield struct.pack(f"<{len(messages)}q", *[message.event_time for message in messages])
+    headers = [message.headers for message in messages]
+    yield struct.pack(f"<{len(headers)}i", *[-1 if each is None else len(each) for each in headers])
+    yield from _texts([key.encode() for each in headers for key in each or ()])
+    yield from _texts([value.encode() for each in headers if each for value in each.values()])
+    yield from _texts([message.payload for message in messages])
+
+
+def _texts(values: Sequence[bytes]) -> Iterator[bytes]:
+    yield struct.pack(f"<{len(values)}i", *map(len, values))
+    yield b"".join(values)
+
+
+def _parts_of_columns(batch: pa.RecordBatch) -> Iterator[bytes | memoryview]:
+    for name in _TEXTS:
+        yield from _of_texts(batch.column(name))
+    yield batch.column("event_time").to_numpy().astype("<i8", copy=False).tobytes()
+    headers = batch.column("headers").cast(_PAIRS)
+    counts = pc.call_function("list_value_length", [headers]).fill_null(-1)
+    yield counts.to_numpy().astype("<i4", copy=False).tobytes()
+    pairs = pairs_of_headers(batch)
+    yield from _of_texts(pairs.field(0))
+    yield from _of_texts(pairs.field(1))
+    yield from _of_texts(batch.column("payload"))
+
+
+def _of_texts(column: pa.Array) -> Iterator[bytes | memoryview]:
+    _, offsets, data = column.buffers()
+    count = len(column)
+    if not count or offsets is None:
+        yield b""
+        yield b""
+        return
+    ends = np.frombuffer(offsets, dtype=np.int32, count=count + 1, offset=column.offset * 4)
+    yield np.diff(ends).astype("<i4", copy=False).tobytes()
+    yield memoryview(data)[ends[0] : ends[-1]] if data is not None else b""

@@ -1,0 +1,119 @@
+"""What verifying a topic finds, and in which words it is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+FaultKind = Literal["missing ledger", "missing entries", "missing file", "damaged", "catalogue", "spare", "orphan"]
+"""What is wrong.
+
+``missing ledger``, ``missing entries``: the catalogue has no row where its neighbours say that there was one.
+``missing file``: the store is there, and the file of a sealed ledger is not in it.
+``damaged``: bytes are not those that were written, and the messages cannot be read.
+``catalogue``: the messages are whole, and what the catalogue says of them is wrong or missing.
+``spare``: one of two copies of a footer is damaged, and the other stands in.
+``orphan``: a file of which the catalogue says nothing.
+"""
+
+HARMLESS: tuple[FaultKind, ...] = ("spare", "orphan")
+"""What keeps no message from being found and read."""
+
+Progress = Callable[[int, int], None]
+"""Is given how many pieces are done, and how many there are in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong with a topic.
+
+    Attributes
+    ----------
+    kind
+        As `FaultKind` says.
+    text
+        What is wrong, in a sentence.
+    ledger, entry
+        Where; None where it is no ledger's, or no single entry's. Of a row group, its first entry.
+    messages
+        How many messages cannot be read because of it.
+    file
+        Full name of the file that it is about.
+    row_group
+        Number of the row group of the file, where it is about one.
+    """
+
+    kind: FaultKind
+    text: str
+    ledger: int | None = None
+    entry: int | None = None
+    messages: int = 0
+    file: str | None = None
+    row_group: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a verification looked at and found.
+
+    Attributes
+    ----------
+    topic
+        Name of the topic.
+    deep
+        Whether every byte was read.
+    ledgers, entries, files, messages
+        How many were looked at; entries are those of ledgers that are not sealed.
+    lost
+        How many messages are recorded as lost, by an earlier repair.
+    faults
+        What is wrong, in the order of the ledgers.
+    """
+
+    topic: str
+    deep: bool
+    ledgers: int
+    entries: int
+    files: int
+    messages: int
+    lost: int
+    faults: tuple[Fault, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every message can be found and read."""
+        return all(fault.kind in HARMLESS for fault in self.faults)
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What a repair did.
+
+    Attributes
+    ----------
+    topic
+        Name of the topic.
+    imported
+        Ledgers whose files the catalogue had lost, and names again.
+    measured
+        Ledgers of which the catalogue says the right thing again.
+    lost
+        How many messages are gone for good, and recorded as lost by this repair.
+    faults
+        What was wrong once files were imported.
+    left
+        What is wrong still.
+    """
+
+    topic: str
+    imported: tuple[int, ...]
+    measured: tuple[int, ...]
+    lost: int
+    faults: tuple[Fault, ...]
+    left: tuple[Fault, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every message that is not recorded as lost can be found and read."""
+        return all(fault.kind in HARMLESS for fault in self.left)

@@ -1,0 +1,104 @@
+"""The checksums of a sealed ledger's file, as the catalogue keeps them: compared before anything is decoded.
+
+There is one for each thing that is read on its own: the footer, the text of the ledger's row groups in the catalogue,
+and each column chunk of a row group, from its first page (the dictionary, where it has one) to the end of its last
+page, page headers included. So a reader of two columns checks two chunks, and what lies between them is not looked at.
+
+The footer's is that of the file's last bytes: the metadata in Thrift, its length, and the magic ``PAR1``. The copy in
+the catalogue is the same bytes behind another ``PAR1``, so that one checksum tells of both which is whole.
+
+The form is a frame (`waterclock.checksum`) around little-endian unsigned numbers of 32 bits: the checksums of the
+footer and of the text, how many row groups there are and how many chunks each has, the numbers of the row groups in the
+file, and the checksums of their chunks. Of a file that ledgers share, each ledger keeps those of its own row groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+
+from waterclock.checksum import checksum, framed, unframed
+from waterclock.errors import DamagedError
+
+_FORM = b"WCF1"
+_MAGIC = 4  # the first bytes of a copy of a footer
+_HEAD = 4  # numbers in front of the row groups' own
+
+
+@dataclass(frozen=True, slots=True)
+class FileChecksums:
+    """The checksums of what a reader of one or more ledgers needs of their file.
+
+    Attributes
+    ----------
+    footer
+        Of the file's footer.
+    row_groups
+        Of the text that describes the ledger's row groups in the catalogue.
+    chunks
+        Of the column chunks, in the order of the file's columns, by number of the row group in the file.
+    """
+
+    footer: int
+    row_groups: int
+    chunks: Mapping[int, Sequence[int]]
+
+    @classmethod
+    def of(cls, footer: bytes, row_groups: str, chunks: Mapping[int, Sequence[int]]) -> Self:
+        """Take the checksums of a copy of the footer and of a text; those of the chunks are given."""
+        return cls(footer_checksum(footer), checksum(row_groups.encode()), chunks)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str) -> Self:
+        """Read what `to_bytes` wrote; ``name`` says in an error whose they are.
+
+        Raises
+        ------
+        DamagedError
+            Where the bytes are not those that were written.
+        """
+        numbers = np.frombuffer(unframed(_FORM, data, f"the catalogue's checksums of {name}"), dtype="<u4").tolist()
+        footer, row_groups, count, columns = numbers[:_HEAD]
+        rest = numbers[_HEAD + count :]
+        chunks = {
+            number: rest[at * columns : (at + 1) * columns] for at, number in enumerate(numbers[_HEAD : _HEAD + count])
+        }
+        return cls(footer, row_groups, chunks)
+
+    def to_bytes(self) -> bytes:
+        """Write them as the catalogue keeps them."""
+        columns = len(next(iter(self.chunks.values()), ()))
+        numbers = [self.footer, self.row_groups, len(self.chunks), columns, *self.chunks]
+        numbers += [number for each in self.chunks.values() for number in each]
+        return framed(_FORM, np.array(numbers, dtype="<u4").tobytes())
+
+    def of_text(self, row_groups: str) -> FileChecksums:
+        """Give the same with another text of row groups."""
+        return replace(self, row_groups=checksum(row_groups.encode()))
+
+
+def joined(parts: Iterable[FileChecksums]) -> FileChecksums | None:
+    """Join those of ledgers that share a file; None where there are none."""
+    every = list(parts)
+    chunks = {number: each for part in every for number, each in part.chunks.items()}
+    return replace(every[0], chunks=chunks) if every else None
+
+
+def footer_checksum(footer: bytes) -> int:
+    """Give the checksum of a copy of a footer, which begins with a magic of its own."""
+    return checksum(memoryview(footer)[_MAGIC:])
+
+
+def check_text(checksums: FileChecksums | None, row_groups: str, name: str) -> None:
+    """Compare the catalogue's text of row groups with its checksum, where there is one.
+
+    Raises
+    ------
+    DamagedError
+        Where they do not match.
+    """
+    if checksums is not None and checksum(row_groups.encode()) != checksums.row_groups:
+        raise DamagedError(f"{name} is damaged: what the catalogue says of its row groups does not match its checksum")

@@ -1,0 +1,199 @@
+"""Importing: ledger files that the catalogue has lost are named by it again, a few or all of them.
+
+A file says of itself which ledgers it holds (`waterclock.topics.file_facts`). It is read whole, its pages against their
+checksums and its messages against what it says of them, before a row is written. Only ledgers are imported that the
+catalogue misses: those in a hole, those recorded as lost, and, where the topic is empty, all. What was deleted on
+purpose stays deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pyarrow.parquet as pq
+import sqlalchemy as sa
+
+from waterclock.database.topic_catalogue import files as file_rows
+from waterclock.database.topic_catalogue import ledgers, topics
+from waterclock.errors import DamagedError
+from waterclock.topics.bounds import Bounds
+from waterclock.topics.counter import Counter
+from waterclock.topics.file_checksums import FileChecksums
+from waterclock.topics.file_facts import LedgerFacts, facts_in
+from waterclock.topics.footers import parsed_footer, read_footer
+from waterclock.topics.ledger_files import LostFileError
+from waterclock.topics.ledgers import write_counter
+from waterclock.topics.row_groups import RowGroup, row_groups_to_json
+from waterclock.topics.sealed_file import SealedFile
+from waterclock.topics.storage import Storage
+
+_log = logging.getLogger(__name__)
+
+
+class _Offer(NamedTuple):
+    """A file of which the catalogue says nothing, and what it says of its ledgers."""
+
+    path: str
+    size: int
+    ledgers: Sequence[LedgerFacts]
+
+
+def orphans(storage: Storage, folder: str | None = None) -> Iterator[tuple[str, int]]:
+    """List the files of the store, or of a folder in it, of which the catalogue says nothing: names and sizes in bytes.
+
+    Files that are being written, or wait for their deletion, are none.
+    """
+    found = {path: size for path, size in storage.files.listing(folder) if path.endswith(".parquet")}
+    # Looked up after they were listed: a file is recorded before it is written.
+    with storage.backend.snapshot() as connection:
+        for column in (ledgers.c.path, file_rows.c.path):
+            for path in connection.execute(sa.select(column).where(column.is_not(None)).distinct()).scalars():
+                found.pop(path, None)
+    yield from sorted(found.items())
+
+
+def import_lost(storage: Storage) -> list[int]:
+    """Import every ledger that the catalogue misses and a file of the store holds whole; give their numbers.
+
+    Raises
+    ------
+    UnavailableError
+        Where the store or the database cannot be reached.
+    """
+    imported: list[int] = []
+    offers = sorted(_offers(storage), key=lambda offer: (offer.ledgers[0].ledger, -len(offer.ledgers), offer.path))
+    for offer in offers:
+        wanted = _wanted(storage, offer)
+        if not wanted:
+            continue
+        try:
+            chunks = _checked(storage, offer, wanted)
+        except (DamagedError, LostFileError) as error:
+            _log.warning("%s is not imported into topic %r: %s", storage.files.name(offer.path), storage.name, error)
+            continue
+        imported += _commit(storage, offer, wanted, chunks)
+    return sorted(imported)
+
+
+def _offers(storage: Storage) -> Iterator[_Offer]:
+    for path, size in orphans(storage):
+        try:
+            facts = facts_in(parsed_footer(storage.files, path, None, None), storage.name)
+        except (DamagedError, LostFileError) as error:
+            _log.warning("%s is no ledger file, or a damaged one: %s", storage.files.name(path), error)
+            continue
+        if facts:
+            yield _Offer(path, size, facts)
+
+
+def _wanted(storage: Storage, offer: _Offer) -> list[LedgerFacts]:
+    with storage.backend.snapshot() as connection:
+        return _missing(storage, connection, offer.ledgers)
+
+
+def _missing(storage: Storage, connection: sa.Connection, offered: Sequence[LedgerFacts]) -> list[LedgerFacts]:
+    """Choose the ledgers that the catalogue misses, and that fit where they are missing."""
+    topic = storage.row(connection)
+    counter = Counter.of_row(topic)
+    first, last = offered[0].ledger, offered[-1].ledger
+    statement = sa.select(ledgers.c.ledger, ledgers.c.state, ledgers.c.first_ordinal, ledgers.c.messages).where(
+        ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger.between(first - 1, last + 1)
+    )
+    rows = {row.ledger: row for row in connection.execute(statement)}
+    fresh = counter.ledger == 0 and counter.ordinal == 0 and topic["first_ledger"] == 0
+    chosen: list[LedgerFacts] = []
+    for facts in offered:
+        row = rows.get(facts.ledger)
+        if row is not None:
+            if row.state == "lost" and (row.first_ordinal, row.messages) == (facts.first_ordinal, facts.messages):
+                chosen.append(facts)
+        elif fresh or topic["first_ledger"] <= facts.ledger < counter.ledger:
+            chosen.append(facts)
+        elif facts.ledger >= counter.ledger and counter.entries == 0 and facts.first_ordinal >= counter.ordinal:
+            chosen.append(facts)  # the catalogue is an older one, brought back from a backup
+    return chosen
+
+
+def _checked(storage: Storage, offer: _Offer, wanted: Sequence[LedgerFacts]) -> dict[int, list[int]]:
+    """Read the row groups of the wanted ledgers whole and compare them with what is said; give their checksums."""
+    metadata: pq.FileMetaData = parsed_footer(storage.files, offer.path, None, None)
+    file = SealedFile(storage.files, offer.path, offer.size, metadata, None)
+    chunks: dict[int, list[int]] = {}
+    for facts in wanted:
+        if sum(group.messages + group.skipped for group in facts.row_groups) > facts.messages:
+            raise DamagedError(f"it says that ledger {facts.ledger} has {facts.messages} messages, and holds more")
+    pieces = [(facts, at, group) for facts in wanted for at, group in enumerate(facts.row_groups)]
+    table, read = None, -1
+    for facts, at, group in pieces:
+        number = at if group.number is None else group.number
+        if number != read or table is None:
+            table, chunks[number] = file.read_back(number)
+            read = number
+        if not group.is_in(table, facts.ledger):
+            raise DamagedError(f"row group {number} does not hold what the file says of ledger {facts.ledger}")
+    return chunks
+
+
+def _commit(storage: Storage, offer: _Offer, wanted: Sequence[LedgerFacts], chunks: dict[int, list[int]]) -> list[int]:
+    footer = read_footer(storage.files, offer.path)
+    total = sum(facts.messages for facts in offer.ledgers)
+
+    def work(connection: sa.Connection) -> list[int]:
+        topic, now = storage.lock(connection)
+        chosen = _missing(storage, connection, wanted)
+        counter = Counter.of_row(topic)
+        for facts in chosen:
+            row = _row(offer, facts, footer, chunks, total, now)
+            key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == facts.ledger)
+            connection.execute(sa.delete(ledgers).where(*key))
+            connection.execute(sa.insert(ledgers), {"topic_id": storage.topic_id, **row})
+            if facts.ledger >= counter.ledger:
+                counter = _behind(counter, facts)
+        if counter != Counter.of_row(topic):
+            write_counter(storage, connection, counter)
+        if chosen and topic["first_ledger"] == 0 and topic["ordinal"] == 0:
+            begin = {"first_ledger": chosen[0].ledger, "first_ordinal": chosen[0].first_ordinal}
+            connection.execute(sa.update(topics).where(topics.c.id == storage.topic_id).values(begin))
+        return [facts.ledger for facts in chosen]
+
+    return storage.backend.transact(work)
+
+
+def _row(
+    offer: _Offer, facts: LedgerFacts, footer: bytes, chunks: dict[int, list[int]], total: int, now: int
+) -> dict[str, Any]:
+    """Make the catalogue's row of a ledger; the running maxima follow when the topic is measured anew."""
+    row_groups = row_groups_to_json(facts.row_groups)
+    shared = len(offer.ledgers) > 1
+    own = {number: chunks[number] for number in _numbers(facts.row_groups)}
+    bounds: Bounds | None = None
+    for group in facts.row_groups:
+        bounds = group.bounds.joined(bounds)
+    return {
+        **{
+            name: getattr(facts, name)
+            for name in ("ledger", "first_ordinal", "entries", "messages", "opened_at", "closed_at")
+        },
+        "state": "sealed",
+        "sealed_at": now,
+        "path": offer.path,
+        "file_bytes": offer.size,
+        "bytes": offer.size * facts.messages // max(total, 1),
+        "row_groups": row_groups,
+        "footer": None if shared else footer,
+        "shared_footer": footer if shared and facts.ledger == offer.ledgers[-1].ledger else None,
+        "checksums": FileChecksums.of(footer, row_groups, own).to_bytes(),
+        **({} if bounds is None else bounds.columns()),
+    }
+
+
+def _numbers(groups: Sequence[RowGroup]) -> list[int]:
+    return [at if group.number is None else group.number for at, group in enumerate(groups)]
+
+
+def _behind(counter: Counter, facts: LedgerFacts) -> Counter:
+    """Let the topic go on behind an imported ledger."""
+    return replace(counter, ledger=facts.ledger + 1, ordinal=facts.first_ordinal + facts.messages)

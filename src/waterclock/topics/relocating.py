@@ -1,0 +1,229 @@
+"""Relocating: giving a topic's files another place, or writing down the place to which its store has come.
+
+A topic's files are copied under the names that they have, read back and compared. Then one transaction, which holds
+the topic's lock, turns the topic over to the new store, if every file that its ledgers have by then was copied. A
+sealer or compactor with the former store in hand fails at its own commit (`pending_files.settle`), and readers find the
+former files for the grace time. Killed at any point, the topic lies wholly in one of the two stores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from waterclock.database.topic_catalogue import files as file_rows
+from waterclock.database.topic_catalogue import ledgers, stores, topics
+from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.topics import retention, roots
+from waterclock.topics.ledger_files import UNKNOWN, LedgerFiles, LostFileError, StoreError
+from waterclock.topics.ledgers import sealed_paths
+from waterclock.topics.places import LedgerRoot
+from waterclock.topics.storage import Storage
+from waterclock.topics.stores import new_store, place_columns, record_store
+from waterclock.topics.sweeping import sweep
+
+AT_ONCE = 8
+"""Files that are copied or looked for at the same time."""
+
+_PIECE = 4 << 20
+
+Progress = Callable[[int, int], None]
+"""Takes how many files are done, and how many there are."""
+
+
+class Relocated(NamedTuple):
+    """What a relocation did.
+
+    Attributes
+    ----------
+    root
+        Where the files lie now, without credentials and options.
+    copied
+        How many files were copied; 0 where the store itself had come there.
+    found
+        How many files were found there with the right contents, or the right size in a store that had come there.
+    """
+
+    root: str
+    copied: int
+    found: int
+
+
+def relocate_topic(
+    storage: Storage, root: str, filesystem: Any, progress: Progress | None
+) -> tuple[LedgerFiles, Relocated]:
+    """Let a topic's files lie at ``root``, as `Topic.relocate` says; give their store, and what was done."""
+    place = LedgerRoot(root, None if filesystem is None else roots.wrapped(filesystem))
+    there = place.needed(storage.backend)
+    identity = there.marker()
+    step = progress or (lambda _done, _all: None)
+    if identity is not None and identity == _identity(storage):
+        return _point_to(storage, there.at_identity(identity), step)
+    return _move(storage, new_store(storage.backend, place), step)
+
+
+def _identity(storage: Storage) -> str | None:
+    statement = sa.select(stores.c.identity).join_from(topics, stores, topics.c.store_id == stores.c.id)
+    with storage.backend.snapshot() as connection:
+        return connection.execute(statement.where(topics.c.id == storage.topic_id)).scalar()
+
+
+def _point_to(storage: Storage, there: LedgerFiles, step: Progress) -> tuple[LedgerFiles, Relocated]:
+    """Write down that the topic's store lies somewhere else by now, where all of the topic's files are found there."""
+    _refuse_copy_of_store(storage, there)
+    found: dict[str, int] = {}
+    while missing := _missing(sealed_paths(storage), found):
+        _for_all(missing, partial(_insist_on_size, there), step)
+        found |= missing
+    statement = sa.update(stores).where(stores.c.identity == there.identity).values(place_columns(there))
+    storage.backend.transact(lambda connection: connection.execute(statement))
+    files = LedgerFiles(there.root, there.filesystem, identity=there.identity)
+    return files, Relocated(files.place, 0, len(found))
+
+
+def _missing(paths: Mapping[str, int], done: Mapping[str, int]) -> dict[str, int]:
+    return {path: size for path, size in paths.items() if path not in done}
+
+
+def _insist_on_size(there: LedgerFiles, path: str, size: int) -> int:
+    found = there.size_if_there(path)
+    if found is None:
+        raise LostFileError(f"{there.name(path)} is not there; the topic stays where it is")
+    if found != size:
+        raise LostFileError(f"{there.name(path)} has {found} bytes, {size} were written; the topic stays where it is")
+    return 0
+
+
+def _refuse_copy_of_store(storage: Storage, there: LedgerFiles) -> None:
+    """Refuse a store of which a copy is left at the former place: who has that in hand would write into it."""
+    here = storage.files
+    try:
+        if here.identity != there.identity or here.marker() != here.identity:
+            return
+        probe = f"waterclock-probe-{secrets.token_hex(8)}"
+        with there.create(probe) as sink:
+            sink.write(b"-")
+        try:
+            same_place = here.size_if_there(probe) is not None
+        finally:
+            there.delete(probe)
+    except StoreError:
+        return  # the former place cannot be reached, as is to be expected
+    if not same_place:
+        raise InvalidArgumentError(
+            f"root: {there.place} holds a copy of the store at {here.place}, marker and all, and both are there; which"
+            " one counts? Rename the former one and relocate again, or remove the marker of the copy: then its files"
+            " are compared and taken over"
+        )
+
+
+def _move(storage: Storage, there: LedgerFiles, step: Progress) -> tuple[LedgerFiles, Relocated]:
+    """Copy the topic's files into another store, and turn the topic over to it."""
+    here = storage.files
+    store = record_store(storage.backend, there)
+    storage.backend.transact(partial(_take_back, storage, there))
+    done: dict[str, int] = {}
+    copied = 0
+    while True:
+        missing = _missing(sealed_paths(storage), done)
+        if missing or here.identity == UNKNOWN:
+            here.check()
+        copied += _for_all(missing, partial(_copy, here, there), step)
+        done |= missing
+        if storage.backend.transact(partial(_turn_over, storage, store, set(done))):
+            break
+    if not here.is_complete and here.identity is not None:
+        sweep(replace(storage, files=there), at_hand={here.identity: here})  # later nobody could open the former store
+    return there, Relocated(there.place, copied, len(done) - copied)
+
+
+def _take_back(storage: Storage, there: LedgerFiles, connection: sa.Connection) -> None:
+    """Take files of the topic that an earlier relocation left in this store out of the sweep's hands."""
+    _, now = storage.lock(connection)
+    left = (file_rows.c.topic_id == storage.topic_id, file_rows.c.path.like(f"{there.identity}:%"))
+    going = sa.select(file_rows.c.path).where(*left, file_rows.c.owner != "", file_rows.c.until > now)
+    if connection.execute(going.limit(1)).one_or_none() is not None:
+        raise UnavailableError(
+            f"files that topic {storage.name!r} left in {there.place} are being removed just now; try again in a minute"
+        )
+    connection.execute(sa.delete(file_rows).where(*left))
+
+
+def _for_all(paths: Mapping[str, int], work: Callable[[str, int], int], step: Progress) -> int:
+    """Do something with each file, some at once; give the sum of what it gave."""
+    total = 0
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        tasks = [pool.submit(work, path, size) for path, size in paths.items()]
+        try:
+            for number, task in enumerate(as_completed(tasks), 1):
+                total += task.result()
+                step(number, len(tasks))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return total
+
+
+def _copy(here: LedgerFiles, there: LedgerFiles, path: str, size: int) -> int:
+    """Copy a file, read it back and compare; give 1, or 0 where it was there already."""
+    if there.size_if_there(path) == size and _digest(there, path) == _digest(here, path):
+        return 0
+    digest = hashlib.sha256()
+    count = 0
+    with there.create(path) as sink:
+        for piece in _pieces(here, path):
+            sink.write(piece)
+            digest.update(piece)
+            count += len(piece)
+    if count != size:
+        raise LostFileError(f"the ledger file {here.name(path)} has {count} bytes; {size} were written")
+    if _digest(there, path) != digest.digest():
+        raise UnavailableError(f"{there.name(path)} reads back differently from what was copied there")
+    return 1
+
+
+def _digest(files: LedgerFiles, path: str) -> bytes:
+    digest = hashlib.sha256()
+    for piece in _pieces(files, path):
+        digest.update(piece)
+    return digest.digest()
+
+
+def _pieces(files: LedgerFiles, path: str) -> Iterator[bytes]:
+    with files.open(path) as file:
+        try:
+            while piece := file.read(_PIECE):
+                yield piece
+        except OSError as error:
+            raise UnavailableError(f"cannot read {files.name(path)}: {roots.told(error, files.root)}") from error
+
+
+def _turn_over(storage: Storage, store: int, copied: set[str], connection: sa.Connection) -> bool:
+    """Give the topic to the store, if all of its files were copied."""
+    row, now = storage.lock(connection)
+    if row["store_id"] == store:
+        return True  # done already, and the answer got lost
+    storage.refuse_moved(connection)
+    sealed = (ledgers.c.topic_id == storage.topic_id, ledgers.c.path.is_not(None))
+    paths = {
+        path: ledger for ledger, path in connection.execute(sa.select(ledgers.c.ledger, ledgers.c.path).where(*sealed))
+    }
+    if not paths.keys() <= copied:
+        return False
+    former = connection.execute(sa.select(stores.c.identity).where(stores.c.id == row["store_id"])).scalar_one()
+    mine = (file_rows.c.topic_id == storage.topic_id, file_rows.c.path.not_like("%:%"))
+    # Those that are being written there, too: their owners cannot commit them any more, and their ledgers are free.
+    there = {"path": sa.literal(f"{former}:") + file_rows.c.path, "state": "deleted"}
+    connection.execute(sa.update(file_rows).where(*mine).values(there))
+    left = {f"{former}:{path}": ledger for path, ledger in paths.items()}
+    grace = retention.GRACE if storage.files.is_complete else -1
+    retention.leave_for_sweep(storage, connection, left, now + grace)
+    connection.execute(sa.update(topics).where(topics.c.id == storage.topic_id).values(store_id=store))
+    return True

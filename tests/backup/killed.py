@@ -1,0 +1,74 @@
+"""A process that forks backups and restores, each killed at a later one of its accesses to files than the one before.
+
+It prints ``killed`` after each, and waits for a line, so that what was left can be looked at; ``done`` after the first
+that came to its end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+import waterclock as wc
+
+_PR_SET_PDEATHSIG = 1
+_EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "sqlite3.connect", "fcntl.flock"}
+
+
+def backup(url: str, ledgers: str, folder: str) -> None:
+    with wc.connect(url, ledgers) as database:
+        database.backup(folder)
+
+
+def restore(url: str, ledgers: str, folder: str) -> None:
+    wc.restore(folder, url, ledgers)
+
+
+def _run(work: Callable[[], None], kill_at: int) -> bool:
+    """Do it in a process of its own, killed there; say whether it came to its end before."""
+    child = os.fork()
+    if child == 0:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        count = 0
+
+        def look(event: str, _arguments: tuple[Any, ...]) -> None:
+            nonlocal count
+            if event in _EVENTS:
+                count += 1
+                if count == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(look)
+        try:
+            work()
+            os._exit(0)
+        except BaseException:  # noqa: BLE001  # nothing may lead the child back into the loop of its parent
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    assert code in {0, -signal.SIGKILL}, code
+    return code == 0
+
+
+def main(what: str, url: str, ledgers: str, folder: str) -> None:
+    pa.array([0])  # pyarrow imports pandas at the first list it meets: once here, not in every child
+    work = {"backup": backup, "restore": restore}[what]
+    kill_at = 1
+    while not _run(lambda: work(url, ledgers, folder), kill_at):
+        print("killed", flush=True)
+        sys.stdin.readline()
+        kill_at += 1
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

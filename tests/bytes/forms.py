@@ -1,0 +1,227 @@
+"""The forms in which things are written down as bytes, with samples of each, this version's and the earlier one's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from waterclock.arrow import to_arrow, to_ipc
+from waterclock.batching.batch import Batch
+from waterclock.batching.event_time import EventTimeBatcher
+from waterclock.batching.rate_aware import RateAwareBatcher
+from waterclock.batching.rate_columnar import RateAwareColumns
+from waterclock.batching.rule import EventTimeRule
+from waterclock.checksum import FRAME_BYTES
+from waterclock.errors import WaterclockError
+from waterclock.message import Message, Position
+from waterclock.spark.batch_rows import messages_in
+from waterclock.spark.event_time_stream import EventTimeStream
+from waterclock.spark.judging import judge
+from waterclock.spark.packing import POSITIONED, gathered, pack
+from waterclock.spark.rate_stream import RateOptions, RateStream
+
+_METADATA = ["source", "stream", "event_time", "receive_time", "ledger", "entry", "index"]
+_MS = 1_000_000
+_RULE = EventTimeRule.checked("50ms", "20ms", 0, "replace")
+_OPTIONS = RateOptions.checked("1s", None, gated=True)
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form.
+
+    Attributes
+    ----------
+    samples
+        Bytes that are written so.
+    read
+        Reads bytes, uses what came of them, and describes it.
+    guarded
+        It has a checksum: what is read is what was written.
+    """
+
+    samples: list[bytes]
+    read: Callable[[bytes], object]
+    guarded: bool = True
+
+
+def flow(count: int, step: int = 7 * _MS) -> list[Message]:
+    return [
+        Message(
+            "press-01",
+            ("load", "speed", "öl")[k % 3],
+            k * step,
+            bytes(range(k % 50)) * (k % 4),
+            publish_time=k * step,
+            receive_time=k * step + _MS,
+            headers={"unit": "°C"} if k % 5 else None,
+            position=Position(k // 100, k // 10 % 10, k % 10),
+        )
+        for k in range(count)
+    ]
+
+
+def batches() -> list[Batch]:
+    return [
+        Batch("press-01", 0, 50, 70, "timeout", tuple(flow(5))),
+        Batch("press-01", 0, 50, 70, "timeout", tuple(flow(6))),
+        Batch("öl", -5, 2**63 - 1, 2**63 - 1, "conflict", tuple(flow(200))),
+        Batch("empty", 0, 1, 2, "gap", ()),
+    ]
+
+
+def earlier_batch(batch: Batch) -> bytes:
+    """Write a batch as the version before checksums did."""
+    facts = {name: getattr(batch, name) for name in ("source", "start", "end", "closed_at", "reason")}
+    columns = to_arrow(batch.messages, positions=True)
+    return to_ipc(columns.replace_schema_metadata({b"waterclock.batch": json.dumps(facts).encode()}))
+
+
+def _event_time_states() -> list[bytes]:
+    states: list[bytes] = []
+    for count, streams in ((1, None), (40, ["load", "speed", "öl"]), (41, None)):
+        batcher = EventTimeBatcher("50ms", "100ms", on_conflict="replace", streams=streams)
+        for message in flow(count):
+            batcher.add(message)
+        batcher.add(flow(1)[0])
+        states.append(batcher.state())
+    return [EventTimeBatcher("1s", "1s").state(), *states]
+
+
+def _read_event_time(data: bytes) -> object:
+    batcher = EventTimeBatcher.restore(data)
+    state = batcher.state()
+    batcher.add(Message(batcher._source or "press-01", "load", 10**12, receive_time=10**12))
+    return state, batcher.flush(), batcher.take_rejected()
+
+
+def _still() -> float:
+    return 0.0
+
+
+def _calls() -> list[list[Message]]:
+    return [flow(30, 30 * _MS)[k : k + 3] for k in range(0, 30, 3)] + [[flow(1)[0].replace(event_time=3 * 10**9)]]
+
+
+def _rate_states() -> list[bytes]:
+    states: list[bytes] = []
+    for count, gated in ((0, True), (1, ["load"]), (11, True)):
+        batcher = RateAwareBatcher(gated=gated, clock=_still)
+        for call in _calls()[:count]:
+            batcher.add(call)
+        states.append(batcher.state())
+    return states
+
+
+def _read_rate(data: bytes) -> object:
+    batcher = RateAwareBatcher.restore(data, clock=_still)
+    return batcher.state(), batcher.flush()
+
+
+def _rate_columns() -> list[bytes]:
+    states: list[bytes] = []
+    for count in (0, 3, 11):
+        columns = RateAwareColumns(["load", "speed", "öl"])
+        calls = _calls()[:count]
+        times = np.array([m.event_time for call in calls for m in call], np.int64)
+        bounds = np.cumsum([0, *map(len, calls)])
+        columns.add(np.arange(len(times)) % 3, times, bounds)
+        states.append(columns.state())
+    return states
+
+
+def _read_columns(data: bytes) -> object:
+    return RateAwareColumns.restore(data).state()
+
+
+def _packed(messages: list[Message]) -> list[tuple[list[str], int, bytes]]:
+    (rows,) = pack([to_arrow(messages, positions=True).select(_METADATA)], POSITIONED)
+    return [(row["streams"], row["count"], row["messages"]) for row in rows.to_pylist()]
+
+
+def _event_time_streams() -> list[bytes]:
+    states: list[bytes] = []
+    for count in (0, 20, 21):
+        stream = EventTimeStream(_RULE, POSITIONED)
+        stream.take(_packed(flow(count)) if count else [], 1)
+        states.append(stream.state())
+    return states
+
+
+def _read_event_time_stream(data: bytes) -> object:
+    stream = EventTimeStream.restore(data, _RULE, POSITIONED)
+    state = stream.state()
+    stream.take(_packed(flow(3)), 5)
+    return state
+
+
+def _rate_streams() -> list[bytes]:
+    states: list[bytes] = []
+    for count in (0, 20, 21):
+        stream = RateStream(_OPTIONS)
+        if count:
+            stream.take(_packed(flow(count, 30 * _MS)))
+        states.append(stream.state())
+    return states
+
+
+def _read_rate_stream(data: bytes) -> object:
+    return RateStream.restore(data, _OPTIONS).state()
+
+
+def _read_packed(data: bytes) -> object:
+    streams, count, _ = _packed(flow(20))[0]
+    names = ["source", "streams", "count", "messages"]
+    arrays = [pa.array([value], kind) for value, kind in zip(("press-01", streams, count, data), _ROW, strict=True)]
+    rows = pa.record_batch(arrays, names)
+    ways: list[Callable[[], object]] = [
+        lambda: bytes(gathered([], [(streams, count, data)], POSITIONED)[1]),
+        lambda: messages_in(rows, None).num_rows,
+        lambda: pa.Table.from_batches(judge([rows], POSITIONED, _RULE)).num_rows,
+    ]
+    refused: list[WaterclockError] = []
+    found: list[object] = []
+    for way in ways:
+        try:
+            found.append(way())
+        except WaterclockError as error:
+            refused.append(error)
+    if refused:
+        assert not found, "what one way refuses, all do"
+        raise refused[0]
+    return found
+
+
+_ROW = (pa.string(), pa.list_(pa.string()), pa.int32(), pa.binary())
+
+
+def _unframed(states: list[bytes], lead: bytes = b"") -> list[bytes]:
+    return [lead + state[FRAME_BYTES:] for state in states]
+
+
+FORMS: dict[str, Callable[[], Form]] = {
+    "batch": lambda: Form([batch.to_bytes() for batch in batches()], Batch.from_bytes),
+    "event-time batcher": lambda: Form(_event_time_states(), _read_event_time),
+    "rate-aware batcher": lambda: Form(_rate_states(), _read_rate),
+    "rate-aware columns": lambda: Form(_rate_columns(), _read_columns),
+    "event-time stream": lambda: Form(_event_time_streams(), _read_event_time_stream),
+    "rate stream": lambda: Form(_rate_streams(), _read_rate_stream),
+    "packed row": lambda: Form([_packed(flow(20))[0][2]], _read_packed, guarded=False),
+    "earlier batch": lambda: Form([earlier_batch(batch) for batch in batches()], Batch.from_bytes, guarded=False),
+    "earlier event-time batcher": lambda: Form(_unframed(_event_time_states()), _read_event_time, guarded=False),
+    "earlier rate-aware batcher": lambda: Form(_unframed(_rate_states()), _read_rate, guarded=False),
+    "earlier rate-aware columns": lambda: Form(
+        _unframed(_rate_columns(), b"waterclock rate-aware columns "), _read_columns, guarded=False
+    ),
+    "earlier event-time stream": lambda: Form(
+        _unframed(_event_time_streams(), b"waterclock event-time stream "), _read_event_time_stream, guarded=False
+    ),
+    "earlier rate stream": lambda: Form(
+        _unframed(_rate_streams(), b"waterclock rate stream "), _read_rate_stream, guarded=False
+    ),
+}
+"""Made when they are asked for, because some compile code."""

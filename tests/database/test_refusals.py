@@ -1,0 +1,271 @@
+"""Databases that cannot be written to: the error says why, and what only reads goes on."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+import traceback
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+from tests.catalogues import sqlite_with_catalogue
+from tests.services import Service
+
+from waterclock.connection import connect
+from waterclock.database.backend import Backend
+from waterclock.database.mysql import MysqlDialect
+from waterclock.database.postgresql import PostgresqlDialect
+from waterclock.database.sqlite import SqliteDialect
+from waterclock.errors import UnavailableError
+from waterclock.message import Message
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def open_to_all() -> Generator[Path]:
+    """Give a folder that users without privileges can reach; those of pytest are their owner's alone."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+        folder.chmod(0o755)
+
+
+def without_privileges(work: Callable[[], str]) -> str:
+    """Run something as a user whom permissions bind; the superuser is bound by none."""
+    if os.getuid() != 0:
+        return work()
+    near, far = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            answer = work()
+        except BaseException:  # noqa: BLE001  # the child must not go on as a second pytest
+            answer = traceback.format_exc()
+        os.write(far, answer.encode()[-60_000:])
+        os._exit(0)
+    os.close(far)
+    os.waitpid(child, 0)
+    with os.fdopen(near, "rb") as answers:
+        return answers.read().decode()
+
+
+def filled(path: Path) -> Path:
+    with connect(sqlite_with_catalogue(path)) as database:
+        database.create_topic("t").append([Message("a", "b", 1, b"x")])
+    return path
+
+
+def read_and_try_to_write(url: str) -> str:
+    with connect(url, "ledgers") as database:
+        topic = database.topic("t")
+        payloads = [message.payload for message in topic.read()]
+        reasons = []
+        for write in (
+            lambda: topic.append([Message("a", "b", 2)]),
+            lambda: database.create_topic("u"),
+            lambda: topic.subscribe("s"),
+            topic.roll,
+        ):
+            with pytest.raises(UnavailableError) as refused:
+                write()
+            reasons.append(str(refused.value))
+        assert [message.payload for message in topic.read()] == payloads
+    return f"{payloads} {' | '.join(reasons)}"
+
+
+@pytest.mark.parametrize("query", ["mode=ro&uri=true", "immutable=1&uri=true"])
+def test_a_file_that_is_opened_to_be_read_is_read_and_says_that_it_is_read_only(tmp_path: Path, query: str) -> None:
+    path = filled(tmp_path / "x.db")
+    before = path.read_bytes()
+    answer = read_and_try_to_write(f"sqlite:///file:{path}?{query}")
+    assert answer.startswith("[b'x']")
+    assert answer.count("cannot be written to: it is read-only") == 4
+    assert "full" not in answer
+    assert path.read_bytes() == before
+
+
+def test_the_ledgers_of_a_file_that_is_named_as_a_uri_lie_beside_the_file(tmp_path: Path) -> None:
+    path = filled(tmp_path / "x.db")
+    with connect(f"sqlite:///file:{path}?mode=ro&uri=true") as database:
+        assert database.ledgers == f"{path}-ledgers"
+
+
+@pytest.mark.parametrize(
+    ("file", "folder", "reason"),
+    [
+        (0o444, 0o777, "read-only: its file may not be written to"),
+        (0o444, 0o555, "read-only"),
+        (0o666, 0o555, "read-only"),
+    ],
+)
+def test_a_file_or_a_folder_that_may_not_be_written_to_is_read(
+    open_to_all: Path, file: int, folder: int, reason: str
+) -> None:
+    path = filled(open_to_all / "x.db")
+    path.chmod(file)
+    open_to_all.chmod(folder)
+    answer = without_privileges(lambda: read_and_try_to_write(f"sqlite:///{path}"))
+    assert answer.startswith("[b'x']"), answer
+    assert answer.count(reason) == 4, answer
+
+
+def test_a_database_in_use_is_read_from_a_folder_that_may_not_be_written_to(open_to_all: Path) -> None:
+    path = filled(open_to_all / "x.db")
+    with connect(f"sqlite:///{path}") as writer:
+        writer.topic("t").append([Message("a", "b", 2, b"y")])
+        for each in open_to_all.glob("x.db*"):
+            if each.is_file():
+                each.chmod(0o444)
+        open_to_all.chmod(0o555)
+        answer = without_privileges(lambda: read_and_try_to_write(f"sqlite:///{path}"))
+        assert answer.startswith("[b'x', b'y']"), answer
+
+
+def test_a_file_that_counts_as_unchanging_is_opened_anew_once_it_has_changed(open_to_all: Path) -> None:
+    path = filled(open_to_all / "x.db")
+
+    def read_twice() -> str:
+        with connect(f"sqlite:///{path}", "ledgers") as database:
+            topic = database.topic("t")
+            before = len(list(topic.read()))
+            os.write(asking, b"?")
+            os.read(answering, 1)
+            return f"{before} {len(list(topic.read()))}"
+
+    asked, asking = os.pipe()
+    answering, answer = os.pipe()
+    open_to_all.chmod(0o555)
+    if os.getuid() != 0:
+        pytest.skip("only the superuser can change the file meanwhile")
+    child = os.fork()
+    if child == 0:
+        os.read(asked, 1)
+        with connect(f"sqlite:///{path}") as database:
+            database.topic("t").append([Message("a", "b", 2, b"y")])
+        os.write(answer, b"!")
+        os._exit(0)
+    assert without_privileges(read_twice) == "1 2"
+    os.waitpid(child, 0)
+
+
+def test_a_file_that_may_not_be_read_says_so(open_to_all: Path) -> None:
+    path = filled(open_to_all / "x.db")
+    path.chmod(0o000)
+
+    def open_it() -> str:
+        with pytest.raises(UnavailableError) as refused:
+            connect(f"sqlite:///{path}")
+        return str(refused.value)
+
+    assert "permission is denied" in without_privileges(open_it)
+
+
+def test_a_read_only_database_of_an_earlier_version_says_that_it_must_be_migrated(tmp_path: Path) -> None:
+    path = filled(tmp_path / "x.db")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE waterclock_migrations SET version_num = '0006'")
+    connection.close()
+    with pytest.raises(UnavailableError, match=r"catalogue of version 0006 and needs one of .*read-only"):
+        connect(f"sqlite:///file:{path}?mode=ro&uri=true", "ledgers")
+    empty = tmp_path / "empty.db"
+    sqlite3.connect(empty).close()
+    with pytest.raises(UnavailableError, match=r"no catalogue and needs one of .*read-only"):
+        connect(f"sqlite:///file:{empty}?mode=ro&uri=true", "ledgers")
+
+
+@pytest.mark.parametrize("server", ["postgresql", "mariadb"])
+def test_a_server_that_only_reads_is_read_and_says_so(server: str, request: pytest.FixtureRequest) -> None:
+    service: Service = request.getfixturevalue(f"{server}_server")
+    with service.new_database() as url:
+        with connect(url, "ledgers") as database:
+            database.create_topic("t").append([Message("a", "b", 1, b"x")])
+
+        def only_read(connection: Any, _record: object) -> None:
+            with connection.cursor() as cursor:
+                if server == "postgresql":
+                    cursor.execute("SET default_transaction_read_only = on")
+                else:
+                    cursor.execute("SET SESSION TRANSACTION READ ONLY")
+            connection.commit()
+
+        with connect(url, "ledgers") as database:
+            event.listen(database.backend.engine, "connect", only_read)
+            database.close()
+            topic = database.topic("t")
+            with pytest.raises(UnavailableError, match=r"cannot be written to: it is read-only \("):
+                topic.append([Message("a", "b", 2)])
+            assert [message.payload for message in topic.read()] == [b"x"]
+
+
+class ReportedError(Exception):
+    """An error as a driver reports it."""
+
+    def __init__(self, *arguments: object, **attributes: object) -> None:
+        super().__init__(*arguments)
+        self.__dict__.update(attributes)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "error", "reason"),
+    [
+        (SqliteDialect(), ReportedError(sqlite_errorcode=sqlite3.SQLITE_FULL), "disk is full"),
+        (SqliteDialect(), ReportedError(sqlite_errorcode=sqlite3.SQLITE_IOERR_FSYNC), "reports an error"),
+        (SqliteDialect(), ReportedError(sqlite_errorcode=sqlite3.SQLITE_READONLY), "read-only: its file"),
+        (SqliteDialect(), ReportedError(sqlite_errorcode=sqlite3.SQLITE_READONLY_DIRECTORY), "read-only: its folder"),
+        (SqliteDialect(), ReportedError(sqlite_errorcode=sqlite3.SQLITE_READONLY_DBMOVED), "moved or removed"),
+        (SqliteDialect(), ReportedError(sqlite_errorcode=sqlite3.SQLITE_CANTOPEN), "permission is denied, or"),
+        (SqliteDialect(), ReportedError(sqlite_errorcode=sqlite3.SQLITE_BUSY), None),
+        (SqliteDialect(), ReportedError(), None),
+        (PostgresqlDialect(), ReportedError(sqlstate="53100"), "disk is full"),
+        (PostgresqlDialect(), ReportedError(sqlstate="25006"), "it is read-only"),
+        (PostgresqlDialect(), ReportedError(sqlstate="58030"), "reports an error"),
+        (PostgresqlDialect(), ReportedError(sqlstate="40001"), None),
+        (PostgresqlDialect(), ReportedError(sqlstate=None), None),
+        (MysqlDialect(), ReportedError(1021, "Disk full (…)"), "disk is full"),
+        (
+            MysqlDialect(),
+            ReportedError(1026, 'Error writing file "x" (errno: 28 "No space left on device")'),
+            "disk is full",
+        ),
+        (
+            MysqlDialect(),
+            ReportedError(1026, 'Error writing file "x" (errno: 5 "I/O error")'),
+            "reports an error",
+        ),
+        (MysqlDialect(), ReportedError(1290, "running with the --read-only option so it cannot"), "it is read-only"),
+        (MysqlDialect(), ReportedError(1290, "running with the --skip-grant-tables option"), "an option of the server"),
+        (MysqlDialect(), ReportedError(1792, "Cannot execute statement in a READ ONLY transaction"), "it is read-only"),
+        (MysqlDialect(), ReportedError(1213, "Deadlock"), None),
+        (MysqlDialect(), ReportedError(), None),
+    ],
+)
+def test_each_reason_is_told_from_the_others(dialect: Any, error: Exception, reason: str | None) -> None:
+    told = dialect.refusal(exc.OperationalError("INSERT", None, error))
+    assert told == reason if reason is None else reason in told
+
+
+def test_the_reason_stands_in_the_error(sqlite_url: str) -> None:
+    backend = Backend(sqlite_url)
+
+    def work(_: sa.Connection) -> None:
+        broken = sqlite3.OperationalError("disk I/O error")
+        broken.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
+        raise exc.OperationalError("INSERT", None, broken)
+
+    with pytest.raises(
+        UnavailableError, match=r"cannot be written to: its disk or file system reports an error \(disk"
+    ):
+        backend.transact(work)
+    with pytest.raises(UnavailableError, match=r"cannot read .* now: its disk"), backend.snapshot() as connection:
+        work(connection)
+    backend.close()

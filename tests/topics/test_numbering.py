@@ -1,0 +1,108 @@
+"""A producer's numbers, against a model that forgets nothing: nothing new is ever taken for a repeat."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from waterclock.errors import InvalidArgumentError
+from waterclock.message import Position
+from waterclock.topics.numbering import RANGES, REMEMBERED, Numbering, ProducerAppend, Range, Repeat, check_sequence
+
+
+def appended(numbering: Numbering, first: int, last: int, checksum: int | None = 0) -> Numbering:
+    append = ProducerAppend("p", first, last, None, checksum)
+    assert numbering.find_repeat(append, "t") is None
+    return numbering.appended(append, Position(0, first, 0))
+
+
+def stored(numbering: Numbering) -> Numbering:
+    columns = numbering.columns()
+    return Numbering.read(columns["epoch"], columns["last_sequence"], columns["recent"], columns["covered"])
+
+
+steps = st.lists(st.tuples(st.sampled_from([0, 0, 0, 1, 5]), st.integers(1, 4)), min_size=1, max_size=60)
+
+
+@given(steps, st.lists(st.tuples(st.integers(0, 200), st.integers(1, 8)), max_size=20))
+def test_what_was_never_appended_is_never_taken_for_a_repeat(
+    steps: list[tuple[int, int]], tries: list[tuple[int, int]]
+) -> None:
+    numbering, numbers, appends = Numbering(0), set[int](), list[tuple[int, int]]()
+    following = 0
+    for gap, count in steps:
+        first, last = following + gap, following + gap + count - 1
+        numbering = stored(appended(numbering, first, last))
+        numbers |= set(range(first, last + 1))
+        appends.append((first, last))
+        following = last + 1
+    assert len(numbering.covered) <= RANGES
+    assert all(before.last + 1 < (after.first or 0) for before, after in pairwise(numbering.covered))
+    for first, count in tries:
+        last = first + count - 1
+        try:
+            repeat = numbering.find_repeat(ProducerAppend("p", first, last, None, 0), "t")
+        except InvalidArgumentError:
+            assert first < following
+            assert (first, last) not in appends[-REMEMBERED:]
+        else:
+            if repeat is None:
+                assert first >= following
+            elif repeat.first is None:
+                assert set(range(first, last + 1)) <= numbers
+            else:
+                assert (first, last) in appends
+        assert numbering.holds(first) in {first in numbers, None}
+
+
+def test_a_producer_without_gaps_is_known_whole_however_long_it_runs() -> None:
+    numbering = Numbering(0)
+    for first in range(0, 3 * RANGES, 3):
+        numbering = appended(numbering, first, first + 2)
+    assert numbering.covered == (Range(0, 3 * RANGES - 1),)
+    assert numbering.find_repeat(ProducerAppend("p", 0, 2), "t") == Repeat(None)
+    assert numbering.find_repeat(ProducerAppend("p", 1, 9), "t") == Repeat(None)
+
+
+def test_of_too_many_ranges_the_oldest_are_unknown_and_a_repeat_of_those_is_an_error() -> None:
+    numbering = Numbering(0)
+    for number in range(10, 10 * RANGES + 30, 10):
+        numbering = appended(numbering, number, number)
+    assert len(numbering.covered) == RANGES
+    assert numbering.covered[0] == Range(None, 30)
+    assert [numbering.holds(number) for number in (5, 10, 30, 35, 40)] == [None, None, None, False, True]
+    with pytest.raises(InvalidArgumentError, match=r"10 to 10 .* is not known any more"):
+        numbering.find_repeat(ProducerAppend("p", 10, 10), "t")
+    assert numbering.find_repeat(ProducerAppend("p", 40, 40), "t") == Repeat(None)
+
+
+def test_a_producer_of_an_earlier_version_knows_its_last_appends_and_nothing_before() -> None:
+    recent = json.dumps([[10, 11, 0, 3], [12, 12, 0, 4]])
+    numbering = Numbering.read(2, 12, recent, None)
+    repeat = ProducerAppend("p", 10, 11, None, checksum=77)
+    assert numbering.find_repeat(repeat, "t") == Repeat(Position(0, 3, 0))
+    for first, last, word in ((0, 1, "not known any more"), (9, 9, "not known any more"), (11, 12, "overlap")):
+        with pytest.raises(InvalidArgumentError, match=word):
+            numbering.find_repeat(ProducerAppend("p", first, last), "t")
+    assert (numbering.holds(12), numbering.holds(13)) == (None, False)
+    later = stored(appended(numbering, 13, 20))
+    assert later.covered == (Range(None, 12), Range(13, 20))
+    with pytest.raises(InvalidArgumentError, match="not known any more"):
+        later.find_repeat(ProducerAppend("p", 0, 1), "t")
+
+
+def test_a_row_of_a_producer_that_has_appended_nothing_is_read() -> None:
+    assert Numbering.read(1, None, "[]", None) == Numbering(1)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "messages"), [(-1, 1), (2**63, 1), (2**63 - 1, 2), (True, 1), (1.0, 1), ("1", 1), (None, 1)]
+)
+def test_a_number_that_cannot_be_meant_is_refused_by_name(sequence: object, messages: int) -> None:
+    with pytest.raises(InvalidArgumentError, match="sequence: "):
+        check_sequence(sequence, messages)
+    assert check_sequence(2**63 - 2, 2) == 2**63 - 2

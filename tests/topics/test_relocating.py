@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from pyarrow import fs
+from tests.topics.conftest import SettableClock
+from tests.topics.flows import CountingFiles, append_ledgers, ledger_files_in, ledger_path, published
+
+import waterclock as wc
+from waterclock.database.topic_catalogue import files, stores
+from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.topics import relocating, sealing
+from waterclock.topics.ledger_files import MARKER, LedgerFiles, LostFileError, StoreError
+from waterclock.topics.slicing import read_slice
+from waterclock.topics.topic import Topic
+
+FLOW = [[[0, 1], [2]], [[3, 4, 5]], [[6], [7, 8]]]
+HOUR = 3_600_000_000_000
+
+
+def times(topic: Topic) -> list[int | None]:
+    return [message.publish_time for message in topic.read()]
+
+
+def again(topic: Topic) -> Topic:
+    return Topic.open(topic.storage.backend, None, topic.name)
+
+
+def left(topic: Topic) -> list[str]:
+    with topic.storage.backend.snapshot() as connection:
+        return list(connection.execute(sa.select(files.c.path)).scalars())
+
+
+@pytest.fixture
+def sealed(clocked_topic: Topic) -> Topic:
+    append_ledgers(clocked_topic, FLOW)
+    clocked_topic.seal()
+    return clocked_topic
+
+
+def test_a_store_that_was_renamed_is_pointed_to_and_its_other_topics_move_along(sealed: Topic, tmp_path: Path) -> None:
+    backend = sealed.storage.backend
+    other = Topic.create(
+        backend, str(tmp_path / "ledgers"), "other", roll_after=None, roll_size=1, retention=None, exist_ok=False
+    )
+    append_ledgers(other, FLOW)
+    other.seal()
+    (tmp_path / "ledgers").rename(tmp_path / "new")
+    with pytest.raises(StoreError):
+        again(sealed)
+    seen: list[tuple[int, int]] = []
+    moved = sealed.relocate(tmp_path / "new", progress=lambda done, total: seen.append((done, total)))
+    assert moved == (str(tmp_path / "new"), 0, 2)
+    assert seen == [(1, 2), (2, 2)]
+    for topic in (sealed, again(sealed), again(other)):
+        assert times(topic) == list(range(9))
+        assert topic.files()[0].startswith(str(tmp_path / "new"))
+    sealed.roll()
+    assert sealed.seal() == 1
+
+
+@pytest.mark.parametrize("fault", ["missing", "short"])
+def test_a_store_that_lacks_a_file_is_not_pointed_to(sealed: Topic, tmp_path: Path, fault: str) -> None:
+    (tmp_path / "ledgers").rename(tmp_path / "new")
+    path = tmp_path / "new" / ledger_path(sealed, 1).relative_to(tmp_path / "ledgers")
+    if fault == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(LostFileError, match=path.name):
+        sealed.relocate(tmp_path / "new")
+    with pytest.raises(StoreError):
+        again(sealed)
+
+
+def test_a_copy_of_a_store_is_not_taken_for_it_while_the_original_is_there(sealed: Topic, tmp_path: Path) -> None:
+    shutil.copytree(tmp_path / "ledgers", tmp_path / "copy")
+    with pytest.raises(InvalidArgumentError, match="holds a copy of the store"):
+        sealed.relocate(tmp_path / "copy")
+    assert len(list((tmp_path / "copy").iterdir())) == 2  # nothing of ours was left there
+    (tmp_path / "link").symlink_to(tmp_path / "ledgers")
+    assert sealed.relocate(tmp_path / "link").found == 2  # the same place by another name
+    (tmp_path / "copy" / MARKER).unlink()
+    assert sealed.relocate(tmp_path / "copy") == (str(tmp_path / "copy"), 0, 2)
+
+
+def test_files_are_copied_and_the_former_ones_go_after_their_grace_time(
+    sealed: Topic, tmp_path: Path, clock: SettableClock
+) -> None:
+    stale, plan = again(sealed), sealed.plan()
+    old = ledger_files_in(tmp_path / "ledgers")
+    assert sealed.relocate(tmp_path / "new") == (str(tmp_path / "new"), 2, 0)
+    assert {path.name for path in ledger_files_in(tmp_path / "new")} == {path.name for path in old}
+    assert times(sealed) == times(again(sealed)) == times(stale) == list(range(9))
+    assert sum(batch.num_rows for part in plan for batch in read_slice(part)) == 9
+    assert sealed.compact() == 1  # the new files may go under the names that the former ones have
+    clock.now += HOUR + 1
+    assert again(sealed).sweep() == 4
+    assert ledger_files_in(tmp_path / "ledgers") == set()
+    assert len(ledger_files_in(tmp_path / "new")) == 1
+    assert left(sealed) == []
+    for read in (lambda: times(stale), lambda: [*read_slice(plan[0])], lambda: stale.find(4)):
+        with pytest.raises(UnavailableError, match=r"was relocated from .*ledgers to .*new"):
+            read()
+
+
+def test_a_sealer_with_the_former_store_in_hand_loses_nothing(
+    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = again(sealed)
+    sealed.roll()
+    commit = sealing._commit
+
+    def relocate_first(*arguments: Any) -> None:
+        sealed.relocate(tmp_path / "new")
+        commit(*arguments)
+
+    monkeypatch.setattr(sealing, "_commit", relocate_first)
+    with pytest.raises(StoreError, match="open it again"):
+        stale.seal()
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="open it again"):
+        stale.seal()
+    assert len(ledger_files_in(tmp_path / "ledgers")) == 2
+    assert sealed.seal() == 1
+    assert times(sealed) == list(range(9))
+
+
+def test_what_is_sealed_while_files_are_copied_is_copied_too(
+    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = again(sealed)
+    other.roll()
+    copy = relocating._copy
+
+    def seal_first(*arguments: Any) -> int:
+        other.seal()
+        return copy(*arguments)
+
+    monkeypatch.setattr(relocating, "_copy", seal_first)
+    monkeypatch.setattr(relocating, "AT_ONCE", 1)
+    assert sealed.relocate(tmp_path / "new").copied == 3
+    assert times(sealed) == list(range(9))
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("step", ["_take_back", "_copy", "_turn_over"])
+def test_a_relocation_killed_at_any_step_loses_nothing_and_goes_on(
+    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, moment: str
+) -> None:
+    work: Callable[..., Any] = getattr(relocating, step)
+
+    def killed(*arguments: Any) -> Any:
+        if moment == "after":
+            work(*arguments)
+        raise Killed
+
+    monkeypatch.setattr(relocating, step, killed)
+    with pytest.raises(Killed):
+        sealed.relocate(tmp_path / "new")
+    monkeypatch.undo()
+    assert times(sealed) == times(again(sealed)) == list(range(9))
+    again(sealed).relocate(tmp_path / "new")
+    assert times(again(sealed)) == list(range(9))
+    assert again(sealed).files()[0].startswith(str(tmp_path / "new"))
+
+
+def test_a_topic_that_moves_back_at_once_keeps_its_files(sealed: Topic, tmp_path: Path, clock: SettableClock) -> None:
+    assert sealed.relocate(tmp_path / "new").copied == 2
+    assert sealed.relocate(tmp_path / "ledgers") == (str(tmp_path / "ledgers"), 0, 2)
+    clock.now += HOUR + 1
+    assert sealed.sweep() == 2
+    assert times(sealed) == list(range(9))
+    assert ledger_files_in(tmp_path / "new") == set()
+
+
+def test_a_copy_that_reads_back_differently_is_not_taken(
+    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = relocating._digest
+
+    def damage(store: LedgerFiles, path: str) -> bytes:
+        file = Path(store.name(path))
+        data = bytearray(file.read_bytes())
+        data[100] ^= 1
+        file.write_bytes(data)
+        return digest(store, path)
+
+    monkeypatch.setattr(relocating, "_digest", damage)
+    with pytest.raises(UnavailableError, match="reads back differently"):
+        sealed.relocate(tmp_path / "new")
+    assert times(again(sealed)) == list(range(9))
+
+
+def test_a_lost_file_keeps_its_topic_where_it_is(sealed: Topic, tmp_path: Path) -> None:
+    ledger_path(sealed, 1).unlink()
+    with pytest.raises(LostFileError):
+        sealed.relocate(tmp_path / "new")
+    assert again(sealed).files()[0].startswith(str(tmp_path / "ledgers"))
+
+
+def test_a_removed_topic_takes_what_it_left_elsewhere_with_it(sealed: Topic, tmp_path: Path) -> None:
+    sealed.relocate(tmp_path / "new")
+    sealed.remove()
+    assert ledger_files_in(tmp_path / "ledgers") == ledger_files_in(tmp_path / "new") == set()
+
+
+def test_a_store_that_only_its_user_can_open_is_left_clean_at_once(tmp_path: Path) -> None:
+    filesystem = fs.PyFileSystem(CountingFiles(tmp_path))
+    with wc.connect(f"sqlite:///{tmp_path}/f.db", "bucket", filesystem) as database:
+        topic = database.create_topic("t")
+        append_ledgers(topic, FLOW)
+        topic.seal()
+        topic.relocate(tmp_path / "local")
+        assert ledger_files_in(tmp_path / "bucket") == set()
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        topic = database.topic("t")
+        assert times(topic) == list(range(9))
+        topic.relocate("bucket", filesystem=filesystem)
+        topic.append(published([9]))
+        topic.roll()
+        assert topic.seal() == 1
+        assert times(topic) == list(range(10))
+        with topic.storage.backend.snapshot() as connection:
+            kept = connection.execute(sa.select(stores.c.root, stores.c.is_complete)).all()
+        assert sorted(kept) == sorted([("bucket", 0), (str(tmp_path / "local"), 1)])
