@@ -28,6 +28,7 @@ lint: setup ## Check style, types and import contracts
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/pyright
+	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports
 
 format: setup ## Rewrite the files in the house style
@@ -46,5 +47,5 @@ lock: setup ## Pin every dependency anew in requirements.lock
 	    --generate-hashes --python-version 3.11 --upgrade --quiet -o requirements.lock
 
 clean: ## Remove everything that the other targets made
-	@rm -rf .venv .tools $(DEMO_FOLDER) site dist benchmarks/scratch .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .tools $(DEMO_FOLDER) site dist benchmarks/scratch .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,9 +16,9 @@ import time
 from typing import Any
 
 from benchmarks.measure import cpu_seconds, write_results
-from waterclock.spark.class_archive import SWITCH, archive_options, build
+from waterclock.spark.class_archive import SWITCH, archive_options
 from waterclock.spark.java import find_java
-from waterclock.spark.make_class_archive import run_and_dump
+from waterclock.spark.make_class_archive import make_class_archive
 from waterclock.spark.session import session
 
 ROUNDS = 5
@@ -51,7 +51,7 @@ def main() -> None:
         return
     java = find_java()
     if not archive_options(java):
-        build(java, run_and_dump)
+        make_class_archive()
     kinds = {"with the archive": {}, "without": {SWITCH: "off"}}
     taken: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     for _ in range(chosen.rounds + 1):

@@ -1,27 +1,40 @@
 """Waterclock: keeps messages found by time, batches them by when they happened, hands them out as work done once."""
 
-from waterclock.backup.restoring import restore
-from waterclock.batching.adaptive import AdaptiveBatchLength
-from waterclock.batching.batch import Batch, Rejection
-from waterclock.batching.by_source import BySource
-from waterclock.batching.columnar import assign_batches
-from waterclock.batching.event_time import EventTimeBatcher
-from waterclock.batching.rate_aware import RateAwareBatcher
-from waterclock.connection import Database, connect
-from waterclock.errors import (
-    AlreadyExistsError,
-    DamagedError,
-    InvalidArgumentError,
-    LeaseLostError,
-    NotFoundError,
-    OrderError,
-    PartlyPutError,
-    ProducerFencedError,
-    SchemaError,
-    UnavailableError,
-    WaterclockError,
-)
-from waterclock.message import Message, Position
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from waterclock.backup.restoring import restore
+    from waterclock.batching.adaptive import AdaptiveBatchLength
+    from waterclock.batching.batch import Batch, Rejection
+    from waterclock.batching.by_source import BySource
+    from waterclock.batching.columnar import assign_batches
+    from waterclock.batching.event_time import EventTimeBatcher
+    from waterclock.batching.rate_aware import RateAwareBatcher
+    from waterclock.batching.rate_columnar import RateAwareColumns
+    from waterclock.connection import Database, connect
+    from waterclock.errors import (
+        AlreadyExistsError,
+        DamagedError,
+        InvalidArgumentError,
+        LeaseLostError,
+        NotFoundError,
+        OrderError,
+        PartlyPutError,
+        ProducerFencedError,
+        SchemaError,
+        UnavailableError,
+        WaterclockError,
+    )
+    from waterclock.message import Message, Position
+    from waterclock.tables.delivery import Delivery
+    from waterclock.tables.message_table import MessageTable
+    from waterclock.topics.subscription import Subscription
+    from waterclock.topics.topic import Topic
+
+    __version__: str
 
 __all__ = [
     "AdaptiveBatchLength",
@@ -30,21 +43,65 @@ __all__ = [
     "BySource",
     "DamagedError",
     "Database",
+    "Delivery",
     "EventTimeBatcher",
     "InvalidArgumentError",
     "LeaseLostError",
     "Message",
+    "MessageTable",
     "NotFoundError",
     "OrderError",
     "PartlyPutError",
     "Position",
     "ProducerFencedError",
     "RateAwareBatcher",
+    "RateAwareColumns",
     "Rejection",
     "SchemaError",
+    "Subscription",
+    "Topic",
     "UnavailableError",
     "WaterclockError",
+    "__version__",
     "assign_batches",
     "connect",
     "restore",
 ]
+
+_HOMES = {
+    "AdaptiveBatchLength": "batching.adaptive",
+    "Batch": "batching.batch",
+    "BySource": "batching.by_source",
+    "Database": "connection",
+    "Delivery": "tables.delivery",
+    "EventTimeBatcher": "batching.event_time",
+    "Message": "message",
+    "MessageTable": "tables.message_table",
+    "Position": "message",
+    "RateAwareBatcher": "batching.rate_aware",
+    "RateAwareColumns": "batching.rate_columnar",
+    "Rejection": "batching.batch",
+    "Subscription": "topics.subscription",
+    "Topic": "topics.topic",
+    "assign_batches": "batching.columnar",
+    "connect": "connection",
+    "restore": "backup.restoring",
+}
+"""Where each public name is at home; those that are not here are errors."""
+
+
+def __getattr__(name: str) -> object:
+    # Each name is imported when it is first asked for: SQLAlchemy, pyarrow, numpy and numba take a second to import
+    # together, and who only batches, or only asks for a command's help, needs a part of them or none.
+    if name == "__version__":
+        found: object = import_module("importlib.metadata").version(__name__)
+    elif name in __all__:
+        found = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

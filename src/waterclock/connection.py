@@ -5,28 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
-from waterclock.archiving import archive_table
-from waterclock.backup.backing_up import BackedUp, back_up
 from waterclock.backup.copying import Report, no_report
 from waterclock.database.backend import Backend
 from waterclock.database.sqlite_file import file_of
 from waterclock.errors import InvalidArgumentError
-from waterclock.tables.attendance import forget
-from waterclock.tables.message_table import MessageTable
-from waterclock.tables.open_table import message_table_names
-from waterclock.tables.options import AckOrder, Groups, IdType, OnExhausted, Payload, PurgeBy, TableOptions, Ungrouped
 from waterclock.tables.sharding.keyspace import WHOLE
-from waterclock.tables.sharding.sharded_database import ShardedDatabase
 from waterclock.time import Clock, Duration
-from waterclock.topics.ahead import OnAhead
-from waterclock.topics.creating import topic_names
-from waterclock.topics.ledger_files import ledgers_beside
-from waterclock.topics.roots import wrapped
-from waterclock.topics.stores import LedgerRoot
-from waterclock.topics.topic import Topic
-from waterclock.topics.topic_info import TopicInfo, list_topics
+from waterclock.topics.choices import OnAhead
+from waterclock.topics.places import LedgerRoot, ledgers_beside
+
+# Topics and message tables are imported when the first one is asked for: who works with the one need not wait for the
+# other, nor a command that only opens the database for either.
+if TYPE_CHECKING:
+    from waterclock.backup.backing_up import BackedUp
+    from waterclock.tables.message_table import MessageTable
+    from waterclock.tables.options import AckOrder, Groups, IdType, OnExhausted, Payload, PurgeBy, Ungrouped
+    from waterclock.tables.sharding.sharded_database import ShardedDatabase
+    from waterclock.topics.topic import Topic
+    from waterclock.topics.topic_info import TopicInfo
 
 
 class Database:
@@ -44,6 +42,7 @@ class Database:
         self.backend = backend
         self.ledgers = place.default if place.root is None else place.root
         self._place = place
+        self._has_opened_tables = False
 
     def create_topic(
         self,
@@ -86,6 +85,8 @@ class Database:
         UnavailableError
             Where the store of its ledgers cannot be made or reached.
         """
+        from waterclock.topics.topic import Topic
+
         return Topic.create(
             self.backend,
             self._place,
@@ -112,14 +113,20 @@ class Database:
         UnavailableError
             Where no store lies at that place, or another one; the text names both places.
         """
+        from waterclock.topics.topic import Topic
+
         return Topic.open(self.backend, self._place, name)
 
     def topics(self) -> list[str]:
         """Name every topic, in alphabetical order."""
+        from waterclock.topics.creating import topic_names
+
         return topic_names(self.backend)
 
     def topic_infos(self) -> list[TopicInfo]:
         """Give what the catalogue says about every topic, in alphabetical order, with one query."""
+        from waterclock.topics.topic_info import list_topics
+
         return list_topics(self.backend)
 
     def create_table(
@@ -220,6 +227,10 @@ class Database:
         NotFoundError, SchemaError
             Where there is no SQL table to adopt, or where a column of it is missing or has another type.
         """
+        from waterclock.tables.message_table import MessageTable
+        from waterclock.tables.options import TableOptions
+
+        self._has_opened_tables = True
         options = TableOptions.check(
             ack_wait=ack_wait,
             purge_after=purge_after,
@@ -248,6 +259,9 @@ class Database:
 
     def table(self, name: str) -> MessageTable:
         """Open a message table; NotFoundError where there is none of this name."""
+        from waterclock.tables.message_table import MessageTable
+
+        self._has_opened_tables = True
         return MessageTable.open(self.backend, name)
 
     def archive(self, table: str, topic: str, older_than: Duration = "0s") -> int:
@@ -262,6 +276,8 @@ class Database:
         ProducerFencedError
             Where somebody else has begun to archive the table meanwhile.
         """
+        from waterclock.archiving import archive_table
+
         return archive_table(self.table(table), self.topic(topic), older_than)
 
     def backup(self, destination: str | Path, report: Report = no_report) -> BackedUp:
@@ -269,15 +285,22 @@ class Database:
 
         See `waterclock.backup.backing_up.back_up` for what the folder may be; `waterclock.restore` is the way back.
         """
+        from waterclock.backup.backing_up import back_up
+
         return back_up(self.backend, self._place, destination, report)
 
     def tables(self) -> list[str]:
         """Name every message table, in alphabetical order."""
+        from waterclock.tables.open_table import message_table_names
+
         return message_table_names(self.backend)
 
     def close(self) -> None:
         """Give the connections back."""
-        forget(self.backend)
+        if self._has_opened_tables:
+            from waterclock.tables.attendance import forget
+
+            forget(self.backend)
         self.backend.close()
 
     def __enter__(self) -> Self:
@@ -289,7 +312,7 @@ class Database:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Database {self.backend.url.render_as_string()}>"
+        return f"<Database {self.backend.name}>"
 
 
 @overload
@@ -343,6 +366,8 @@ def connect(
     if shards is not None:
         if url is not None or ledgers is not None:
             raise InvalidArgumentError("shards: goes without url and ledgers; each shard has its own URL")
+        from waterclock.tables.sharding.sharded_database import ShardedDatabase
+
         # No topic is in a shard, so nothing is ever asked of its ledgers.
         return ShardedDatabase(shards, lambda each: Database(Backend(each, clock=clock), LedgerRoot(None)))
     if url is None:
@@ -350,7 +375,11 @@ def connect(
     if filesystem is not None and ledgers is None:
         raise InvalidArgumentError("filesystem: comes without ledgers; give the path on it under which they lie")
     root = None if ledgers is None else str(ledgers)
-    on = None if filesystem is None else wrapped(filesystem)
+    on = None
+    if filesystem is not None:
+        from waterclock.topics.roots import wrapped
+
+        on = wrapped(filesystem)
     backend = Backend(url, clock=clock)
     beside = ledgers_beside(str(file_of(backend.url))) if backend.dialect.name == "sqlite" else None
     return Database(backend, LedgerRoot(root, on, beside))

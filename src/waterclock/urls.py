@@ -1,23 +1,119 @@
-"""URLs as they may be shown, in logs, listings and errors: without credentials, query and fragment."""
+"""URLs as they may be shown: without passwords. Errors, logs, listings, reprs and commands render them here alone.
+
+A database's is `shown` with all that is surely harmless. Of a place of files, `without_secrets` leaves the place alone,
+as the catalogue keeps it. What is no proper URL is hidden rather more than less: where the password ends in
+``postgres://u:p@ss/word@host`` only its author knows, so everything before the last ``@`` is taken for it.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from urllib.parse import parse_qsl, unquote
+from typing import NamedTuple
+from urllib.parse import parse_qsl, quote, quote_plus, unquote, unquote_plus
 
-HIDDEN = "…"
-"""Stands where a secret was."""
+_HIDDEN = "***"
+_HARMLESS = {
+    "application_name",
+    "cache",
+    "charset",
+    "client_encoding",
+    "connect_timeout",
+    "dbname",
+    "gssencmode",
+    "host",
+    "immutable",
+    "local_infile",
+    "mode",
+    "nolock",
+    "port",
+    "read_timeout",
+    "sslmode",
+    "ssl_disabled",
+    "ssl_verify_cert",
+    "ssl_verify_identity",
+    "target_session_attrs",
+    "timeout",
+    "unix_socket",
+    "uri",
+    "user",
+    "vfs",
+    "write_timeout",
+}
+"""Names in a URL's query whose values are shown; drivers have so many that those of secrets cannot all be known."""
+
+_WITHOUT_SERVER = ("sqlite", "file")
+_SCHEME = re.compile(r"([A-Za-z][\w+.-]*)://(.*)", re.DOTALL)
+_OTHER_SCHEME = re.compile(r"([A-Za-z][\w+.-]+):(?![\\/])", re.DOTALL)  # two letters at least: C: is a drive
+_PORT = r"(?::\d*)?"
+_HOSTS = re.compile(rf"(?:\[[^\]]*\]|[^:\[\]]*?){_PORT}(?:,(?:\[[^\]]*\]|[^:\[\]]*?){_PORT})*")
+_PLAIN_VALUE = re.compile(r"[\w.,:/+ -]*")
+_URL_IN_TEXT = re.compile(r"[A-Za-z][\w+.-]*://[^\s'\"<>]+")
+_NAMED = re.compile(
+    r"""(?P<name>pass(?:word|wd|phrase)?|pwd|secret|token)(?P<is>['"]?\s*[=:]\s*)(?!(?:YES|NO)\b)"""
+    r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s,;&'")}\]]+)""",
+    re.IGNORECASE | re.DOTALL,
+)
+_SURELY_NO_WORD = 8
+"""Characters from which on a password is hidden also in the middle of a word."""
 
 # What stands before the @ there is part of the place and no secret: a container, or the user of a cluster.
 _PLACE_BEFORE_AT = ("abfs", "abfss", "wasb", "wasbs", "hdfs", "viewfs")
 _SHORTEST_SECRET = 3
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
 _SECRET_OPTION = re.compile(r"secret|key|token|pass|pwd|sig|credential", re.IGNORECASE)
 
 
+def shown(url: object) -> str:
+    """Render a database's URL without its password and whatever else in it may be secret.
+
+    Parameters
+    ----------
+    url
+        What was given for one: a text, proper or not, SQLAlchemy's URL, or something else altogether.
+    """
+    text = _text(url)
+    match = _SCHEME.match(text)
+    if match is None:
+        return _shown_without_scheme(text)
+    scheme, rest = match.groups()
+    if rest.startswith("/") and scheme.partition("+")[0].lower() in _WITHOUT_SERVER:
+        return f"{scheme}://{_without_query(rest)}"
+    credentials, at, place = rest.rpartition("@")
+    user, colon, _ = credentials.partition(":")
+    hidden = f"{user}:{_HIDDEN}" if colon else user
+    return f"{scheme}://{hidden}{at}{_without_query(_without_port(place))}"
+
+
+def redacted(text: object, url: object = "") -> str:
+    """Give an error's text without what is secret in it.
+
+    Parameters
+    ----------
+    text
+        What a driver said, or its error; drivers quote URLs, connection strings and the parts of them.
+    url
+        The URL that the driver had.
+    """
+    safe, given = str(text), _text(url)
+    if given:
+        safe = safe.replace(given, shown(url))
+    for secret in sorted(_secrets(given), key=len, reverse=True):
+        pattern = re.escape(secret)
+        safe = re.sub(pattern if len(secret) >= _SURELY_NO_WORD else rf"(?<!\w){pattern}(?!\w)", _HIDDEN, safe)
+    safe = _URL_IN_TEXT.sub(lambda match: shown(match[0]), safe)
+    return _NAMED.sub(rf"\g<name>\g<is>{_HIDDEN}", safe)
+
+
+def represented(place: NamedTuple) -> str:
+    """Give the repr of what has a field ``url``, and maybe one ``ledgers``, with those as they may be shown."""
+    fields = {**place._asdict(), "url": shown(place._asdict()["url"])}
+    if isinstance(fields.get("ledgers"), str):
+        fields["ledgers"] = without_secrets(fields["ledgers"])
+    return f"{type(place).__name__}({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+
+
 def without_secrets(url: str) -> str:
-    """Give a URL without credentials, query and fragment; a path stays as it is.
+    """Give the URL of a place of files without credentials, query and fragment; a path stays as it is.
 
     What cannot be a URL, because a secret in it is not quoted, rather loses too much than too little.
     """
@@ -32,9 +128,64 @@ def without_secrets(url: str) -> str:
 def text_without_secrets(text: str, url: str) -> str:
     """Give a text, such as the error of a library that was handed the URL, without what is secret in it."""
     text = text.replace(url, without_secrets(url))
-    for secret in sorted(_secrets(url), key=len, reverse=True):
-        text = text.replace(secret, HIDDEN)
-    return _URL.sub(lambda found: without_secrets(found[0]), text)
+    for secret in sorted(_secrets_of_root(url), key=len, reverse=True):
+        text = text.replace(secret, _HIDDEN)
+    return _URL_IN_TEXT.sub(lambda found: without_secrets(found[0]), text)
+
+
+def _text(url: object) -> str:
+    render = getattr(url, "render_as_string", None)
+    if callable(render):
+        return str(render(hide_password=False))
+    return url.decode(errors="replace") if isinstance(url, bytes) else str(url)
+
+
+def _shown_without_scheme(text: str) -> str:
+    _, at, place = text.rpartition("@")
+    if at:
+        return f"{_HIDDEN}@{_without_query(place)}"
+    match = _OTHER_SCHEME.match(text)
+    if match is not None and match[1].lower() not in _WITHOUT_SERVER:
+        return f"{match[1]}:{_HIDDEN}"
+    return _NAMED.sub(rf"\g<name>\g<is>{_HIDDEN}", _without_query(text))
+
+
+def _without_port(place: str) -> str:
+    """Hide what stands where a port would, and is none."""
+    hosts = re.match(r"[^/?#]*", place)
+    if hosts is None or _HOSTS.fullmatch(hosts[0]):
+        return place
+    return f"{place.partition(':')[0]}:{_HIDDEN}"
+
+
+def _without_query(place: str) -> str:
+    path, mark, query = place.partition("?")
+    path = _NAMED.sub(rf"\g<name>\g<is>{_HIDDEN}", path)
+    return path + mark + "&".join(map(_shown_pair, query.split("&")))
+
+
+def _shown_pair(pair: str) -> str:
+    name, equals, value = pair.partition("=")
+    if not equals:
+        return _HIDDEN if name else ""
+    return pair if name.lower() in _HARMLESS and _PLAIN_VALUE.fullmatch(value) else f"{name}={_HIDDEN}"
+
+
+def _secrets(text: str) -> set[str]:
+    """Find what is secret in a URL, in every form in which a driver may quote it."""
+    match = _SCHEME.match(text)
+    rest = text if match is None else match[2]
+    found: set[str] = set()
+    credentials, at, _ = rest.rpartition("@")
+    if at:
+        found.add(credentials.partition(":")[2])
+        found.add(credentials.partition(":")[2].partition("@")[0])  # where SQLAlchemy takes it to end
+    for pair in rest.partition("?")[2].split("&"):
+        name, _, value = pair.partition("=")
+        if _shown_pair(pair) != pair and name:
+            found.add(value)
+    forms = (str, unquote, unquote_plus, quote, quote_plus, lambda text: repr(unquote(text))[1:-1])
+    return {form(secret) for secret in found for form in forms} - {"", _HIDDEN}
 
 
 def _split(rest: str) -> tuple[str, str]:
@@ -51,7 +202,7 @@ def _split(rest: str) -> tuple[str, str]:
     return (before, place) if at else (rest, name)
 
 
-def _secrets(url: str) -> Iterator[str]:
+def _secrets_of_root(url: str) -> Iterator[str]:
     rest = url.partition("://")[2]
     before, place = _split(rest)
     secrets = [before, *before.split(":")[1:], before.partition(":")[2]]

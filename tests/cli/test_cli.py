@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -78,7 +79,7 @@ def test_a_message_too_far_ahead_is_rejected_with_its_reason(shell: Shell) -> No
     assert "message 2: publish_time 2199-01-01T00:00:00Z is" in shell.said
     assert "at most 5m" in shell.said
     (info,) = shell.json("topic", "info", "telemetry")
-    assert (info["messages"], info["max_ahead"], info["on_ahead"]) == (2, "5m", "reject")
+    assert (info["messages"], info["max_ahead"], info["on_ahead"]) == (2, 300, "reject")
     shell("topic", "add", "tolerant", "--max-ahead", "5m", "--on-ahead", "keep")
     shell("topic", "append", "tolerant", file)
 
@@ -110,8 +111,8 @@ def test_long_listings_are_paged(shell: Shell, monkeypatch: pytest.MonkeyPatch) 
     file = write_messages(shell.folder, {})
     for name in ("telemetry", "alarms"):
         shell("topic", "add", name)
-    for _ in range(4):
-        shell("topic", "append", "telemetry", file)
+    for number in range(4):
+        shell("topic", "append", "telemetry", file, "--producer", str(number))
         shell("topic", "roll", "telemetry")
     listed = ("topic", "ledgers", "telemetry")
     assert [row["ledger"] for row in shell.json(*listed)] == [0, 1, 2, 3, 4]
@@ -163,8 +164,8 @@ def test_a_misspelled_folder_of_ledgers_is_named_and_deletes_nothing(shell: Shel
 
 def test_the_files_of_a_topic_are_compacted(shell: Shell) -> None:
     shell("topic", "add", "telemetry")
-    for _ in range(2):
-        shell("topic", "append", "telemetry", write_messages(shell.folder, {}))
+    for payload in "ab":
+        shell("topic", "append", "telemetry", write_messages(shell.folder, {"payload": payload}))
         shell("topic", "roll", "telemetry")
     shell("topic", "seal", "telemetry")
     shell("topic", "compact", "telemetry")
@@ -387,6 +388,25 @@ def test_following_a_topic_prints_what_is_appended_later(shell: Shell) -> None:
         follower.terminate()
 
 
+def test_lengths_of_time_are_seconds_in_json_and_have_units_for_people(shell: Shell) -> None:
+    shell("table", "add", "orders", "--groups", "sequenced", "--ack-wait", "1500ms", "--purge-after", "1d")
+    shell("table", "put", "orders", "x", "--group", "a")
+    (info,) = shell.json("table", "info", "orders")
+    assert (info["ack_wait"], info["purge_after"], info["min_backoff"]) == (1.5, 86_400, None)
+    assert isinstance(info["oldest_age"], int | float)
+    assert re.search(r"ack wait +1500ms\n", shell("table", "info", "orders"))
+    shell("table", "receive", "orders")
+    (group,) = shell.json("group", "ls", "orders")
+    assert isinstance(group["head_age"], int | float)
+    (explained,) = shell.json("table", "explain", "orders", "1")
+    assert explained["due_at"].endswith("Z")
+    shell("topic", "add", "telemetry")
+    shell("topic", "append", "telemetry", write_messages(shell.folder, {}))
+    shell("subscription", "add", "telemetry", "billing")
+    (subscription,) = shell.json("subscription", "info", "telemetry", "billing")
+    assert isinstance(subscription["backlog_age"], int | float)
+
+
 def test_groups_are_listed_paused_moved_and_purged_only_with_consent(shell: Shell) -> None:
     for name in ("orders", "other"):
         shell("table", "add", name, "--groups", "sequenced", "--payload", "text")
@@ -395,7 +415,9 @@ def test_groups_are_listed_paused_moved_and_purged_only_with_consent(shell: Shel
     shell("group", "pause", "orders", "a")
     [row] = shell.json("group", "ls", "orders")
     assert (row["group"], row["waiting"], row["blocked_by"]) == ("a", 3, "it is paused")
-    assert shell.json("group", "info", "orders", "a")[0]["paused_until"] == "resumed"
+    assert shell.json("group", "info", "orders", "a")[0]["paused_until"] == "no end"
+    shell("group", "pause", "orders", "a", "--until", "2099-01-01T00:00:00Z")
+    assert shell.json("group", "info", "orders", "a")[0]["paused_until"] == "2099-01-01T00:00:00Z"
     shell("group", "resume", "orders", "a")
     shell("table", "receive", "orders", "--limit", "1")
     assert shell.json("group", "move", "orders", "a", "other", "--dry-run") == [{"done": 2, "skipped": 1}]

@@ -37,7 +37,7 @@ def test_a_table_of_groups_is_made_with_the_options_of_groups(shell: Shell) -> N
     shell("table", "add", "steps", *groups, "--ack-order", "hold", "--on-exhausted", "dead_letter")
     (info,) = shell.json("table", "info", "steps")
     assert (info["groups"], info["group_header"], info["ungrouped"]) == ("exclusive", "press", "reject")
-    assert (info["ack_order"], info["on_exhausted"], info["group_idle"]) == ("hold", "dead_letter", "1m")
+    assert (info["ack_order"], info["on_exhausted"], info["group_idle"]) == ("hold", "dead_letter", 60)
     shell("table", "alter", "steps", "--on-exhausted", "block", "--unset", "group-idle")
     (info,) = shell.json("table", "info", "steps")
     assert (info["on_exhausted"], info["group_idle"]) == ("block", None)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import sqlalchemy as sa
 from waterclock.connection import Database
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, SchemaError
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.options import TableOptions
 
 SECOND = 1_000_000_000
 
@@ -50,6 +52,18 @@ def test_an_option_that_cannot_be_meant_is_refused_by_name(
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=rf"^{option}: .*{value if isinstance(value, str) else ''}"):
         make_table(**{option: value})
+
+
+def test_an_option_that_there_is_not_is_refused_by_name() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"nonsense: 1 .* ack_wait"):
+        TableOptions.check(nonsense=1)
+
+
+def test_the_defaults_of_the_options_are_those_of_create_table() -> None:
+    created = signature(Database.create_table).parameters
+    for name, checked in signature(TableOptions.check).parameters.items():
+        if name != "unknown":
+            assert checked.default == created[name].default, name
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a.b", 'a"b', "1st", "waterclock_x", "sqlite_x", "x" * 49, None])

@@ -13,7 +13,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message, Position
 from waterclock.topics.ahead import AheadLimit
 from waterclock.topics.appending import Appended
-from waterclock.topics.stores import LedgerRoot
+from waterclock.topics.places import LedgerRoot
 from waterclock.topics.topic import Topic
 
 SECOND = 1_000_000_000

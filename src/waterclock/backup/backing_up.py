@@ -29,7 +29,7 @@ from waterclock.durable import durable_file, make_folder
 from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from waterclock.topics.creating import open_topic
 from waterclock.topics.ledger_files import LedgerFiles, LostFileError
-from waterclock.topics.stores import LedgerRoot
+from waterclock.topics.places import LedgerRoot
 
 LOCK = "waterclock-backup.lock"
 """The file in the folder that marks it as one for backups, and that is locked while one is made."""

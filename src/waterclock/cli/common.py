@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import sys
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
 
-import sqlalchemy as sa
-import structlog
 from cyclopts import Parameter
 
 from waterclock.cli.output import Output
-from waterclock.connection import Database, connect
-from waterclock.database.sqlite_file import file_of
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.quoting import quoted
+
+if TYPE_CHECKING:
+    from waterclock.connection import Database
 
 _GROUP = "Everywhere"
 
@@ -25,9 +23,11 @@ _GROUP = "Everywhere"
 class Common:
     """Options of every command."""
 
-    url: Annotated[str | None, Parameter(env_var="WATERCLOCK_URL", group=_GROUP)] = None
+    url: Annotated[str | None, Parameter(env_var="WATERCLOCK_URL", group=_GROUP)] = field(default=None, repr=False)
     """Database: sqlite:///FILE, postgresql://…, mysql://…"""
-    ledgers: Annotated[str | None, Parameter(env_var="WATERCLOCK_LEDGERS", group=_GROUP)] = None
+    ledgers: Annotated[str | None, Parameter(env_var="WATERCLOCK_LEDGERS", group=_GROUP)] = field(
+        default=None, repr=False
+    )
     """Folder or URL of new topics' sealed ledgers; for SQLite FILE-ledgers unless given."""
     json: Annotated[bool, Parameter(negative="", group=_GROUP)] = False
     """Write JSON: one object a line."""
@@ -67,21 +67,31 @@ class Common:
         """Open the database; one in a file must exist already unless the command is one that makes things."""
         if not create:
             _refuse_missing_file(self.database_url)
+        from waterclock.connection import connect
+
         return connect(self.database_url, self.ledgers)
 
 
 def _refuse_missing_file(url: str) -> None:
     # A typing error must not leave an empty database behind.
-    if url.startswith("sqlite"):
-        parsed = sa.make_url(url)
-        file = file_of(parsed)
-        if parsed.database and not file.exists():
-            raise NotFoundError(
-                f"url: there is no file {quoted(str(file))}; `waterclock topic add` or `table add` makes one"
-            )
+    if not url.startswith("sqlite"):
+        return
+    from waterclock.database.backend import parse_url
+    from waterclock.database.sqlite_file import file_of
+
+    parsed = parse_url(url)
+    file = file_of(parsed)
+    if parsed.database and str(file) != ":memory:" and not file.exists():
+        raise NotFoundError(
+            f"url: there is no file {quoted(str(file))}; `waterclock topic add` or `table add` makes one"
+        )
 
 
 def _log_to_stderr() -> None:
+    import logging
+
+    import structlog
+
     formatter = structlog.stdlib.ProcessorFormatter(
         processor=structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
         foreign_pre_chain=[structlog.stdlib.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True)],

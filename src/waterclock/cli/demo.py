@@ -6,27 +6,27 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from waterclock.cli.common import Common
-from waterclock.demo.main_job import ProgressReport, run_main_job
-from waterclock.demo.reconciliation import Reconciliation
+
+if TYPE_CHECKING:
+    from waterclock.demo.main_job import ProgressReport
+    from waterclock.demo.reconciliation import Reconciliation
 
 
 def demo(*, folder: Path = Path("demo"), common: Common = Common()) -> int:
     """Run the whole flow on a recording of real messages, and draw it.
-
-    Appends the recording to a topic, seals it to Parquet, finds a moment a third in, batches from there on Spark into
-    a message table, lets two workers take the batches (one is killed midway), and reconciles. Exit code 1 where the
-    books do not balance to the message.
 
     Parameters
     ----------
     folder
         Where the database, the ledgers and timeline.svg go; made anew each time.
     """
+    from waterclock.demo.main_job import run_main_job
+
     books = run_main_job(folder, _TerminalReport(quiet=common.quiet))
     _print(books, common)
     return 0 if books.balances else 1
@@ -53,6 +53,8 @@ class _TerminalReport:
             self._console.print(f"… {text}", markup=False)
             yield lambda _done: None
             return
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
         columns = (
             SpinnerColumn(finished_text="[green]✔"),
             TextColumn("{task.description}"),

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
 from waterclock.cli.common import Common
-from waterclock.cli.output import Output
-from waterclock.tables.groups.group_commands import GroupChange
-from waterclock.tables.groups.group_info import GroupInfo
-from waterclock.time import MAX_NS, format_duration, format_time
+from waterclock.cli.output import Output, span
+from waterclock.time import MAX_NS, format_time
 
-app = App(
-    name="group",
-    help="Groups of a message table. Commands leave messages in flight alone unless --force; --dry-run only tells.",
-)
+if TYPE_CHECKING:
+    from waterclock.tables.groups.group_commands import GroupChange
+    from waterclock.tables.groups.group_info import GroupInfo
+
+app = App(name="group")
 
 _COLUMNS = ("group", "owner", "in_flight", "waiting", "head_id", "head_age", "head_attempts", "blocked_by")
 
@@ -189,8 +188,8 @@ def _say(output: Output, verb: str, change: GroupChange, noun: str = "message") 
 def _row(info: GroupInfo) -> dict[str, Any]:
     row = asdict(info)
     row["group"] = info.group or ""
-    row["head_age"] = None if info.head_age is None else format_duration(info.head_age)
+    row["head_age"] = span(info.head_age)
     row["due_at"] = None if info.due_at in (None, MAX_NS) else format_time(info.due_at or 0)
     paused = info.paused_until
-    row["paused_until"] = "resumed" if paused == MAX_NS else None if paused is None else format_time(paused)
+    row["paused_until"] = "no end" if paused == MAX_NS else None if paused is None else format_time(paused)
     return row

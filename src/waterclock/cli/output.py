@@ -6,15 +6,35 @@ import json
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
+from waterclock.time import format_duration, format_time
 
-from waterclock.ingest.files import message_to_json
-from waterclock.message import Message
-from waterclock.time import format_time
+if TYPE_CHECKING:
+    from waterclock.message import Message
+
+_SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Span:
+    """A length of time in ns: in its largest unit for people (``1d``), a number of seconds in JSON (``86400``)."""
+
+    ns: int
+
+    @property
+    def seconds(self) -> float:
+        """How many seconds; whole ones as an int."""
+        return self.ns // _SECOND if self.ns % _SECOND == 0 else self.ns / _SECOND
+
+    def __str__(self) -> str:
+        return format_duration(self.ns)
+
+
+def span(ns: int | None) -> Span | None:
+    """Give a length of time as output takes it; None stays None."""
+    return None if ns is None else Span(ns)
 
 
 class Output:
@@ -40,6 +60,9 @@ class Output:
     @contextmanager
     def progress(self, what: str) -> Generator[Callable[[int, int], None]]:
         """Show on a terminal how far something is; give what takes how many are done and how many there are."""
+        from rich.console import Console
+        from rich.progress import Progress
+
         shows = sys.stderr.isatty() and not self.quiet
         with Progress(*Progress.get_default_columns(), console=Console(stderr=True), disable=not shows) as bar:
             task = bar.add_task(what, total=None)
@@ -55,6 +78,9 @@ class Output:
             for row in rows:
                 print(json.dumps({name: _plain(row[name]) for name in columns}))
         elif sys.stdout.isatty():
+            from rich.console import Console
+            from rich.table import Table
+
             table = Table(box=None, header_style="bold", pad_edge=False)
             for name in columns:
                 table.add_column(name.replace("_", " "))
@@ -78,6 +104,8 @@ class Output:
     def message(self, message: Message) -> None:
         """Print one message on a line."""
         if self.as_json:
+            from waterclock.ingest.files import message_to_json
+
             print(json.dumps(message_to_json(message)))
             return
         print(
@@ -94,6 +122,8 @@ def _plain(value: object) -> object:
     """Give what JSON can hold; what it cannot is written as text."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, Span):
+        return value.seconds
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):

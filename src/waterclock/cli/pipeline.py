@@ -20,7 +20,7 @@ from waterclock.time import system_clock, to_time
 if TYPE_CHECKING:
     from waterclock.spark.pipeline import Progress
 
-app = App(name="pipeline", help="Run pipelines from files: topic, batching, outputs, on Spark.")
+app = App(name="pipeline")
 
 
 @app.command

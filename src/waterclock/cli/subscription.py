@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
 from waterclock.cli.common import Common
+from waterclock.cli.output import Span
 from waterclock.cli.topic import position_or_time
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.quoting import quoted
-from waterclock.time import format_duration
-from waterclock.topics.finding import By, place_at
-from waterclock.topics.subscription import Subscription
-from waterclock.topics.topic import Topic
+from waterclock.topics.choices import By
 
-app = App(name="subscription", help="Durable reading positions in topics.")
+if TYPE_CHECKING:
+    from waterclock.topics.subscription import Subscription
+    from waterclock.topics.topic import Topic
+
+app = App(name="subscription")
 
 _COLUMNS = ("name", "position", "unread", "holder")
 
@@ -63,7 +65,7 @@ def info(topic: str, name: str, /, *, common: Common = Common()) -> None:
         subscription = _existing(database.topic(topic), name)
         backlog = subscription.backlog
         facts = {column: getattr(subscription.info, column) for column in _COLUMNS}
-        common.output.facts(facts | {"backlog": backlog.messages, "backlog_age": format_duration(backlog.age)})
+        common.output.facts(facts | {"backlog": backlog.messages, "backlog_age": Span(backlog.age)})
 
 
 @app.command
@@ -146,6 +148,8 @@ def seek(
         subscription = _existing(opened, name)
         where = position_or_time(chosen[0])
         if dry_run:
+            from waterclock.topics.finding import place_at
+
             common.output.facts(
                 {"name": name, "from": subscription.position, "to": place_at(opened.storage, where, by).position}
             )

@@ -5,20 +5,23 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
 from waterclock.cli.common import Common
+from waterclock.cli.output import span
 from waterclock.cli.table_options import ChangingOptions, shown
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
-from waterclock.tables.delivery import Delivery
-from waterclock.tables.message_table import MessageTable
-from waterclock.tables.putting import MessageId
-from waterclock.time import format_duration, format_time, to_time
+from waterclock.time import format_time, to_time
 
-app = App(name="table", help="Message tables: queues in ordinary SQL tables.")
+if TYPE_CHECKING:
+    from waterclock.tables.delivery import Delivery
+    from waterclock.tables.message_table import MessageTable
+    from waterclock.tables.putting import MessageId
+
+app = App(name="table")
 
 _DELIVERY_COLUMNS = ("id", "group", "epoch", "lease_until", "headers", "payload")
 _STATES = ("ready", "scheduled", "in_flight", "delayed", "acked", "dead")
@@ -103,12 +106,11 @@ def info(name: str, /, *, common: Common = Common()) -> None:
     """Show a table's messages by state, and its options."""
     with common.connect() as database:
         table = database.table(name)
-        stats = asdict(table.stats())
-        age = stats.pop("oldest_age")
+        table_stats = table.stats()
         facts: dict[str, Any] = {
             "name": name,
-            **stats,
-            "oldest_age": None if age is None else format_duration(age),
+            **asdict(table_stats),
+            "oldest_age": span(table_stats.oldest_age),
             **shown(table.options),
         }
         common.output.facts(facts)
@@ -280,7 +282,8 @@ def explain(name: str, id: str, /, *, common: Common = Common()) -> None:  # noq
         table = database.table(name)
         explanation = table.explain(message_id(table, id))
         if common.json:
-            common.output.facts(asdict(explanation))
+            due_at = None if explanation.due_at is None else format_time(explanation.due_at)
+            common.output.facts(asdict(explanation) | {"due_at": due_at})
         else:
             common.output.text(str(explanation))
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from cyclopts import Parameter
 
+from waterclock.cli.output import span
 from waterclock.tables.options import OptionChanges, TableOptions
-from waterclock.time import format_duration
 
 _DURATIONS = ("ack_wait", "purge_after", "poll_interval", "min_backoff", "max_backoff", "group_idle")
 
@@ -52,8 +52,8 @@ class ChangingOptions:
 
 
 def shown(options: TableOptions) -> dict[str, Any]:
-    """Write options as they are given."""
+    """Lay options out for output."""
     found = asdict(options)
-    durations = {name: format_duration(found[name]) for name in _DURATIONS if found[name] is not None}
+    durations = {name: span(found[name]) for name in _DURATIONS}
     columns = ", ".join(f"{name}={kind}" for name, kind in options.columns.items())
     return {**found, **durations, "columns": columns or None}

@@ -7,24 +7,23 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
 from waterclock.cli.common import Common
+from waterclock.cli.output import span
 from waterclock.errors import UnavailableError, WaterclockError
-from waterclock.ingest.files import read_messages
 from waterclock.message import Message, Position
 from waterclock.time import format_duration, format_time, to_duration
-from waterclock.topics.ahead import OnAhead, Rejected
-from waterclock.topics.finding import By
-from waterclock.topics.ledgers import LedgerInfo
-from waterclock.topics.producers import forget_producers
-from waterclock.topics.reading import check_limit
-from waterclock.topics.topic import Topic
-from waterclock.topics.topic_info import TopicInfo
+from waterclock.topics.choices import By, OnAhead
 
-app = App(name="topic", help="Logs of messages, found by time.")
+if TYPE_CHECKING:
+    from waterclock.topics.ledgers import LedgerInfo
+    from waterclock.topics.topic import Topic
+    from waterclock.topics.topic_info import TopicInfo
+
+app = App(name="topic")
 
 FOLLOW_EVERY = 0.2
 """Seconds between two looks of ``--follow`` for what was appended."""
@@ -92,6 +91,8 @@ def ls(*, limit: int | None = None, common: Common = Common()) -> None:
     limit
         At most this many.
     """
+    from waterclock.topics.reading import check_limit
+
     with common.connect() as database:
         infos = database.topic_infos()[: check_limit(limit)]
         common.output.rows(map(_summary, infos), _SUMMARY)
@@ -108,7 +109,7 @@ def info(name: str, /, *, common: Common = Common()) -> None:
             for kind in _TIMES:
                 times[kind] = f"{format_time(bounds.begin[kind])} to {format_time(bounds.end[kind])}"
         limits = {
-            "max_ahead": None if facts.max_ahead is None else format_duration(facts.max_ahead),
+            "max_ahead": span(facts.max_ahead),
             "on_ahead": facts.on_ahead,
         }
         common.output.facts(_summary(facts) | {"head": facts.head} | times | limits)
@@ -120,11 +121,13 @@ def append(
     file: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-",
     /,
     *,
+    producer: str | None = None,
     common: Common = Common(),
 ) -> None:
     """Append the messages of a file: JSON lines, or .parquet; - is standard input.
 
-    Exit code 1 where the topic did not take all of them.
+    A file that was appended before, or a part of it, is not appended twice: it goes on after its last message. Exit
+    code 1 where the topic did not take all of its messages.
 
     Parameters
     ----------
@@ -132,21 +135,22 @@ def append(
         The topic.
     file
         Where the messages are, a line each: {"source": "a", "stream": "load", "event_time": "…Z", "payload": "17"}.
+    producer
+        Who appends; what it appended before, counted from the first message of the file, is passed over. A file's
+        content unless given. Standard input is appended whole unless it is given.
     """
+    from waterclock.cli.appending import append_file
+
     with common.connect() as database:
         topic = database.topic(name)
-        count = given = 0
-        rejected: list[Rejected] = []
-        for chunk in read_messages(file):
-            appended = topic.append(chunk)
-            count += appended.count
-            rejected += [each._replace(index=given + each.index) for each in appended.rejected]
-            given += len(chunk)
-        common.output.talk(f"appended {count} messages; the topic now ends at {topic.head}")
-        if rejected:
-            reasons = [f"message {each.index + 1}: {each.reason}" for each in rejected[:_REASONS]]
-            more = [f"and {len(rejected) - _REASONS} more"] if len(rejected) > _REASONS else []
-            raise WaterclockError("\n".join([f"rejected {len(rejected)} of {given} messages", *reasons, *more]))
+        done = append_file(topic, file, producer)
+        before = f", {done.before} were in already" if done.before else ""
+        common.output.talk(f"appended {done.appended} messages{before}; the topic now ends at {topic.head}")
+        if done.rejected:
+            reasons = [f"message {each.index + 1}: {each.reason}" for each in done.rejected[:_REASONS]]
+            more = [f"and {len(done.rejected) - _REASONS} more"] if len(done.rejected) > _REASONS else []
+            said = f"rejected {len(done.rejected)} of {done.given} messages"
+            raise WaterclockError("\n".join([said, *reasons, *more]))
 
 
 @app.command
@@ -246,6 +250,8 @@ def ledgers(name: str, /, *, start: int = 0, limit: int | None = None, common: C
     limit
         At most this many; what is not listed is not read.
     """
+    from waterclock.topics.reading import check_limit
+
     with common.connect() as database:
         listed = _listed(database.topic(name), start, check_limit(limit))
         common.output.rows(_ledger_rows(listed), _LEDGER_COLUMNS)
@@ -357,6 +363,8 @@ def forget(name: str, producer: str, /, *, common: Common = Common()) -> None:
     producer
         How their names begin; a stream on Spark has spark- and its query's id.
     """
+    from waterclock.topics.producers import forget_producers
+
     with common.connect() as database:
         topic = database.topic(name)
         common.confirm(f"forget what the producers {producer}… have appended to topic {name}")
@@ -388,6 +396,8 @@ def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
         Folder or URL. Where it holds the topic's store, because the folder was renamed or is mounted elsewhere, the
         files are looked for and the place is written down. Otherwise they are copied there and compared.
     """
+    from waterclock.topics.topic import Topic
+
     with common.connect() as database, common.output.progress(f"files of {name}") as step:
         try:
             topic = database.topic(name)

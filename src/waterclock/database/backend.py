@@ -21,6 +21,7 @@ from waterclock.database.postgresql import PostgresqlDialect
 from waterclock.database.sqlite import SqliteDialect
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.time import Clock, system_clock
+from waterclock.urls import redacted, shown
 
 BUSY_TIMEOUT = 30.0
 """Seconds for which a transaction that meets a busy database, a deadlock or a restart is tried again."""
@@ -36,6 +37,12 @@ _DIALECTS: dict[str, type[Dialect]] = {
     "mysql": MysqlDialect,
     "mariadb": MysqlDialect,
 }
+_DRIVERS = {
+    "postgresql": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "mariadb": "mariadb+pymysql",
+}
+"""Those that come with the extras, for URLs that name none."""
 
 
 class Backend:
@@ -44,14 +51,16 @@ class Backend:
     Parameters
     ----------
     url
-        SQLAlchemy URL; ``sqlite:///file``, ``postgresql://…``, ``mysql://…`` or ``mariadb://…``.
+        SQLAlchemy URL; ``sqlite:///file``, ``postgresql://…`` or ``postgres://…``, ``mysql://…`` or ``mariadb://…``.
     clock
         Stands in for the database's clock, for tests and simulations.
 
     Attributes
     ----------
     url
-        The URL as SQLAlchemy has it.
+        The URL as SQLAlchemy has it, with its driver. `name` is for showing.
+    name
+        The URL without what is secret in it.
     dialect
         What differs on this database.
     engine
@@ -59,14 +68,19 @@ class Backend:
     """
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
-        self.url = _parse(url)
+        self.url = parse_url(url)
+        self.name = shown(self.url)
         self.dialect = _DIALECTS[self.url.get_backend_name()]()
         try:
             self.engine = self.dialect.create_engine(self.url)
         except ModuleNotFoundError as error:
             raise UnavailableError(
-                f"url: {url!r} needs the driver {error.name!r}; install waterclock[{self.dialect.name}]"
+                f"url: {shown(url)!r} needs the driver {error.name!r}; install waterclock[{self.dialect.name}]"
             ) from None
+        except InvalidArgumentError:
+            raise
+        except (exc.ArgumentError, TypeError, ValueError) as error:
+            raise self._wrong_url(error) from None
         self._patience = threading.local()
         self._turns = self.dialect.turns(self.url)
         self._writer = self.dialect.writer(self.engine)
@@ -82,13 +96,10 @@ class Backend:
         if self._clock is None and expression is not None:
             self._now_sql = expression
         try:
-            with self._reader.connect() as connection:
-                version = catalogue_version(connection)
-        except exc.DatabaseError as error:
+            version = self._catalogue_version()
+        except exc.DBAPIError as error:
             self.engine.dispose()
-            reason = self.dialect.refusal(error)
-            because = error.orig if reason is None else f"{reason} ({error.orig})"
-            raise UnavailableError(f"cannot open {self.url.render_as_string()}: {because}") from error
+            raise UnavailableError(f"cannot open {self.name}: {self._because(error)}") from self.cause(error)
         if version != HEAD:
             self._migrate(version)
 
@@ -99,9 +110,33 @@ class Backend:
             self.engine.dispose()
             has = "no catalogue" if version is None else f"a catalogue of version {version}"
             raise UnavailableError(f"the database has {has} and needs one of version {HEAD}: {error}") from error
-        except exc.DatabaseError as error:
+        except exc.DBAPIError as error:
             self.engine.dispose()
-            raise UnavailableError(f"cannot open {self.url.render_as_string()}: {error.orig}") from error
+            raise UnavailableError(f"cannot open {self.name}: {self.said(error)}") from self.cause(error)
+
+    def said(self, error: BaseException) -> str:
+        """Give what the driver said in an error, without what is secret in the URL."""
+        return redacted(getattr(error, "orig", None) or error, self.url)
+
+    def _because(self, error: exc.DBAPIError) -> str:
+        reason = self.dialect.refusal(error)
+        return self.said(error) if reason is None else f"{reason} ({self.said(error)})"
+
+    def cause(self, error: BaseException) -> BaseException | None:
+        """Give an error to raise from; None where its own text, which a traceback shows, holds a secret."""
+        texts = [str(error), *map(str, getattr(getattr(error, "orig", None), "args", ()))]
+        return error if all(redacted(text, self.url) == text for text in texts) else None
+
+    def _catalogue_version(self) -> str | None:
+        try:
+            with self._reader.connect() as connection:
+                return catalogue_version(connection)
+        except (TypeError, ValueError) as error:  # the driver's, about an option in the URL's query
+            self.engine.dispose()
+            raise self._wrong_url(error) from None
+
+    def _wrong_url(self, error: Exception) -> InvalidArgumentError:
+        return InvalidArgumentError(f"url: {self.name!r} cannot be used: {self.said(error)}")
 
     def transact(self, work: Callable[[sa.Connection], _T], *, indexed: bool = False, durable: bool = True) -> _T:
         """Run ``work`` in one write transaction and commit; again from the start where the database was busy.
@@ -163,8 +198,8 @@ class Backend:
                     left = give_up_at - time.monotonic()
                     if left <= 0:
                         raise UnavailableError(
-                            f"{self.url.render_as_string()} was busy or away for {patience:g} s: {error.orig}"
-                        ) from error
+                            f"{self.name} was busy or away for {patience:g} s: {self.said(error)}"
+                        ) from self.cause(error)
                 if self._turns is not None and pause == _FIRST_PAUSE:
                     turn.close()
                     turn.enter_context(self._turns.turn(left, with_others=True))
@@ -175,9 +210,9 @@ class Backend:
     def _raise_unless_passing(self, error: exc.DBAPIError) -> None:
         reason = self.dialect.refusal(error)
         if reason is not None:
-            raise UnavailableError(
-                f"{self.url.render_as_string()} cannot be written to: {reason} ({error.orig})"
-            ) from error
+            raise UnavailableError(f"{self.name} cannot be written to: {reason} ({self.said(error)})") from self.cause(
+                error
+            )
         if not self.dialect.is_transient(error):
             raise error
 
@@ -243,8 +278,7 @@ class Backend:
             reason = self.dialect.refusal(error)
             if reason is None and not self.dialect.is_transient(error):
                 raise
-            because = error.orig if reason is None else f"{reason} ({error.orig})"
-            raise UnavailableError(f"cannot read {self.url.render_as_string()} now: {because}") from error
+            raise UnavailableError(f"cannot read {self.name} now: {self._because(error)}") from self.cause(error)
 
     @cached_property
     def largest_value(self) -> int:
@@ -260,12 +294,30 @@ class Backend:
             self._turns.close()
 
 
-def _parse(url: str) -> sa.URL:
+def parse_url(url: str) -> sa.URL:
+    """Read a database's URL, in any of the spellings that are understood; InvalidArgumentError where it is none."""
     try:
         parsed = sa.make_url(url)
         backend = parsed.get_backend_name()
-    except (exc.ArgumentError, AttributeError):
-        raise InvalidArgumentError(f"url: {url!r} is no database URL; write it like sqlite:///factory.db") from None
+    except (exc.ArgumentError, AttributeError, TypeError, ValueError):
+        raise InvalidArgumentError(
+            f"url: {shown(url)!r} is no database URL; write it like sqlite:///factory.db or"
+            " postgresql://user:password@host:5432/factory"
+        ) from None
+    if backend == "postgres":  # as Heroku and Django write it
+        parsed = parsed.set(drivername="postgresql" + parsed.drivername.removeprefix("postgres"))
+        backend = "postgresql"
     if backend not in _DIALECTS:
-        raise InvalidArgumentError(f"url: {url!r} names {backend!r}; Waterclock works on {', '.join(_DIALECTS)}")
+        raise InvalidArgumentError(f"url: {shown(url)!r} names {backend!r}; Waterclock works on {', '.join(_DIALECTS)}")
+    if backend != "sqlite" and _has_another_at(url, parsed):
+        raise InvalidArgumentError(
+            f"url: {shown(url)!r} has an @ too many; write one that belongs to the password as %40"
+        )
+    if parsed.drivername in _DRIVERS:
+        parsed = parsed.set(drivername=_DRIVERS[parsed.drivername])
     return parsed
+
+
+def _has_another_at(url: str, parsed: sa.URL) -> bool:
+    # A part of the password would be taken for a host or a database, which errors name.
+    return "@" in (parsed.host or "") or ("@" in (parsed.database or "") and "%40" not in str(url))

@@ -58,8 +58,6 @@ class MysqlDialect:
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine whose sessions are strict and in UTC, and which outlives a restart of the server."""
-        if url.drivername in ("mysql", "mariadb"):
-            url = url.set(drivername=f"{url.drivername}+pymysql")
         engine = sa.create_engine(
             url.update_query_dict({"charset": "utf8mb4"}),
             connect_args={"init_command": "SET sql_mode='TRADITIONAL', time_zone='+00:00'"},

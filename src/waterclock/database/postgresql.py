@@ -50,8 +50,6 @@ class PostgresqlDialect:
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine that outlives a restart of the server."""
-        if url.drivername == "postgresql":
-            url = url.set(drivername="postgresql+psycopg")
         engine = sa.create_engine(url)
         event.listen(engine, "connect", _set_up)
         event.listen(engine, "begin", _begin)

@@ -13,6 +13,7 @@ from waterclock.database.direct import Frame
 from waterclock.database.sqlite_file import file_of, open_also_read_only
 from waterclock.database.turns import Turns
 from waterclock.errors import InvalidArgumentError
+from waterclock.urls import shown
 
 PAGE_SIZE = 16_384
 """Bytes a page: entries are large, and 16 KiB pages write them 1.5 to 2 times as fast as the default 4 KiB."""
@@ -52,7 +53,7 @@ class SqliteDialect:
         """Make an engine whose connections are durable: write-ahead log, synchronous=FULL."""
         if url.database in (None, "", ":memory:") or "mode=memory" in str(url):
             raise InvalidArgumentError(
-                f"url: {url.render_as_string()!r} is a database in memory, which no other process or restart can see;"
+                f"url: {shown(url)!r} is a database in memory, which no other process or restart can see;"
                 " name a file: sqlite:///factory.db"
             )
         engine = sa.create_engine(url, connect_args={"timeout": _READER_PATIENCE, "check_same_thread": False})

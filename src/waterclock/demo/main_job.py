@@ -20,6 +20,8 @@ from waterclock.figures.timeline import timeline
 from waterclock.ingest.recording import read_recording
 from waterclock.message import Message, Position
 from waterclock.spark import batches_of, event_time_outcomes, register, rejected_of
+from waterclock.spark.class_archive import find_archive, is_wanted
+from waterclock.spark.java import find_java
 from waterclock.spark.message_writer import REASON_HEADER
 from waterclock.spark.session import session
 from waterclock.time import format_time
@@ -141,6 +143,8 @@ def _batch_on_spark(database: Database, start: Position, report: Report) -> int:
     with report.step("start Spark"):
         spark = session("waterclock demo")
         register(spark)
+    if is_wanted() and find_archive(find_java()) is None:
+        report.say("it starts in half the time after `waterclock spark prepare`, which takes a minute, once")
     with report.step("batch by event time, per host, and write the batches and the rejected messages"):
         messages = (
             spark.read.format("waterclock")

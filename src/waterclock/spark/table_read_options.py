@@ -12,7 +12,7 @@ import pyarrow as pa
 from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.options import needed, number, refuse_unknown
-from waterclock.urls import without_secrets
+from waterclock.urls import represented
 
 _KNOWN = ("url", "ledgers", "table", "maxMessagesPerTrigger", "consumer", "tasks")
 _COLUMNS: dict[str, tuple[str, Any]] = {
@@ -50,7 +50,7 @@ class TableReadOptions(NamedTuple):
     tasks: int
 
     def __repr__(self) -> str:
-        return f"<TableReadOptions of table {self.table!r} in {without_secrets(self.url)}>"
+        return represented(self)
 
     @classmethod
     def checked(cls, options: Mapping[str, str]) -> TableReadOptions:

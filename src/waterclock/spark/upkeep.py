@@ -23,7 +23,7 @@ from waterclock.topics.sealing import ledgers_to_seal, try_to_seal
 from waterclock.topics.storage import Storage
 from waterclock.topics.topic import Topic
 from waterclock.topics.undone import Done, total
-from waterclock.urls import without_secrets
+from waterclock.urls import represented
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -37,13 +37,13 @@ class _Place(NamedTuple):
     topic_id: int
     name: str
 
+    def __repr__(self) -> str:
+        return represented(self)
+
     @classmethod
     def of(cls, topic: Topic) -> _Place:
         storage = topic.storage
         return cls(_url(storage.backend), storage.files, storage.topic_id, storage.name)
-
-    def __repr__(self) -> str:
-        return f"<topic {self.name!r} of {without_secrets(self.url)}, {self.files!r}>"
 
 
 def seal_topic(spark: SparkSession, topic: Topic) -> int:

@@ -11,7 +11,7 @@ from waterclock.quoting import quoted
 from waterclock.spark.options import needed, refuse_unknown
 from waterclock.topics.names import check_name
 from waterclock.topics.topic import Topic
-from waterclock.urls import without_secrets
+from waterclock.urls import represented
 
 _KNOWN = ("url", "ledgers", "table", "topic", "payloads", "producer", "microBatch")
 # Spark hands a stream's own options to its sink too.
@@ -45,7 +45,7 @@ class WriteOptions(NamedTuple):
     micro_batch: int | None
 
     def __repr__(self) -> str:
-        return f"<WriteOptions of {self.table or self.topic!r} in {without_secrets(self.url)}>"
+        return represented(self)
 
     @classmethod
     def checked(cls, options: Mapping[str, str]) -> WriteOptions:

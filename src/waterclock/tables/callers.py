@@ -54,9 +54,7 @@ class CallerConnections:
 
     def _checked(self, connection: Any) -> sa.Connection:
         if not isinstance(connection, sa.Connection) or connection.dialect.name != self._backend.engine.dialect.name:
-            raise InvalidArgumentError(
-                f"connection: {quoted(connection)} is not a connection to {self._backend.url.render_as_string()}"
-            )
+            raise InvalidArgumentError(f"connection: {quoted(connection)} is not a connection to {self._backend.name}")
         return connection
 
     def _borrowing_engine(self) -> sa.Engine:

@@ -38,9 +38,7 @@ def load(backend: Backend, name: str) -> TableContext:
     with backend.snapshot() as connection:
         found = find(backend, connection, name)
         if found is None:
-            raise NotFoundError(
-                f"there is no message table {quoted(name)} in {backend.url.render_as_string()}; create it"
-            )
+            raise NotFoundError(f"there is no message table {quoted(name)} in {backend.name}; create it")
         dead_letter = found.options.dead_letter
         dead = None if dead_letter is None else find(backend, connection, dead_letter)
     return replace(found, dead=dead)

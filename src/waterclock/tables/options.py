@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, get_args
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.quoting import quoted
 from waterclock.tables.claiming.backoff import Backoff
-from waterclock.tables.sharding.keyspace import KeyRange
+from waterclock.tables.sharding.keyspace import WHOLE, KeyRange
 from waterclock.time import Duration, to_duration
 
 Groups = Literal["exclusive", "sequenced"]
@@ -33,10 +33,6 @@ Payload = Literal["bytes", "text", "json"]
 
 PurgeBy = Literal["rows", "partition"]
 """Whether acked messages are deleted one by one, or dropped with the partition of their day."""
-
-# What the interface names and this version does not do yet is refused, so that nobody relies on it.
-_LATER: dict[str, object] = {}
-
 
 _LEAST_RATE, _GREATEST_RATE = 1e-6, 1e9  # messages a second
 
@@ -136,36 +132,36 @@ class TableOptions:
     def check(
         cls,
         *,
-        ack_wait: Duration,
-        purge_after: Duration | None,
-        batch_size: int,
-        cache_size: int,
-        poll_interval: Duration,
-        min_backoff: Duration | None,
-        max_backoff: Duration | None,
-        jitter: float,
-        groups: Groups | None,
-        group_header: str,
-        id_type: IdType,
-        payload: Payload,
-        columns: Mapping[str, object] | None,
-        key_range: str,
-        max_attempts: int | None,
-        dead_letter: str | None,
-        rate_limit: float | None,
-        ungrouped: Ungrouped,
-        ack_order: AckOrder,
-        on_exhausted: OnExhausted,
-        group_idle: Duration | None,
-        purge_by: PurgeBy,
-        **later: object,
+        ack_wait: Duration = "30s",
+        purge_after: Duration | None = "1d",
+        batch_size: int = 10,
+        cache_size: int = 10_000,
+        poll_interval: Duration = "30s",
+        min_backoff: Duration | None = None,
+        max_backoff: Duration | None = None,
+        jitter: float = 0.33,
+        groups: Groups | None = None,
+        group_header: str = "waterclock.group",
+        id_type: IdType = "bigint",
+        payload: Payload = "bytes",
+        columns: Mapping[str, object] | None = None,
+        key_range: str = WHOLE,
+        max_attempts: int | None = None,
+        dead_letter: str | None = None,
+        rate_limit: float | None = None,
+        ungrouped: Ungrouped = "default",
+        ack_order: AckOrder = "strict",
+        on_exhausted: OnExhausted = "block",
+        group_idle: Duration | None = None,
+        purge_by: PurgeBy = "rows",
+        **unknown: object,
     ) -> TableOptions:
         """Check what a user wrote; InvalidArgumentError names the option, the value and the remedy."""
-        for option, value in later.items():
-            if value != _LATER[option]:
-                raise InvalidArgumentError(
-                    f"{option}: {quoted(value)} is not available in this version; leave it {_LATER[option]!r}"
-                )
+        for option, value in unknown.items():
+            known = ", ".join(field.name for field in fields(cls))
+            raise InvalidArgumentError(
+                f"{option}: {quoted(value)} is for no option of a message table; those are {known}"
+            )
         options = cls(
             ack_wait=to_duration(ack_wait, "ack_wait", minimum=1),
             purge_after=None if purge_after is None else to_duration(purge_after, "purge_after"),

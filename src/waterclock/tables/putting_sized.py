@@ -61,7 +61,7 @@ def _check(context: TableContext, row: Mapping[str, Any], columns: Iterable[str]
             which = "a message" if row["id"] is None else f"message {quoted(row['id'])}"
             size = len(value) if isinstance(value, bytes) else len(value.encode())
             raise InvalidArgumentError(
-                f"{name}: that of {which} has {size} bytes, which is more than {backend.url.render_as_string()} takes;"
+                f"{name}: that of {which} has {size} bytes, which is more than {backend.name} takes;"
                 " put what is so large elsewhere and its address here, or raise the database's limit"
                 " (max_allowed_packet on MariaDB and MySQL)"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,9 +13,7 @@ import sqlalchemy as sa
 
 from waterclock.errors import InvalidArgumentError
 from waterclock.time import MAX_NS, format_duration, format_time
-
-OnAhead = Literal["reject", "keep"]
-"""What becomes of a message that is too far ahead: it is not written, or it is, with a warning in the log."""
+from waterclock.topics.choices import OnAhead
 
 _log = logging.getLogger(__name__)
 

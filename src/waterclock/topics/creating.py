@@ -12,10 +12,12 @@ from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import stores, topics
 from waterclock.errors import AlreadyExistsError, NotFoundError
 from waterclock.time import Duration, to_duration
-from waterclock.topics.ahead import AheadLimit, OnAhead, check_on_ahead
+from waterclock.topics.ahead import AheadLimit, check_on_ahead
+from waterclock.topics.choices import OnAhead
 from waterclock.topics.names import check_name, check_size
+from waterclock.topics.places import LedgerRoot, as_root
 from waterclock.topics.storage import Storage
-from waterclock.topics.stores import LedgerRoot, as_root, files_of_topic, new_store, record_store
+from waterclock.topics.stores import files_of_topic, new_store, record_store
 
 
 def create_topic(
@@ -82,7 +84,7 @@ def open_topic(backend: Backend, ledgers: str | LedgerRoot | None, name: str) ->
     """
     row = _row(backend, check_name(name))
     if row is None:
-        raise NotFoundError(f"there is no topic {name!r} in {backend.url.render_as_string()}; create it first")
+        raise NotFoundError(f"there is no topic {name!r} in {backend.name}; create it first")
     files = files_of_topic(backend, name, row, as_root(ledgers))
     return Storage(row.id, name, backend, files, AheadLimit.of_row(row._mapping))  # noqa: SLF001  # SQLAlchemy's public name
 

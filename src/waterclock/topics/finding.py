@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import sqlalchemy as sa
@@ -18,6 +18,7 @@ from waterclock.errors import DamagedError, InvalidArgumentError
 from waterclock.message import Position
 from waterclock.time import Time
 from waterclock.topics.bounds import time_column
+from waterclock.topics.choices import By
 from waterclock.topics.damage import Damage, OnDamage, located
 from waterclock.topics.entries import decode_entries
 from waterclock.topics.ledger_files import LostFileError
@@ -26,9 +27,6 @@ from waterclock.topics.positions import Place, place_of
 from waterclock.topics.reading import path_now
 from waterclock.topics.sealed_ledger import SealedLedger
 from waterclock.topics.storage import Storage
-
-By = Literal["publish_time", "event_time", "receive_time", "effective_time"]
-"""The times by which messages can be found; effective_time is the smaller of publish_time and receive_time."""
 
 FINDABLE: tuple[By, ...] = get_args(By)
 

@@ -391,8 +391,3 @@ def _make_folders(folder: Path, root: Path) -> None:
         if root in each.parents and not each.exists():
             each.mkdir(exist_ok=True)
             sync(each.parent)
-
-
-def ledgers_beside(database: str) -> str:
-    """Name the folder of an SQLite database's ledgers, where no other one is given."""
-    return f"{Path(database).absolute()}-ledgers"

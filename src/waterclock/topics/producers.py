@@ -138,6 +138,13 @@ def newest_append(storage: Storage, name: str) -> Position | None:
     return numbering.recent[-1].position if numbering is not None and numbering.recent else None
 
 
+def last_sequence(storage: Storage, name: str) -> int | None:
+    """Give the number of the last message that a producer has appended; None where there is none."""
+    with storage.backend.snapshot() as connection:
+        numbering = read_producer(storage, connection, check_name(name))
+    return None if numbering is None else numbering.last
+
+
 def forget_producers(storage: Storage, prefix: str) -> int:
     """Forget the producers whose names begin so, and with them what they appended; give how many."""
     chosen = sa.delete(producers).where(

@@ -24,8 +24,9 @@ from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.topics import retention, roots
 from waterclock.topics.ledger_files import UNKNOWN, LedgerFiles, LostFileError, StoreError
 from waterclock.topics.ledgers import sealed_paths
+from waterclock.topics.places import LedgerRoot
 from waterclock.topics.storage import Storage
-from waterclock.topics.stores import LedgerRoot, new_store, place_columns, record_store
+from waterclock.topics.stores import new_store, place_columns, record_store
 from waterclock.topics.sweeping import sweep
 
 AT_ONCE = 8

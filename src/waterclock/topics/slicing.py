@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 import numpy as np
@@ -23,7 +23,7 @@ from waterclock.topics.row_groups import row_of
 from waterclock.topics.sealed_file import SealedFile
 from waterclock.topics.sealed_ledger import checked_row_groups
 from waterclock.topics.storage import Storage
-from waterclock.urls import without_secrets
+from waterclock.urls import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Slice:
         What the catalogue keeps of the file's checksums (`FileChecksums`), for each ledger; none: it has none.
     """
 
-    url: str
+    url: str = field(repr=False)
     topic_id: int
     topic: str
     files: LedgerFiles
@@ -65,7 +65,7 @@ class Slice:
     def __repr__(self) -> str:
         # Spark shows this in its pages and logs.
         where = "" if self.path is None else f" in {self.files.name(self.path)}, row groups {self.groups or 'all'}"
-        return f"<Slice of {self.topic!r} of {without_secrets(self.url)}, {self.start} to {self.stop}{where}>"
+        return f"<Slice of {self.topic!r} of {shown(self.url)}, {self.start} to {self.stop}{where}>"
 
 
 def read_slice(

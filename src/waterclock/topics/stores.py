@@ -8,55 +8,22 @@ from __future__ import annotations
 
 import logging
 import secrets
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
-from pyarrow import fs
 from sqlalchemy import exc
 
 from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import ledgers, stores, topics
 from waterclock.errors import InvalidArgumentError
 from waterclock.topics.ledger_files import UNKNOWN, LedgerFiles, StoreError, UnreachableStoreError
+from waterclock.topics.places import LedgerRoot
 
 _LOOKED_FOR = 100  # files of which one must be there before a folder is taken for the store of an old topic
 
 _found: set[LedgerFiles] = set()  # stores on other machines in which this process has seen the marker
 
 _log = logging.getLogger(__name__)
-
-
-class LedgerRoot(NamedTuple):
-    """What a caller of `connect` says about where ledger files lie.
-
-    Attributes
-    ----------
-    root
-        Folder or URL; None: where the catalogue says.
-    filesystem
-        Stands in for the one that ``root`` names.
-    default
-        Where the files of new topics lie, if no root is given; None: there is no such place.
-    """
-
-    root: str | None
-    filesystem: fs.FileSystem | None = None
-    default: str | None = None
-
-    def needed(self, backend: Backend) -> LedgerFiles:
-        """Give the place of a topic that has no store yet; InvalidArgumentError where none is known."""
-        root = self.default if self.root is None else self.root
-        if root is None:
-            raise InvalidArgumentError(
-                f"ledgers: a database on a server needs to be told where sealed ledgers lie; give a folder or a URL"
-                f" that every user of {backend.url.render_as_string()} can reach"
-            )
-        return LedgerFiles(root, self.filesystem)
-
-
-def as_root(ledgers: str | LedgerRoot | None) -> LedgerRoot:
-    """Take a folder or URL for what a caller said."""
-    return ledgers if isinstance(ledgers, LedgerRoot) else LedgerRoot(ledgers)
 
 
 def new_store(backend: Backend, place: LedgerRoot) -> LedgerFiles:

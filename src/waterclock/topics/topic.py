@@ -15,9 +15,9 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message, Position
 from waterclock.time import Duration, Time, to_duration
 from waterclock.topics import subscription_rows
-from waterclock.topics.ahead import OnAhead
 from waterclock.topics.appending import Appended, append_entry
 from waterclock.topics.bounds import Bounds
+from waterclock.topics.choices import OnAhead
 from waterclock.topics.compacting import FILE_BYTES, compact_topic
 from waterclock.topics.creating import create_topic, open_topic
 from waterclock.topics.damage import Damage, OnDamage, check_on_damage
@@ -28,6 +28,7 @@ from waterclock.topics.finding import Found, check_by, find_first, find_start, p
 from waterclock.topics.ledgers import LedgerInfo, list_files, list_ledgers, roll
 from waterclock.topics.looking_up import look_up
 from waterclock.topics.names import check_name, check_size
+from waterclock.topics.places import LedgerRoot
 from waterclock.topics.planning import plan_slices
 from waterclock.topics.positions import entry_boundary
 from waterclock.topics.producers import numbered
@@ -41,7 +42,6 @@ from waterclock.topics.retention import delete_before, end_of_older, enforce_ret
 from waterclock.topics.sealing import seal_ledgers
 from waterclock.topics.slicing import Slice
 from waterclock.topics.storage import Storage
-from waterclock.topics.stores import LedgerRoot
 from waterclock.topics.subscription import Subscription
 from waterclock.topics.subscription_rows import SubscriptionInfo
 from waterclock.topics.sweeping import sweep
@@ -582,4 +582,4 @@ class Topic:
         return Position(0, 0, 0) if start is None else check_position(start, "start"), end
 
     def __repr__(self) -> str:
-        return f"<Topic {self.name!r} in {self.storage.backend.url.render_as_string()}>"
+        return f"<Topic {self.name!r} in {self.storage.backend.name}>"

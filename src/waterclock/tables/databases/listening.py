@@ -92,7 +92,8 @@ class Listening:
             self._armed = self._try_to_arm()
         except (self._error, exc.DBAPIError) as error:
             self.close()
-            raise UnavailableError(f"cannot listen to {self._backend.url.render_as_string()} now: {error}") from error
+            said = self._backend.said(error)
+            raise UnavailableError(f"cannot listen to {self._backend.name} now: {said}") from self._backend.cause(error)
         return self._armed
 
     def _try_to_arm(self) -> bool:

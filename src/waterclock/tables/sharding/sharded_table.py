@@ -298,7 +298,7 @@ class ShardedTable:
         table = shard.database.table(self.name)
         if table.options.key_range != shard.name:
             raise SchemaError(
-                f"message table {self.name!r} on shard {shard.name} ({shard.backend.url.render_as_string()}) holds the"
+                f"message table {self.name!r} on shard {shard.name} ({shard.backend.name}) holds the"
                 f" key range {table.options.key_range}; were shards' URLs swapped, or was another keyspace's given?"
             )
         return self._tables.setdefault(shard.name, table)

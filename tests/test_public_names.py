@@ -1,0 +1,60 @@
+"""The public names: all there for annotations, each imported when it is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import waterclock as wc
+
+HEAVY = {"numba", "numpy", "pandas", "pyarrow", "pyspark", "sqlalchemy"}
+
+
+def loaded_after(code: str) -> set[str]:
+    """Give the packages that a fresh Python has imported after ``code``."""
+    code += "\nimport sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(ran.stdout.split())
+
+
+@pytest.mark.parametrize("name", wc.__all__)
+def test_a_public_name_is_there_and_listed(name: str) -> None:
+    assert getattr(wc, name) is not None
+    assert name in dir(wc)
+
+
+def test_a_class_is_the_one_of_its_module() -> None:
+    for name in wc.__all__:
+        if isinstance(getattr(wc, name), type):
+            assert getattr(wc, name).__name__ == name
+            assert getattr(wc, name).__module__.startswith("waterclock.")
+
+
+def test_names_that_annotations_need_are_public() -> None:
+    assert {"Topic", "MessageTable", "Delivery", "Subscription", "RateAwareColumns"} <= set(wc.__all__)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert wc.__version__ == version("waterclock")
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nonsense"):
+        wc.nonsense  # noqa: B018
+
+
+def test_importing_waterclock_imports_none_of_its_libraries() -> None:
+    assert not HEAVY & loaded_after("import waterclock")
+
+
+def test_a_message_table_is_worked_with_without_the_libraries_of_topics(sqlite_url: str) -> None:
+    loaded = loaded_after(f"import waterclock; waterclock.connect({sqlite_url!r}).create_table('orders').put(b'17')")
+    assert loaded & HEAVY == {"sqlalchemy"}
+
+
+def test_type_checkers_find_the_types() -> None:
+    assert (Path(wc.__file__).parent / "py.typed").exists()

@@ -1,0 +1,98 @@
+"""Of the URLs of stores nothing secret is shown: not in errors, not in names, not in what libraries say."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import fsspec.core
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.topics import roots
+from waterclock.topics.ledger_files import LedgerFiles
+from waterclock.urls import text_without_secrets, without_secrets
+
+SHAPES = {
+    "s3://key:secret@bucket/x?endpoint_override=h:9&scheme=http": "s3://bucket/x",
+    "s3://bucket/x": "s3://bucket/x",
+    "s3://bucket": "s3://bucket",
+    "s3://key:sec%2Fret@bucket/x/y": "s3://bucket/x/y",
+    "s3://key:sec/ret@bucket/x": "s3://bucket/x",
+    "s3://key:sec?ret@bucket/x?y=secret": "s3://bucket/x",
+    "s3://key:secret@bucket/user@home/x": "s3://bucket/user@home/x",
+    "s3://bucket/user@home/x": "s3://bucket/user@home/x",
+    "s3://bucket/x#secret": "s3://bucket/x",
+    "s3://key:secret": "s3://key",
+    "S3A://key:secret@bucket": "S3A://bucket",
+    "gs://anonymous@bucket/x?access_token=secret": "gs://bucket/x",
+    "abfs://container@account.dfs.core.windows.net/x?sas_token=secret": "abfs://container@account.dfs.core.windows.net/x",
+    "abfss://account:secret@container/x": "abfss://container/x",
+    "hdfs://user@namenode:8020/x?replication=3": "hdfs://user@namenode:8020/x",
+    "hdfs://namenode:8020/x@y": "hdfs://namenode:8020/x@y",
+    "ftp://user:secret@host:21/x": "ftp://host:21/x",
+    "sftp://user:se:cr:et@host/x": "sftp://host/x",
+    "https://user:secret@[::1]:8080/x": "https://[::1]:8080/x",
+    "http://[::1]:8080/x": "http://[::1]:8080/x",
+    "memory://x/y": "memory://x/y",
+    "postgresql+psycopg://user:secret@host:5432/db?password=secret": "postgresql+psycopg://host:5432/db",
+    "sqlite:///factory.db": "sqlite:///factory.db",
+    "/data/a?b#c@d:e": "/data/a?b#c@d:e",
+    "factory-ledgers/": "factory-ledgers/",
+}
+
+
+@pytest.mark.parametrize("url", SHAPES)
+def test_a_url_is_shown_without_what_is_secret(url: str) -> None:
+    assert without_secrets(url) == SHAPES[url]
+    assert without_secrets(SHAPES[url]) == SHAPES[url]
+
+
+@given(
+    st.sampled_from(["s3", "gs", "abfs", "sftp", "postgresql+psycopg"]),
+    st.text(st.characters(codec="ascii", min_codepoint=33, exclude_characters="/?#@[]:"), min_size=4),
+    st.sampled_from(["", "/", "?", "/x?", ":"]),
+)
+def test_no_secret_stays_whatever_it_is_made_of(scheme: str, secret: str, odd: str) -> None:
+    secret = f"Q{secret}{odd}{secret}Q"
+    for url in (f"{scheme}://k-y:{secret}@place/x", f"{scheme}://place/x?token={secret}"):
+        assert secret not in without_secrets(url)
+        assert without_secrets(url).startswith(f"{scheme}://place/x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Cannot parse URI: 's3://key:s3cr3t@bucket/x?token=t0k3n' due to syntax error",
+        "no access with s3cr3t for bucket",
+        "GET https://bucket.host/x?token=t0k3n failed",
+        "cannot open s3a://key:s3cr3t@bucket/x",
+    ],
+)
+def test_texts_of_libraries_lose_the_secrets_of_the_url_that_they_were_handed(text: str) -> None:
+    shown = text_without_secrets(text, "s3://key:s3cr3t@bucket/x?token=t0k3n")
+    assert "s3cr3t" not in shown
+    assert "t0k3n" not in shown
+
+
+@pytest.mark.parametrize("root", [shape for shape in SHAPES if "secret" in shape])
+def test_whatever_is_said_of_a_store_holds_no_secret(
+    root: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(f"cannot open {root}: it is wrong")
+
+    monkeypatch.setattr(roots, "fs", SimpleNamespace(FileSystem=SimpleNamespace(from_uri=refuse)))
+    monkeypatch.setattr(fsspec.core, "url_to_fs", refuse)
+    store = LedgerFiles(root, identity="0" * 32)
+    told = [repr(store), store.name("x"), store.place]
+    for use in (store.marker, store.check, lambda: store.open("x"), lambda: store.size("x"), lambda: store.delete("x")):
+        with pytest.raises((UnavailableError, InvalidArgumentError)) as refused:
+            use()
+        error: BaseException | None = refused.value
+        told.append(str(error))
+        logging.getLogger("test").warning("%s", error)
+    assert not any("secret" in text for text in told)
+    assert "secret" not in caplog.text
