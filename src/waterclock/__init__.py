@@ -1,4 +1,4 @@
-"""Waterclock: keeps messages found by time, batches them by when they happened, hands them out as work done once."""
+"""Waterclock: stores messages and finds them by time, batches them by when they happened, hands them out as work."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class InvalidArgumentError(WaterclockError, ValueError):
 
 
 class LeaseLostError(WaterclockError):
-    """The lease of a delivery ended before it was acked, so the message belongs to somebody else by now."""
+    """The lease of a delivery ended before it was acked, so another consumer may have the message by now."""
 
 
 class OrderError(WaterclockError):

@@ -85,7 +85,7 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our stdout has seen enough (``| head``); the flush at exit must not complain about it.
+        # The reader of our stdout has seen enough (``| head``); the flush at exit must not complain about it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except Exception as error:

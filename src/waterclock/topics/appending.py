@@ -120,7 +120,7 @@ def _carry_out(group: Sequence[_Append]) -> None:
         answers = storage.backend.transact(lambda connection: _write(storage, connection, group), indexed=True)
     except WaterclockError as error:
         _settle_all(group, error)
-    except Exception as error:  # noqa: BLE001  # whatever it is, it belongs to those who wait
+    except Exception as error:  # noqa: BLE001  # any error belongs to the threads that wait
         if len(group) == 1:
             group[0].settle(error=error)
             return

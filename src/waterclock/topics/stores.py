@@ -1,6 +1,6 @@
 """Which store a topic's ledger files lie in: its identity, how it is made and adopted, and how it is found again.
 
-A store is told by its identity and never by its name: a folder may be renamed, mounted elsewhere or spelled otherwise,
+A store is known by its identity and never by its name: a folder may be renamed, mounted elsewhere or spelled otherwise,
 and another folder may come to have its name.
 """
 

@@ -1,4 +1,4 @@
-"""The rows of subscriptions: durable reading positions, who holds them, and how they move."""
+"""The rows of subscriptions: durable reading positions, which readers hold them, and how they move."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SubscriptionInfo(NamedTuple):
     epoch
         How often it was moved or changed hands.
     holder, held_until
-        Who reads it, and until when without a further sign, ns; None where nobody does.
+        Its reader, and until when that one holds it without a further sign, ns; None where it has no reader.
     """
 
     name: str
@@ -99,7 +99,7 @@ def hold(storage: Storage, name: str, holder: str, lease: int) -> sa.RowMapping:
     Raises
     ------
     UnavailableError
-        Where somebody else holds it; the text says who, and until when.
+        Where another reader holds it; the text says which, and until when.
     """
 
     def work(connection: sa.Connection) -> sa.RowMapping:
@@ -119,7 +119,7 @@ def hold(storage: Storage, name: str, holder: str, lease: int) -> sa.RowMapping:
 
 
 def release(storage: Storage, name: str, holder: str) -> None:
-    """Give a subscription back; nothing to do where somebody else holds it by now."""
+    """Give a subscription back; nothing to do where another reader holds it by now."""
     mine = (*_key(storage, name), subscriptions.c.holder == holder)
     statement = sa.update(subscriptions).where(*mine).values(holder=None, held_until=None)
     storage.backend.transact(lambda connection: connection.execute(statement))
@@ -131,7 +131,7 @@ def commit(storage: Storage, name: str, epoch: int, place: Place, lease: int) ->
     Raises
     ------
     LeaseLostError
-        Where the subscription was moved, or taken by somebody else, after the reader last looked.
+        Where the subscription was moved, or taken by another reader, after this one last looked.
     """
 
     def work(connection: sa.Connection) -> None:
@@ -163,7 +163,7 @@ def move(storage: Storage, name: str, place: Place, not_before: NotBefore | None
 
 
 def advance(storage: Storage, name: str, place: Place) -> int:
-    """Move a subscription forward, whoever reads it; never backwards. Give by how many messages."""
+    """Move a subscription forward, whichever reader holds it; never backwards. Give by how many messages."""
 
     def work(connection: sa.Connection) -> int:
         row, _ = _lock(storage, connection, name)
