@@ -42,6 +42,8 @@ class Assembly:
         How many streams gate, and how many of them sent something for the window.
     waiting
         How many gating streams have not reached their last slot; below zero where none gates.
+    lost
+        The window is to be placed anew on what comes next; nothing is in it.
     furthest, setbacks
         The latest start of a window so far, ns, and how often a window was placed before it.
     """
@@ -54,6 +56,7 @@ class Assembly:
         "gating",
         "held_until",
         "high_water",
+        "lost",
         "pending",
         "piled",
         "riding",
@@ -85,6 +88,7 @@ class Assembly:
         self.waiting = -1
         self.furthest = start
         self.setbacks = 0
+        self.lost = False
         self._may_gate = may_gate
 
     def learn(self, messages: Iterable[Message]) -> None:
@@ -200,6 +204,11 @@ class Assembly:
         self.high_water = start
         self.open(start)
         return batch
+
+    def find(self, anchor: int) -> None:
+        """Place a window that is lost, and empty, at ``anchor`` (ns)."""
+        self.lost = False
+        self.place_anew(anchor)  # the batch that this closes holds nothing
 
     def open(self, start: int, steps: int = 0) -> None:
         """Open a window at ``start`` (ns), ``steps`` windows after the last or anywhere (0), and let in what waits."""

@@ -203,6 +203,20 @@ class EventTimeBatcher:
         return BatcherStats(self._source, clock, self._ahead, self._open.count)
 
     @property
+    def receive_clock(self) -> int:
+        """The least receive time that may still come, ns; before all times where nothing has come."""
+        return self._floor
+
+    def is_done(self, since: int) -> bool:
+        """Tell whether the receive clock has not passed ``since`` (ns), and a new batcher would know as much then.
+
+        That is: nothing is open, no rejection waits to be taken, and what was given out can only come late.
+        """
+        if self._open or self._rejected or self._floor > since:
+            return False
+        return self._given_out.newest < self._floor - self._rule.max_delay
+
+    @property
     def next_deadline(self) -> int | None:
         """The earliest ``now`` for which `advance` closes a window, ns; None where nothing is open."""
         return min(self._open.first_end() + self._rule.max_delay, MAX_NS) if self._open else None

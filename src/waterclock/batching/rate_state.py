@@ -53,6 +53,7 @@ def to_bytes(rule: RateRule, gated: Gated | None, stall: StallWatch, assembly: A
             "strays": assembly.strays,
             "furthest": assembly.furthest,
             "setbacks": assembly.setbacks,
+            "lost": assembly.lost,
             "tracks": [_track_facts(stream, track) for stream, track in tracks],
         }
     return _FORM.write(zlib.compress(json.dumps(facts).encode()), messages)
@@ -107,6 +108,7 @@ class RateState:
         assembly.count()
         assembly.high_water = moment(facts["high_water"])
         assembly.furthest, assembly.setbacks = moment(facts["furthest"]), count(facts["setbacks"])
+        assembly.lost = flag(facts.get("lost", False))
         if next(self._messages, None) is not None:
             raise ValueError("a message is in no place")
         return assembly

@@ -35,6 +35,10 @@ class StallWatch:
         self.since = self.clock()
         self.astray = None
 
+    def overdue_at(self, batch_length: int) -> float:
+        """When 10 batch lengths (ns) will have passed, s by ``clock``."""
+        return self.since + STALLED * batch_length / _SECOND
+
     def is_overdue(self, batch_length: int) -> bool:
         """Tell whether 10 batch lengths (ns) have passed. A clock that jumped back counts from there."""
         now = self.clock()
