@@ -38,7 +38,7 @@ class BySource:
     that it closed, in order of ``closed_at``, then source, then start.
 
     A batcher stays until `forget`, because it remembers how far its source's clock has come. One with nothing open
-    takes about 1.5 KB.
+    takes about 1.4 KB.
 
     Parameters
     ----------

@@ -102,7 +102,7 @@ class RateLanes:
         stalls_at = batcher.stalls_at
         if stalls_at is None:
             return
-        key = batcher.clock if isinstance(batcher.clock, Hashable) else id(batcher.clock)
+        key = batcher.clock if isinstance(batcher.clock, Hashable) else id(batcher.clock)  # pyright: ignore[reportUnnecessaryIsInstance]  # a dataclass with __call__ is not
         watch = self._watches.get(key)
         if watch is None:
             watch = self._watches[key] = _Watch(batcher.clock)
