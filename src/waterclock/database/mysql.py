@@ -24,6 +24,12 @@ _TRANSIENT = {
     2006,  # server has gone away
     2013,  # lost the connection
 }
+_OUT_OF_TIME = {
+    1205,  # lock wait timeout
+    1317,  # interrupted
+    1969,  # max_statement_time
+    3024,  # the same in MySQL
+}
 _OPTION = 1290
 _REFUSALS = {
     1021: FULL,  # disk full
@@ -38,8 +44,11 @@ _REFUSALS = {
 }
 _NO_SPACE_LEFT = re.compile(r"\b28\b")
 _FORBIDDEN = {
+    1044,  # denied for the database
     1142,  # denied for the table
     1143,  # denied for a column
+    1227,  # denied for want of a privilege of the server
+    1370,  # denied for a routine
 }
 _ESCAPED = "\0\n\r\x1a\"'\\"
 _REST_OF_PACKET = 65_536  # bytes for the rest of the statement
@@ -109,8 +118,12 @@ class MysqlDialect:
             return READ_ONLY
         return reason
 
+    def timed_out(self, error: exc.DBAPIError) -> bool:
+        """max_statement_time, a statement that was killed, or a lock not had in time."""
+        return _code(error) in _OUT_OF_TIME
+
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
-        """Denied for the table, or for a column of it."""
+        """Denied for the database, a table, a column or a routine, or for want of a privilege of the server."""
         return _code(error) in _FORBIDDEN
 
     def largest_value(self, connection: sa.Connection) -> int:

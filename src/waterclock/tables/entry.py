@@ -10,11 +10,10 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import attendance, consumers, groups, message_tables
-from waterclock.errors import NotFoundError
+from waterclock.errors import NotFoundError, RefusedError
 from waterclock.quoting import quoted
 from waterclock.tables.context import TableContext, table_dialect
 from waterclock.tables.options import TableOptions
@@ -85,7 +84,7 @@ def explaining(context: TableContext) -> Generator[None]:
     """
     try:
         yield
-    except exc.DBAPIError:
+    except RefusedError:
         load(context.backend, context.name)
         raise
 
@@ -124,7 +123,7 @@ class Entry:
             self._context = load(self._context.backend, self._context.name)
             return self._context
 
-    def check(self, error: exc.DBAPIError) -> NoReturn:
+    def check(self, error: RefusedError) -> NoReturn:
         """Say what is wrong with the table where a statement failed because of it; otherwise raise the error."""
         self.read()
         raise error
@@ -143,6 +142,6 @@ def _is_as_known(known: TableContext) -> bool:
             # Fails where a column has gone, and reads nothing.
             connection.execute(sa.select(known.rows).where(known.rows.c.seq == 0, not_acked(known.rows)))
             found = connection.execute(entry).first()
-    except exc.DBAPIError:
+    except RefusedError:
         return False
     return found is not None and tuple(found) == (known.table_id, known.revision)
