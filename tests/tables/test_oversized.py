@@ -14,6 +14,7 @@ from tests.services import Service
 
 import waterclock as wc
 from waterclock.connection import Database
+from waterclock.errors import ConstraintError
 from waterclock.tables.message_table import MessageTable
 
 SMALL_LIMIT = 100_000  # bytes

@@ -13,6 +13,12 @@ from waterclock.database.direct import Frame
 from waterclock.database.pool import ping_after_idling
 from waterclock.errors import UnavailableError
 
+NOW = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)"
+"""The start of the statement, ns, to the microsecond, in SQL.
+
+Of the time of day in a session's zone, as NOW() tells it, an hour comes twice in autumn.
+"""
+
 _TRANSIENT = {
     1020,  # record has changed since last read
     1040,  # too many connections
@@ -100,9 +106,8 @@ class MysqlDialect:
         return engine.execution_options(**{_SNAPSHOT: True})
 
     def now(self) -> sa.ColumnElement[int]:
-        """NOW(6) is the start of the statement, in microseconds."""
-        micros = sa.func.unix_timestamp(sa.func.now(sa.literal_column("6")), type_=sa.Numeric) * 1_000_000
-        return sa.cast(micros, sa.BigInteger) * 1000
+        """Read `NOW`, the start of the statement."""
+        return sa.literal_column(NOW, sa.BigInteger)
 
     def is_transient(self, error: exc.DBAPIError) -> bool:
         """Deadlock, a lock not had in time, or a connection that broke."""
