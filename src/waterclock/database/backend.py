@@ -88,6 +88,7 @@ class Backend:
         except (exc.ArgumentError, TypeError, ValueError) as error:
             raise self._wrong_url(error) from None
         self._patience = threading.local()
+        self._when_closed: set[Callable[[Backend], object]] = set()
         self._turns = self.dialect.turns(self.url)
         self._writer = self.dialect.writer(self.engine)
         self._direct = DirectPool(self.engine, self.dialect.set_up_direct, self.dialect.is_whole)
@@ -326,10 +327,16 @@ class Backend:
 
     def close(self) -> None:
         """Give the connections back. The backend can be used again: it opens new ones."""
+        while self._when_closed:
+            self._when_closed.pop()(self)
         self._direct.close()
         self.engine.dispose()
         if self._turns is not None:
             self._turns.close()
+
+    def when_closed(self, give_back: Callable[[Backend], object]) -> None:
+        """Have what others keep for this database given back when it is closed, once however often this is asked."""
+        self._when_closed.add(give_back)
 
 
 def parse_url(url: str) -> sa.URL:
