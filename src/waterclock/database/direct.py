@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from waterclock.database.wrapping import UNWRITABLE, wrapped
+from waterclock.database.wrapping import MISFITS, wrapped
 
 _KEPT = 8  # connections
 
@@ -210,7 +210,7 @@ class Direct:
         except driver_error as error:
             broken = self.dialect.is_disconnect(error, self._connection, None)
             raise wrapped(error, self.dialect, broken=broken) from error
-        except UNWRITABLE as error:
+        except MISFITS as error:
             raise exc.DataError(None, None, error) from error
 
 

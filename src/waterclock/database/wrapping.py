@@ -10,6 +10,9 @@ from sqlalchemy import event, exc
 UNWRITABLE = (UnicodeEncodeError, OverflowError)
 """What drivers raise, instead of an error of their own, for a text or an int that their database cannot keep."""
 
+MISFITS = (*UNWRITABLE, TypeError)
+"""What drivers raise, instead of an error of their own, for any value that they cannot write."""
+
 
 def wrapped(error: Exception, dialect: sa.Dialect, *, broken: bool = False) -> exc.DBAPIError:
     """Give a driver's error as SQLAlchemy would raise it; ``broken``: whether the connection broke."""
@@ -27,4 +30,4 @@ def wrap_unwritable(engine: sa.Engine) -> None:
 
 def _wrap(context: Any) -> exc.DataError | None:
     error = context.original_exception
-    return exc.DataError(context.statement, context.parameters, error) if isinstance(error, UNWRITABLE) else None
+    return exc.DataError(context.statement, context.parameters, error) if isinstance(error, MISFITS) else None

@@ -166,7 +166,7 @@ def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
         "priority": _priority(message.get("priority", 0)),
     }
     for name in own:
-        row[name] = _checked(name, message.get(name))
+        row[name] = _checked(context, name, message.get(name))
     return row
 
 
@@ -175,12 +175,18 @@ def _new_id(context: TableContext, value: Any) -> MessageId:
     return check_text("id", checked) if isinstance(checked, str) else checked
 
 
-def _checked(name: str, value: Any) -> Any:
-    if isinstance(value, str):
-        return check_text(name, value)
-    if isinstance(value, dict | list):
+def _checked(context: TableContext, name: str, value: Any) -> Any:
+    if value is not None and name in _json_columns(context.rows):
         check_json(name, value)
+    elif isinstance(value, str):
+        check_text(name, value)
     return value
+
+
+@lru_cache(maxsize=256)
+def _json_columns(rows: sa.Table) -> frozenset[str]:
+    kinds = ((column.name, getattr(column.type, "impl_instance", column.type)) for column in rows.columns)
+    return frozenset(name for name, kind in kinds if isinstance(kind, sa.JSON))
 
 
 def _refuse_unknown(context: TableContext, message: Mapping[str, Any], own: tuple[str, ...]) -> None:
