@@ -122,3 +122,13 @@ def test_json_is_refused_where_a_text_or_a_number_in_it_is(value: Any) -> None:
         assert not fits(value)
     else:
         assert fits(value)
+
+
+@pytest.mark.parametrize("group", [NUL, HALF, 7])
+def test_groups_that_can_be_none_are_refused_wherever_they_are_named(
+    make_table: Callable[..., MessageTable], group: Any
+) -> None:
+    groups = make_table(groups="sequenced").groups
+    for command in (groups.info, groups.purge, groups.pause, groups.resume, groups.close, groups.release):
+        with pytest.raises(InvalidArgumentError, match=r"^group: "):
+            command(group)
