@@ -37,7 +37,15 @@ class CallerConnections:
         ------
         InvalidArgumentError
             For anything else, and for a connection to another kind of database.
+        WaterclockError
+            Where a statement of ours fails there; the driver's error is its cause. What that does to the caller's
+            transaction is as the database has it.
         """
+        with self._backend.translated("use the caller's connection to"), self._lend(connection) as lent:
+            yield lent
+
+    @contextmanager
+    def _lend(self, connection: Any) -> Generator[sa.Connection]:
         if isinstance(connection, sa.Connection):
             yield self._checked(connection)
         elif callable(getattr(connection, "connection", None)):  # a Session, or what stands for one

@@ -23,6 +23,7 @@ from waterclock.tables.heartbeat import beat_after, heart_of
 from waterclock.tables.held import Held
 from waterclock.tables.putting import MessageId, user_column_names
 from waterclock.tables.reading import unreadable
+from waterclock.tables.texts import storable
 from waterclock.time import Duration, format_duration, format_time, to_duration
 
 _T = TypeVar("_T")
@@ -153,10 +154,11 @@ class Delivery:
         if self._over:
             return
         pause = None if delay is None else to_duration(delay, "delay")
+        why = None if error is None else storable(error)
         dies = is_exhausted(self.context, self.epoch)
         # Those behind it in its group go back with it, and must not be handed out by who has claimed them.
         with changing(self.context) if self.context.options.groups else nullcontext():
-            kept = self._run(lambda own: self.nack_in(own, pause, error), whole=dies)
+            kept = self._run(lambda own: self.nack_in(own, pause, why), whole=dies)
         if not kept:
             raise self._lost("nack")
         self.end()
@@ -195,7 +197,7 @@ class Delivery:
         """
         if self._over:
             return
-        if not self._run(lambda own: bury_held(self.context, own, self.held, why), whole=True):
+        if not self._run(lambda own: bury_held(self.context, own, self.held, storable(why)), whole=True):
             raise self._lost("dead_letter")
         self.end()
 

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import exc
-
 from waterclock.database.backend import Backend
 from waterclock.errors import WaterclockError
 from waterclock.tables import acking
@@ -168,7 +166,7 @@ def _extend(deliveries: Iterable[Holding], now: int) -> None:
     length = context.options.ack_wait
     try:
         ends = context.backend.transact(lambda own: acking.extend_all(context, own, [one.held for one in mine], length))
-    except (WaterclockError, exc.SQLAlchemyError) as error:
+    except WaterclockError as error:
         # Whether the lease lasted is told by the ack, so there is nobody to tell but the log.
         _log.warning("cannot extend the leases of %d messages of %r: %s", len(mine), context.name, error)
         for one in mine:

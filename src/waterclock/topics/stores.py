@@ -11,11 +11,10 @@ import secrets
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 
 from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import ledgers, stores, topics
-from waterclock.errors import InvalidArgumentError
+from waterclock.errors import ConstraintError, InvalidArgumentError
 from waterclock.topics.ledger_files import UNKNOWN, LedgerFiles, StoreError, UnreachableStoreError
 from waterclock.topics.places import LedgerRoot
 
@@ -64,7 +63,7 @@ def record_store(backend: Backend, files: LedgerFiles) -> int:
 
     try:
         return backend.transact(work)
-    except exc.IntegrityError:
+    except ConstraintError:
         return backend.transact(work)  # another process was faster, and its row is there now
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 
 from waterclock.database.topic_catalogue import subscriptions
-from waterclock.errors import LeaseLostError, NotFoundError, UnavailableError
+from waterclock.errors import ConstraintError, LeaseLostError, NotFoundError, UnavailableError
 from waterclock.message import Position
 from waterclock.time import format_time
 from waterclock.topics.counter import Counter
@@ -59,7 +58,7 @@ def create(storage: Storage, name: str, place: Place) -> bool:
 
     try:
         storage.backend.transact(work)
-    except exc.IntegrityError:
+    except ConstraintError:
         return False
     return True
 

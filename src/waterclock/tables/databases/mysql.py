@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.schema import DDL, CreateTable, DropSequence, DropTable
 
 from waterclock.database.backend import Backend
+from waterclock.database.mysql import NOW
 from waterclock.tables.adopting import adopting_mysql
 from waterclock.tables.changes import Changes, Polling
 from waterclock.tables.claiming.claimed import Claimed, Wanted
@@ -22,9 +23,11 @@ from waterclock.tables.databases.plain import PlainStatements
 from waterclock.tables.options import IdType
 from waterclock.tables.schema import IdItem
 
-_NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED) * 1000"
 _SO_MANY_ROWS = sa.text(
     "JSON_TABLE(CONCAT('[1', REPEAT(',1', :more), ']'), '$[*]' COLUMNS (one INT PATH '$')) AS numbers"
+)
+_COLUMNS = sa.text(
+    "SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = :name"
 )
 _TRIGGERS = (
     """
@@ -84,7 +87,7 @@ class MysqlTables(PlainStatements):
     def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Make the SQL table, its indexes and its triggers."""
         for column in ("time_scheduled", "time_created"):
-            rows.c[column].server_default = sa.DefaultClause(sa.text(f"({_NOW})"))
+            rows.c[column].server_default = sa.DefaultClause(sa.text(NOW))
         if id_type == "bigint":
             sa.Sequence(f"{rows.name}_id_seq").create(connection)
         connection.execute(CreateTable(rows))
@@ -110,11 +113,11 @@ class MysqlTables(PlainStatements):
             index.create(connection, checkfirst=True)
         triggers = {verb: quote(f"{name}_{verb}") for verb in ("due", "kept", "moved")}
         for statement in (*_TRIGGERS, *([_GROUP_TRIGGER] if grouped else [])):
-            connection.execute(DDL(statement, context={"table": quote(name), "now": _NOW, **triggers}))
+            connection.execute(DDL(statement, context={"table": quote(name), "now": NOW, **triggers}))
 
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
         """Give an SQL table of the user's what `create` makes but for `equip`; ``present`` are the columns it has."""
-        adopting_mysql.adopt(connection, rows, id_type, present, _NOW)
+        adopting_mysql.adopt(connection, rows, id_type, present, NOW)
 
     def type_remedy(self, table: str, column: str, wanted: str) -> str:
         """Say how a column of the user's gets another type."""
@@ -167,6 +170,10 @@ class MysqlTables(PlainStatements):
     ) -> list[Claimed]:
         """Take messages in two statements, because an update neither skips locked rows nor returns any."""
         return claim_in_steps(connection, rows, wanted, begin, now, _take)
+
+    def column_names(self, connection: sa.Connection, name: str) -> set[str]:
+        """Ask the database's own schema."""
+        return set(connection.scalars(_COLUMNS, {"name": name}))
 
     def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
         """Say that a text is like a pattern; the backslash, which escapes here, escapes itself."""

@@ -204,6 +204,11 @@ class SqliteTables(PlainStatements):
         """Take messages in two statements, because RETURNING sees no other rows than the new ones."""
         return claim_in_steps(connection, rows, wanted, begin, now, _take)
 
+    def column_names(self, connection: sa.Connection, name: str) -> set[str]:
+        """Ask the schema, which every connection has read."""
+        column = sa.column("name")
+        return set(connection.scalars(sa.select(column).select_from(sa.func.pragma_table_xinfo(name))))
+
     def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
         """Say that a text is like a pattern, with GLOB: LIKE ignores case here."""
         globbed = "".join(_GLOB.get(sign, sign) for sign in pattern)
