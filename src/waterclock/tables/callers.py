@@ -72,7 +72,8 @@ class CallerConnections:
 def _driver_connection(connection: Any) -> Any:
     """Take the driver's connection out of Django's, or out of one that SQLAlchemy's pool lent."""
     if callable(getattr(connection, "ensure_connection", None)):
-        connection.cursor().close()  # connects, and refuses where Django would
+        connection.cursor().close()  # connects, and refuses another thread's
+        connection.validate_no_broken_transaction()
         return connection.connection
     return getattr(connection, "driver_connection", None) or connection
 
