@@ -47,9 +47,9 @@ class CallerConnections:
                 f"connection: {quoted(connection)} is asynchronous; give what run_sync of SQLAlchemy's AsyncConnection"
                 " or AsyncSession passes: await session.run_sync(lambda own: table.put(…, connection=own))"
             )
-        elif not callable(getattr(connection, "cursor", None)) and callable(getattr(connection, "connection", None)):
+        elif not _has(connection, "cursor") and _has(connection, "connection", "commit"):
             theirs = self._checked(connection.connection())  # a Session, or what stands for one
-        elif callable(getattr(connection, "cursor", None)):
+        elif _has(connection, "cursor", "commit"):
             with self._borrowing.use(_driver_connection(connection)) as borrowed, _in_one_transaction(borrowed):
                 yield borrowed
             return
@@ -67,6 +67,10 @@ class CallerConnections:
         if not isinstance(connection, sa.Connection) or kinds.get(name := connection.dialect.name, name) != ours:
             raise InvalidArgumentError(f"connection: {quoted(connection)} is not a connection to {self._backend.name}")
         return connection
+
+
+def _has(connection: Any, *verbs: str) -> bool:
+    return not isinstance(connection, type) and all(callable(getattr(connection, verb, None)) for verb in verbs)
 
 
 def _driver_connection(connection: Any) -> Any:
