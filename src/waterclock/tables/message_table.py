@@ -69,8 +69,9 @@ class MessageTable(OpenTable):
         priority
             Higher ones are sent earlier, whatever their age. In a table with groups the head's priority orders groups.
         connection
-            A SQLAlchemy Connection or Session, or a DB-API connection of the database's driver, in whose transaction
-            to put: commit delivers, rollback leaves nothing.
+            A SQLAlchemy Connection or Session, Django's ``connection``, or a DB-API connection of the database's
+            driver, in whose transaction to put: commit delivers, rollback leaves nothing. On one that commits each
+            statement, the put is a transaction of its own. Of SQLAlchemy's asynchronous ones, what ``run_sync`` passes.
         columns
             Values for the table's further columns.
 

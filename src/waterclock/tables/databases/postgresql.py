@@ -76,9 +76,8 @@ class _Bigints(sa.types.UserDefinedType[Any]):
         return "BIGINT[]"
 
     def bind_processor(self, dialect: sa.Dialect) -> Any:
-        """Write them in one go."""
-        del dialect  # there is one
-        return _written
+        """Write them in one go; asyncpg, over which a caller's connection may go, takes nothing but lists."""
+        return list if dialect.driver == "asyncpg" else _written
 
 
 def _written(values: Sequence[int]) -> str:
