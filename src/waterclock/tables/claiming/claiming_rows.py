@@ -11,9 +11,13 @@ import sqlalchemy as sa
 
 from waterclock.tables.claiming.claimed import Claimed, Wanted
 from waterclock.tables.schema import is_waiting
+from waterclock.time import MIN_NS
 
 ABOVE_EVERY_PRIORITY = 2**31
 BELOW_EVERY_PRIORITY = -(2**31) - 1
+BEFORE_EVERY_TIME = MIN_NS
+"""From where on a level is looked through that has no mark: what was due before 1970 is due."""
+
 _Row = sa.Row[*tuple[Any, ...]]
 
 _UNREAD = frozenset({"time_acked", "last_error", "lease", "consumer", "routed", "held_at"})
@@ -76,7 +80,7 @@ def _find_due(
         between = {"above": above, "beneath": BELOW_EVERY_PRIORITY if level is None else level}
         higher = connection.execute(_next_level(rows), between).scalar()
         if higher is not None:
-            found += _due(connection, rows, wanted, now, len(found), higher, 0, above)
+            found += _due(connection, rows, wanted, now, len(found), higher, BEFORE_EVERY_TIME, above)
             above = higher
         elif level is not None:
             above = level

@@ -9,9 +9,16 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from waterclock.tables.claiming.backoff import Backoff
-from waterclock.tables.claiming.claiming_rows import ABOVE_EVERY_PRIORITY, BELOW_EVERY_PRIORITY, columns_read
+from waterclock.tables.claiming.claiming_rows import (
+    ABOVE_EVERY_PRIORITY,
+    BEFORE_EVERY_TIME,
+    BELOW_EVERY_PRIORITY,
+    columns_read,
+)
 from waterclock.tables.schema import PARTITIONED, is_waiting, not_acked
 
+# As a text, because a number so low is none of PostgreSQL's bigints before its sign is seen.
+_FROM_THE_FIRST = sa.cast(sa.literal_column(f"'{BEFORE_EVERY_TIME}'"), sa.BigInteger)
 _BEFORE = ("time_next", "epoch")  # columns whose old values a delivery needs: RETURNING gives the new ones
 
 
@@ -119,7 +126,7 @@ def _levels(rows: sa.Table) -> sa.CTE:
     given = given.render_derived("given")
     levels = sa.select(
         sa.cast(sa.literal_column(str(ABOVE_EVERY_PRIORITY)), sa.BigInteger).label("priority"),
-        sa.cast(sa.literal_column("0"), sa.BigInteger).label("low"),
+        _FROM_THE_FIRST.label("low"),
     ).cte("levels", recursive=True)
     known = (
         sa.select(given.c.priority, given.c.low)
@@ -139,7 +146,7 @@ def _levels(rows: sa.Table) -> sa.CTE:
     step = (
         sa.select(
             sa.func.coalesce(between.c.priority, known.c.priority),
-            sa.case((between.c.priority.is_(None), known.c.low), else_=sa.literal_column("0")),
+            sa.case((between.c.priority.is_(None), known.c.low), else_=_FROM_THE_FIRST),
         )
         .select_from(levels.outerjoin(known, sa.true()).outerjoin(between, sa.true()))
         .where(sa.or_(between.c.priority.is_not(None), known.c.priority.is_not(None)))
