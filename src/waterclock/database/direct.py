@@ -207,7 +207,8 @@ class Direct:
             return execute(*given)
         except driver_error as error:
             broken = self.dialect.is_disconnect(error, self._connection, None)
-            raise _wrapped(error, driver_error, self.dialect, broken=broken) from error
+            text = next(one for one in given if isinstance(one, str))
+            raise _wrapped(error, driver_error, self.dialect, text, broken=broken) from error
 
 
 class DirectPool:
@@ -332,7 +333,7 @@ class DirectPool:
             self._set_up(connection)
         except driver_error as error:
             _close(connection)
-            raise _wrapped(error, driver_error, dialect, broken=False) from error
+            raise _wrapped(error, driver_error, dialect, None, broken=False) from error
         return connection
 
 
@@ -341,5 +342,15 @@ def _close(connection: Any) -> None:
         connection.close()
 
 
-def _wrapped(error: Exception, driver_error: type[Exception], dialect: sa.Dialect, *, broken: bool) -> BaseException:
-    return exc.DBAPIError.instance(None, None, error, driver_error, connection_invalidated=broken, dialect=dialect)
+def _wrapped(
+    error: Exception, driver_error: type[Exception], dialect: sa.Dialect, statement: str | None, *, broken: bool
+) -> BaseException:
+    return exc.DBAPIError.instance(
+        statement,
+        None,
+        error,
+        driver_error,
+        hide_parameters=True,
+        connection_invalidated=broken,
+        dialect=dialect,
+    )
