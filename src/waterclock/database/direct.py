@@ -209,7 +209,8 @@ class Direct:
             return execute(*given)
         except driver_error as error:
             broken = self.dialect.is_disconnect(error, self._connection, None)
-            raise wrapped(error, self.dialect, broken=broken) from error
+            text = next(one for one in given if isinstance(one, str))
+            raise wrapped(error, self.dialect, text, broken=broken) from error
         except MISFITS as error:
             raise exc.DataError(None, None, error) from error
 

@@ -92,8 +92,9 @@ class PostgresqlDialect:
     def is_transient(self, error: exc.DBAPIError) -> bool:
         """Deadlock, serialisation, a lock not had, or a connection that broke."""
         state = getattr(error.orig, "sqlstate", None)
-        # A server that could not be reached has told no state.
-        unreachable = isinstance(error, exc.OperationalError) and state is None
+        # A server that could not be reached was given no statement, and has told no state. What the driver refuses to
+        # send has none either.
+        unreachable = isinstance(error, exc.OperationalError) and state is None and error.statement is None
         return error.connection_invalidated or unreachable or state in _TRANSIENT
 
     def refusal(self, error: exc.DBAPIError) -> str | None:

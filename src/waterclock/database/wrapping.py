@@ -14,10 +14,26 @@ MISFITS = (*UNWRITABLE, TypeError)
 """What drivers raise, instead of an error of their own, for any value that they cannot write."""
 
 
-def wrapped(error: Exception, dialect: sa.Dialect, *, broken: bool = False) -> exc.DBAPIError:
-    """Give a driver's error as SQLAlchemy would raise it; ``broken``: whether the connection broke."""
+def wrapped(
+    error: Exception, dialect: sa.Dialect, statement: str | None = None, *, broken: bool = False
+) -> exc.DBAPIError:
+    """Give a driver's error as SQLAlchemy would raise it.
+
+    Parameters
+    ----------
+    statement
+        What was run; None where the connection was opened.
+    broken
+        Whether the connection broke.
+    """
     made = exc.DBAPIError.instance(
-        None, None, error, dialect.loaded_dbapi.Error, connection_invalidated=broken, dialect=dialect
+        statement,
+        None,
+        error,
+        dialect.loaded_dbapi.Error,
+        hide_parameters=True,
+        connection_invalidated=broken,
+        dialect=dialect,
     )
     assert isinstance(made, exc.DBAPIError)  # noqa: S101  # as for each error of the driver's
     return made

@@ -24,6 +24,7 @@ from waterclock.tables.entry import LOOK_EVERY, Entry
 from waterclock.tables.presence import stay_present
 from waterclock.tables.purging import purge_some
 from waterclock.tables.receiving import Request, pause, receive
+from waterclock.tables.undecided import find_out, see_committed
 
 _SECOND = 1_000_000_000
 
@@ -87,6 +88,7 @@ class Subscription:
         self.consumer = request.consumer
         self.patience = 60.0
         self._looked_at = 0
+        self._saw_at = 0
         self._in_doubt = False
         self._claims = False
         self._presence = stay_present(entry.last_seen, request.consumer)
@@ -117,6 +119,7 @@ class Subscription:
                     self._entry.check(error)
 
     def _give_back(self, context: TableContext) -> None:
+        find_out(context, self._handed_out)
         unstarted = [delivery.held for delivery in self._waiting]
         self._waiting.clear()
         context.backend.transact(lambda own: acking.give_back(context, own, unstarted))
@@ -125,7 +128,7 @@ class Subscription:
             return
         # The next consumer need not wait for the lease of what was handed out of groups and is not over.
         for delivery in self._handed_out:
-            if not delivery.over:
+            if not (delivery.over or delivery.undecided):
                 context.backend.transact(lambda own, held=delivery.held: acking.back_off(context, own, held, 0, None))
                 delivery.end()
 
@@ -167,7 +170,9 @@ class Subscription:
             if delivery.lease_until > now and not delivery.lost:
                 return self._hand_out(delivery)
         self._handed_out = [one for one in self._handed_out if self._is_out(one, now)]
-        room = min(self._limit, context.options.cache_size - len(self._handed_out))
+        self._see_committed(context, now)
+        in_hand = sum(not one.undecided for one in self._handed_out)
+        room = min(self._limit, context.options.cache_size - in_hand)
         room, rate_pause = self._allowed(room)
         if rate_pause:
             self._stop.wait(min(rate_pause, LOOK_EVERY))
@@ -204,6 +209,13 @@ class Subscription:
             self._in_doubt = False
             discard(tuple(self._waiting), extended=any(self._is_out(one, now) for one in self._handed_out))
             self._looked_at = now
+
+    def _see_committed(self, context: TableContext, now: int) -> None:
+        """Let go of what callers' transactions acked; once a second, and only where there is such."""
+        if not 0 <= now - self._saw_at < LOOK_AGAIN_AFTER and any(one.undecided for one in self._handed_out):
+            see_committed(context, self._handed_out)
+            self._saw_at = now
+            self._handed_out = [one for one in self._handed_out if self._is_out(one, now)]
 
     def note_acked(self, ids: Collection[Any]) -> None:
         """Note that these messages were acked by their ids; other threads call it."""

@@ -29,6 +29,9 @@ _SO_MANY_ROWS = sa.text(
 _COLUMNS = sa.text(
     "SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = :name"
 )
+_TAKEN_AT_ONCE = 250
+"""Messages that one statement makes ours: for each of them the server reads the ends of all."""
+
 _TRIGGERS = (
     """
     CREATE OR REPLACE TRIGGER %(due)s BEFORE INSERT ON %(table)s FOR EACH ROW
@@ -68,6 +71,7 @@ class MysqlTables(PlainStatements):
 
     one_writer = False
     locks_in_parts = False
+    latest_first = True
     unacked_apart = False  # an index for each partition, with seq in front
 
     @property
@@ -169,7 +173,11 @@ class MysqlTables(PlainStatements):
         now: sa.ColumnElement[int],
     ) -> list[Claimed]:
         """Take messages in two statements, because an update neither skips locked rows nor returns any."""
-        return claim_in_steps(connection, rows, wanted, begin, now, _take)
+        return claim_in_steps(self, connection, rows, wanted, begin, now)
+
+    def take(self, connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
+        """Make messages that are locked ours: their seqs, each with the end of its lease in ns."""
+        _take(connection, rows, wanted, ends)
 
     def column_names(self, connection: sa.Connection, name: str) -> set[str]:
         """Ask the database's own schema."""
@@ -186,11 +194,13 @@ class MysqlTables(PlainStatements):
 
 
 def _take(connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
-    by_seq = ",".join(f'"s{seq}":{until}' for seq, until in ends)
-    seqs = [seq for seq, _ in ends]
-    connection.execute(
-        _taking(rows), {"seqs": seqs, "ends": f"{{{by_seq}}}", "by": wanted.lease, "who": wanted.consumer}
-    )
+    for start in range(0, len(ends), _TAKEN_AT_ONCE):
+        some = ends[start : start + _TAKEN_AT_ONCE]
+        by_seq = ",".join(f'"s{seq}":{until}' for seq, until in some)
+        seqs = [seq for seq, _ in some]
+        connection.execute(
+            _taking(rows), {"seqs": seqs, "ends": f"{{{by_seq}}}", "by": wanted.lease, "who": wanted.consumer}
+        )
 
 
 @lru_cache(maxsize=256)
