@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 
 import waterclock as wc
 from waterclock.connection import Database
+from waterclock.errors import ConstraintError
 from waterclock.tables.message_table import MessageTable
 
 from .test_plain_sql import run
@@ -168,7 +169,7 @@ def test_on_a_connection_that_commits_each_statement_a_call_is_done_whole_or_not
     run(database, "CREATE UNIQUE INDEX once ON orders(number)")
     with closing(open_it(database)) as connection:
         rows = [{"payload": str(number), "id": str(number), "number": number % 1200} for number in range(1201)]
-        with pytest.raises(sa.exc.IntegrityError):
+        with pytest.raises(ConstraintError):
             table.put_many(rows, connection=connection)
         assert table.stats().ready == 0
         table.put_many([{"payload": str(number), "id": str(number)} for number in range(3)], connection=connection)
