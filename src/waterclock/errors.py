@@ -95,3 +95,7 @@ class PartlyPutError(UnavailableError):
         super().__init__(message)
         self.ids = ids
         self.missing = missing
+
+
+class LongCallWarning(UserWarning):
+    """A call brought a stream's messages from more than 1000 batch lengths, of which batching by rate cuts only some."""

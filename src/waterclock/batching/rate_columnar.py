@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from waterclock.batching.rate_columns_state import RateColumnsState
-from waterclock.batching.rate_rule import Gated, RateRule, gate_chooser
+from waterclock.batching.rate_rule import MOST_EPOCHS, Gated, RateRule, gate_chooser
+from waterclock.batching.starts import MOST_RUNS, Starts
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.quoting import quoted
 from waterclock.time import MAX_NS, Duration
@@ -80,12 +81,14 @@ class RateAwareColumns:
     __slots__ = (
         "_codes",
         "_count",
+        "_elsewhere",
         "_factor",
         "_facts",
         "_numbers",
         "_paused",
         "_rings",
         "_row_of",
+        "_runs",
         "_times",
         "_tracks",
         "_waits_for",
@@ -101,13 +104,16 @@ class RateAwareColumns:
         rule = RateRule.checked(batch_length, timeout)
         self._factor = rule.factor
         may_gate = np.array([*map(gate_chooser(gated), streams), False], np.bool_)
-        layout = _kernel().track_kernel
+        kernel = _kernel()
+        layout = kernel.track_kernel
         self._row_of = np.where(may_gate, np.arange(len(may_gate)), len(may_gate) - 1).astype(np.uint32)
         self._facts = np.zeros(layout.FACTS, np.int64)
         self._facts[[layout.LENGTH, layout.TIMEOUT_NS]] = _in_kernel(rule)
         self._tracks = np.zeros((len(may_gate), layout.TRACK_COLUMNS), np.int64)
         self._tracks[:, layout.MAY_GATE] = may_gate
         self._rings = np.zeros((len(may_gate), layout.KEPT_DIFFERENCES), np.int64)
+        self._elsewhere = np.zeros((MOST_EPOCHS, kernel.stall_kernel.ELSEWHERE_COLUMNS), np.int64)
+        self._runs = np.zeros((MOST_RUNS + 1, kernel.starts_kernel.RUN_COLUMNS), np.int64)
         self._paused = True  # no time passes for the clock until it is read again
         self._count = 0
         self._codes = np.empty(0, np.uint32)
@@ -227,7 +233,10 @@ class RateAwareColumns:
 
     def state(self) -> bytes:
         """Write down everything that is known, options included, for `restore`."""
-        return RateColumnsState(self._factor, self._count, *(getattr(self, name) for name in _ARRAYS)).to_bytes()
+        layout = _kernel().track_kernel
+        elsewhere, runs = self._elsewhere[: self._facts[layout.EPOCHS]], self._runs[: self._facts[layout.RUNS]]
+        arrays = (getattr(self, name) for name in _ARRAYS)
+        return RateColumnsState(self._factor, self._count, *arrays, elsewhere, runs).to_bytes()
 
     @classmethod
     def restore(cls, state: bytes) -> RateAwareColumns:
@@ -246,7 +255,9 @@ class RateAwareColumns:
         """
         known = RateColumnsState.from_bytes(state, _kernel().track_kernel)
         restored = cls([])
-        restored._factor, restored._count, *arrays = known
+        restored._factor, restored._count, *arrays, elsewhere, runs = known
+        restored._elsewhere[: len(elsewhere)] = elsewhere
+        restored._runs[: len(runs)] = runs
         for name, array in zip(_ARRAYS, arrays, strict=True):
             setattr(restored, name, array)
         return restored
@@ -294,7 +305,7 @@ class RateAwareColumns:
         children = (np.empty(count, np.int32) for _ in range(2))
         kernel.run(
             rows, times, calls, clock, flush, facts, tracks, self._rings,
-            *children, waits_for, joined, starts, ends, closed_at, reasons, until,
+            self._elsewhere, self._runs, *children, waits_for, joined, starts, ends, closed_at, reasons, until,
         )  # fmt: skip
         closed, given_out = facts[layout.BATCHES], facts[layout.ACTIVE_FROM]
         batches = RateBatches(

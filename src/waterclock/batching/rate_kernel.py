@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from waterclock.batching import track_kernel, window_kernel
+from waterclock.batching import stall_kernel, starts_kernel, track_kernel, window_kernel
 from waterclock.batching.period import KEPT_DIFFERENCES
 from waterclock.batching.rate_rule import ABSENT, EPOCH, HORIZON, STALLED
+from waterclock.batching.stall_kernel import is_stuck, moved
+from waterclock.batching.starts_kernel import begin_start, free_start, remember_start
 from waterclock.batching.track_kernel import (
     ACTIVE_FROM,
     ALL_PILED,
-    ASTRAY_FIRST,
-    ASTRAY_NEWEST,
     BATCHES,
     BEFORE_ALL,
     BEGUN,
@@ -26,7 +26,6 @@ from waterclock.batching.track_kernel import (
     GATING,
     HELD_UNTIL,
     HIGH_WATER,
-    IS_ASTRAY,
     JOINED,
     KEPT,
     LENGTH,
@@ -47,6 +46,7 @@ from waterclock.batching.track_kernel import (
     STRAYS,
     TIMEOUT_NS,
     TRACKED,
+    UNMOVED,
     WAITING,
     WINDOW_START,
     Codes,
@@ -72,6 +72,7 @@ from waterclock.batching.window_kernel import (
     join,
     notice_and_count,
     open_window,
+    turn_to,
     windows_to_first,
     write_batch,
 )
@@ -144,7 +145,7 @@ def _place(row: int, message: int, known: Known, messages: Waiting, out: Out) ->
 
 
 @njit(error_model="numpy", inline="always")  # and no views: both cost more than all else for a lone message
-def _take(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, out: Out) -> int:
+def _take(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, out: Out) -> None:
     facts, tracks, rings = known.facts, known.tracks, known.rings
     newest = BEFORE_ALL
     length = facts[LENGTH]
@@ -177,14 +178,13 @@ def _take(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, o
         newest = max(newest, event_time)
     cap = facts[WINDOW_START] + HORIZON * length
     facts[HIGH_WATER] = max(facts[HIGH_WATER], min(newest, cap))
-    return newest
 
 
 @njit(error_model="numpy")
 def _begin(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, out: Out) -> None:
     facts = known.facts
     length = facts[LENGTH]
-    oldest, newest = plausible_range(messages.times[first:stop], length)
+    oldest, newest = plausible_range(messages.times[first:stop], length, False)
     start = placed(newest, length)
     facts[BEGUN] = 1
     facts[WINDOW_START] = facts[HIGH_WATER] = facts[FURTHEST] = start
@@ -199,18 +199,10 @@ def _begin(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, 
     for row in range(len(known.tracks) - 1):
         if known.tracks[row, TRACKED]:
             regrid(row, start, known)
+    begin_start(start, length, known)
+    remember_start(min(oldest, start - 1), min(oldest, start - 1), 1, known)
     write_batch(min(oldest, start - 1), start, START, facts, out)
-    open_window(start, 0, known, messages, out)
-
-
-@njit(error_model="numpy")
-def _is_astray(event_time: int, facts: Ints, length: int) -> bool:
-    low, high = min(event_time, facts[ASTRAY_NEWEST]), max(event_time, facts[ASTRAY_NEWEST])
-    if not facts[IS_ASTRAY] or apart(low, high) > np.uint64(HORIZON * length):
-        facts[IS_ASTRAY] = 1
-        facts[ASTRAY_FIRST] = facts[ASTRAY_NEWEST] = event_time
-    facts[ASTRAY_NEWEST] = max(facts[ASTRAY_NEWEST], event_time)
-    return bool(apart(facts[ASTRAY_FIRST], facts[ASTRAY_NEWEST]) >= np.uint64(STALLED * length))
+    turn_to(start, 0, known, messages, out)
 
 
 @njit(error_model="numpy")
@@ -219,7 +211,7 @@ def _place_anew(anchor: int, known: Known, messages: Waiting, out: Out) -> None:
     start = placed(anchor, facts[LENGTH])
     if start <= facts[FURTHEST]:
         facts[SETBACKS] += 1
-        start += facts[SETBACKS]
+        start = free_start(start + facts[SETBACKS], known)
     last_plausible = start + (1 + HORIZON) * facts[LENGTH]
     for row in range(len(known.tracks)):
         track = known.tracks[row]
@@ -244,15 +236,14 @@ def _place_anew(anchor: int, known: Known, messages: Waiting, out: Out) -> None:
 @njit(error_model="numpy")
 def _recover(known: Known, messages: Waiting, out: Out) -> None:
     facts = known.facts
-    start, length, first = facts[WINDOW_START], facts[LENGTH], facts[ACTIVE_FROM]
-    active = facts[JOINED] - first
+    start, length = facts[WINDOW_START], facts[LENGTH]
+    active = facts[JOINED] - facts[ACTIVE_FROM]
     if active:
-        anchor = facts[ASTRAY_NEWEST]
-        if not facts[IS_ASTRAY]:
-            times = np.empty(active, np.int64)
-            for k in range(active):
-                times[k] = messages.times[out.joined[first + k]]
-            anchor = plausible_range(times, length)[1]
+        recent = facts[UNMOVED] or active
+        times = np.empty(recent, np.int64)
+        for k in range(recent):
+            times[k] = messages.times[out.joined[facts[JOINED] - 1 - k]]
+        anchor = plausible_range(times, length, True)[1]
         if start <= anchor <= start + length:
             give_out(STALL, known, out)
             open_window(start + length, 1, known, messages, out)
@@ -265,40 +256,35 @@ def _recover(known: Known, messages: Waiting, out: Out) -> None:
 
 
 @njit(error_model="numpy", inline="always")
-def _is_stalled(newest: int, near: bool, now: int, length: int, facts: Ints, times: Ints) -> bool:
-    if len(times) and not near and _is_astray(newest if newest > BEFORE_ALL else times.max(), facts, length):
-        return True
-    facts[SINCE] = min(facts[SINCE], now)
-    return now - facts[SINCE] >= STALLED * length
-
-
-@njit(error_model="numpy", inline="always")
 def _add(rows: Codes, first: int, stop: int, now: int, known: Known, messages: Waiting, out: Out) -> None:
     facts = known.facts
     facts[LOOKED] = now
+    facts[SINCE] = min(facts[SINCE], now)
     if not facts[BEGUN]:
         if first < stop:
             _begin(rows, first, stop, known, messages, out)
             facts[SINCE] = now
         return
     if facts[JOINED] == facts[ACTIVE_FROM] and not facts[ALL_PILED]:
-        facts[IS_ASTRAY] = 0
+        moved(known)
         facts[SINCE] = now
     start, length = facts[WINDOW_START], facts[LENGTH]
-    newest = _take(rows, first, stop, known, messages, out)
-    near = newest >= start - HORIZON * length
-    if near:
-        facts[IS_ASTRAY] = 0
+    high_water, held = facts[HIGH_WATER], facts[JOINED]
+    _take(rows, first, stop, known, messages, out)
     closed = stalled = False
     timed_out = facts[TIMEOUT_NS] != NEVER and facts[HIGH_WATER] >= start + facts[TIMEOUT_NS]
     if not facts[WAITING] or facts[ALL_PILED] or timed_out:
         closed = _settle(known, messages, out)
     if not closed:
-        stalled = _is_stalled(newest, near, now, length, facts, messages.times[first:stop])
-        if stalled:
+        if facts[HIGH_WATER] > high_water:
+            moved(known)
+        elif first < stop:
+            stalled = is_stuck(messages.times[first:stop], facts[JOINED] - held, start, length, known)
+        if stalled or now - facts[SINCE] >= STALLED * length:
             _recover(known, messages, out)
+            stalled = True
     if closed or stalled:
-        facts[IS_ASTRAY] = 0
+        moved(known)
         facts[SINCE] = now
 
 
@@ -312,7 +298,7 @@ def _flush(known: Known, messages: Waiting, out: Out) -> None:
         else:
             steps = max(1, windows_to_first(False, known, messages))
         open_window(facts[WINDOW_START] + steps * facts[LENGTH], steps, known, messages, out)
-    facts[IS_ASTRAY] = 0
+    moved(known)
     facts[SINCE] = facts[LOOKED]
 
 
@@ -326,7 +312,7 @@ _rows = types.Array(types.int32, 1, "C")
 
 _SIGNATURE = types.void(
     _codes_in, _times_in, _times_in, _times_in, types.boolean, _ints, _tables, _tables,
-    _rows, _rows, _rows, _ints, _ints, _ints, _ints, _ints, _ints,
+    _tables, _tables, _rows, _rows, _rows, _ints, _ints, _ints, _ints, _ints, _ints,
 )  # fmt: skip
 
 
@@ -343,6 +329,8 @@ def _compiled(fingerprint: int) -> Callable[..., None]:
         facts: Ints,
         tracks: Table,
         rings: Table,
+        elsewhere: Table,
+        runs: Table,
         left: Rows,
         right: Rows,
         waits_for: Rows,
@@ -359,7 +347,7 @@ def _compiled(fingerprint: int) -> Callable[..., None]:
         where there is a clock. Those before ``calls[0]`` are from earlier: in the window where ``waits_for`` is NONE,
         else waiting for that track. Afterwards it tells so of all messages that are in no batch.
         """
-        known = Known(facts, tracks, rings)
+        known = Known(facts, tracks, rings, elsewhere, runs)
         messages = Waiting(times, left, right, waits_for)
         out = Out(joined, starts, ends, closed, reasons, until)
         for message in range(calls[0]):
@@ -379,7 +367,8 @@ def _compiled(fingerprint: int) -> Callable[..., None]:
 
 
 def _fingerprint() -> int:
-    values = [*vars(track_kernel).values(), *vars(window_kernel).values()]
+    modules = (track_kernel, starts_kernel, stall_kernel, window_kernel)
+    values = [value for module in modules for value in vars(module).values()]
     compiled = [value.py_func.__code__ for value in values if hasattr(value, "py_func")]
     numbers = [value for value in values if isinstance(value, int | float)]
     parts: list[Any] = [(code.co_code, code.co_consts, code.co_names) for code in compiled]

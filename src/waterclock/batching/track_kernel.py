@@ -10,7 +10,7 @@ from numba import njit
 
 from waterclock.batching.period import KEPT_DIFFERENCES, MIN_DIFFERENCES
 from waterclock.batching.pulse_grid import DRIFT_TOLERANCE
-from waterclock.batching.rate_rule import EPOCH, HORIZON
+from waterclock.batching.rate_rule import EPOCH, HORIZON, MOVING
 from waterclock.time import MAX_NS, MIN_NS
 
 Ints = npt.NDArray[np.int64]
@@ -51,9 +51,9 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
     STRAYS,
     FURTHEST,
     SETBACKS,
-    IS_ASTRAY,
-    ASTRAY_FIRST,
-    ASTRAY_NEWEST,
+    UNMOVED,
+    EPOCHS,
+    RUNS,
     GATING,
     CONTRIBUTING,
     WAITING,
@@ -81,11 +81,17 @@ _NEAR = 8
 
 
 class Known(NamedTuple):
-    """All but messages; ``tracks`` and ``rings`` have a row for each stream, and a last one for those that ride."""
+    """All but messages.
+
+    ``tracks`` and ``rings`` have a row for each stream, and a last one for those that ride. Of ``elsewhere`` and
+    ``runs`` as many rows count as ``facts`` say.
+    """
 
     facts: Ints
     tracks: Table
     rings: Table
+    elsewhere: Table
+    runs: Table
 
 
 class Waiting(NamedTuple):
@@ -338,15 +344,17 @@ def apart(earlier: int, later: int) -> np.uint64:
 
 
 @njit(error_model="numpy")
-def plausible_range(times: Ints, length: int) -> tuple[int, int]:
+def plausible_range(times: Ints, length: int, moving: bool) -> tuple[int, int]:
     """As `rate_rule.plausible_range`."""
     ordered = np.sort(times)
     oldest = newest = ordered[0]
     most = first = 0
+    moves = False
     for k in range(1, ordered.size + 1):
         if k == ordered.size or apart(ordered[k - 1], ordered[k]) > np.uint64(HORIZON * length):
-            if k - first >= most:
-                most = k - first
+            also = moving and apart(ordered[first], ordered[k - 1]) >= np.uint64(MOVING * length)
+            if (also and not moves) or (also == moves and k - first >= most):
+                most, moves = k - first, also
                 oldest, newest = ordered[first], ordered[k - 1]
             first = k
     return oldest, newest

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from numba import njit
 
 from waterclock.batching.rate_rule import ABSENT, HORIZON
+from waterclock.batching.starts_kernel import begin_start, free_start
 from waterclock.batching.track_kernel import (
     ABSENT_BATCHES,
     ACTIVE_FROM,
@@ -15,7 +16,6 @@ from waterclock.batching.track_kernel import (
     BEFORE_ALL,
     CONTRIBUTING,
     FAR_FROM,
-    FURTHEST,
     GATING,
     HELD_UNTIL,
     HIGH_WATER,
@@ -146,12 +146,22 @@ def _change_length(start: int, known: Known) -> None:
 def open_window(start: int, steps: int, known: Known, messages: Waiting, out: Out) -> None:
     """As `Assembly.open`."""
     facts = known.facts
+    free = free_start(start, known)
+    if free != start:
+        start, steps = free, 0
     if facts[NEXT_LENGTH]:
         _change_length(start, known)
         steps = 0
+    begin_start(start, facts[LENGTH], known)
+    turn_to(start, steps, known, messages, out)
+
+
+@njit(error_model="numpy")
+def turn_to(start: int, steps: int, known: Known, messages: Waiting, out: Out) -> None:
+    """As `Assembly.open`, once it is known where."""
+    facts = known.facts
     length = facts[LENGTH]
     facts[WINDOW_START] = start
-    facts[FURTHEST] = max(facts[FURTHEST], start)
     facts[GATING] = facts[CONTRIBUTING] = facts[WAITING] = facts[ALL_PILED] = 0
     newest_waiting = BEFORE_ALL
     newest_gating = start + length
