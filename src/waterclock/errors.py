@@ -1,4 +1,4 @@
-"""Every error that Waterclock raises on purpose. Each message says what was wrong, with which value, and what to do."""
+"""Every error and warning that Waterclock gives on purpose. Each says what was wrong, with which value, and what to do."""
 
 from __future__ import annotations
 
@@ -98,4 +98,4 @@ class PartlyPutError(UnavailableError):
 
 
 class LongCallWarning(UserWarning):
-    """A call brought a stream's messages from more than 1000 batch lengths, of which batching by rate cuts only some."""
+    """A call brought a stream's messages from more than 1000 batch lengths; batching by rate cuts only some of them."""

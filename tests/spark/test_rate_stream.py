@@ -23,6 +23,9 @@ from waterclock.spark.outcome_rows import Outcome, expand, outcome_rows
 from waterclock.spark.packing import POSITIONED, PackedRow, pack
 from waterclock.spark.rate_stream import RateOptions, RateStream, judge_by_rate
 
+# Calls drawn at random bring anything.
+pytestmark = pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning")
+
 PLAIN_OPTIONS = RateOptions.checked("1s", None, gated=True)
 
 

@@ -11,18 +11,14 @@ from waterclock.quoting import quoted
 from waterclock.time import format_duration
 
 
-def is_long(oldest: int, newest: int, batch_length: int) -> bool:
-    """Tell whether event times (ns) are so far apart that no window has both in its epoch."""
-    return newest - oldest > EPOCH * batch_length
-
-
 def warn_of_long_call(messages: list[Message], batch_length: int) -> None:
     """Warn where one stream's messages, which arrived together, are more than 1000 batch lengths (ns) apart.
 
     Streams that are far from each other are no backlog: the clock of one is wrong.
     """
-    times = [message.event_time for message in messages]
-    if not is_long(min(times), max(times), batch_length):
+    farthest = EPOCH * batch_length
+    last = {message.stream: message.event_time for message in messages}
+    if not any(2 * abs(message.event_time - last[message.stream]) > farthest for message in messages):
         return
     bounds: dict[str, tuple[int, int]] = {}
     for message in messages:
@@ -30,7 +26,7 @@ def warn_of_long_call(messages: list[Message], batch_length: int) -> None:
         oldest, newest = bounds.get(message.stream, (time, time))
         bounds[message.stream] = min(oldest, time), max(newest, time)
     for stream, (oldest, newest) in bounds.items():
-        if is_long(oldest, newest, batch_length):
+        if newest - oldest > farthest:
             warn(f"source {quoted(messages[0].source)}, stream {quoted(stream)}", batch_length)
 
 

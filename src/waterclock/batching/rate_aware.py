@@ -9,7 +9,7 @@ from waterclock.batching.assembly import Assembly
 from waterclock.batching.batch import Batch
 from waterclock.batching.gate import Gate
 from waterclock.batching.long_call import warn_of_long_call
-from waterclock.batching.rate_rule import Gated, RateRule, RateWindow, placed, plausible_range
+from waterclock.batching.rate_rule import EPOCH, Gated, RateRule, placed, plausible_range
 from waterclock.batching.rate_state import from_bytes, to_bytes
 from waterclock.batching.stall import StallWatch
 from waterclock.errors import InvalidArgumentError
@@ -19,7 +19,6 @@ from waterclock.time import Duration, monotonic_clock
 
 _event_time = attrgetter("event_time")
 _stream = attrgetter("stream")
-_MESSAGE = frozenset((Message,))
 
 
 class RateAwareBatcher:
@@ -153,33 +152,45 @@ class RateAwareBatcher:
         try:
             messages = messages if isinstance(messages, list) else list(messages)
             sources = {message.source for message in messages}
+            times = list(map(_event_time, messages))
         except (AttributeError, TypeError):
-            raise _no_messages(messages) from None
-        if not _MESSAGE.issuperset(map(type, messages)) and not all(isinstance(m, Message) for m in messages):  # pyright: ignore[reportUnnecessaryIsInstance]  # users write what they like
-            raise _no_messages(messages)
+            raise InvalidArgumentError(
+                f"messages: {quoted(messages)} is no list of messages; give those that arrived together, as"
+                " [message, …]"
+            ) from None
         if sources != self._sources:
             self._refuse_others(sources)
-        self._gate.ask(map(_stream, messages))
-        if len(messages) > 1:
-            warn_of_long_call(messages, self.batch_length)
+        if self._gate.asks:
+            self._gate.ask(map(_stream, messages))
+        if len(times) > 1 and max(times) - min(times) > EPOCH * self._in_force.batch_length:
+            warn_of_long_call(messages, self._in_force.batch_length)
         return messages
 
     def take(self, messages: list[Message]) -> list[Batch]:
         """Take in messages as `add` does, which `check` has returned."""
-        self._stall.look()
-        assembly = self._assembly
+        stall, assembly = self._stall, self._assembly
+        stall.look()
         if assembly is None:
             return self._begin(messages) if messages else []
         if not assembly.active and not assembly.piled:
-            self._stall.rearm()
+            stall.rearm()
         window, high_water, held = assembly.window, assembly.high_water, len(assembly.active)
         assembly.take(messages)
         batches: list[Batch] = []
         if not assembly.waiting or assembly.piled or assembly.high_water >= window.timeout_at:
             _settle(assembly, batches)
         if batches:
-            self._stall.rearm()
-        elif self._is_stalled(messages, window, high_water, held):
+            stall.rearm()
+            return batches
+        batch_length = window.end - window.start
+        stuck = False
+        if assembly.high_water > high_water:
+            if stall.unmoved:
+                stall.moved()
+        elif messages:
+            astray = [m.event_time for m in messages if not window.near_from <= m.event_time <= window.epoch_until]
+            stuck = stall.is_stuck(astray, len(assembly.active) - held, batch_length)
+        if stuck or stall.is_overdue(batch_length):
             self._recover(assembly, batches)
         return batches
 
@@ -313,20 +324,6 @@ class RateAwareBatcher:
         self._stall.rearm()
         return [self._assembly.batch(messages, begin, start, "start")]
 
-    def _is_stalled(self, messages: list[Message], window: RateWindow, high_water: int, held: int) -> bool:
-        """Tell so after a call that closed nothing; before it the window held that many messages."""
-        stall, assembly, length = self._stall, self._assembly, window.end - window.start
-        if assembly is None:
-            return False
-        if assembly.high_water > high_water:
-            if stall.unmoved:
-                stall.moved()
-        elif messages:
-            times = [m.event_time for m in messages if not window.near_from <= m.event_time <= window.epoch_until]
-            if stall.is_stuck(times, len(assembly.active) - held, length):
-                return True
-        return stall.is_overdue(length)
-
     def _recover(self, assembly: Assembly, batches: list[Batch]) -> None:
         """Stall: close a window that nothing closes."""
         window = assembly.window
@@ -342,12 +339,6 @@ class RateAwareBatcher:
             assembly.skip(max(1, assembly.windows_to_first()))
         _settle(assembly, batches)
         self._stall.rearm()
-
-
-def _no_messages(messages: object) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"messages: {quoted(messages)} is no list of messages; give those that arrived together, as [message, …]"
-    )
 
 
 def _settle(assembly: Assembly, batches: list[Batch]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from dataclasses import astuple
 from fractions import Fraction
 from math import prod
 from typing import Any, NamedTuple
@@ -169,7 +170,8 @@ def _supposed(facts: Array, layout: Any) -> dict[str, Array]:
     furthest, start, length = facts[[layout.FURTHEST, layout.WINDOW_START, layout.LENGTH]].tolist()
     runs = Starts.supposed(furthest, start, length).runs if facts[layout.BEGUN] else []
     facts[[layout.UNMOVED, layout.EPOCHS, layout.RUNS]] = 0, 0, len(runs)
-    return {"elsewhere": np.empty((0, 4), np.int64), "runs": np.array(runs, np.int64).reshape(-1, 3)}
+    starts = np.array([astuple(run) for run in runs], np.int64).reshape(-1, 3)
+    return {"elsewhere": np.empty((0, 4), np.int64), "runs": starts}
 
 
 def _arrays(compressed: bytes, shapes: list[list[int]], kinds: dict[str, type[np.generic]]) -> dict[str, Array]:

@@ -55,7 +55,6 @@ from waterclock.batching.track_kernel import (
     Rows,
     Table,
     Waiting,
-    apart,
     begin_track,
     observe,
     placed,

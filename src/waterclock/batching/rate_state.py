@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from fractions import Fraction
 from itertools import islice
 from typing import Any
@@ -57,7 +57,7 @@ def to_bytes(rule: RateRule, gated: Gated | None, stall: StallWatch, assembly: A
             "active": len(assembly.active),
             "strays": assembly.strays,
             "furthest": assembly.starts.furthest,
-            "runs": assembly.starts.runs,
+            "runs": [astuple(run) for run in assembly.starts.runs],
             "setbacks": assembly.setbacks,
             "tracks": [_track_facts(stream, track) for stream, track in tracks],
         }

@@ -54,9 +54,8 @@ class StallWatch:
 
     def look(self) -> None:
         """Look at the clock, as each call does once, and first. A clock that jumped back counts from there."""
-        now = self.clock()
+        self.now = now = self.clock()
         self.since = min(self.since, now)
-        self.now = now
 
     def rearm(self) -> None:
         """Begin to count anew."""
@@ -88,10 +87,12 @@ class StallWatch:
             ns.
         """
         self.unmoved += joined
-        for piece in _pieces(implausible, batch_length):
-            self._add(piece, batch_length)
-        enough = STALLED * batch_length
-        return self.unmoved >= MOST_UNMOVED or any(e.calls > 1 and e.covered >= enough for e in self.elsewhere)
+        if implausible:
+            for piece in _pieces(sorted(implausible), batch_length):
+                self._add(piece, batch_length)
+            if any(e.calls > 1 and e.covered >= STALLED * batch_length for e in self.elsewhere):
+                return True
+        return self.unmoved >= MOST_UNMOVED
 
     def _add(self, piece: Elsewhere, batch_length: int) -> None:
         epoch = EPOCH * batch_length
@@ -104,11 +105,8 @@ class StallWatch:
         self.elsewhere = [*others, piece][-MOST_EPOCHS:]
 
 
-def _pieces(times: list[int], batch_length: int) -> Iterator[Elsewhere]:
+def _pieces(ordered: list[int], batch_length: int) -> Iterator[Elsewhere]:
     """Split at gaps that are wider than an epoch."""
-    if not times:
-        return
-    ordered = sorted(times)
     oldest = newest = ordered[0]
     covered = 0
     for time in ordered:

@@ -1,4 +1,4 @@
-"""Whether a window has stalled, over arrays, compiled with Numba as part of `rate_kernel`; see `waterclock.batching.stall`."""
+"""As `waterclock.batching.stall`, over arrays, compiled with Numba as part of `rate_kernel`."""
 
 from __future__ import annotations
 

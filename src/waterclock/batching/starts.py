@@ -7,7 +7,7 @@ bounded: of too many runs the earliest become one, in which nothing is free.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from waterclock.time import MIN_NS
 
@@ -15,7 +15,8 @@ MOST_RUNS = 64
 """So many runs are told apart. Only a stall that goes back and a new batch length begin one."""
 
 
-class Run(NamedTuple):
+@dataclass(slots=True)
+class Run:
     """Starts of windows, ns: ``first``, then every ``step`` up to ``last``."""
 
     first: int
@@ -62,7 +63,7 @@ class Starts:
         if self.runs:
             run = self.runs[-1]
             if run.step == step and start > run.last and not (start - run.last) % step:
-                self.runs[-1] = Run(run.first, start, step)
+                run.last = start
                 return
         self.runs.append(Run(start, start, step))
         if len(self.runs) > MOST_RUNS:

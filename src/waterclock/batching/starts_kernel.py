@@ -1,4 +1,4 @@
-"""Where windows have begun, over arrays, compiled with Numba as part of `rate_kernel`; see `waterclock.batching.starts`."""
+"""As `waterclock.batching.starts`, over arrays, compiled with Numba as part of `rate_kernel`."""
 
 from __future__ import annotations
 

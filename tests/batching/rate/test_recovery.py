@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.batching.rate.test_columns import NAMES, described, described_columns, laid_out, run_class
-from tests.batching.rate.traffic import SECOND, T0, YEAR, at, by_time, frozen, message, pulses
+from tests.batching.rate.test_columns import NAMES, described_columns, laid_out, run_class
+from tests.batching.rate.traffic import SECOND, YEAR, at, frozen, message, pulses
 
 from waterclock.batching.batch import Batch
 from waterclock.batching.rate_aware import RateAwareBatcher
@@ -117,3 +118,66 @@ def test_no_identity_comes_twice_however_often_time_goes_back_and_lengths_change
     for begin, off in turns:
         arrivals += [[message("det", m.event_time + off)] for m in pulses("det", 10, begin, begin + 16)]
     starts_are_unique(arrivals, lengths)
+
+
+def test_a_source_whose_messages_are_rare_is_found_again_too() -> None:
+    """A gap between two of them is wider than three lengths, and still they move on."""
+    arrivals = [[message("log", at(10 * k))] for k in [*range(10), *range(200, 220)]]
+    batcher = RateAwareBatcher(clock=frozen)
+    batches = [b for call in arrivals for b in batcher.add(call)]
+    assert [len(b.messages) for b in batches if b.start > at(1990)] == [1] * 14
+    assert [len(b.messages) for b in batches if b.reason == "stall"] == [6]
+    columns = RateAwareColumns(NAMES)
+    assert described_columns(columns.add(*laid_out(arrivals, NAMES), flush=True)) == run_class(arrivals, {})
+
+
+@pytest.mark.parametrize("offset", [0, 43 * YEAR], ids=["near", "elsewhere"])
+def test_a_clock_that_stands_still_hides_nothing_however_much_it_sends(offset: int) -> None:
+    frozen_clock = [(at(SILENCE + k / 50), message("log", at(0) + offset)) for k in range(40 * 50)]
+    detector = on_time(pulses("det", 14, SILENCE, SILENCE + 40))
+    arrivals = in_calls(arriving(on_time(pulses("det", 14, -1, 0.5)), frozen_clock, detector), None)
+    batcher = RateAwareBatcher(clock=frozen)
+    batches = [b for call in arrivals for b in batcher.add(call)]
+    found = [b for b in batches if at(SILENCE) <= b.start < at(SILENCE) + YEAR]
+    assert len(found) >= 25
+    assert {sum(m.stream == "det" for m in b.messages) for b in found[5:]} == {14}
+    columns = RateAwareColumns(NAMES)
+    assert described_columns(columns.add(*laid_out(arrivals, NAMES), flush=True)) == run_class(arrivals, {})
+
+
+@pytest.mark.parametrize("event_time", [at(0), at(0) + 43 * YEAR, at(0) - 43 * YEAR])
+def test_what_is_buffered_is_bounded_where_every_clock_stands_still(event_time: int) -> None:
+    with patch("waterclock.batching.stall.MOST_UNMOVED", 100):
+        batcher = RateAwareBatcher(clock=frozen)
+        batcher.add(pulses("det", 14, -1, 0))
+        batches: list[Batch] = []
+        for _ in range(1000):
+            batches += batcher.add([message("log", event_time)])
+            assert batcher.buffered <= 100
+    assert len(batches) >= 9
+    assert len({b.id for b in batches}) == len(batches)
+
+
+def test_the_columns_hold_as_much_as_the_class_where_every_clock_stands_still() -> None:
+    # More than the bound, in few calls: the kernel's bound is compiled.
+    arrivals = [pulses("det", 14, -1, 0), *([message("log", at(-50))] * 30_000 for _ in range(9))]
+    columns = RateAwareColumns(NAMES)
+    found = columns.add(*laid_out(arrivals, NAMES))
+    assert list(zip(found.starts.tolist(), found.reasons, np.diff(found.offsets).tolist(), strict=True)) == [
+        (b.start, b.reason, len(b.messages)) for b in _batches(RateAwareBatcher(clock=frozen), arrivals)
+    ]
+    assert found.reasons == ("start", "stall", "stall")
+    assert columns.buffered == 30_000
+
+
+def _batches(batcher: RateAwareBatcher, arrivals: list[list[Message]]) -> list[Batch]:
+    return [b for call in arrivals for b in batcher.add(call)]
+
+
+def test_a_live_source_is_not_thrown_back_by_a_late_gateway() -> None:
+    live = [[m] for m in pulses("det", 14, -1, 60)]
+    backlog = [pulses("log", 5, k, k + 60) for k in range(-6000, -60, 60)]
+    batcher = RateAwareBatcher(gated=("det",), clock=frozen)
+    batches = _batches(batcher, [call for pair in zip(live, backlog * 9, strict=False) for call in pair])
+    assert not any(b.reason == "stall" for b in batches)
+    assert all(sum(m.stream == "det" for m in b.messages) == 14 for b in batches[8:])
