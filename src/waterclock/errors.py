@@ -1,4 +1,4 @@
-"""Every error and warning that Waterclock gives on purpose. Each says what was wrong, with which value, and what to do."""
+"""Every error and warning that Waterclock gives on purpose. Each says what was wrong, with which value and remedy."""
 
 from __future__ import annotations
 

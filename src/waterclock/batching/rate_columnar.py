@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from waterclock.batching.long_call import warn
 from waterclock.batching.rate_columns_state import RateColumnsState
-from waterclock.batching.rate_rule import EPOCH, MOST_EPOCHS, Gated, RateRule, gate_chooser
-from waterclock.batching.starts import MOST_RUNS
+from waterclock.batching.rate_rule import EPOCH, Gated, RateRule, gate_chooser
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.quoting import quoted
 from waterclock.time import MAX_NS, Duration
@@ -82,7 +81,6 @@ class RateAwareColumns:
     __slots__ = (
         "_codes",
         "_count",
-        "_elsewhere",
         "_factor",
         "_facts",
         "_names",
@@ -90,7 +88,6 @@ class RateAwareColumns:
         "_paused",
         "_rings",
         "_row_of",
-        "_runs",
         "_times",
         "_tracks",
         "_waits_for",
@@ -107,16 +104,13 @@ class RateAwareColumns:
         self._names = list(streams)
         self._factor = rule.factor
         may_gate = np.array([*map(gate_chooser(gated), streams), False], np.bool_)
-        kernel = _kernel()
-        layout = kernel.track_kernel
+        layout = _kernel().track_kernel
         self._row_of = np.where(may_gate, np.arange(len(may_gate)), len(may_gate) - 1).astype(np.uint32)
-        self._facts = np.zeros(layout.FACTS, np.int64)
+        self._facts = np.zeros(layout.ALL_FACTS, np.int64)
         self._facts[[layout.LENGTH, layout.TIMEOUT_NS]] = _in_kernel(rule)
         self._tracks = np.zeros((len(may_gate), layout.TRACK_COLUMNS), np.int64)
         self._tracks[:, layout.MAY_GATE] = may_gate
         self._rings = np.zeros((len(may_gate), layout.KEPT_DIFFERENCES), np.int64)
-        self._elsewhere = np.zeros((MOST_EPOCHS, kernel.stall_kernel.ELSEWHERE_COLUMNS), np.int64)
-        self._runs = np.zeros((MOST_RUNS + 1, kernel.starts_kernel.RUN_COLUMNS), np.int64)
         self._paused = True  # no time passes for the clock until it is read again
         self._count = 0
         self._codes = np.empty(0, np.uint32)
@@ -244,9 +238,13 @@ class RateAwareColumns:
     def state(self) -> bytes:
         """Write down everything that is known, options included, for `restore`."""
         layout = _kernel().track_kernel
-        elsewhere, runs = self._elsewhere[: self._facts[layout.EPOCHS]], self._runs[: self._facts[layout.RUNS]]
-        arrays = [getattr(self, name) for name in _ARRAYS]
-        return RateColumnsState(self._factor, self._count, *arrays, elsewhere, runs).to_bytes()  # pyright: ignore[reportCallIssue]  # it cannot count them
+        elsewhere, runs = self._rows()
+        arrays = {name: getattr(self, f"_{name}") for name in _ARRAYS} | {
+            "facts": self._facts[: layout.FACTS],
+            "elsewhere": elsewhere[: self._facts[layout.EPOCHS]],
+            "runs": runs[: self._facts[layout.RUNS]],
+        }
+        return RateColumnsState(self._factor, self._count, **arrays).to_bytes()
 
     @classmethod
     def restore(cls, state: bytes, streams: Sequence[str] = ()) -> RateAwareColumns:
@@ -272,14 +270,22 @@ class RateAwareColumns:
         """
         known = RateColumnsState.from_bytes(state, _kernel().track_kernel)
         restored = cls([])
-        restored._factor, restored._count, *arrays, elsewhere, runs = known
-        restored._elsewhere[: len(elsewhere)] = elsewhere
-        restored._runs[: len(runs)] = runs
-        for name, array in zip(_ARRAYS, arrays, strict=True):
-            setattr(restored, name, array)
+        restored._factor, restored._count = known.factor, known.taken
+        for name in _ARRAYS:
+            setattr(restored, f"_{name}", getattr(known, name))
+        restored._facts[: len(known.facts)] = known.facts
+        elsewhere, runs = restored._rows()
+        elsewhere[: len(known.elsewhere)] = known.elsewhere
+        runs[: len(known.runs)] = known.runs
         numbers = range(len(streams), len(restored._row_of) - 1)
         restored._names = [*streams, *map(str, numbers)]
         return restored
+
+    def _rows(self) -> tuple[Ints, Ints]:
+        """Look at what is elsewhere and at the runs of starts, which stand behind the other facts."""
+        layout = _kernel().track_kernel
+        elsewhere, runs = np.split(self._facts[layout.ELSEWHERE_FROM :], [layout.RUNS_FROM - layout.ELSEWHERE_FROM])
+        return elsewhere.reshape(-1, layout.ELSEWHERE_COLUMNS), runs.reshape(-1, layout.RUN_COLUMNS)
 
     def _check(self, codes: Ints, times: Ints, bounds: Ints) -> None:
         known = len(self._row_of) - 1
@@ -333,7 +339,7 @@ class RateAwareColumns:
         children = (np.empty(count, np.int32) for _ in range(2))
         kernel.run(
             rows, times, calls, clock, flush, facts, tracks, self._rings,
-            self._elsewhere, self._runs, *children, waits_for, joined, starts, ends, closed_at, reasons, until,
+            *children, waits_for, joined, starts, ends, closed_at, reasons, until,
         )  # fmt: skip
         closed, given_out = facts[layout.BATCHES], facts[layout.ACTIVE_FROM]
         batches = RateBatches(
@@ -350,8 +356,8 @@ class RateAwareColumns:
         return batches
 
 
-# In the order of the state's.
-_ARRAYS = ("_row_of", "_facts", "_tracks", "_rings", "_codes", "_times", "_numbers", "_waits_for")
+# What is in the state as it is.
+_ARRAYS = ("row_of", "tracks", "rings", "codes", "times", "numbers", "waits_for")
 
 
 def _long_calls(times: Ints, bounds: Ints, farthest: int) -> list[int]:

@@ -12,8 +12,8 @@ from numba import njit, types
 from waterclock.batching import stall_kernel, starts_kernel, track_kernel, window_kernel
 from waterclock.batching.period import KEPT_DIFFERENCES
 from waterclock.batching.rate_rule import ABSENT, EPOCH, HORIZON, STALLED
-from waterclock.batching.stall_kernel import is_stuck, moved
-from waterclock.batching.starts_kernel import begin_start, free_start, remember_start
+from waterclock.batching.stall_kernel import is_stuck
+from waterclock.batching.starts_kernel import free_start, remember_run
 from waterclock.batching.track_kernel import (
     ACTIVE_FROM,
     ALL_PILED,
@@ -21,6 +21,7 @@ from waterclock.batching.track_kernel import (
     BEFORE_ALL,
     BEGUN,
     COMPILED_FROM,
+    EPOCHS,
     FAR_FROM,
     FURTHEST,
     GATING,
@@ -71,7 +72,6 @@ from waterclock.batching.window_kernel import (
     join,
     notice_and_count,
     open_window,
-    turn_to,
     windows_to_first,
     write_batch,
 )
@@ -186,7 +186,7 @@ def _begin(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, 
     oldest, newest = plausible_range(messages.times[first:stop], length, False)
     start = placed(newest, length)
     facts[BEGUN] = 1
-    facts[WINDOW_START] = facts[HIGH_WATER] = facts[FURTHEST] = start
+    facts[WINDOW_START] = facts[HIGH_WATER] = start
     begin_track(len(known.tracks) - 1, known)
     for message in range(first, stop):
         join(message, facts, out)
@@ -198,10 +198,11 @@ def _begin(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, 
     for row in range(len(known.tracks) - 1):
         if known.tracks[row, TRACKED]:
             regrid(row, start, known)
-    begin_start(start, length, known)
-    remember_start(min(oldest, start - 1), min(oldest, start - 1), 1, known)
-    write_batch(min(oldest, start - 1), start, START, facts, out)
-    turn_to(start, 0, known, messages, out)
+    begin = min(oldest, start - 1)
+    write_batch(begin, start, START, facts, out)
+    facts[FURTHEST] = begin
+    open_window(start, 0, known, messages, out)
+    remember_run(begin, begin, 1, facts)
 
 
 @njit(error_model="numpy")
@@ -210,7 +211,7 @@ def _place_anew(anchor: int, known: Known, messages: Waiting, out: Out) -> None:
     start = placed(anchor, facts[LENGTH])
     if start <= facts[FURTHEST]:
         facts[SETBACKS] += 1
-        start = free_start(start + facts[SETBACKS], known)
+        start = free_start(start + facts[SETBACKS], facts)
     last_plausible = start + (1 + HORIZON) * facts[LENGTH]
     for row in range(len(known.tracks)):
         track = known.tracks[row]
@@ -265,7 +266,7 @@ def _add(rows: Codes, first: int, stop: int, now: int, known: Known, messages: W
             facts[SINCE] = now
         return
     if facts[JOINED] == facts[ACTIVE_FROM] and not facts[ALL_PILED]:
-        moved(known)
+        facts[UNMOVED] = facts[EPOCHS] = 0
         facts[SINCE] = now
     start, length = facts[WINDOW_START], facts[LENGTH]
     high_water, held = facts[HIGH_WATER], facts[JOINED]
@@ -276,14 +277,15 @@ def _add(rows: Codes, first: int, stop: int, now: int, known: Known, messages: W
         closed = _settle(known, messages, out)
     if not closed:
         if facts[HIGH_WATER] > high_water:
-            moved(known)
+            facts[UNMOVED] = facts[EPOCHS] = 0
         elif first < stop:
-            stalled = is_stuck(messages.times[first:stop], facts[JOINED] - held, start, length, known)
+            facts[UNMOVED] += facts[JOINED] - held
+            stalled = is_stuck(messages.times, first, stop, start, length, facts)
         if stalled or now - facts[SINCE] >= STALLED * length:
             _recover(known, messages, out)
             stalled = True
     if closed or stalled:
-        moved(known)
+        facts[UNMOVED] = facts[EPOCHS] = 0
         facts[SINCE] = now
 
 
@@ -297,7 +299,7 @@ def _flush(known: Known, messages: Waiting, out: Out) -> None:
         else:
             steps = max(1, windows_to_first(False, known, messages))
         open_window(facts[WINDOW_START] + steps * facts[LENGTH], steps, known, messages, out)
-    moved(known)
+    facts[UNMOVED] = facts[EPOCHS] = 0
     facts[SINCE] = facts[LOOKED]
 
 
@@ -311,7 +313,7 @@ _rows = types.Array(types.int32, 1, "C")
 
 _SIGNATURE = types.void(
     _codes_in, _times_in, _times_in, _times_in, types.boolean, _ints, _tables, _tables,
-    _tables, _tables, _rows, _rows, _rows, _ints, _ints, _ints, _ints, _ints, _ints,
+    _rows, _rows, _rows, _ints, _ints, _ints, _ints, _ints, _ints,
 )  # fmt: skip
 
 
@@ -328,8 +330,6 @@ def _compiled(fingerprint: int) -> Callable[..., None]:
         facts: Ints,
         tracks: Table,
         rings: Table,
-        elsewhere: Table,
-        runs: Table,
         left: Rows,
         right: Rows,
         waits_for: Rows,
@@ -346,7 +346,7 @@ def _compiled(fingerprint: int) -> Callable[..., None]:
         where there is a clock. Those before ``calls[0]`` are from earlier: in the window where ``waits_for`` is NONE,
         else waiting for that track. Afterwards it tells so of all messages that are in no batch.
         """
-        known = Known(facts, tracks, rings, elsewhere, runs)
+        known = Known(facts, tracks, rings)
         messages = Waiting(times, left, right, waits_for)
         out = Out(joined, starts, ends, closed, reasons, until)
         for message in range(calls[0]):

@@ -6,75 +6,74 @@ import numpy as np
 from numba import njit
 
 from waterclock.batching.starts import MOST_RUNS
-from waterclock.batching.track_kernel import FURTHEST, NONE, RUNS, Known, apart
+from waterclock.batching.track_kernel import FURTHEST, NONE, RUN_COLUMNS, RUNS, RUNS_FROM, Ints, apart
 from waterclock.time import MIN_NS
 
-# The columns of a run.
-FIRST_START, LAST_START, STEP, RUN_COLUMNS = range(4)
+# Where the last start and the step of a run stand, behind its first.
+_LAST, _STEP = 1, 2
 
 
 @njit(error_model="numpy")
-def _taken(start: int, known: Known) -> int:
-    runs = known.runs
-    for k in range(known.facts[RUNS]):
-        first = runs[k, FIRST_START]
-        if first <= start <= runs[k, LAST_START] and apart(first, start) % np.uint64(runs[k, STEP]) == np.uint64(0):
-            return k
+def _taken(start: int, facts: Ints) -> int:
+    for k in range(facts[RUNS]):
+        run = RUNS_FROM + RUN_COLUMNS * k
+        first = facts[run]
+        if first <= start <= facts[run + _LAST] and apart(first, start) % np.uint64(facts[run + _STEP]) == np.uint64(0):
+            return int(run)
     return NONE
 
 
 @njit(error_model="numpy")
-def free_start(start: int, known: Known) -> int:
+def free_start(start: int, facts: Ints) -> int:
     """As `Starts.free`."""
-    furthest = int(known.facts[FURTHEST])
+    furthest = int(facts[FURTHEST])
     if start > furthest:
         return start
     for _ in range(2 * MOST_RUNS):
-        k = _taken(start, known)
-        if k == NONE:
+        run = _taken(start, facts)
+        if run == NONE:
             return start
-        start = int(known.runs[k, LAST_START]) + 1 if known.runs[k, STEP] == 1 else start + 1
+        start = int(facts[run + _LAST]) + 1 if facts[run + _STEP] == 1 else start + 1
     return furthest + 1
 
 
 @njit(error_model="numpy")
-def _remove_earliest(known: Known) -> int:
-    facts, runs = known.facts, known.runs
-    earliest = 0
-    for k in range(1, facts[RUNS]):
-        if runs[k, LAST_START] < runs[earliest, LAST_START]:
-            earliest = k
-    last = int(runs[earliest, LAST_START])
-    for k in range(earliest, facts[RUNS] - 1):
-        runs[k, :] = runs[k + 1, :]
+def _remove_earliest(facts: Ints) -> int:
+    count = int(facts[RUNS])
+    earliest = RUNS_FROM
+    for k in range(1, count):
+        run = RUNS_FROM + RUN_COLUMNS * k
+        if facts[run + _LAST] < facts[earliest + _LAST]:
+            earliest = run
+    last = int(facts[earliest + _LAST])
+    for place in range(earliest, RUNS_FROM + RUN_COLUMNS * (count - 1)):
+        facts[place] = facts[place + RUN_COLUMNS]
     facts[RUNS] -= 1
     return last
 
 
 @njit(error_model="numpy")
-def remember_start(first: int, last: int, step: int, known: Known) -> None:
+def remember_run(first: int, last: int, step: int, facts: Ints) -> None:
     """Take note of a run that began before all others."""
-    facts, runs = known.facts, known.runs
-    for k in range(facts[RUNS], 0, -1):
-        runs[k, :] = runs[k - 1, :]
-    runs[0, FIRST_START], runs[0, LAST_START], runs[0, STEP] = first, last, step
+    for place in range(RUNS_FROM + RUN_COLUMNS * facts[RUNS] - 1, RUNS_FROM - 1, -1):
+        facts[place + RUN_COLUMNS] = facts[place]
+    facts[RUNS_FROM], facts[RUNS_FROM + _LAST], facts[RUNS_FROM + _STEP] = first, last, step
     facts[RUNS] += 1
 
 
 @njit(error_model="numpy")
-def begin_start(start: int, step: int, known: Known) -> None:
+def begin_start(start: int, step: int, facts: Ints) -> None:
     """As `Starts.begin`."""
-    facts, runs = known.facts, known.runs
     facts[FURTHEST] = max(facts[FURTHEST], start)
-    count = facts[RUNS]
-    if count:
-        last = runs[count - 1, LAST_START]
-        follows = runs[count - 1, STEP] == step and start > last
-        if follows and apart(last, start) % np.uint64(step) == np.uint64(0):
-            runs[count - 1, LAST_START] = start
+    run = RUNS_FROM + RUN_COLUMNS * facts[RUNS]
+    if facts[RUNS]:
+        before = run - RUN_COLUMNS
+        last = int(facts[before + _LAST])
+        if facts[before + _STEP] == step and start > last and apart(last, start) % np.uint64(step) == np.uint64(0):
+            facts[before + _LAST] = start
             return
-    runs[count, FIRST_START], runs[count, LAST_START], runs[count, STEP] = start, start, step
+    facts[run], facts[run + _LAST], facts[run + _STEP] = start, start, step
     facts[RUNS] += 1
     if facts[RUNS] > MOST_RUNS:
-        _remove_earliest(known)
-        remember_start(MIN_NS, _remove_earliest(known), 1, known)
+        _remove_earliest(facts)
+        remember_run(MIN_NS, _remove_earliest(facts), 1, facts)

@@ -10,7 +10,8 @@ from numba import njit
 
 from waterclock.batching.period import KEPT_DIFFERENCES, MIN_DIFFERENCES
 from waterclock.batching.pulse_grid import DRIFT_TOLERANCE
-from waterclock.batching.rate_rule import EPOCH, HORIZON, MOVING
+from waterclock.batching.rate_rule import EPOCH, HORIZON, MOST_EPOCHS, MOVING
+from waterclock.batching.starts import MOST_RUNS
 from waterclock.time import MAX_NS, MIN_NS
 
 Ints = npt.NDArray[np.int64]
@@ -72,6 +73,13 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
     FACTS,
 ) = range(25)
 
+# Behind them, in the same array, since each further one costs at every call: the rows of what is elsewhere and of runs.
+ELSEWHERE_FROM = FACTS
+ELSEWHERE_COLUMNS = 4
+RUNS_FROM = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * MOST_EPOCHS
+RUN_COLUMNS = 3
+ALL_FACTS = RUNS_FROM + RUN_COLUMNS * (MOST_RUNS + 1)
+
 NONE = -1
 NEVER = MAX_NS
 BEFORE_ALL = MIN_NS
@@ -81,17 +89,11 @@ _NEAR = 8
 
 
 class Known(NamedTuple):
-    """All but messages.
-
-    ``tracks`` and ``rings`` have a row for each stream, and a last one for those that ride. Of ``elsewhere`` and
-    ``runs`` as many rows count as ``facts`` say.
-    """
+    """All but messages; ``tracks`` and ``rings`` have a row for each stream, and a last one for those that ride."""
 
     facts: Ints
     tracks: Table
     rings: Table
-    elsewhere: Table
-    runs: Table
 
 
 class Waiting(NamedTuple):

@@ -146,21 +146,14 @@ def _change_length(start: int, known: Known) -> None:
 def open_window(start: int, steps: int, known: Known, messages: Waiting, out: Out) -> None:
     """As `Assembly.open`."""
     facts = known.facts
-    free = free_start(start, known)
-    if free != start:
-        start, steps = free, 0
+    free = free_start(start, facts)
+    steps *= free == start  # elsewhere, as after a change of length, nothing is just moved on
+    start = free
     if facts[NEXT_LENGTH]:
         _change_length(start, known)
         steps = 0
-    begin_start(start, facts[LENGTH], known)
-    turn_to(start, steps, known, messages, out)
-
-
-@njit(error_model="numpy")
-def turn_to(start: int, steps: int, known: Known, messages: Waiting, out: Out) -> None:
-    """As `Assembly.open`, once it is known where."""
-    facts = known.facts
     length = facts[LENGTH]
+    begin_start(start, length, facts)
     facts[WINDOW_START] = start
     facts[GATING] = facts[CONTRIBUTING] = facts[WAITING] = facts[ALL_PILED] = 0
     newest_waiting = BEFORE_ALL
