@@ -24,6 +24,7 @@ from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import BOUNDED, TIMES, ledgers, topics
 from waterclock.message import Position
 from waterclock.topics import peaks, retention
+from waterclock.topics.places import LedgerRoot
 from waterclock.topics.row_groups import row_groups_from_json, row_groups_to_json
 from waterclock.topics.topic import Topic
 
@@ -143,7 +144,7 @@ def main() -> None:
     with databases() as urls, tempfile.TemporaryDirectory(dir=WORK) as folder:
         for kind, url in urls.items():
             backend = Backend(url)
-            database = Database(backend, str(Path(folder) / kind))
+            database = Database(backend, LedgerRoot(str(Path(folder) / kind)))
             small, large, wild = build(database, SMALL), build(database, LARGE), build(database, LARGE, wild=True)
             fill_with_topics(backend)
             figures[kind] = {**measure_listing(small, large, database), **measure_trimming(large, wild)}

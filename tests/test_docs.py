@@ -12,7 +12,7 @@ import pytest
 import waterclock as wc
 
 DOCS = Path(__file__).parent.parent / "docs"
-BLOCKS = re.compile(r"```python\n(.*?)```", re.DOTALL)
+BLOCKS = re.compile(r"```python\n(?!# \S+\.py\n)(.*?)```", re.DOTALL)  # not the files of a project: test_frameworks.py
 PAGES = [
     # Spark's has three streams and takes a minute.
     pytest.param(name, marks=[pytest.mark.slow] if "spark" in name else [])

@@ -1,4 +1,4 @@
-"""Waterclock: keeps messages found by time, batches them by when they happened, hands them out as work done once."""
+"""Waterclock: stores messages and finds them by time, batches them by when they happened, hands them out as work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from waterclock.connection import Database, connect
     from waterclock.errors import (
         AlreadyExistsError,
+        ConstraintError,
         DamagedError,
+        ForbiddenError,
         InvalidArgumentError,
         LeaseLostError,
         LongCallWarning,
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
         OrderError,
         PartlyPutError,
         ProducerFencedError,
+        RefusedError,
         SchemaError,
+        TimedOutError,
         UnavailableError,
         WaterclockError,
     )
@@ -42,10 +46,12 @@ __all__ = [
     "AlreadyExistsError",
     "Batch",
     "BySource",
+    "ConstraintError",
     "DamagedError",
     "Database",
     "Delivery",
     "EventTimeBatcher",
+    "ForbiddenError",
     "InvalidArgumentError",
     "LeaseLostError",
     "LongCallWarning",
@@ -58,9 +64,11 @@ __all__ = [
     "ProducerFencedError",
     "RateAwareBatcher",
     "RateAwareColumns",
+    "RefusedError",
     "Rejection",
     "SchemaError",
     "Subscription",
+    "TimedOutError",
     "Topic",
     "UnavailableError",
     "WaterclockError",

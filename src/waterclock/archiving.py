@@ -1,9 +1,9 @@
 """Archiving: acked messages of a message table move into a topic, each exactly once, and out of the table.
 
-A piece is appended to the topic by a numbered producer, then deleted from the table. Whoever is killed in between
-leaves messages in both; the next one takes the producer over, which fences the killed one, reads the producer's last
-append back from the topic, and deletes its messages from the table before it goes on. So it does not matter that the
-rows that are due by then are others, nor whether table and topic are in one database.
+A piece is appended to the topic by a numbered producer, then deleted from the table. A process that is killed in
+between leaves messages in both; the next one takes the producer over, which fences the killed one, reads the producer's
+last append back from the topic, and deletes its messages from the table before it goes on. So it does not matter that
+the rows that are due by then are others, nor whether table and topic are in one database.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PREFIX = "waterclock."
 _log = logging.getLogger(__name__)
 
 _ROWS = 1000
-_BYTES = 4 << 20  # of payloads in one append; MariaDB takes 8 MB at once unless told otherwise
+_BYTES = 4 << 20  # of payloads in one append; MariaDB takes 8 MB at once unless configured otherwise
 
 
 def archive_table(
@@ -57,7 +57,7 @@ def archive_table(
     Raises
     ------
     ProducerFencedError
-        Where somebody else has begun to archive under the same name.
+        Where another process has begun to archive under the same name.
     """
     age = to_duration(older_than, "older_than")
     context = table.context
@@ -101,7 +101,7 @@ def _pieces(context: TableContext, before: int) -> Iterator[Sequence[Any]]:
         size = 0
         for row in rows:
             if isinstance(row.message, Unreadable) or isinstance(row.id, Unreadable):
-                continue  # nobody can say what it is: it stays where it can be looked at
+                continue  # it cannot be read: it stays where it can be looked at
             if piece and size > _BYTES:
                 yield piece
                 piece, size = [], 0

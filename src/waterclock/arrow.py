@@ -144,6 +144,23 @@ def _numbers(column: pa.Array, first: int, count: int) -> pa.Array:
     return pa.Array.from_buffers(column.type, count, [None, data])
 
 
+def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    if field.name in _TIMES:
+        column = as_nanoseconds(column, field.name)
+    elif field.type == pa.string() and _is_number(column.type):
+        # Arrow would write 7.0 and true, names that the producer never said.
+        raise SchemaError(f"column {field.name!r} is {column.type}; it must be string, or a dictionary of strings")
+    try:
+        return column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise SchemaError(f"column {field.name!r} cannot become {field.type}: {error}") from None
+
+
+def _is_number(given: pa.DataType) -> bool:
+    values = given.value_type if pa.types.is_dictionary(given) else given
+    return pa.types.is_primitive(values)  # numbers, truth values, dates and times
+
+
 def as_message_columns(table: pa.Table | pa.RecordBatch) -> pa.Table:
     """Bring a user's table into `MESSAGE_SCHEMA`: columns ordered and cast, optional ones filled in.
 
@@ -168,12 +185,7 @@ def as_message_columns(table: pa.Table | pa.RecordBatch) -> pa.Table:
         if given.schema.names.count(field.name) > 1:
             raise SchemaError(f"the table has several columns {field.name!r}; it has {given.schema.names}")
         column = _sound(given.column(field.name), field.name)
-        try:
-            if field.name in _TIMES:
-                column = as_nanoseconds(column, field.name)
-            column = column.cast(field.type)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-            raise SchemaError(f"column {field.name!r} cannot become {field.type}: {error}") from None
+        column = _cast(column, field)
         if not field.nullable and column.null_count:
             raise InvalidArgumentError(f"column {field.name!r} holds {column.null_count} nulls; every message needs it")
         if field.name in ("source", "stream") and pc.call_function("equal", [column, ""]).to_numpy().any():

@@ -16,8 +16,8 @@ from waterclock.time import Clock, Duration
 from waterclock.topics.choices import OnAhead
 from waterclock.topics.places import LedgerRoot, ledgers_beside
 
-# Topics and message tables are imported when the first one is asked for: who works with the one need not wait for the
-# other, nor a command that only opens the database for either.
+# Topics and message tables are imported when the first one is asked for: a program that works with the one need not
+# wait for the other, nor a command that only opens the database for either.
 if TYPE_CHECKING:
     from waterclock.backup.backing_up import BackedUp
     from waterclock.tables.message_table import MessageTable
@@ -102,7 +102,7 @@ class Database:
     def topic(self, name: str) -> Topic:
         """Open a topic.
 
-        Its ledgers lie in the store in which they were written, which is told by the marker at its root: under the
+        Its ledgers lie in the store in which they were written, which is known by the marker at its root: under the
         ``ledgers`` of `connect`, where that is given, or else where the catalogue says. Where that place cannot be
         reached just now, the topic opens all the same, so that producers can append.
 
@@ -173,7 +173,7 @@ class Database:
         cache_size
             How many messages a subscription holds at the most that are neither acked nor given back.
         poll_interval
-            How often consumers look for messages that they were not told of.
+            How often consumers look for messages that no notification announced.
         min_backoff
             Shortest pause after a failed attempt; None: messages are sent again as soon as their wait is over.
         max_backoff
@@ -274,7 +274,7 @@ class Database:
         NotFoundError
             Where there is no such table or topic.
         ProducerFencedError
-            Where somebody else has begun to archive the table meanwhile.
+            Where another process has begun to archive the table meanwhile.
         """
         from waterclock.archiving import archive_table
 

@@ -28,7 +28,7 @@ class InvalidArgumentError(WaterclockError, ValueError):
 
 
 class LeaseLostError(WaterclockError):
-    """The lease of a delivery ended before it was acked, so the message belongs to somebody else by now."""
+    """The lease of a delivery ended before it was acked, so another consumer may have the message by now."""
 
 
 class OrderError(WaterclockError):
@@ -54,7 +54,26 @@ class SchemaError(WaterclockError):
 
 
 class UnavailableError(WaterclockError):
-    """A database, file or Java runtime could not be reached; trying again later may help."""
+    """A database, file or Java runtime could not be reached or used; trying again later may help."""
+
+
+class TimedOutError(UnavailableError):
+    """The database ended a statement that took longer, or waited longer for a lock, than a limit there allows."""
+
+
+class RefusedError(WaterclockError):
+    """The database refused a statement, and would again; the driver's error is the ``__cause__`` where it may be shown.
+
+    It may not where it quotes a password.
+    """
+
+
+class ConstraintError(RefusedError):
+    """What was written breaks a constraint of the database, such as a unique column."""
+
+
+class ForbiddenError(RefusedError):
+    """The database's user lacks a privilege."""
 
 
 class DamagedError(WaterclockError):

@@ -1,4 +1,4 @@
-"""The message: one thing that was sent, and its place in a topic. Everybody passes these around."""
+"""The message: one thing that was sent, and its place in a topic. All floors pass these around."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def _decimals(fraction: int) -> str:
 
 
 def _whole(value: object, name: str, remedy: str) -> int:
-    # A bool is an int to Python and a mistake to everybody else.
+    # A bool is an int to Python and a mistake to a reader.
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise InvalidArgumentError(f"{name}: {quoted(value)} is a {type(value).__name__}; {remedy}")
     return operator.index(value)

@@ -64,7 +64,7 @@ _SECRET_OPTION = re.compile(r"secret|key|token|pass|pwd|sig|credential", re.IGNO
 
 
 def shown(url: object) -> str:
-    """Render a database's URL without its password and whatever else in it may be secret.
+    """Render a database's URL without its password and all else in it that may be secret.
 
     Parameters
     ----------

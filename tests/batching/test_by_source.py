@@ -9,7 +9,7 @@ from tests.batching.traffic import arrivals, rules
 from waterclock.batching.batch import Batch
 from waterclock.batching.by_source import BySource
 from waterclock.batching.event_time import EventTimeBatcher
-from waterclock.errors import InvalidArgumentError
+from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Message
 
 SOURCES = "xyz"
@@ -128,3 +128,87 @@ def test_nothing_but_messages_is_taken() -> None:
         BySource(batcher_of_five).add("text")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match=r"factory: .* is a EventTimeBatcher"):
         BySource(batcher_of_five())  # type: ignore[arg-type]
+
+
+def test_an_advance_over_idle_sources_looks_at_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = BySource(batcher_of_five)
+    sources.add([message(f"idle {k}", 0) for k in range(500)])
+    sources.advance(100)
+    sources.add([message("busy", 101), message("far", 1_000, received=1_000)])
+    looks: list[int] = []
+    advance = EventTimeBatcher.advance
+    monkeypatch.setattr(EventTimeBatcher, "advance", lambda batcher, now: looks.append(now) or advance(batcher, now))
+
+    assert [batch.source for batch in sources.advance(200)] == ["busy"]
+    assert looks == [200]
+
+
+@given(arrivals(sources=SOURCES), rules, st.lists(st.tuples(st.integers(0, 46), st.integers(0, 80)), max_size=8))
+def test_forgetting_changes_nothing_while_the_clock_is_advanced(
+    messages: list[Message], rule: Rule, advances: list[tuple[int, int]]
+) -> None:
+    steps: list[Message | int] = [*messages]
+    for place, now in advances:
+        steps.insert(place, now)
+    steady, forgetful = BySource(lambda: EventTimeBatcher(*rule)), BySource(lambda: EventTimeBatcher(*rule))
+    for step in [-100, *steps, LARGEST]:
+        if isinstance(step, Message):
+            assert forgetful.add(step) == steady.add(step)
+        else:
+            assert forgetful.advance(step) == steady.advance(step)
+            assert forgetful.take_rejected() == steady.take_rejected()
+            forgetful.forget(idle=0)
+
+
+def test_sources_that_have_been_silent_are_forgotten() -> None:
+    sources = BySource(batcher_of_five)
+    sources.add([message("old", 0), message("open", 90), message("new", 100)])
+    sources.advance(95)
+    assert sources.forget(idle=5, now=101) == 1
+    assert set(sources.stats()) == {"open", "new"}
+    assert sources.forget(idle="1h") == 0
+
+
+def test_a_source_with_a_rejection_to_take_is_not_forgotten() -> None:
+    sources = BySource(batcher_of_five)
+    sources.add([message("a", 0, received=50)])
+    assert sources.forget(idle=0, now=200) == 0
+    assert len(sources.take_rejected()) == 1
+    assert sources.forget(idle=0, now=200) == 1
+
+
+def test_without_an_advance_the_furthest_clock_says_who_is_silent() -> None:
+    sources = BySource(batcher_of_five)
+    assert sources.forget() == 0
+    sources.add([message("a", 0), message("a", 40, received=60), message("b", 1_000)])
+    sources.take_rejected()
+    assert sources.forget(idle=500) == 1
+    assert set(sources.stats()) == {"b"}
+
+
+def test_a_clock_far_ahead_is_seen_and_set_anew() -> None:
+    sources = BySource(batcher_of_five)
+    sources.add([message("a", 0), message("b", 0), message("a", 86_400)])
+    sources.add([message("a", time) for time in range(10, 1_010, 10)])
+    assert len(sources.take_rejected()) == 100
+    assert sources.stats()["a"].ahead == 86_400 - 1_000
+    assert sources.stats()["b"].ahead == 0
+
+    assert [batch.start for batch in sources.reset("a")] == [86_400]
+    sources.add([message("a", time) for time in range(1_010, 2_010, 10)])
+    assert sources.take_rejected() == []
+    assert sources.stats()["a"].clock == 2_000
+
+
+def test_an_advance_too_far_is_set_anew_for_all() -> None:
+    sources = BySource(batcher_of_five)
+    sources.add([message("a", 0), message("b", 0)])
+    sources.advance(86_400)
+    sources.reset()
+    assert sources.add([message("a", 10), message("b", 10), message("c", 10)]) == []
+    assert sources.take_rejected() == []
+
+
+def test_resetting_an_unknown_source_is_an_error() -> None:
+    with pytest.raises(NotFoundError, match="source: nothing of 'x' has come"):
+        BySource(batcher_of_five).reset("x")

@@ -11,7 +11,7 @@ from tests.services import Service
 
 from waterclock.database import backend as backend_module
 from waterclock.database.backend import Backend
-from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.errors import ConstraintError, InvalidArgumentError, UnavailableError
 
 numbers = sa.Table(
     "numbers", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), sa.Column("value", sa.BigInteger)
@@ -124,7 +124,7 @@ def test_an_error_that_will_not_go_away_is_not_tried_again(backend: Backend) -> 
         attempts.append(1)
         connection.execute(sa.insert(numbers), {"id": 1, "value": 0})
 
-    with pytest.raises(sa.exc.IntegrityError):
+    with pytest.raises(ConstraintError):
         backend.transact(fail)
     assert attempts == [1]
 

@@ -9,11 +9,10 @@ from functools import partial
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import exc
 
 from waterclock.database.backend import Backend
 from waterclock.database.direct import Direct, Frame
-from waterclock.errors import UnavailableError
+from waterclock.errors import ConstraintError, UnavailableError
 
 NORMAL, FULL = 1, 2  # PRAGMA synchronous
 
@@ -111,7 +110,7 @@ def test_a_transaction_has_all_its_statements_or_none_and_what_failed_is_lent_ag
         for one in (of, of):
             own.execute(insert, {"of": one, "what": None, "yes": None})
 
-    with pytest.raises(exc.IntegrityError):
+    with pytest.raises(ConstraintError):
         backend.transact(lambda own: insert_twice(own, 1), indexed=True)
     with pytest.raises(ZeroDivisionError):
         backend.transact(lambda own: (own.execute(insert, {"of": 2, "what": None, "yes": None}), 1 / 0), indexed=True)
@@ -204,7 +203,7 @@ def test_work_that_fails_leaves_nothing_behind_and_the_next_goes_on(backend: Bac
 
     with pytest.raises(KeyboardInterrupt):
         backend.alone(insert_and_fail)
-    with pytest.raises(exc.IntegrityError):
+    with pytest.raises(ConstraintError):
         backend.alone(lambda own: [own.execute(insert, {"of": 2, "what": None, "yes": None}) for _ in range(2)])
     backend.alone(lambda own: own.execute(insert, {"of": 3, "what": None, "yes": None}))
     assert ids(backend) == [3]

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import exc
 
 from waterclock.database import backend as backend_module
 from waterclock.database import turns as turns_module
 from waterclock.database.backend import Backend
 from waterclock.database.turns import Turns
-from waterclock.errors import UnavailableError
+from waterclock.errors import RefusedError, UnavailableError
 
 PATIENCE = 30
 
@@ -172,7 +171,7 @@ def test_writers_that_find_the_file_busy_take_turns_from_then_on(
     assert file.exists()
     backend.transact(lambda _: None)
     other.transact(lambda _: None)
-    with pytest.raises(exc.OperationalError, match="no such table"):
+    with pytest.raises(RefusedError, match="no such table"):
         other.transact(lambda connection: connection.execute(sa.text("DELETE FROM no_table")))
     other.transact(lambda _: None)
     backend.close()

@@ -107,7 +107,7 @@ def test_ids_may_be_texts_and_uuids(database: Database, id_type: Any) -> None:
     kind = "varchar(64)" if id_type == "text" else "char(36)"
     if database.backend.dialect.name == "postgresql" and id_type == "uuid":
         kind = "uuid"
-    kind += " COLLATE utf8mb4_bin" * mariadb
+    kind += " COLLATE utf8mb4_nopad_bin" * mariadb
     make_documents(database, DOCUMENTS.replace("id bigint", f"id {kind}"))
     known = str(uuid.uuid4())
     insert(database, known, "old")
@@ -190,13 +190,51 @@ def test_a_table_that_numbers_its_ids_by_itself_goes_on_doing_so(database: Datab
     assert len({delivery.id for delivery in table.receive()}) == 3
 
 
-def test_text_ids_that_mariadb_would_mix_up_are_refused(database: Database) -> None:
-    if database.backend.dialect.name == "mysql":
-        make_documents(database, DOCUMENTS.replace("id bigint", "id varchar(64)"))
-        with pytest.raises(wc.SchemaError, match=r"'id' compares by .*_ci.*; run ALTER TABLE") as raised:
-            database.create_table("orders", payload="text", id_type="text", adopt=True)
+TOO_ALIKE = {
+    "mysql": [
+        ("varchar(64) COLLATE utf8mb4_general_ci", "compares by utf8mb4_general_ci"),
+        ("varchar(64) COLLATE utf8mb4_bin", "compares by utf8mb4_bin"),
+        ("char(64) COLLATE utf8mb4_nopad_bin", "drops spaces"),
+    ],
+    "postgresql": [
+        ('varchar(64) COLLATE "no_case"', "compares by no_case"),
+        ("char(64)", "drops spaces"),
+    ],
+    "sqlite": [],  # gets a copy of the table, with columns of ours
+}
+NO_CASE = "CREATE COLLATION no_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+
+
+@pytest.mark.parametrize("column", ["id", "group_id"])
+def test_ids_and_groups_that_the_database_would_mix_up_are_refused_with_the_remedy(
+    database: Database, column: str
+) -> None:
+    kind = database.backend.dialect.name
+    if kind == "postgresql":
+        run(database, NO_CASE)
+    for number, (made, reason) in enumerate(TOO_ALIKE[kind]):
+        name = f"orders{number}"
+        ddl = DOCUMENTS.replace("orders", name).replace("id bigint", 'id varchar(64) COLLATE "C"', 1)
+        if kind == "mysql":
+            ddl = ddl.replace('"C"', "utf8mb4_nopad_bin")
+        if column == "id":
+            ddl = re.sub(r"id varchar\(64\) COLLATE \S+", f"id {made},", ddl, count=1)
+        else:
+            ddl = ddl.replace("region ", f"group_id {made}, region ")
+        run(database, ddl)
+        with pytest.raises(wc.SchemaError, match=rf"'{column}' {reason}.*; run ALTER TABLE") as raised:
+            database.create_table(name, payload="text", id_type="text", adopt=True)
         run(database, str(raised.value).partition("; run ")[2])
-        database.create_table("orders", payload="text", id_type="text", adopt=True)
+        table = database.create_table(name, payload="text", id_type="text", adopt=True, groups="sequenced")
+        table.put_many([{"id": one, "payload": one, "group": one} for one in ("a", "A", "a ")])
+        assert sorted(delivery.payload for delivery in table.receive()) == ["A", "a", "a "]
+
+
+def test_a_table_that_sqlite_compares_without_case_gets_ids_that_are_told_apart(sqlite_url: str) -> None:
+    with wc.connect(sqlite_url) as database:
+        make_documents(database, DOCUMENTS.replace("id bigint", "id varchar(64) COLLATE NOCASE"), ())
+        table = database.create_table("orders", payload="text", id_type="text", adopt=True)
+        assert not table.put_many([{"id": one, "payload": one} for one in ("a", "A")]).existing
 
 
 def test_what_cannot_be_adopted_is_refused_with_the_reason_and_left_as_it_is(database: Database) -> None:

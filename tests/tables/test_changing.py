@@ -253,3 +253,28 @@ def test_what_is_done_with_a_delivery_of_a_table_that_is_gone_says_so(
     connect().table("orders").drop()
     with pytest.raises(NotFoundError, match="'orders'"):
         getattr(delivery, verb)(*{"dead_letter": ["why"], "extend": ["1m"]}.get(verb, []))
+
+
+def test_a_column_that_is_added_under_a_subscriber_is_seen_at_the_next_look(
+    connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry, "LOOK_EVERY", 0)
+    database = connect()
+    table = database.create_table("orders", payload="text")
+    loads: list[str] = []
+    load = entry.load
+    monkeypatch.setattr(entry, "load", lambda backend, name: loads.append(name) or load(backend, name))
+    with table.subscribe(limit=1) as deliveries:
+        table.put("before")
+        assert next(deliveries).columns == {}
+        assert loads == []
+        with database.backend.engine.begin() as connection:
+            connection.execute(sa.text("ALTER TABLE orders ADD COLUMN region text"))
+        table.put("after", region="eu")
+        assert next(deliveries).columns == {"region": "eu"}
+        assert len(loads) == 1
+        with database.backend.engine.begin() as connection:
+            connection.execute(sa.text("ALTER TABLE orders DROP COLUMN region"))
+        table.put("in the end")
+        assert next(deliveries).columns == {}
+        assert len(loads) == 2

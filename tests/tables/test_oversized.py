@@ -14,6 +14,7 @@ from tests.services import Service
 
 import waterclock as wc
 from waterclock.connection import Database
+from waterclock.errors import ConstraintError
 from waterclock.tables.message_table import MessageTable
 
 SMALL_LIMIT = 100_000  # bytes
@@ -93,5 +94,5 @@ def test_another_error_is_told_as_it_is_however_large_the_message(make_table: Ma
     with database.backend.engine.begin() as connection:
         connection.execute(sa.text("CREATE UNIQUE INDEX only_one ON orders(priority)"))
     table.put("tea")
-    with pytest.raises(sa.exc.IntegrityError):
+    with pytest.raises(ConstraintError):
         table.put("x" * 500_000)

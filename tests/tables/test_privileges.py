@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import exc
 from tests.services import Service
 
 import waterclock as wc
+from waterclock.errors import ForbiddenError
 from waterclock.tables.message_table import MessageTable
 
 from .shells import ShellError, run_shell
@@ -74,7 +74,7 @@ def roles(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Roles]:
 def refused(operate: Callable[[], object]) -> bool:
     try:
         operate()
-    except (exc.DBAPIError, ShellError) as error:
+    except (ForbiddenError, ShellError) as error:
         assert re.search(r"(?i)denied", str(error))  # noqa: PT017  # what is looked for is the reason
         return True
     return False

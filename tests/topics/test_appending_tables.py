@@ -105,6 +105,15 @@ def test_texts_and_payloads_may_be_views_large_dictionaries_pieces_and_slices(ma
         assert read == wanted
 
 
+@pytest.mark.parametrize("name", ["source", "stream"])
+@pytest.mark.parametrize("values", [[1, 2], [1.0, 2.0], [True, False], [date(2026, 7, 1)] * 2])
+def test_names_that_are_no_text_are_refused_by_name(sqlite_topic: Topic, name: str, values: list[Any]) -> None:
+    for column in (pa.array(values), pa.array(values).dictionary_encode()):
+        with pytest.raises(SchemaError, match=f"column '{name}' is .*; it must be string"):
+            sqlite_topic.append(table(**{name: column}))
+    assert list(sqlite_topic.read()) == []
+
+
 def test_columns_of_nulls_alone_are_nulls(sqlite_topic: Topic) -> None:
     sqlite_topic.append(table(publish_time=pa.nulls(2), receive_time=pa.nulls(2), headers=pa.nulls(2)))
     assert [message.headers for message in sqlite_topic.read()] == [None, None]

@@ -21,7 +21,13 @@ from tests.topics.flows import published
 
 from waterclock.database.backend import Backend
 from waterclock.database.direct import Direct
-from waterclock.errors import InvalidArgumentError, NotFoundError, ProducerFencedError, UnavailableError
+from waterclock.errors import (
+    ConstraintError,
+    InvalidArgumentError,
+    NotFoundError,
+    ProducerFencedError,
+    UnavailableError,
+)
 from waterclock.message import Message, Position
 from waterclock.topics import appending, group_commit
 from waterclock.topics.appending import Appended
@@ -210,7 +216,7 @@ def test_one_append_that_the_database_refuses_fails_alone(
     monkeypatch.setattr(appending, "_row", row_or_poison)
     waiting = [gate.append(number, producer="p", sequence=number) for number in range(6)]
     gate.open()
-    with pytest.raises(exc.IntegrityError):
+    with pytest.raises(ConstraintError):
         waiting[3].result()
     assert [each.result().first for each in waiting[:3] + waiting[4:]] == [Position(0, n, 0) for n in range(5)]
     assert times(sqlite_topic) == [0, 1, 2, 4, 5]

@@ -239,3 +239,9 @@ def test_a_store_that_only_its_user_can_open_is_left_clean_at_once(tmp_path: Pat
 def test_an_empty_root_is_refused(sqlite_topic: Topic, root: str) -> None:
     with pytest.raises(InvalidArgumentError, match="is empty; give a folder"):
         sqlite_topic.relocate(root)
+
+
+@pytest.mark.parametrize("root", ["s3://", "s3a:///", "gs://"])
+def test_a_root_without_a_bucket_is_refused(sqlite_topic: Topic, root: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="names no bucket"):
+        sqlite_topic.relocate(root)

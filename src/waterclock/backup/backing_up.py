@@ -77,7 +77,7 @@ def back_up(backend: Backend, ledgers: LedgerRoot, destination: str | Path, repo
         A folder that is new or empty, or that holds an earlier backup of the same database: then ledger files that it
         has are not copied again, and the earlier backup is replaced once this one is whole.
     report
-        Is told how far it is.
+        Called with how far it is.
 
     Raises
     ------

@@ -11,7 +11,7 @@ from waterclock.checksum import checksum
 from waterclock.errors import DamagedError, UnavailableError
 
 Report = Callable[[str, int, int], None]
-"""Is told what is being done, how many bytes of it are, and of how many."""
+"""Called with what is being done, how many bytes of it are done, and of how many."""
 
 _PIECE = 4 << 20
 

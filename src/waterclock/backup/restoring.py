@@ -91,7 +91,7 @@ def restore(source: str | Path, url: str, ledgers: str | Path | None = None, rep
         Folder or filesystem URL for the ledger files, which must be new or empty; None: ``FILE-ledgers`` beside the
         file.
     report
-        Is told how far it is.
+        Called with how far it is.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """A snapshot of an SQLite database while others write, and the ledger files that its catalogue names.
 
-SQLite's own backup copies pages, so the copy is the database to the byte: also the tables of others, with whatever
+SQLite's own backup copies pages, so the copy is the database to the byte: also the tables of others, with what
 functions and collations they need, which VACUUM INTO would have to know, and with the row numbers that VACUUM may
 change. Between two steps of a backup, another process's commit makes it begin again, for ever in a busy database; not
 where the connection is in a read transaction, as here: then all steps see that transaction's snapshot. Writers do not

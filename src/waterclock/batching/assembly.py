@@ -43,6 +43,8 @@ class Assembly:
         How many streams gate, and how many of them sent something for the window.
     waiting
         How many gating streams have not reached their last slot; below zero where none gates.
+    lost
+        The window is to be placed anew on what comes next; nothing is in it.
     starts, setbacks
         Where windows have begun, and how often one was placed before the furthest of them.
     """
@@ -54,6 +56,7 @@ class Assembly:
         "gating",
         "held_until",
         "high_water",
+        "lost",
         "pending",
         "piled",
         "riding",
@@ -86,6 +89,7 @@ class Assembly:
         self.waiting = -1
         self.starts = Starts(start, [Run(start, start, rule.batch_length)])
         self.setbacks = 0
+        self.lost = False
         self._may_gate = may_gate
 
     def learn(self, messages: Iterable[Message]) -> None:
@@ -194,6 +198,11 @@ class Assembly:
         self.high_water = start
         self.open(start)
         return batch
+
+    def find(self, anchor: int) -> None:
+        """Place a window that is lost, and empty, at ``anchor`` (ns)."""
+        self.lost = False
+        self.place_anew(anchor)  # the batch that this closes holds nothing
 
     def open(self, start: int, steps: int = 0) -> None:
         """Open a window at ``start`` (ns), ``steps`` windows after the last or anywhere (0), and let in what waits.

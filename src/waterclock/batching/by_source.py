@@ -9,17 +9,19 @@ from operator import attrgetter
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.batching.event_time import EventTimeBatcher
 from waterclock.batching.rate_aware import RateAwareBatcher
-from waterclock.errors import InvalidArgumentError
+from waterclock.batching.rate_lanes import RateLanes
+from waterclock.batching.stats import BatcherStats
+from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Message
 from waterclock.quoting import quoted
-from waterclock.time import Time, to_time
+from waterclock.time import Duration, Time, to_duration, to_time
 
 _by_closing = attrgetter("closed_at", "source", "start")
 _SLACK = 64
 
 
 class _Lane:
-    """One source's batcher, and what `BySource` last knew of it."""
+    """One source's batcher, and what `BySource` last knew of it: ``deadline`` is at or before its next one."""
 
     __slots__ = ("advanced", "batcher", "deadline")
 
@@ -35,8 +37,8 @@ class BySource:
     A message moves its own source's receive clock only; `advance` moves all of them. Every call returns the batches
     that it closed, in order of ``closed_at``, then source, then start.
 
-    A batcher stays for as long as the object does, because it remembers how far its source's clock has come. One with
-    nothing open takes about 600 bytes.
+    A batcher stays until `forget`, because it remembers how far its source's clock has come. One with nothing open
+    takes about 1.4 KB.
 
     Parameters
     ----------
@@ -44,6 +46,10 @@ class BySource:
         Makes the batcher of a source, for example ``lambda: EventTimeBatcher("500ms", "400ms")`` or
         ``lambda: RateAwareBatcher("1s")``. A rate-aware batcher gets those messages of a list that are its source's in
         one call; it has no deadline, and `advance` has it look whether its window has stalled.
+
+    Notes
+    -----
+    `add`, `advance` and `next_deadline` cost as much as what they take in and give out, however many sources are idle.
     """
 
     def __init__(self, factory: Callable[[], EventTimeBatcher | RateAwareBatcher]) -> None:
@@ -53,7 +59,7 @@ class BySource:
             )
         self._factory = factory
         self._lanes: dict[str, _Lane] = {}
-        self._by_rate: dict[str, RateAwareBatcher] = {}
+        self._by_rate = RateLanes()
         self._deadlines: list[tuple[int, str]] = []  # a heap; an entry counts only while its lane says the same
         self._now: int | None = None
         self._touched: dict[str, _Lane] = {}  # where rejections may wait, so that taking them asks no other source
@@ -80,24 +86,24 @@ class BySource:
         together: dict[str, list[Message]] = {}
         for message in messages if isinstance(messages, list) else [messages]:
             self._add(message, clock, together)
-        # What one of them refuses, or a function of the user's raises, changes none.
-        checked = {source: self._by_rate[source].check(arrived) for source, arrived in together.items()}
-        for source, arrived in checked.items():
-            self._closed += self._by_rate[source].take(arrived)
+        for source, arrived in self._by_rate.check(together).items():
+            self._closed += self._by_rate.take(source, arrived)
         return self._take_closed()
 
     def advance(self, now: Time) -> list[Batch]:
         """Move every source's receive clock: a promise that nothing received at or before ``now`` comes later."""
         clock = to_time(now, "now")
         self._now = clock if self._now is None else max(self._now, clock)
-        while (deadline := self.next_deadline) is not None and deadline <= self._now:
+        while (earliest := self._earliest()) is not None and earliest <= self._now:
+            deadline = self.next_deadline
+            if deadline is None or deadline > self._now:
+                continue
             source = self._deadlines[0][1]
             lane = self._lanes[source]
             self._closed += lane.batcher.advance(self._now)
             lane.advanced = self._now
             self._settle(source, lane)
-        for batcher in self._by_rate.values():
-            self._closed += batcher.add([])
+        self._closed += self._by_rate.look()
         return self._take_closed()
 
     def flush(self) -> list[Batch]:
@@ -106,16 +112,104 @@ class BySource:
             if lane.deadline is not None:
                 self._closed += lane.batcher.flush()
                 self._settle(source, lane)
-        for batcher in self._by_rate.values():
-            self._closed += batcher.flush()
+        self._closed += self._by_rate.flush()
         return self._take_closed()
+
+    def reset(self, source: str | None = None) -> list[Batch]:
+        """Forget how far the clock of a source has come, as after one message with a wrong clock far ahead.
+
+        What is open there is given out, and the next message sets the clock anew, though not behind what the last
+        `advance` promised; see ``EventTimeBatcher.reset`` and ``RateAwareBatcher.reset``.
+
+        Parameters
+        ----------
+        source
+            Which one. Default: all of them, and what `advance` promised is forgotten too.
+
+        Raises
+        ------
+        NotFoundError
+            Where nothing of this source has come.
+        """
+        if source is None:
+            self._now = None
+            for name, lane in self._lanes.items():
+                self._closed += lane.batcher.reset()
+                lane.advanced = None
+                self._settle(name, lane)
+            self._closed += self._by_rate.reset()
+        elif (lane := self._lanes.get(source)) is not None:
+            self._closed += lane.batcher.reset()
+            lane.advanced = None
+            self._settle(source, lane)
+        elif source in self._by_rate:
+            self._closed += self._by_rate.reset(source)
+        else:
+            raise NotFoundError(f"source: nothing of {quoted(source)} has come")
+        return self._take_closed()
+
+    def forget(self, idle: Duration = "1h", now: Time | None = None) -> int:
+        """Forget sources that have long been silent and have nothing open, so that memory follows the living ones.
+
+        By event time, a source counts as silent by the receive clock: its own stands at least ``idle`` before ``now``,
+        and nothing that it has given out could come in time again. While `advance` is called, this changes no
+        batch: what a forgotten source sends later is judged by what `advance` promised. Where it is not called, a
+        message whose receive time is as old as those forgotten is judged as if nothing had come before, so that a
+        batch may have the identity of an earlier one.
+
+        By rate, a source counts as silent by its batcher's clock. What comes later begins anew: its first call is a
+        batch, and its streams' rates are learned again. A batch may have the identity of an earlier one where event
+        times that were batched come again.
+
+        Rejections that wait to be taken keep their source.
+
+        Parameters
+        ----------
+        idle
+            For how long it has been silent.
+        now
+            The receive clock, ns. Default: what `advance` promised, or else the furthest clock of any source.
+
+        Returns
+        -------
+        int
+            How many sources were forgotten.
+        """
+        silence = to_duration(idle, "idle")
+        clock = self._now if now is None else to_time(now, "now")
+        if clock is None:
+            clock = max((lane.batcher.receive_clock for lane in self._lanes.values()), default=0)
+        gone = [source for source, lane in self._lanes.items() if lane.batcher.is_done(clock - silence)]
+        for source in gone:
+            del self._lanes[source]
+            self._touched.pop(source, None)
+        if gone:
+            self._drop_outdated()
+        return len(gone) + self._by_rate.forget(silence)
+
+    def stats(self) -> dict[str, BatcherStats]:
+        """Say of each source where its clock stands, and how far ahead of what comes."""
+        batchers = {source: lane.batcher for source, lane in self._lanes.items()} | self._by_rate.batchers
+        return {source: batcher.stats() for source, batcher in batchers.items()}
 
     @property
     def next_deadline(self) -> int | None:
         """The earliest ``now`` for which `advance` closes a window of any source, ns; None where nothing is open."""
+        while (earliest := self._earliest()) is not None:
+            source = self._deadlines[0][1]
+            lane = self._lanes[source]
+            deadline = lane.batcher.next_deadline
+            if deadline == earliest:
+                return deadline
+            self._watch(source, lane, deadline)
+        return None
+
+    def _earliest(self) -> int | None:
+        """Find a time, ns, before which no window of any source closes; None where nothing is open."""
         while self._deadlines:
             deadline, source = self._deadlines[0]
-            if self._lanes[source].deadline == deadline:
+            lane = self._lanes.get(source)
+            if lane is not None and lane.deadline == deadline:
                 return deadline
             heappop(self._deadlines)
         return None
@@ -150,20 +244,22 @@ class BySource:
             return None
         batcher = self._factory()
         if isinstance(batcher, RateAwareBatcher):
-            self._by_rate[source] = batcher
+            self._by_rate.meet(source, batcher)
             return None
         lane = self._lanes[source] = _Lane(batcher)
         return lane
 
     def _settle(self, source: str, lane: _Lane) -> None:
-        deadline = lane.batcher.next_deadline
+        self._watch(source, lane, lane.batcher.sleeps_until)
+        self._touched[source] = lane
+
+    def _watch(self, source: str, lane: _Lane, deadline: int | None) -> None:
         if deadline != lane.deadline:
             lane.deadline = deadline
             if deadline is not None:
                 heappush(self._deadlines, (deadline, source))
             if len(self._deadlines) > 2 * len(self._lanes) + _SLACK:
                 self._drop_outdated()
-        self._touched[source] = lane
 
     def _drop_outdated(self) -> None:
         # Without this, a user who never advances would collect an entry for every window that there ever was.

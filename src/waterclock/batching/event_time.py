@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable
-from operator import attrgetter
 
 from waterclock.batching.batch import Batch, CloseReason, Rejection
 from waterclock.batching.event_time_state import EventTimeState
+from waterclock.batching.given_out import GivenOut
+from waterclock.batching.open_windows import OpenWindows
 from waterclock.batching.rule import EventTimeRule, OnConflict
-from waterclock.batching.window import Window, cut_anew, open_window
+from waterclock.batching.stats import BatcherStats
+from waterclock.batching.waiting_times import NEVER
+from waterclock.batching.window import Window
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
 from waterclock.quoting import quoted
 from waterclock.time import MAX_NS, MIN_NS, Duration, Time, to_time
 
-_start = attrgetter("start")
-_NEVER = MAX_NS + 1
 _BEFORE_ALL = MIN_NS - 1
 
 
@@ -67,17 +67,7 @@ class EventTimeBatcher:
     authors put off.
     """
 
-    __slots__ = (
-        "_due",
-        "_floor",
-        "_frontier",
-        "_given_out",
-        "_newest",
-        "_rejected",
-        "_rule",
-        "_source",
-        "_windows",
-    )
+    __slots__ = ("_ahead", "_floor", "_given_out", "_newest", "_open", "_rejected", "_rule", "_source")
 
     def __init__(
         self,
@@ -91,11 +81,9 @@ class EventTimeBatcher:
         self._newest = None if streams is None else dict.fromkeys(_declared(streams), _BEFORE_ALL)
         self._source: str | None = None
         self._floor = MIN_NS  # the least receive time that may still come
-        self._due = _NEVER  # when the first window closes
-        self._frontier = _BEFORE_ALL  # last event time of the newest window given out
-        self._windows: list[Window] = []
-        # Messages given out before their window's time, and that time: until then QoS 1 may redeliver them.
-        self._given_out: dict[tuple[str, int], int] = {}
+        self._ahead = 0  # how far the newest arrival was received before it, ns
+        self._open = OpenWindows(self._rule)
+        self._given_out = GivenOut(near=self._rule.window + self._rule.max_delay)
         self._rejected: list[Rejection] = []
 
     def add(self, message: Message, now: Time | None = None) -> list[Batch]:
@@ -129,24 +117,26 @@ class EventTimeBatcher:
         if clock is None or source != self._source or self._newest is not None:
             clock = self._admit(message, clock)
         batches: list[Batch] = []
-        if clock > self._floor:
-            self._floor = clock
-            if clock > self._due:
-                self._close_due(batches)
+        max_delay = self._rule.max_delay
         floor = self._floor
+        if clock > floor:
+            self._floor = floor = clock
+            self._ahead = 0
+            if clock - max_delay > self._open.ends_from:
+                self._give_out(self._open.take_ended(clock - max_delay), "timeout", batches)
+        else:
+            self._ahead = floor - clock
         event_time = message.event_time
-        if event_time < floor - self._rule.max_delay:
+        if event_time < floor - max_delay:
             self._rejected.append(Rejection(message, "late"))
         elif event_time > floor and event_time > floor + self._rule.max_lead:
             self._rejected.append(Rejection(message, "future"))
         else:
-            window = self._windows[-1] if self._windows else None
-            if window is None or not window.start <= event_time <= window.last:
-                self._place(message)
-            elif (stream := message.stream) in window.streams:
-                self._meet(len(self._windows) - 1, message)
-            else:
-                window.streams[stream] = message
+            if event_time <= self._given_out.newest and self._given_out.covers(event_time):
+                known = (message.stream, event_time) in self._given_out.early
+                self._rejected.append(Rejection(message, "duplicate" if known else "late"))
+            elif not self._open.put(message):
+                self._rejected.append(Rejection(message, "duplicate"))
             if self._newest is not None:
                 self._close_complete(message, self._newest, batches)
         return batches
@@ -161,8 +151,8 @@ class EventTimeBatcher:
         """
         batches: list[Batch] = []
         self._floor = max(self._floor, to_time(now, "now") + 1)
-        if self._floor > self._due:
-            self._close_due(batches)
+        before = self._floor - self._rule.max_delay if self._floor <= MAX_NS else NEVER
+        self._give_out(self._open.take_ended(before), "timeout", batches)
         return batches
 
     def flush(self) -> list[Batch]:
@@ -171,13 +161,70 @@ class EventTimeBatcher:
         A message that comes later and belongs to a window given out is rejected, as a duplicate or late.
         """
         batches: list[Batch] = []
-        self._give_out(len(self._windows), "flush", batches)
+        self._give_out(self._open.take_all(), "flush", batches)
         return batches
+
+    def reset(self, source: str | None = None) -> list[Batch]:
+        """Forget how far the receive clock has come, as after a message that was received by a clock far ahead.
+
+        What is open is given out, as by `flush`, and the next message sets the clock anew. The event times given out
+        are still known, so that no message is in two batches and no batch has the identity of an earlier one: what
+        comes for a window given out, also for one that the leap of the clock closed too early, is rejected. Of traffic
+        scattered in time, the gaps between such windows may count as given out too.
+
+        Parameters
+        ----------
+        source
+            Whose clock; another source than this batcher's is an error. Default: this batcher's.
+
+        Returns
+        -------
+        list of Batch
+            In order of start.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For another source.
+        """
+        if source is not None and source != self._source:
+            whose = "that has no source yet" if self._source is None else f"of {quoted(self._source)}"
+            raise InvalidArgumentError(f"source: {quoted(source)} is not the source of the batcher {whose}")
+        batches = self.flush()
+        self._floor, self._ahead = MIN_NS, 0
+        self._given_out.begun_anew = True
+        if self._newest is not None:
+            self._newest = dict.fromkeys(self._newest, _BEFORE_ALL)
+        return batches
+
+    def stats(self) -> BatcherStats:
+        """Say where the receive clock stands, and how far ahead of what comes."""
+        clock = None if self._floor == MIN_NS else min(self._floor, MAX_NS)
+        return BatcherStats(self._source, clock, self._ahead, self._open.count)
+
+    @property
+    def receive_clock(self) -> int:
+        """The least receive time that may still come, ns; before all times where nothing has come."""
+        return self._floor
+
+    def is_done(self, since: int) -> bool:
+        """Tell whether the receive clock has not passed ``since`` (ns), and a new batcher would know as much then.
+
+        That is: nothing is open, no rejection waits to be taken, and what was given out can only come late.
+        """
+        if self._open or self._rejected or self._floor > since:
+            return False
+        return self._given_out.newest < self._floor - self._rule.max_delay
 
     @property
     def next_deadline(self) -> int | None:
         """The earliest ``now`` for which `advance` closes a window, ns; None where nothing is open."""
-        return self._due if self._windows else None
+        return min(self._open.first_end() + self._rule.max_delay, MAX_NS) if self._open else None
+
+    @property
+    def sleeps_until(self) -> int | None:
+        """At or before `next_deadline`, ns, and found without a look at the messages; None where nothing is open."""
+        return min(self._open.ends_from + self._rule.max_delay, MAX_NS) if self._open else None
 
     def take_rejected(self) -> list[Rejection]:
         """Return the messages rejected since the last call, in the order of their rejection."""
@@ -191,8 +238,7 @@ class EventTimeBatcher:
             self._newest,
             self._source,
             self._floor,
-            self._frontier,
-            self._windows,
+            self._open.windows(),
             self._given_out,
             self._rejected,
         ).to_bytes()
@@ -211,11 +257,12 @@ class EventTimeBatcher:
         batcher._newest = known.newest
         batcher._source = known.source
         batcher._floor = known.floor
-        batcher._frontier = known.frontier
-        batcher._windows = known.windows
+        batcher._open = OpenWindows(known.rule, isolated=bool(known.windows) and known.windows[0].isolated)
+        for window in known.windows:
+            for message in window.messages:
+                batcher._open.put(message)
         batcher._given_out = known.given_out
         batcher._rejected = known.rejected
-        batcher._set_due()
         return batcher
 
     def _admit(self, message: Message, clock: int | None) -> int:
@@ -237,80 +284,24 @@ class EventTimeBatcher:
             )
         return clock
 
-    def _place(self, message: Message) -> None:
-        """Find the place of a message outside the newest window."""
-        event_time = message.event_time
-        windows = self._windows
-        if event_time <= self._frontier:
-            known = (message.stream, event_time) in self._given_out
-            self._rejected.append(Rejection(message, "duplicate" if known else "late"))
-            return
-        index = bisect_right(windows, event_time, key=_start) - 1
-        if index < 0 or event_time > windows[index].last:
-            windows.insert(index + 1, open_window(message, self._rule))
-            if index + 2 < len(windows):
-                cut_anew(windows, index + 1, [message], self._rule)
-            if index < 0:
-                self._set_due()
-        elif message.stream in windows[index].streams:
-            self._meet(index, message)
-        else:
-            windows[index].streams[message.stream] = message
-
-    def _meet(self, index: int, message: Message) -> None:
-        """Put a message into a window that holds its stream already."""
-        windows = self._windows
-        window = windows[index]
-        if window.holds(message):
-            self._rejected.append(Rejection(message, "duplicate"))
-        elif self._rule.on_conflict == "replace":
-            window.put(message)
-        elif self._rule.on_conflict == "split" and index == len(windows) - 1 and message.event_time > window.newest:
-            window.cut(message.event_time)
-            windows.append(open_window(message, self._rule))
-            self._set_due()
-        else:
-            cut_anew(windows, index, [*window.messages(), message], self._rule)
-            self._set_due()
-
-    def _set_due(self) -> None:
-        self._due = self._windows[0].closed_at(self._rule) if self._windows else _NEVER
-
-    def _close_due(self, batches: list[Batch]) -> None:
-        windows = self._windows
-        count = 1  # the first one is due, else this would not be called
-        while count < len(windows) and windows[count].closed_at(self._rule) < self._floor:
-            count += 1
-        self._give_out(count, "timeout", batches)
-
     def _close_complete(self, message: Message, newest: dict[str, int], batches: list[Batch]) -> None:
         newest[message.stream] = max(newest[message.stream], message.event_time)
-        passed = min(newest.values())
-        count = 0
-        for window in self._windows:
-            if window.last >= passed:
-                break
-            count += 1
-        self._give_out(count, "complete", batches)
+        self._give_out(self._open.take_passed(min(newest.values())), "complete", batches)
 
-    def _give_out(self, count: int, reason: CloseReason, batches: list[Batch]) -> None:
-        if not count:
+    def _give_out(self, windows: list[Window], reason: CloseReason, batches: list[Batch]) -> None:
+        if not windows:
             return
         assert self._source is not None  # noqa: S101  # there are windows, so there was a message
         rule = self._rule
-        given_out = self._windows[:count]
-        del self._windows[:count]
-        self._frontier = given_out[-1].last
-        while self._given_out and next(iter(self._given_out.values())) < self._floor:
-            del self._given_out[next(iter(self._given_out))]
-        for window in given_out:
+        self._given_out.forget_early(self._floor)
+        for window in windows:
             conflict = window.conflicted and reason != "complete"
-            batches.append(window.batch(self._source, rule, "conflict" if conflict else reason))
-            if window.older:
-                self._rejected += window.replaced()
+            batch, replaced = window.closed(self._source, rule, "conflict" if conflict else reason)
+            batches.append(batch)
+            self._rejected += replaced
+            self._given_out.add(window.start, window.last)
             if reason != "timeout":
-                self._given_out.update(dict.fromkeys(window.keys(), window.closed_at(rule)))
-        self._set_due()
+                self._given_out.early.update(dict.fromkeys(window.keys(), batch.closed_at))
 
 
 def _declared(streams: Iterable[str]) -> list[str]:

@@ -13,10 +13,12 @@ from typing import Any, get_args
 from waterclock.arrow import from_arrow
 from waterclock.batching.batch import Rejection, RejectReason
 from waterclock.batching.facts import count, each, flag, maybe, moment, parsed, read_as, text, whole
+from waterclock.batching.given_out import GivenOut
 from waterclock.batching.rule import EventTimeRule
 from waterclock.batching.state_bytes import StateForm, refuse_version
 from waterclock.batching.window import Window
 from waterclock.message import Message
+from waterclock.time import MIN_NS
 
 _FORM = StateForm(b"WCE1", b"waterclock.event_time_batcher", "the state of an event-time batcher")
 _VERSION = 1
@@ -37,12 +39,10 @@ class EventTimeState:
         Whose messages it batches; None before the first.
     floor
         The least receive time that may still come, ns.
-    frontier
-        Last event time of the newest window given out, ns.
     windows
         The open windows in order of start.
     given_out
-        Stream and event time of the messages given out before their window's time, and that time, ns.
+        Which event times have been given out.
     rejected
         Rejections not yet taken.
     """
@@ -51,29 +51,30 @@ class EventTimeState:
     newest: dict[str, int] | None
     source: str | None
     floor: int
-    frontier: int
     windows: list[Window]
-    given_out: dict[tuple[str, int], int]
+    given_out: GivenOut
     rejected: list[Rejection]
 
     def to_bytes(self) -> bytes:
         """Write the state; messages of the windows first, then the rejected ones."""
-        contents = [window.messages() for window in self.windows]
+        given_out = self.given_out
         facts = {
             "version": _VERSION,
             "rule": self.rule,
             "newest": self.newest,
             "source": self.source,
             "floor": self.floor,
-            "frontier": self.frontier,
+            "frontier": given_out.newest,
             "windows": [
-                [window.start, window.end, window.conflicted, window.isolated, len(messages)]
-                for window, messages in zip(self.windows, contents, strict=True)
+                [window.start, window.end, window.conflicted, window.isolated, len(window.messages)]
+                for window in self.windows
             ],
-            "given_out": [[stream, event_time, until] for (stream, event_time), until in self.given_out.items()],
+            "given_out": [[stream, event_time, until] for (stream, event_time), until in given_out.early.items()],
+            "spans": given_out.spans,
+            "begun_anew": given_out.begun_anew,
             "rejected": [rejection.reason for rejection in self.rejected],
         }
-        messages = [message for content in contents for message in content]
+        messages = [message for window in self.windows for message in window.messages]
         messages += [rejection.message for rejection in self.rejected]
         return _FORM.write(json.dumps(facts).encode(), messages)
 
@@ -103,14 +104,13 @@ def _from_facts(facts: dict[str, Any], messages: list[Message]) -> EventTimeStat
         newest=maybe(facts["newest"], lambda newest: {text(stream): moment(at) for stream, at in newest.items()}),
         source=maybe(facts["source"], text),
         floor=moment(facts["floor"]),
-        frontier=moment(facts["frontier"]),
         windows=[
-            _window(rule, moment(start), moment(end), flag(conflicted), flag(isolated), messages[first:stop])
+            _window(moment(start), moment(end), flag(conflicted), flag(isolated), messages[first:stop])
             for (start, end, conflicted, isolated, _), (first, stop) in zip(
                 facts["windows"], pairwise(stops), strict=True
             )
         ],
-        given_out={(text(stream), moment(at)): moment(until) for stream, at, until in facts["given_out"]},
+        given_out=_given_out(rule, facts),
         rejected=[
             Rejection(message, _REASONS[reason])
             for message, reason in zip(messages[stops[-1] :], each(facts["rejected"], text), strict=True)
@@ -118,14 +118,20 @@ def _from_facts(facts: dict[str, Any], messages: list[Message]) -> EventTimeStat
     )
 
 
-def _window(
-    rule: EventTimeRule, start: int, end: int, conflicted: bool, isolated: bool, messages: list[Message]
-) -> Window:
+def _window(start: int, end: int, conflicted: bool, isolated: bool, messages: list[Message]) -> Window:
     if not messages:
         raise ValueError("a window holds no message")
-    window = Window(start, 0 if isolated else rule.window, isolated=isolated)
-    if conflicted and not isolated:
-        window.cut(end)
-    for message in messages:
-        window.put(message)
-    return window
+    cut = conflicted and not isolated
+    return Window(start, end - cut, cut, isolated, messages)
+
+
+def _given_out(rule: EventTimeRule, facts: dict[str, Any]) -> GivenOut:
+    given_out = GivenOut(near=rule.window + rule.max_delay)
+    given_out.newest = moment(facts["frontier"])
+    given_out.early = {(text(stream), moment(at)): moment(until) for stream, at, until in facts["given_out"]}
+    if "spans" in facts:
+        given_out.spans = [(moment(start), moment(last)) for start, last in facts["spans"]]
+        given_out.begun_anew = flag(facts["begun_anew"])
+    elif given_out.newest >= MIN_NS:
+        given_out.spans = [(MIN_NS, given_out.newest)]  # earlier versions did not write down where it began
+    return given_out

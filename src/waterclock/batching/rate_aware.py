@@ -12,6 +12,7 @@ from waterclock.batching.long_call import warn_of_long_call
 from waterclock.batching.rate_rule import EPOCH, Gated, RateRule, placed, plausible_range
 from waterclock.batching.rate_state import from_bytes, to_bytes
 from waterclock.batching.stall import StallWatch
+from waterclock.batching.stats import BatcherStats
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
 from waterclock.quoting import quoted
@@ -174,6 +175,8 @@ class RateAwareBatcher:
             return self._begin(messages) if messages else []
         if not assembly.active and not assembly.piled:
             stall.rearm()
+        if assembly.lost and messages:
+            assembly.find(plausible_range(map(_event_time, messages), assembly.rule.batch_length)[1])
         window, high_water, held = assembly.window, assembly.high_water, len(assembly.active)
         assembly.take(messages)
         batches: list[Batch] = []
@@ -206,6 +209,35 @@ class RateAwareBatcher:
                 assembly.skip(max(1, assembly.windows_to_first()))
         self._stall.rearm()
         return batches
+
+    def reset(self, source: str | None = None) -> list[Batch]:
+        """Give out everything, as `flush` does, and place the window anew on what the next call brings.
+
+        Rates stay known, and so does where windows have begun: no batch has the identity of an earlier one.
+
+        Parameters
+        ----------
+        source
+            Whose window; another source than this batcher's is an error. Default: this batcher's.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For another source.
+        """
+        if source is not None and source not in self._sources:
+            raise InvalidArgumentError(f"source: {quoted(source)} is not the source of this batcher")
+        batches = self.flush()
+        if self._assembly is not None:
+            self._assembly.lost = True
+        return batches
+
+    def stats(self) -> BatcherStats:
+        """Say where the high-water mark stands, and how far ahead of what comes."""
+        mark, assembly = self.high_water_mark, self._assembly
+        if mark is None or assembly is None or not assembly.active:
+            return BatcherStats(min(self._sources, default=None), mark, 0, self.buffered)
+        return BatcherStats(assembly.source, mark, max(0, mark - assembly.active[-1].event_time), self.buffered)
 
     def set_batch_length(self, batch_length: Duration) -> None:
         """Change the length from the next window on; the timeout stays in proportion.
@@ -244,6 +276,21 @@ class RateAwareBatcher:
     def buffered(self) -> int:
         """How many messages are in the window in progress or wait for later ones."""
         return 0 if self._assembly is None else len(self._assembly.active) + self._assembly.piled
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds that pass."""
+        return self._stall.clock
+
+    @property
+    def stalls_at(self) -> float | None:
+        """When the window stalls by ``clock`` if nothing closes it, s; None where nothing is buffered."""
+        return self._stall.overdue_at(self.batch_length) if self.buffered else None
+
+    @property
+    def silent_for(self) -> float:
+        """How long ago by ``clock`` a batch closed, or the first message after it came, s."""
+        return self._stall.clock() - self._stall.since
 
     @property
     def tracked_streams(self) -> set[str]:

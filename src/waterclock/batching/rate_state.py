@@ -59,6 +59,7 @@ def to_bytes(rule: RateRule, gated: Gated | None, stall: StallWatch, assembly: A
             "furthest": assembly.starts.furthest,
             "runs": [astuple(run) for run in assembly.starts.runs],
             "setbacks": assembly.setbacks,
+            "lost": assembly.lost,
             "tracks": [_track_facts(stream, track) for stream, track in tracks],
         }
     return _FORM.write(zlib.compress(json.dumps(facts).encode()), messages)
@@ -119,6 +120,7 @@ class RateState:
             assembly.starts = Starts(furthest, each(facts["runs"], _run))
         else:
             assembly.starts = Starts.supposed(furthest, assembly.window.start, assembly.rule.batch_length)
+        assembly.lost = flag(facts.get("lost", False))
         if next(self._messages, None) is not None:
             raise ValueError("a message is in no place")
         return assembly

@@ -67,6 +67,10 @@ class StallWatch:
         self.unmoved = 0
         self.elsewhere = []
 
+    def overdue_at(self, batch_length: int) -> float:
+        """When 10 batch lengths (ns) will have passed, s by ``clock``."""
+        return self.since + STALLED * batch_length / _SECOND
+
     def is_overdue(self, batch_length: int) -> bool:
         """Tell whether 10 batch lengths (ns) have passed."""
         return (self.now - self.since) * _SECOND >= STALLED * batch_length

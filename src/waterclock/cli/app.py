@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from importlib.metadata import version
-from typing import Any
 
 from cyclopts import App, CycloptsError
 
@@ -85,7 +84,7 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our stdout has seen enough (``| head``); the flush at exit must not complain about it.
+        # The reader of our stdout has seen enough (``| head``); the flush at exit must not complain about it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except Exception as error:
@@ -110,11 +109,7 @@ def _complaint(error: Exception, arguments: list[str]) -> str | None:
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
         remedy = f"run: pip install 'waterclock[{extra}]'"
         return None if extra is None else f"this needs {error.name}, which is not installed; {remedy}"
-    # Where SQLAlchemy is not imported, the error is not one of its; a command may not have needed it.
-    exc: Any = sys.modules.get("sqlalchemy.exc")
-    return (
-        f"the database refused: {getattr(error, 'orig', None)}" if exc and isinstance(error, exc.DBAPIError) else None
-    )
+    return None
 
 
 def _complain(text: str) -> None:

@@ -43,8 +43,8 @@ def append_file(topic: Topic, file: str, producer: str | None) -> AppendedFile:
     file
         A path, or ``-`` for standard input.
     producer
-        Who appends. None: the file's content; what can be read only once, such as standard input, has no producer then
-        and is appended whole.
+        The producer's name. None: the file's content; what can be read only once, such as standard input, has no
+        producer then and is appended whole.
 
     Raises
     ------

@@ -83,7 +83,7 @@ def _messages(place: str, limit: int | None, common: Common) -> Iterator[Message
         raise InvalidArgumentError(f"there is no file {quoted(place)}; for the topic of this name add --url")
     for message in islice(messages, limit):
         if message.receive_time is None:
-            raise InvalidArgumentError(f"{message} has no receive_time, so nobody can say whether it is late")
+            raise InvalidArgumentError(f"{message} has no receive_time, which says whether a message is late")
         yield message
 
 

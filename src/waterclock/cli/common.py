@@ -46,7 +46,7 @@ class Common:
         return Output(as_json=self.json, quiet=self.quiet)
 
     def confirm(self, what: str) -> None:
-        """Ask before something that cannot be undone; refuse where nobody can be asked."""
+        """Ask before something that cannot be undone; refuse where there is no terminal to ask on."""
         if self.yes:
             return
         if not sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""``waterclock group``: the groups of a message table, who has them, and what to do about them."""
+"""``waterclock group``: the groups of a message table, their consumers, and what to do about them."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def skip_head(
     dry_run: bool = False,
     common: Common = Common(),
 ) -> None:
-    """Ack a group's first message although nobody handled it, so that the group goes on."""
+    """Ack a group's first message although no consumer handled it, so that the group goes on."""
     with common.connect() as database:
         _say(common.output, "skipped", database.table(table).groups.skip_head(group, force=force, dry_run=dry_run))
 

@@ -141,7 +141,7 @@ def _stopping() -> Generator[_Stop]:
 
 @contextmanager
 def _telling(*, quiet: bool) -> Generator[Callable[[Progress], None]]:
-    """Show progress on a line that changes, where somebody watches it."""
+    """Show progress on a line that changes, on a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return

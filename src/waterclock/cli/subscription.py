@@ -52,7 +52,7 @@ def add(
 
 @app.command
 def ls(topic: str, /, *, common: Common = Common()) -> None:
-    """List a topic's subscriptions, where they stand and who reads them."""
+    """List a topic's subscriptions, where they stand and their readers."""
     with common.connect() as database:
         infos = database.topic(topic).subscriptions()
         common.output.rows([{name: getattr(info, name) for name in _COLUMNS} for info in infos], _COLUMNS)

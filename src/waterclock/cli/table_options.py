@@ -27,7 +27,7 @@ class ChangingOptions:
     cache_size: int | None = None
     """How many messages a subscription holds at the most. A new table has 10000."""
     poll_interval: str | None = None
-    """How often consumers look for messages that they were not told of. A new table has 30s."""
+    """How often consumers look for messages that no notification announced. A new table has 30s."""
     min_backoff: str | None = None
     """Shortest pause after a failed attempt."""
     max_backoff: str | None = None

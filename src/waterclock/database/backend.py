@@ -15,16 +15,21 @@ from sqlalchemy import exc
 
 from waterclock.database.dialect import Dialect
 from waterclock.database.direct import DirectPool
+from waterclock.database.failures import failure
 from waterclock.database.migrating import HEAD, catalogue_version, migrate
 from waterclock.database.mysql import MysqlDialect
 from waterclock.database.postgresql import PostgresqlDialect
 from waterclock.database.sqlite import SqliteDialect
-from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.database.wrapping import UNWRITABLE, wrap_unwritable, wrapped
+from waterclock.errors import InvalidArgumentError, RefusedError, UnavailableError, WaterclockError
 from waterclock.time import Clock, system_clock
 from waterclock.urls import redacted, shown
 
 BUSY_TIMEOUT = 30.0
 """Seconds for which a transaction that meets a busy database, a deadlock or a restart is tried again."""
+
+FAILURES = (exc.StatementError, exc.TimeoutError)
+"""How statements and connections fail. Others of SQLAlchemy's errors are mistakes of who uses it."""
 
 _T = TypeVar("_T")
 
@@ -73,6 +78,7 @@ class Backend:
         self.dialect = _DIALECTS[self.url.get_backend_name()]()
         try:
             self.engine = self.dialect.create_engine(self.url)
+            wrap_unwritable(self.engine)
         except ModuleNotFoundError as error:
             raise UnavailableError(
                 f"url: {shown(url)!r} needs the driver {error.name!r}; install waterclock[{self.dialect.name}]"
@@ -82,6 +88,7 @@ class Backend:
         except (exc.ArgumentError, TypeError, ValueError) as error:
             raise self._wrong_url(error) from None
         self._patience = threading.local()
+        self._when_closed: set[Callable[[Backend], object]] = set()
         self._turns = self.dialect.turns(self.url)
         self._writer = self.dialect.writer(self.engine)
         self._direct = DirectPool(self.engine, self.dialect.set_up_direct, self.dialect.is_whole)
@@ -110,9 +117,9 @@ class Backend:
             self.engine.dispose()
             has = "no catalogue" if version is None else f"a catalogue of version {version}"
             raise UnavailableError(f"the database has {has} and needs one of version {HEAD}: {error}") from error
-        except exc.DBAPIError as error:
+        except RefusedError as error:
             self.engine.dispose()
-            raise UnavailableError(f"cannot open {self.name}: {self.said(error)}") from self.cause(error)
+            raise UnavailableError(f"cannot open {self.name}: {error}") from error.__cause__
 
     def said(self, error: BaseException) -> str:
         """Give what the driver said in an error, without what is secret in the URL."""
@@ -156,7 +163,11 @@ class Backend:
         ------
         UnavailableError
             Where the database stayed busy, deadlocked or away for `BUSY_TIMEOUT` seconds, has no room left, or may not
-            be written to.
+            be written to; a TimedOutError where a limit of time there ended a statement.
+        RefusedError
+            Where the database refuses a statement: a ConstraintError or a ForbiddenError where that is why.
+        InvalidArgumentError
+            Where the database cannot keep a value.
         """
         if indexed and self.dialect.frame is not None:
             return self._run(partial(self._direct.lend, self.dialect.frame, durable=durable), work)
@@ -174,7 +185,7 @@ class Backend:
 
         Raises
         ------
-        UnavailableError
+        WaterclockError
             As `transact`.
         """
         if self.dialect.frame is None:
@@ -193,13 +204,13 @@ class Backend:
                 try:
                     with begin() as connection:
                         return work(connection)
-                except exc.DBAPIError as error:
-                    self._raise_unless_passing(error)
+                except FAILURES as error:
+                    if not self._may_pass(error):
+                        raise self._failure(error, f"{self.name} cannot be written to") from self.cause(error)
                     left = give_up_at - time.monotonic()
                     if left <= 0:
-                        raise UnavailableError(
-                            f"{self.name} was busy or away for {patience:g} s: {self.said(error)}"
-                        ) from self.cause(error)
+                        was = f"{self.name} was busy or away for {patience:g} s"
+                        raise self._failure(error, was) from self.cause(error)
                 if self._turns is not None and pause == _FIRST_PAUSE:
                     turn.close()
                     turn.enter_context(self._turns.turn(left, with_others=True))
@@ -207,14 +218,13 @@ class Backend:
                 time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  # not a secret
                 pause = min(pause * 2, self.dialect.longest_pause)
 
-    def _raise_unless_passing(self, error: exc.DBAPIError) -> None:
-        reason = self.dialect.refusal(error)
-        if reason is not None:
-            raise UnavailableError(f"{self.name} cannot be written to: {reason} ({self.said(error)})") from self.cause(
-                error
-            )
-        if not self.dialect.is_transient(error):
-            raise error
+    def _may_pass(self, error: Exception) -> bool:
+        if not isinstance(error, exc.DBAPIError) or self.dialect.refusal(error) is not None:
+            return False
+        return self.dialect.is_transient(error)
+
+    def _failure(self, error: Exception, unavailable: str) -> WaterclockError:
+        return failure(error, self.dialect, self.name, self.said(error), unavailable)
 
     @contextmanager
     def patience(self, seconds: float) -> Generator[None]:
@@ -234,9 +244,11 @@ class Backend:
         ------
         UnavailableError
             Where the database is busy or away, or cannot be read.
+        RefusedError
+            As `transact`.
         """
         reader = self._indexed_reader if indexed else self._reader
-        with self._translated(), reader.connect() as connection, connection.begin():
+        with self._reading_translated(), reader.connect() as connection, connection.begin():
             yield connection
 
     def now_sql(self) -> sa.ColumnElement[int]:
@@ -255,7 +267,7 @@ class Backend:
             return self._clock()
         if connection is not None:
             return connection.execute(sa.select(self.now_sql())).scalar_one()
-        with self._translated(), self.engine.connect() as own:
+        with self._reading_translated(), self.engine.connect() as own:
             return own.execute(sa.select(self.now_sql())).scalar_one()
 
     def now_about(self) -> int:
@@ -271,27 +283,60 @@ class Backend:
         return now + since
 
     @contextmanager
-    def _translated(self) -> Generator[None]:
+    def _reading_translated(self) -> Generator[None]:
         try:
             yield
-        except exc.DBAPIError as error:
-            reason = self.dialect.refusal(error)
-            if reason is None and not self.dialect.is_transient(error):
-                raise
-            raise UnavailableError(f"cannot read {self.name} now: {self._because(error)}") from self.cause(error)
+        except FAILURES as error:
+            raise self._failure(error, f"cannot read {self.name} now") from self.cause(error)
+
+    @contextmanager
+    def translated(self, doing: str) -> Generator[None]:
+        """Raise what goes wrong here as errors of ours: for statements of ours outside of our own transactions.
+
+        Parameters
+        ----------
+        doing
+            What cannot be done where the database is away, for example "listen to".
+        """
+        driver_error = self.engine.dialect.loaded_dbapi.Error
+        try:
+            yield
+        except (exc.SQLAlchemyError, driver_error, *UNWRITABLE) as error:
+            known = wrapped(error, self.engine.dialect) if isinstance(error, driver_error) else error
+            raise self._failure(known, f"cannot {doing} {self.name} now") from self.cause(error)
+
+    def driver_connection(self, doing: str) -> Any:
+        """Open a connection of the driver's, which belongs to who asks for it and is in no pool.
+
+        Raises
+        ------
+        UnavailableError
+            Where the database is busy or away; ``doing`` as in `translated`.
+        """
+        with self.translated(doing):
+            pooled = self.engine.raw_connection()
+            connection = pooled.driver_connection
+            pooled.detach()
+            return connection
 
     @cached_property
     def largest_value(self) -> int:
         """How many bytes one value of a statement may have."""
-        with self.engine.connect() as connection:
+        with self._reading_translated(), self.engine.connect() as connection:
             return self.dialect.largest_value(connection)
 
     def close(self) -> None:
         """Give the connections back. The backend can be used again: it opens new ones."""
+        while self._when_closed:
+            self._when_closed.pop()(self)
         self._direct.close()
         self.engine.dispose()
         if self._turns is not None:
             self._turns.close()
+
+    def when_closed(self, give_back: Callable[[Backend], object]) -> None:
+        """Have what others keep for this database given back when it is closed, once however often this is asked."""
+        self._when_closed.add(give_back)
 
 
 def parse_url(url: str) -> sa.URL:

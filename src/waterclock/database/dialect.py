@@ -74,6 +74,10 @@ class Dialect(Protocol):
         """Say why the database as a whole cannot be written to or read, as `FULL` and its like; None for others."""
         ...
 
+    def timed_out(self, error: exc.DBAPIError) -> bool:
+        """Say whether a limit of time ended the statement: the server's, the session's, or an operator."""
+        ...
+
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """Say whether the user lacks a privilege for the statement."""
         ...

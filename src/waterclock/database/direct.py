@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from waterclock.database.wrapping import MISFITS, wrapped
+
 _KEPT = 8  # connections
 
 
@@ -207,7 +209,10 @@ class Direct:
             return execute(*given)
         except driver_error as error:
             broken = self.dialect.is_disconnect(error, self._connection, None)
-            raise _wrapped(error, driver_error, self.dialect, broken=broken) from error
+            text = next(one for one in given if isinstance(one, str))
+            raise wrapped(error, self.dialect, text, broken=broken) from error
+        except MISFITS as error:
+            raise exc.DataError(None, None, error) from error
 
 
 class DirectPool:
@@ -332,14 +337,10 @@ class DirectPool:
             self._set_up(connection)
         except driver_error as error:
             _close(connection)
-            raise _wrapped(error, driver_error, dialect, broken=False) from error
+            raise wrapped(error, dialect) from error
         return connection
 
 
 def _close(connection: Any) -> None:
     with suppress(Exception):
         connection.close()
-
-
-def _wrapped(error: Exception, driver_error: type[Exception], dialect: sa.Dialect, *, broken: bool) -> BaseException:
-    return exc.DBAPIError.instance(None, None, error, driver_error, connection_invalidated=broken, dialect=dialect)

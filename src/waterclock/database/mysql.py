@@ -13,6 +13,12 @@ from waterclock.database.direct import Frame
 from waterclock.database.pool import ping_after_idling
 from waterclock.errors import UnavailableError
 
+NOW = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)"
+"""The start of the statement, ns, to the microsecond, in SQL.
+
+Of the time of day in a session's zone, as NOW() tells it, an hour comes twice in autumn.
+"""
+
 _TRANSIENT = {
     1020,  # record has changed since last read
     1040,  # too many connections
@@ -23,6 +29,12 @@ _TRANSIENT = {
     2003,  # cannot connect
     2006,  # server has gone away
     2013,  # lost the connection
+}
+_OUT_OF_TIME = {
+    1205,  # lock wait timeout
+    1317,  # interrupted
+    1969,  # max_statement_time
+    3024,  # the same in MySQL
 }
 _OPTION = 1290
 _REFUSALS = {
@@ -38,8 +50,11 @@ _REFUSALS = {
 }
 _NO_SPACE_LEFT = re.compile(r"\b28\b")
 _FORBIDDEN = {
+    1044,  # denied for the database
     1142,  # denied for the table
     1143,  # denied for a column
+    1227,  # denied for want of a privilege of the server
+    1370,  # denied for a routine
 }
 _ESCAPED = "\0\n\r\x1a\"'\\"
 _REST_OF_PACKET = 65_536  # bytes for the rest of the statement
@@ -91,9 +106,8 @@ class MysqlDialect:
         return engine.execution_options(**{_SNAPSHOT: True})
 
     def now(self) -> sa.ColumnElement[int]:
-        """NOW(6) is the start of the statement, in microseconds."""
-        micros = sa.func.unix_timestamp(sa.func.now(sa.literal_column("6")), type_=sa.Numeric) * 1_000_000
-        return sa.cast(micros, sa.BigInteger) * 1000
+        """Read `NOW`, the start of the statement."""
+        return sa.literal_column(NOW, sa.BigInteger)
 
     def is_transient(self, error: exc.DBAPIError) -> bool:
         """Deadlock, a lock not had in time, or a connection that broke."""
@@ -109,8 +123,12 @@ class MysqlDialect:
             return READ_ONLY
         return reason
 
+    def timed_out(self, error: exc.DBAPIError) -> bool:
+        """max_statement_time, a statement that was killed, or a lock not had in time."""
+        return _code(error) in _OUT_OF_TIME
+
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
-        """Denied for the table, or for a column of it."""
+        """Denied for the database, a table, a column or a routine, or for want of a privilege of the server."""
         return _code(error) in _FORBIDDEN
 
     def largest_value(self, connection: sa.Connection) -> int:

@@ -30,6 +30,10 @@ _TRANSIENT = {
     "57P02",  # crash_shutdown
     "57P03",  # cannot_connect_now
 }
+_OUT_OF_TIME = {
+    "55P03",  # lock_not_available
+    "57014",  # query_canceled
+}
 _REFUSALS = {
     "25006": READ_ONLY,  # read_only_sql_transaction
     "53100": FULL,  # disk_full
@@ -88,13 +92,18 @@ class PostgresqlDialect:
     def is_transient(self, error: exc.DBAPIError) -> bool:
         """Deadlock, serialisation, a lock not had, or a connection that broke."""
         state = getattr(error.orig, "sqlstate", None)
-        # A server that could not be reached has told no state.
-        unreachable = isinstance(error, exc.OperationalError) and state is None
+        # A server that could not be reached was given no statement, and has told no state. What the driver refuses to
+        # send has none either.
+        unreachable = isinstance(error, exc.OperationalError) and state is None and error.statement is None
         return error.connection_invalidated or unreachable or state in _TRANSIENT
 
     def refusal(self, error: exc.DBAPIError) -> str | None:
         """disk_full, a server that only reads, or one whose disk fails."""
         return _REFUSALS.get(getattr(error.orig, "sqlstate", None) or "")
+
+    def timed_out(self, error: exc.DBAPIError) -> bool:
+        """query_canceled, which statement_timeout raises, or lock_not_available, which lock_timeout does."""
+        return getattr(error.orig, "sqlstate", None) in _OUT_OF_TIME
 
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """insufficient_privilege."""

@@ -99,6 +99,11 @@ class SqliteDialect:
         code = getattr(error.orig, "sqlite_errorcode", None)
         return None if code is None else _REFUSALS.get(code, _REFUSALS.get(code & _PRIMARY_CODE))
 
+    def timed_out(self, error: exc.DBAPIError) -> bool:
+        """Never: a file sets no limits."""
+        del error
+        return False
+
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """Never: a file knows no roles."""
         del error

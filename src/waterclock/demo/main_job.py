@@ -48,11 +48,11 @@ _MARK = ".waterclock-demo"
 
 
 ProgressReport = Callable[[int], None]
-"""Told how many parts of a step are done."""
+"""Takes how many parts of a step are done."""
 
 
 class Report(Protocol):
-    """Who is told how the job gets on."""
+    """What shows how the job gets on."""
 
     def step(self, text: str, total: int | None = None) -> AbstractContextManager[ProgressReport]:
         """Begin a step of ``total`` parts, or of an unknown number."""

@@ -48,7 +48,7 @@ def work(table: MessageTable, consumer: str) -> None:
             try:
                 delivery.ack()
             except LeaseLostError:
-                continue  # a machine slower than the lease: whoever has the message now acks it
+                continue  # a machine slower than the lease: the worker that has the message now acks it
             _say(acked=1)
         if not deliveries and not _is_anything_left(table):
             return

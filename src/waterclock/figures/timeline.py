@@ -99,7 +99,7 @@ def _scale(
         bounds = time_bounds(batches, rejected)
         if bounds is None:
             return None
-        # A stretch that nobody chose begins and ends at a round time.
+        # A stretch that the caller did not choose begins and ends at a round time.
         step = tick_step(max(bounds[1] - bounds[0], _SHORTEST), _ROUND)
         first = max(bounds[0] // step * step, MIN_NS) if first is None else first
         last = min((bounds[1] // step + 1) * step, MAX_NS) if last is None else last

@@ -14,7 +14,7 @@ from waterclock.tables.groups import consumers, group_acking
 from waterclock.tables.groups.group_acking import release_behind
 from waterclock.tables.groups.grouping import UNGROUPED, lock_groups, settle
 from waterclock.tables.groups.routing import route
-from waterclock.tables.held import Held
+from waterclock.tables.held import Acked, Held
 from waterclock.tables.schema import not_acked
 from waterclock.tables.totals import add_totals
 
@@ -44,8 +44,8 @@ def ack_ids(context: TableContext, connection: sa.Connection, ids: Sequence[Any]
     return group_acking.ack_rows(context, connection, found, noted)
 
 
-def ack_held(context: TableContext, connection: sa.Connection, held: Iterable[Held]) -> set[int]:
-    """Ack messages that a consumer holds; return the seqs of those that it holds no more, which stay as they are.
+def ack_held(context: TableContext, connection: sa.Connection, held: Iterable[Held]) -> Acked:
+    """Ack messages that a consumer holds.
 
     Raises
     ------
@@ -55,6 +55,13 @@ def ack_held(context: TableContext, connection: sa.Connection, held: Iterable[He
     if not context.options.groups:
         return acking_rows.ack_held(context, connection, list(held))
     return group_acking.ack_held(context, connection, list(held))
+
+
+def acked_by(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> set[Held]:
+    """Tell which messages are acked by the consumer that holds them. Reads only."""
+    if not context.options.groups:
+        return acking_rows.acked_by(context, connection, held)
+    return group_acking.acked_by(context, connection, held)
 
 
 def back_off(context: TableContext, connection: sa.Connection, held: Held, delay: int, error: str | None) -> bool:
@@ -93,6 +100,11 @@ def still_held(context: TableContext, connection: sa.Connection, held: Sequence[
     _lock(context, connection, held)
     leases = {row.seq: row.lease for row in _lock_rows(context, connection, [one.seq for one in held])}
     return [leases.get(one.seq) == one.lease for one in held]
+
+
+def unlocked(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> Sequence[_Row]:
+    """Lock those of these rows that are not acked and that nobody else has locked; return seq and lease of each."""
+    return connection.execute(_unlocked_rows(context), {"seqs": list(seqs)}).all()
 
 
 def unacked(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> dict[int, _Row]:
@@ -145,7 +157,8 @@ def extend_all(
     else:
         until = context.backend.now(connection) + duration
         wanted = {(one.seq, one.lease) for one in held}
-        locked = _lock_rows(context, connection, [one.seq for one in held])
+        # A transaction in which one of them is being acked is not waited for.
+        locked = unlocked(context, connection, [one.seq for one in held])
         connection.execute(
             sa.update(rows).where(context.unacked(), rows.c.time_next < until).values(time_next=until),
             {"seqs": [row.seq for row in locked if (row.seq, row.lease) in wanted]},
@@ -210,6 +223,13 @@ def _lock_rows(context: TableContext, connection: sa.Connection, seqs: Sequence[
 def _of_ids(context: TableContext) -> sa.Select[Any, Any]:
     rows = context.rows
     return sa.select(rows.c.seq, rows.c.group_id).where(context.sql.any_of(rows.c.id, "ids"), not_acked(rows))
+
+
+@lru_cache(maxsize=256)
+def _unlocked_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    these = sa.select(rows.c.seq, rows.c.lease).where(context.unacked())
+    return these.order_by(rows.c.seq).with_for_update(skip_locked=True)
 
 
 @lru_cache(maxsize=256)

@@ -2,50 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from waterclock.tables.context import TableContext
 from waterclock.tables.databases.dialect import TableDialect
-from waterclock.tables.held import Held
+from waterclock.tables.held import Acked, Held
 from waterclock.tables.schema import not_acked
+
+_T = TypeVar("_T")
 
 Holding = tuple[int, int]
 """Which row, and the number of the claim under which it is held."""
 
 
+AT_ONCE = 5000
+"""Messages that one statement acks: a server refuses a statement that is too long, and its planner has bounds, too."""
+
+_CLAIMS_AT_ONCE = 500
+"""Messages of several claims that one statement acks, because each is two parameters, of which PostgreSQL takes 65,535
+and SQLite 32,766."""
+
+
+def is_one_statement(held: Sequence[Held], ids: Sequence[Any]) -> bool:
+    """Say whether acking these is one statement."""
+    several = len({one.lease for one in held}) + bool(ids) > 1
+    return not several and len(held) <= AT_ONCE and len(ids) <= AT_ONCE
+
+
 def ack_ids(context: TableContext, connection: sa.Connection, ids: Sequence[Any]) -> int:
     """Ack messages by id; return how many were not acked before. Whoever has one finds its lease lost."""
-    if not ids:
-        return 0
     statement = _acking_ids(context.rows, context.sql, context.backend.now_sql())
-    return connection.execute(statement, {"ids": list(ids)}).rowcount
+    return sum(connection.execute(statement, {"ids": list(some)}).rowcount for some in _pieces(ids, AT_ONCE))
 
 
-def ack_held(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> set[int]:
-    """Ack messages; return the seqs of those whose lease was lost.
+def ack_held(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> Acked:
+    """Ack messages that a consumer holds.
 
     The lease's number stays on the row. So when the answer to an ack was lost, and the ack is tried again, it is told
     from an ack by somebody else.
     """
-    if not held:
-        return set()
-    leases = {one.lease for one in held}
-    parameters: dict[str, Any] = {"seqs": [one.seq for one in held]}
-    if len(leases) == 1:
-        parameters["by"] = leases.pop()
-        ours = _one_lease(context.rows)
-    else:
-        parameters["held"] = [(one.seq, one.lease) for one in held]
-        ours = _some_leases(context.rows)
-    statement = _acking_held(context.rows, context.sql, context.backend.now_sql(), ours)
-    if connection.execute(statement, parameters).rowcount == len(held):
-        return set()
-    acked = connection.scalars(_acked_by_us(context, ours), parameters | {"ids": [one.id for one in held]})
-    return set(parameters["seqs"]) - set(acked)
+    by_lease = sorted(held, key=lambda one: one.lease)
+    is_one_claim = not held or by_lease[0].lease == by_lease[-1].lease
+    changed = 0
+    missed: list[Held] = []
+    for some in _pieces(by_lease, AT_ONCE if is_one_claim else _CLAIMS_AT_ONCE):
+        values: dict[str, Any] = {"seqs": [one.seq for one in some]}
+        if is_one_claim:
+            values["by"] = some[0].lease
+            ours = _one_lease(context.rows)
+        else:
+            values["held"] = [(one.seq, one.lease) for one in some]
+            ours = _some_leases(context.rows)
+        statement = _acking_held(context.rows, context.sql, context.backend.now_sql(), ours)
+        acked = connection.execute(statement, values).rowcount
+        changed += acked
+        if acked < len(some):
+            missed += some
+    lost = frozenset(missed).difference(acked_by(context, connection, missed))
+    return Acked(lost, len(held) - changed - len(lost))
+
+
+def acked_by(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> set[Held]:
+    """Tell which messages are acked under the claims by which they are held. Reads only."""
+    ours: set[Held] = set()
+    for some in _pieces(held, AT_ONCE):
+        values = {"seqs": [one.seq for one in some], "ids": [one.id for one in some]}
+        leases = {row.seq: row.lease for row in connection.execute(_acked(context), values)}
+        ours.update(one for one in some if leases.get(one.seq) == one.lease)
+    return ours
+
+
+def _pieces(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 def back_off(context: TableContext, connection: sa.Connection, held: Holding, delay: int, error: str | None) -> bool:
@@ -94,8 +127,8 @@ def _acking_held(
 
 
 @lru_cache(maxsize=256)
-def _acked_by_us(context: TableContext, ours: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    return sa.select(context.rows.c.seq).where(context.acked(), ours)
+def _acked(context: TableContext) -> sa.Select[Any, Any]:
+    return sa.select(context.rows.c.seq, context.rows.c.lease).where(context.acked())
 
 
 @lru_cache(maxsize=256)

@@ -19,11 +19,10 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import attendance
-from waterclock.errors import UnavailableError
+from waterclock.errors import ForbiddenError, WaterclockError
 from waterclock.tables.context import TableContext
 from waterclock.tables.heartbeat import heart_of
 
@@ -155,8 +154,8 @@ class Attendance:
             try:
                 with backend.patience(patience):
                     backend.transact(lambda own: self._write(own, backend.now(own), subscribers, sent))
-            except (exc.SQLAlchemyError, UnavailableError) as error:
-                self._forbidden = isinstance(error, exc.DBAPIError) and backend.dialect.is_forbidden(error)
+            except WaterclockError as error:
+                self._forbidden = isinstance(error, ForbiddenError)
                 _log.info("cannot tell who takes messages: %s", error)
             else:
                 self._told = bool(subscribers or sent)

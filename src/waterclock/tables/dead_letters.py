@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 
-from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.errors import ConstraintError, InvalidArgumentError, SchemaError
 from waterclock.tables import acking
 from waterclock.tables.acking import Held
 from waterclock.tables.context import TableContext
@@ -119,7 +118,7 @@ def redrive(context: TableContext, ids: Iterable[Any] | None, limit: int | None)
         most = _CHUNK if limit is None else min(_CHUNK, limit - total)
         try:
             moved = context.backend.transact(lambda own, most=most: _redrive_chunk(context, dead, own, wanted, most))
-        except exc.IntegrityError:
+        except ConstraintError:
             continue  # somebody has just put one of the ids again: that one stays
         total += moved
         if moved < most:

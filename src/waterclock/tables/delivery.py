@@ -23,6 +23,8 @@ from waterclock.tables.heartbeat import beat_after, heart_of
 from waterclock.tables.held import Held
 from waterclock.tables.putting import MessageId, user_column_names
 from waterclock.tables.reading import unreadable
+from waterclock.tables.texts import storable
+from waterclock.tables.undecided import decide, find_out
 from waterclock.time import Duration, format_duration, format_time, to_duration
 
 _T = TypeVar("_T")
@@ -30,6 +32,9 @@ _T = TypeVar("_T")
 
 class Delivery:
     """A message that was handed out. In ``with`` it is acked at the end, or backs off where an exception ends it.
+
+    What the block acked with ``connection=`` is left to the caller's transaction: where that is rolled back, the
+    message is sent again.
 
     While the block in ``with`` runs, heartbeats extend the lease, and those of what waits behind it in the same
     subscription.
@@ -62,6 +67,7 @@ class Delivery:
         "_headers",
         "_heartbeat",
         "_over",
+        "_undecided",
         "_when_over",
         "beat_at",
         "columns",
@@ -91,6 +97,7 @@ class Delivery:
         self.lost = False
         self._headers: str | None = row.headers
         self._over = False
+        self._undecided = False
         self._when_over: Callable[[], None] | None = None
         self.id: MessageId = row.id
         self.payload: Any = row.message
@@ -102,7 +109,7 @@ class Delivery:
         self.time_scheduled: int = row.time_scheduled
         further = user_column_names(context.rows)
         self.columns: dict[str, Any] = {name: getattr(row, name) for name in further} if further else {}
-        self.held = Held(row.seq, row.id, lease, row.group_id, row.position, row.time_next)
+        self.held = Held(row.seq, row.id, lease, row.group_id, row.position, row.time_next, self.epoch)
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -110,12 +117,13 @@ class Delivery:
         return {} if self._headers is None else json.loads(self._headers)
 
     def ack(self, *, connection: Any = None) -> None:
-        """Say that the message is handled: it is never sent again.
+        """Say that the message is handled: it is never sent again. To ack twice is to ack once.
 
         Parameters
         ----------
         connection
-            As in `MessageTable.put`: the ack counts when the caller commits.
+            As in `MessageTable.put`: the ack counts when the caller commits. Until then the message is ours, so after a
+            rollback it can be acked again, or given back.
 
         Raises
         ------
@@ -123,15 +131,21 @@ class Delivery:
             Where the lease ended and the message was sent to somebody else, acked or rescheduled.
         OrderError
             Where an earlier message of its group is not acked.
+        UnavailableError
+            Without ``connection``, where a transaction in which it was acked has not ended.
         """
         if self._over:
             return
-        if connection is None:
-            lost = self._run(lambda own: acking.ack_held(self.context, own, [self.held]))
-        else:
+        if connection is not None:
             with self._callers.use(connection) as theirs:
-                lost = acking.ack_held(self.context, theirs, [self.held])
-        if lost:
+                self.leave_to_caller()
+                if acking.ack_held(self.context, theirs, [self.held]).lost:
+                    raise self._lost_error("ack")
+            return
+        self._decide("ack")
+        if self._over:
+            return
+        if self._run(lambda own: acking.ack_held(self.context, own, [self.held])).lost:
             raise self._lost("ack")
         self.end()
 
@@ -150,13 +164,15 @@ class Delivery:
         LeaseLostError
             Where the lease ended and the message was sent to somebody else, acked or rescheduled.
         """
+        self._decide("nack")
         if self._over:
             return
         pause = None if delay is None else to_duration(delay, "delay")
+        why = None if error is None else storable(error)
         dies = is_exhausted(self.context, self.epoch)
         # Those behind it in its group go back with it, and must not be handed out by who has claimed them.
         with changing(self.context) if self.context.options.groups else nullcontext():
-            kept = self._run(lambda own: self.nack_in(own, pause, error), whole=dies)
+            kept = self._run(lambda own: self.nack_in(own, pause, why), whole=dies)
         if not kept:
             raise self._lost("nack")
         self.end()
@@ -193,9 +209,10 @@ class Delivery:
         InvalidArgumentError
             Where the table has no ``dead_letter``.
         """
+        self._decide("dead_letter")
         if self._over:
             return
-        if not self._run(lambda own: bury_held(self.context, own, self.held, why), whole=True):
+        if not self._run(lambda own: bury_held(self.context, own, self.held, storable(why)), whole=True):
             raise self._lost("dead_letter")
         self.end()
 
@@ -208,6 +225,7 @@ class Delivery:
             Where the lease ended and the message was sent to somebody else, acked or rescheduled.
         """
         length = to_duration(duration, "duration")
+        self._decide("extend")
         until = self._run(lambda own: acking.extend(self.context, own, self.held, length), whole=True)
         if until is None:
             raise self._lost("extend")
@@ -215,17 +233,45 @@ class Delivery:
 
     @property
     def over(self) -> bool:
-        """Whether it was acked or given back."""
+        """Whether it was acked or given back. An ack in a transaction of the caller's counts once that is committed."""
         return self._over
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it was acked in a transaction of the caller's of which it is not known whether it has ended."""
+        return self._undecided
 
     def end(self) -> None:
         """Note that it was acked or given back, so that nothing more is done for it."""
         self._over = True
+        self._undecided = False
+        self._nudge()
+
+    def leave_to_caller(self) -> None:
+        """Note that a transaction of the caller's is about to ack it."""
+        self._undecided = True
+        self._nudge()
+
+    def take_back(self) -> None:
+        """Note that the transaction in which it was acked was rolled back."""
+        self._undecided = False
+
+    def lose(self) -> None:
+        """Note that the message is not ours any more."""
+        self.lost = True
+        self._undecided = False
+        self._nudge()
+
+    def _nudge(self) -> None:
         if self._when_over is not None:
             self._when_over()
 
+    def _decide(self, verb: str) -> None:
+        if self._undecided:
+            decide(self.context, [self], verb)
+
     def when_over(self, tell: Callable[[], None]) -> None:
-        """Have ``tell`` called when the delivery ends."""
+        """Have ``tell`` called when the delivery ends, is lost, or is acked in a transaction of the caller's."""
         self._when_over = tell
 
     def behind(self) -> Sequence[Delivery]:
@@ -235,7 +281,7 @@ class Delivery:
     def extended(self, until: int | None) -> None:
         """Note what a heartbeat found: when the lease ends now, ns, or that it was lost."""
         if until is None:
-            self.lost = not self._over
+            self.lost = not (self._over or self._undecided)
         else:
             self.lease_until = until
 
@@ -244,8 +290,10 @@ class Delivery:
         self._heartbeat = False
 
     def _lost(self, verb: str) -> LeaseLostError:
-        self.end()
-        self.lost = True
+        self.lose()
+        return self._lost_error(verb)
+
+    def _lost_error(self, verb: str) -> LeaseLostError:
         return LeaseLostError(
             f"{verb}: message {self.id!r} of {self.context.name!r} is not ours any more: its lease lasted until"
             f" {format_time(self.lease_until)}, and it was sent to somebody else, acked or rescheduled; use a longer"
@@ -263,7 +311,14 @@ class Delivery:
         if self._heartbeat:
             heart_of(self.context.backend).release(self)
         if error is None:
-            self.ack()
+            if not self._undecided:  # else the caller's transaction acks it, or does not
+                self.ack()
+            return
+        if self.lost and isinstance(error, LeaseLostError):
+            return
+        find_out(self.context, [self])
+        if self._undecided:
+            error.add_note(f"message {self.id!r} is not given back: a transaction in which it was acked has not ended")
             return
         try:
             self.nack(error=f"{type(error).__name__}: {error}")

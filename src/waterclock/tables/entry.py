@@ -10,15 +10,14 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import attendance, consumers, groups, message_tables
-from waterclock.errors import NotFoundError
+from waterclock.errors import NotFoundError, RefusedError
 from waterclock.quoting import quoted
 from waterclock.tables.context import TableContext, table_dialect
 from waterclock.tables.options import TableOptions
-from waterclock.tables.schema import not_acked, reflect_rows
+from waterclock.tables.schema import ACKED_DAY, reflect_rows
 from waterclock.tables.totals import drop_totals
 
 LOOK_EVERY = 1.0
@@ -85,7 +84,7 @@ def explaining(context: TableContext) -> Generator[None]:
     """
     try:
         yield
-    except exc.DBAPIError:
+    except RefusedError:
         load(context.backend, context.name)
         raise
 
@@ -124,7 +123,7 @@ class Entry:
             self._context = load(self._context.backend, self._context.name)
             return self._context
 
-    def check(self, error: exc.DBAPIError) -> NoReturn:
+    def check(self, error: RefusedError) -> NoReturn:
         """Say what is wrong with the table where a statement failed because of it; otherwise raise the error."""
         self.read()
         raise error
@@ -140,9 +139,8 @@ def _is_as_known(known: TableContext) -> bool:
     entry = sa.select(message_tables.c.table_id, message_tables.c.revision).where(message_tables.c.name == known.name)
     try:
         with known.backend.snapshot() as connection:
-            # Fails where a column has gone, and reads nothing.
-            connection.execute(sa.select(known.rows).where(known.rows.c.seq == 0, not_acked(known.rows)))
+            columns = known.sql.column_names(connection, known.name) - {ACKED_DAY}
             found = connection.execute(entry).first()
-    except exc.DBAPIError:
+    except RefusedError:
         return False
-    return found is not None and tuple(found) == (known.table_id, known.revision)
+    return columns == set(known.rows.columns.keys()) and tuple(found or ()) == (known.table_id, known.revision)

@@ -14,13 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import exc
-
 from waterclock.database.backend import Backend
 from waterclock.errors import WaterclockError
 from waterclock.tables import acking
-from waterclock.tables.acking import Held
 from waterclock.tables.context import TableContext
+from waterclock.tables.undecided import Undecided, find_out
 
 _SECOND = 1_000_000_000
 _RETRY = _SECOND  # after a beat that failed
@@ -28,7 +26,7 @@ _IDLE = 10.0  # s after which a thread that has nothing to hold ends
 _log = logging.getLogger(__name__)
 
 
-class Holding(Protocol):
+class Holding(Undecided, Protocol):
     """A delivery whose lease is kept up.
 
     Attributes
@@ -38,7 +36,6 @@ class Holding(Protocol):
     """
 
     beat_at: int
-    held: Held
     context: TableContext
 
     @property
@@ -135,7 +132,9 @@ class Heart:
             signs = [one for one in self._signs.values() if one.beat_at <= now]
         by_table: dict[int, list[Holding]] = {}
         for one in (each for front in due for each in (front, *front.behind())):
-            if not one.over:
+            if one.over:
+                one.beat_at = now + beat_after(one.context.options.ack_wait)
+            else:
                 by_table.setdefault(one.context.table_id, []).append(one)
         for deliveries in by_table.values():
             _extend(deliveries, now)
@@ -167,8 +166,15 @@ def _extend(deliveries: Iterable[Holding], now: int) -> None:
     context = mine[0].context
     length = context.options.ack_wait
     try:
+        find_out(context, mine)
+        undecided = [one for one in mine if one.undecided]  # their rows are somebody's, who is not waited for
+        mine = [one for one in mine if not (one.over or one.undecided)]
+        for one in undecided:
+            one.beat_at = now + _RETRY
+        if not mine:
+            return
         ends = context.backend.transact(lambda own: acking.extend_all(context, own, [one.held for one in mine], length))
-    except (WaterclockError, exc.SQLAlchemyError) as error:
+    except WaterclockError as error:
         # Whether the lease lasted is told by the ack, so there is nobody to tell but the log.
         _log.warning("cannot extend the leases of %d messages of %r: %s", len(mine), context.name, error)
         for one in mine:

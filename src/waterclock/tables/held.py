@@ -1,4 +1,4 @@
-"""A message as its consumer holds it."""
+"""A message as its consumer holds it, and what became of an ack of it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ class Held(NamedTuple):
         Its group and its place there; None where it is in no group.
     due
         When it was due before it was claimed, ns.
+    epoch
+        How often it has been sent.
     """
 
     seq: int
@@ -26,3 +28,19 @@ class Held(NamedTuple):
     group_id: str | None
     position: int | None
     due: int
+    epoch: int
+
+
+class Acked(NamedTuple):
+    """What an ack found of messages that a consumer holds; the others it acked.
+
+    Attributes
+    ----------
+    lost
+        Those that the consumer holds no more, which stay as they are.
+    again
+        How many it had acked before, or a statement whose answer was lost.
+    """
+
+    lost: frozenset[Held]
+    again: int

@@ -8,12 +8,11 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import sqlalchemy as sa
-
-from waterclock.errors import InvalidArgumentError, LeaseLostError
+from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
 from waterclock.tables import acking
-from waterclock.tables.attendance import changing, note_acked
+from waterclock.tables.acking_together import ack_together
+from waterclock.tables.attendance import changing
 from waterclock.tables.claiming.rate import Rate
 from waterclock.tables.conditions.selection import make_selection
 from waterclock.tables.dead_letters import list_dead_letters, redrive
@@ -69,8 +68,9 @@ class MessageTable(OpenTable):
         priority
             Higher ones are sent earlier, whatever their age. In a table with groups the head's priority orders groups.
         connection
-            A SQLAlchemy Connection or Session, or a DB-API connection of the database's driver, in whose transaction
-            to put: commit delivers, rollback leaves nothing.
+            A SQLAlchemy Connection or Session, Django's ``connection``, or a DB-API connection of the database's
+            driver, in whose transaction to put: commit delivers, rollback leaves nothing. On one that commits each
+            statement, the put is a transaction of its own. Of SQLAlchemy's asynchronous ones, what ``run_sync`` passes.
         columns
             Values for the table's further columns.
 
@@ -228,7 +228,8 @@ class MessageTable(OpenTable):
         ids
             Ids, which are acked whoever has them, or deliveries, which are acked where their lease is not lost.
         connection
-            As in `put`: the acks count when the caller commits.
+            As in `put`: the acks count when the caller commits. Until then the deliveries are ours, so after a rollback
+            they can be acked again, or given back.
 
         Returns
         -------
@@ -241,37 +242,12 @@ class MessageTable(OpenTable):
             Where a delivery's lease was lost, which its ``lost`` says then. The other messages are acked.
         OrderError
             Where an earlier message of a group is not acked. No message is acked.
+        UnavailableError
+            Without ``connection``, where a transaction in which one of them was acked has not ended.
         """
         given = list(ids) if isinstance(ids, Iterable) and not isinstance(ids, str) else [ids]
-        deliveries = [one for one in given if isinstance(one, Delivery)]
-        held = list(dict.fromkeys(one.held for one in deliveries if not one.over))
         with self._loaded() as context:
-            plain = [check_id(context, one) for one in given if not isinstance(one, Delivery)]
-
-            def work(own: sa.Connection) -> tuple[int, set[int]]:
-                lost = acking.ack_held(context, own, held)
-                count = len(held) - len(lost)
-                return count + (acking.ack_ids(context, own, plain) if plain else 0), lost
-
-            if connection is None:
-                # One claim's deliveries are one statement; so are ids.
-                several = len({one.lease for one in held}) + bool(plain) > 1
-                count, lost = context.backend.transact(work) if several else acking.run(context, work)
-            else:
-                with self._callers.use(connection) as theirs:
-                    count, lost = work(theirs)
-        for delivery in deliveries:
-            delivery.lost |= not delivery.over and delivery.held.seq in lost
-            delivery.end()
-        if plain and connection is None:
-            note_acked(context, plain)
-        if lost:
-            names = ", ".join(repr(one.id) for one in deliveries if one.held.seq in lost)
-            raise LeaseLostError(
-                f"ack: {names} of {self.name!r} are not ours any more: their lease ended and they were sent to somebody"
-                f" else, acked or rescheduled; the other {count} are acked"
-            )
-        return count
+            return ack_together(context, self._callers, given, connection)
 
     def reschedule(self, ids: MessageId | Iterable[MessageId], at: Time, epoch: int | None = None) -> int:
         """Set when messages are sent next (message tables, "Advanced usage"); return how many were not acked.

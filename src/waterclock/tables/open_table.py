@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import Any, Self, Unpack
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import message_tables
+from waterclock.errors import RefusedError
 from waterclock.tables.adopting.adopting import adopt as adopt_table
 from waterclock.tables.callers import CallerConnections
 from waterclock.tables.claiming.limiting import forget_rate
@@ -133,7 +133,7 @@ class OpenTable:
         """Give the table as it is now, and refuse to work on one that cannot be loaded any more."""
         try:
             yield self._entry.now()
-        except exc.DBAPIError as error:
+        except RefusedError as error:
             self._entry.check(error)
 
     def __repr__(self) -> str:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from sqlalchemy import exc
-
-from waterclock.errors import UnavailableError
+from waterclock.errors import WaterclockError
 from waterclock.tables.context import TableContext
 from waterclock.tables.groups import consumers
 
@@ -40,7 +38,7 @@ class Presence:
             try:
                 until = context.backend.now() + context.options.ack_wait
                 context.backend.transact(lambda own, until=until: consumers.renew(context, own, self._name, until))
-            except (exc.DBAPIError, UnavailableError) as error:
+            except WaterclockError as error:
                 # The next sign may get through in time; if none does, others take over, as they must.
                 _log.warning("consumer %s of %s gave no sign of life: %s", self._name, context.name, error)
 

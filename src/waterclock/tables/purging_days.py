@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection
 from typing import TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 
-from waterclock.errors import UnavailableError
+from waterclock.errors import RefusedError, UnavailableError
 from waterclock.tables.context import TableContext
 from waterclock.tables.databases.partitioning import Days, Gone, days_to_add, days_to_drop
 from waterclock.tables.totals import add_totals
@@ -60,7 +59,7 @@ def _change(
     """Add or drop days; None where somebody else was faster."""
     try:
         return context.backend.transact(work)
-    except exc.DBAPIError:
+    except RefusedError:
         with context.backend.snapshot() as connection:
             known = set(days.known(connection, context.name))
         if all((day in known) == present for day in concerned):

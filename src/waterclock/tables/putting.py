@@ -18,6 +18,7 @@ from waterclock.quoting import quoted
 from waterclock.tables.context import TableContext
 from waterclock.tables.databases.inserting import new_rows
 from waterclock.tables.schema import OWN_COLUMNS
+from waterclock.tables.texts import check_json, check_text
 from waterclock.time import to_time
 
 MessageId = int | str | uuid.UUID
@@ -157,7 +158,7 @@ def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
     headers = message.get("headers")
     at, given_id = message.get("at"), message.get("id")
     row = {
-        "id": None if given_id is None else check_id(context, given_id),
+        "id": None if given_id is None else _new_id(context, given_id),
         "at": None if at is None else to_time(at, "at"),
         "message": _payload(context, message["payload"]),
         "group_id": _group(context, message.get("group"), headers),
@@ -165,8 +166,27 @@ def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
         "priority": _priority(message.get("priority", 0)),
     }
     for name in own:
-        row[name] = message.get(name)
+        row[name] = _checked(context, name, message.get(name))
     return row
+
+
+def _new_id(context: TableContext, value: Any) -> MessageId:
+    checked = check_id(context, value)
+    return check_text("id", checked) if isinstance(checked, str) else checked
+
+
+def _checked(context: TableContext, name: str, value: Any) -> Any:
+    if value is not None and name in _json_columns(context.rows):
+        check_json(name, value)
+    elif isinstance(value, str):
+        check_text(name, value)
+    return value
+
+
+@lru_cache(maxsize=256)
+def _json_columns(rows: sa.Table) -> frozenset[str]:
+    kinds = ((column.name, getattr(column.type, "impl_instance", column.type)) for column in rows.columns)
+    return frozenset(name for name, kind in kinds if isinstance(kind, sa.JSON))
 
 
 def _refuse_unknown(context: TableContext, message: Mapping[str, Any], own: tuple[str, ...]) -> None:
@@ -210,13 +230,10 @@ def _uuid7() -> uuid.UUID:
 def _payload(context: TableContext, value: Any) -> Any:
     kind = context.options.payload
     if kind == "json":
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"payload: {quoted(value)} cannot be written as JSON: {error}") from None
+        check_json("payload", value)
         return sa.JSON.NULL if value is None else value
     if kind == "text" and isinstance(value, str):
-        return value
+        return check_text("payload", value)
     if kind == "bytes" and isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise InvalidArgumentError(
@@ -230,7 +247,7 @@ def _group(context: TableContext, group: Any, headers: Any) -> str | None:
     if group is not None and (not isinstance(group, str) or len(group) > _LONGEST_NAME):
         raise InvalidArgumentError(f"group: {quoted(group)} is not a text of up to {_LONGEST_NAME} characters")
     if group:
-        return group
+        return check_text("group", group)
     _refuse_ungrouped(context)
     return None  # an empty one counts as none
 
@@ -247,7 +264,7 @@ def _headers(headers: Any) -> str:
     texts = isinstance(headers, Mapping) and all(isinstance(text, str) for pair in headers.items() for text in pair)
     if not texts:
         raise InvalidArgumentError(f"headers: {quoted(headers)} is not a dict of texts by texts")
-    return json.dumps(dict(headers), ensure_ascii=False)
+    return check_text("headers", json.dumps(dict(headers), ensure_ascii=False))
 
 
 def _priority(value: Any) -> int:

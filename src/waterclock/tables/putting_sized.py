@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from waterclock.errors import InvalidArgumentError
+from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.quoting import quoted
 from waterclock.tables.context import TableContext
 from waterclock.tables.putting import PreparedRows, PutIds, put_rows
@@ -45,7 +45,7 @@ def put_sized(context: TableContext, connection: sa.Connection, prepared: Prepar
             if isinstance(connection, sa.Connection):  # pyright: ignore[reportUnnecessaryIsInstance]  # it may be a Direct
                 connection.invalidate()  # the server has hung up, so there is nothing to roll back
             raise reason from error
-        except exc.DBAPIError:  # a database that is away says nothing of sizes
+        except UnavailableError:  # a database that is away says nothing of sizes
             pass
         raise
 

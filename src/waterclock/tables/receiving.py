@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 
+from waterclock.errors import RefusedError
 from waterclock.tables.attendance import attendance_of
 from waterclock.tables.callers import CallerConnections
 from waterclock.tables.changes import Changes, Stop
@@ -50,7 +50,7 @@ def receive(entry: Entry, callers: CallerConnections, limit: int, request: Reque
     context = entry.now()
     try:
         return _receive(context, callers, limit, request)
-    except exc.DBAPIError:
+    except RefusedError:
         # The SQL table may have been dropped or altered under us.
         fresh = entry.read()
         if fresh.rows.columns.keys() == context.rows.columns.keys():
@@ -135,7 +135,7 @@ def pause(
     context = entry.last_seen
     try:
         _pause(context, changes, stop, longest, request)
-    except exc.DBAPIError:
+    except RefusedError:
         # As in `receive`. What changed, or was made anew, is looked at by the next claim.
         fresh = entry.read()
         if fresh.table_id == context.table_id and fresh.rows.columns.keys() == context.rows.columns.keys():

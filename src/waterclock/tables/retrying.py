@@ -11,6 +11,7 @@ from waterclock.tables import acking, acking_rows
 from waterclock.tables.context import TableContext
 from waterclock.tables.dead_letters import bury, exhausted_reason, is_exhausted
 from waterclock.tables.delivery import Delivery
+from waterclock.tables.undecided import decide
 
 _CHUNK = 500  # messages in one transaction, so that nobody waits long for them
 _T = TypeVar("_T")
@@ -18,13 +19,17 @@ _T = TypeVar("_T")
 
 def nack_all(context: TableContext, deliveries: Iterable[Delivery], delay: int | None) -> int:
     """Give deliveries back; return how many were still held. The others are noted as lost."""
+    deliveries = list(deliveries)
+    decide(context, deliveries, "nack")
     ours = sorted({one for one in deliveries if not one.over}, key=lambda one: one.held.seq)
     count = 0
     for chunk in _chunks(ours):
         given_back = context.backend.transact(lambda own, chunk=chunk: _nack_chunk(context, own, chunk, delay))
         for one, kept in zip(chunk, given_back, strict=True):
-            one.lost = not kept
-            one.end()
+            if kept:
+                one.end()
+            else:
+                one.lose()
             count += kept
     return count
 

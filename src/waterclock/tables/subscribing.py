@@ -11,9 +11,7 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import exc
-
-from waterclock.errors import NotFoundError, UnavailableError
+from waterclock.errors import ForbiddenError, NotFoundError, RefusedError, TimedOutError, UnavailableError
 from waterclock.tables import acking
 from waterclock.tables.attendance import attendance_of
 from waterclock.tables.callers import CallerConnections
@@ -26,6 +24,7 @@ from waterclock.tables.entry import LOOK_EVERY, Entry
 from waterclock.tables.presence import stay_present
 from waterclock.tables.purging import purge_some
 from waterclock.tables.receiving import Request, pause, receive
+from waterclock.tables.undecided import find_out, see_committed
 
 _SECOND = 1_000_000_000
 
@@ -33,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _PURGE_EVERY = 1.0  # s
 _RETRY_EVERY = 0.2  # s
+_LONGEST_PAUSE = 30.0  # s; the database answers, so asking seldom spares it, and its limits may be changed
 
 
 class Subscription:
@@ -42,6 +42,9 @@ class Subscription:
     claimed and did not hand out, and counts no attempt. In a table with groups it gives back what it handed out and is
     not over, too, so that the groups can go on: ack before. While it is used it purges the table once a second, where
     the database lets it delete.
+
+    Where the database ends a statement because it took too long, or waited too long for a lock, the subscription logs a
+    warning, and tries again after pauses that grow to half a minute.
 
     What was acked, rescheduled, moved or removed elsewhere while it waited here is not handed out: at once where this
     process did it and committed it itself, and otherwise where it was done more than a second before.
@@ -81,9 +84,11 @@ class Subscription:
         self._closed = False
         self._purged_at = -math.inf
         self._away_since: float | None = None
+        self._pause = _RETRY_EVERY
         self.consumer = request.consumer
         self.patience = 60.0
         self._looked_at = 0
+        self._saw_at = 0
         self._in_doubt = False
         self._claims = False
         self._presence = stay_present(entry.last_seen, request.consumer)
@@ -109,11 +114,12 @@ class Subscription:
             leaving.callback(self._presence.close)
             try:
                 self._give_back(self._entry.last_seen)
-            except exc.DBAPIError as error:
+            except RefusedError as error:
                 with suppress(NotFoundError):  # to a table that was dropped nothing is given back
                     self._entry.check(error)
 
     def _give_back(self, context: TableContext) -> None:
+        find_out(context, self._handed_out)
         unstarted = [delivery.held for delivery in self._waiting]
         self._waiting.clear()
         context.backend.transact(lambda own: acking.give_back(context, own, unstarted))
@@ -122,7 +128,7 @@ class Subscription:
             return
         # The next consumer need not wait for the lease of what was handed out of groups and is not over.
         for delivery in self._handed_out:
-            if not delivery.over:
+            if not (delivery.over or delivery.undecided):
                 context.backend.transact(lambda own, held=delivery.held: acking.back_off(context, own, held, 0, None))
                 delivery.end()
 
@@ -138,13 +144,17 @@ class Subscription:
         while not self._stop.is_set():
             try:
                 delivery = self._next()
+            except TimedOutError as error:
+                self._back_off(error)
+                continue
             except UnavailableError:
                 if not self._may_wait_longer():
                     raise
                 continue
-            except exc.DBAPIError as error:
+            except RefusedError as error:
                 self._entry.check(error)
             self._away_since = None
+            self._pause = _RETRY_EVERY
             if delivery is not None:
                 return delivery
         raise StopIteration
@@ -160,7 +170,9 @@ class Subscription:
             if delivery.lease_until > now and not delivery.lost:
                 return self._hand_out(delivery)
         self._handed_out = [one for one in self._handed_out if self._is_out(one, now)]
-        room = min(self._limit, context.options.cache_size - len(self._handed_out))
+        self._see_committed(context, now)
+        in_hand = sum(not one.undecided for one in self._handed_out)
+        room = min(self._limit, context.options.cache_size - in_hand)
         room, rate_pause = self._allowed(room)
         if rate_pause:
             self._stop.wait(min(rate_pause, LOOK_EVERY))
@@ -198,6 +210,13 @@ class Subscription:
             discard(tuple(self._waiting), extended=any(self._is_out(one, now) for one in self._handed_out))
             self._looked_at = now
 
+    def _see_committed(self, context: TableContext, now: int) -> None:
+        """Let go of what callers' transactions acked; once a second, and only where there is such."""
+        if not 0 <= now - self._saw_at < LOOK_AGAIN_AFTER and any(one.undecided for one in self._handed_out):
+            see_committed(context, self._handed_out)
+            self._saw_at = now
+            self._handed_out = [one for one in self._handed_out if self._is_out(one, now)]
+
     def note_acked(self, ids: Collection[Any]) -> None:
         """Note that these messages were acked by their ids; other threads call it."""
         for delivery in (*self._waiting, *self._handed_out):
@@ -226,17 +245,24 @@ class Subscription:
         self._stop.wait(_RETRY_EVERY)
         return True
 
+    def _back_off(self, error: TimedOutError) -> None:
+        """Leave a database alone that has ended a statement for the time it took, longer each time."""
+        name = self._entry.last_seen.name
+        logger.warning("%s takes nothing from %r for %g s: %s", self.consumer, name, self._pause, error)
+        self._stop.wait(self._pause)
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+
     def _purge(self, context: TableContext) -> None:
         if time.monotonic() - self._purged_at < _PURGE_EVERY:
             return
         try:
             purge_some(context)
-        except exc.DBAPIError as error:
-            if not context.backend.dialect.is_forbidden(error):
-                raise
+        except ForbiddenError:
             logger.info("%s may not delete from %r, and leaves purging to others", self.consumer, context.name)
             self._purged_at = math.inf
             return
+        except TimedOutError as error:  # what is due must not wait for it
+            logger.warning("%s cannot purge %r, and tries again: %s", self.consumer, context.name, error)
         self._purged_at = time.monotonic()
 
     def __enter__(self) -> Self:

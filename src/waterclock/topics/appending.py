@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import entries, topics
-from waterclock.errors import InvalidArgumentError, WaterclockError
+from waterclock.errors import InvalidArgumentError, RefusedError, WaterclockError
 from waterclock.message import Position
 from waterclock.topics.ahead import Rejected
 from waterclock.topics.bounds import peak_columns
@@ -118,20 +118,26 @@ def _carry_out(group: Sequence[_Append]) -> None:
     storage = group[0].storage
     try:
         answers = storage.backend.transact(lambda connection: _write(storage, connection, group), indexed=True)
+    except (RefusedError, InvalidArgumentError) as error:
+        _settle_alone(group, error)
     except WaterclockError as error:
         _settle_all(group, error)
-    except Exception as error:  # noqa: BLE001  # whatever it is, it belongs to those who wait
-        if len(group) == 1:
-            group[0].settle(error=error)
-            return
-        for each in group:
-            _carry_out([each])
+    except Exception as error:  # noqa: BLE001  # any error belongs to the threads that wait
+        _settle_alone(group, error)
     else:
         for each, answer in zip(group, answers, strict=True):
             if isinstance(answer, Exception):
                 each.settle(error=answer)
             else:
                 each.settle(answer)
+
+
+def _settle_alone(group: Sequence[_Append], error: Exception) -> None:
+    if len(group) == 1:
+        group[0].settle(error=error)
+        return
+    for each in group:
+        _carry_out([each])
 
 
 def _settle_all(group: Sequence[_Append], error: WaterclockError) -> None:

@@ -1,8 +1,8 @@
 """Compaction: small files of adjacent sealed ledgers become one file, and no message changes its place.
 
 A ledger keeps its number, its entries and its bounds; only where its messages lie changes. So positions, which are
-public and which streams and subscriptions keep, mean the same before and after, and whoever searches a topic searches
-it in the same way. Killed at any point, nothing is lost or read twice:
+public and which streams and subscriptions keep, mean the same before and after, and a reader that searches a topic
+searches it in the same way. Killed at any point, nothing is lost or read twice:
 
 1. `_begin` records a pending file of a new name, with an owner and a lease.
 2. `_write` writes the file, makes it durable, and reads it back: all values are compared, and checksums are taken.
@@ -44,7 +44,7 @@ FILE_BYTES = 128 << 20
 """Size of a file that compaction aims at, bytes."""
 
 SHARED_GROUP_MESSAGES = 8192
-"""Messages at which a row group ends with its ledger: who reads one ledger reads little of its neighbours."""
+"""Messages at which a row group ends with its ledger: a reader of one ledger reads little of its neighbours."""
 
 _COLUMNS = SHARED_SCHEMA.names
 

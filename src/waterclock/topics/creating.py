@@ -6,11 +6,10 @@ import secrets
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 
 from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import stores, topics
-from waterclock.errors import AlreadyExistsError, NotFoundError
+from waterclock.errors import AlreadyExistsError, ConstraintError, NotFoundError
 from waterclock.time import Duration, to_duration
 from waterclock.topics.ahead import AheadLimit, check_on_ahead
 from waterclock.topics.choices import OnAhead
@@ -64,7 +63,7 @@ def create_topic(
 
         try:
             backend.transact(work)
-        except exc.IntegrityError:
+        except ConstraintError:
             pass  # it exists by now
         else:
             return

@@ -310,7 +310,7 @@ def _checked(messages: Iterable[Message] | pa.Table | pa.RecordBatch) -> list[Me
         if batches and batches[0].num_rows:
             return batches[0]
         raise _none()
-    if not isinstance(messages, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  # not everybody checks types
+    if not isinstance(messages, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
         raise InvalidArgumentError(f"messages: {messages!r} is a {type(messages).__name__}; give a list of messages")
     listed = list[object](messages)
     for message in listed:

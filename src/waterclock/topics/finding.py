@@ -114,7 +114,7 @@ def find_first(
 
 
 def find_start(storage: Storage, by: str, time: int, on_damage: OnDamage = "raise") -> Found:
-    """Find where a reader begins who wants what is at or after a time.
+    """Find where a reader begins that wants what is at or after a time.
 
     That is the first such message, unless something that is lost or missing before it may hold an earlier one: then the
     reader begins there, and meets it. The arguments are those of `find_first`.

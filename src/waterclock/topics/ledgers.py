@@ -105,7 +105,7 @@ def list_ledgers(storage: Storage, start: int = 0, limit: int | None = None) -> 
     """Give the ledgers that are left from number ``start`` on, in order, the open one last; ``limit`` at the most."""
     chosen = _LISTED.where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger >= start).limit(limit)
     with storage.backend.snapshot() as connection:
-        infos = [_info(storage, *row) for row in connection.execute(chosen).all()]
+        infos = [_info(storage, *row) for row in connection.execute(chosen)]
         counter = Counter.of_row(storage.row(connection))
     complete = limit is not None and len(infos) == limit
     return infos if complete or counter.ledger < start else [*infos, _open_info(counter)]

@@ -16,7 +16,7 @@ _LONGEST_HOST = 200
 
 def check_name(name: str) -> str:
     """Check the name of a topic, producer or subscription: 1 to 255 characters, none of them a control character."""
-    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # not everybody checks types
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
         raise InvalidArgumentError(f"name: {quoted(name)} is a {type(name).__name__}; give a text")
     if not 1 <= len(name) <= _LONGEST_NAME:
         raise InvalidArgumentError(f"name: {quoted(name)} has {len(name)} characters; give 1 to {_LONGEST_NAME}")
@@ -30,7 +30,7 @@ def check_name(name: str) -> str:
 
 def check_size(size: int, name: str) -> int:
     """Check a number of bytes."""
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # not everybody checks types
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
         raise InvalidArgumentError(f"{name}: {quoted(size)} is no number of bytes; give an int of at least 1")
     return size
 

@@ -26,7 +26,7 @@ LARGEST = (1 << 63) - 1
 
 
 class ProducerAppend(NamedTuple):
-    """Who appends, and which of its messages.
+    """A producer, and which of its messages it appends.
 
     Attributes
     ----------

@@ -119,7 +119,7 @@ def finish(storage: Storage, pending: Pending, work: Callable[[], None]) -> None
     Raises
     ------
     LeaseLostError
-        Where somebody else was faster, or took us for dead.
+        Where another process was faster, or took this one for dead.
     """
     try:
         work()
@@ -157,9 +157,9 @@ def _abandon(storage: Storage, pending: Pending) -> bool:
 
 
 def taken(storage: Storage, pending: Pending) -> LeaseLostError:
-    """Say that the ledgers are somebody else's by now."""
+    """Say that another process has the ledgers by now."""
     which = f"ledger {pending.first}" if pending.first == pending.last else f"ledgers {pending.first}-{pending.last}"
-    return LeaseLostError(f"{which} of topic {storage.name!r}: sealed, compacted or deleted by somebody else")
+    return LeaseLostError(f"{which} of topic {storage.name!r}: sealed, compacted or deleted by another process")
 
 
 def _mine(pending: Pending) -> tuple[sa.ColumnElement[bool], ...]:

@@ -36,7 +36,7 @@ class LedgerRoot(NamedTuple):
         root = self.default if self.root is None else self.root
         if root is None:
             raise InvalidArgumentError(
-                f"ledgers: a database on a server needs to be told where sealed ledgers lie; give a folder or a URL"
+                f"ledgers: a database on a server does not say where sealed ledgers lie; give a folder or a URL"
                 f" that every user of {backend.name} can reach"
             )
         from waterclock.topics.ledger_files import LedgerFiles

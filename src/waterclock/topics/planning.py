@@ -61,7 +61,7 @@ def plan_slices(
         for gap in missing_ledgers(storage, connection, start, end, topic):
             damage.meet(gap.error, gap.messages)
         plan = _Plan(storage, connection, start, end, max_messages, wanted, damage)
-        for row in connection.execute(statement.where(ledgers.c.ledger <= end.ledger)).mappings().all():
+        for row in connection.execute(statement.where(ledgers.c.ledger <= end.ledger)).mappings():
             try:
                 plan.add_ledger(row)
             except DamagedError as error:
@@ -82,8 +82,6 @@ class _Piece(NamedTuple):
         As of `Slice`.
     numbers
         The first and the last of the file's row groups that hold it; None: all that hold the ledger.
-    is_whole_file
-        Whether the file holds nothing else.
     size, checksums
         The file's length in bytes, and what the catalogue keeps of its checksums for the ledger.
     """
@@ -93,7 +91,6 @@ class _Piece(NamedTuple):
     messages: int
     path: str | None = None
     numbers: tuple[int, int] | None = (0, 0)
-    is_whole_file: bool = False
     size: int = 0
     checksums: bytes | None = None
 
@@ -182,12 +179,19 @@ class _Plan:
         start, stop = Position(ledger, 0, 0), Position(ledger + 1, 0, 0)
         if start < self._start or stop > self._stop or row["lost_in_file"] or not self._wants_all(row):
             return False
-        joins = row["shares"] and self._run is not None and self._run[1].path == row["path"]
+        if not row["shares"]:
+            if row["messages"] > self._max_messages:
+                return False
+            self._end_run()
+            checksums = () if row["checksums"] is None else (row["checksums"],)
+            self._cut(start, stop, row["messages"], row["path"], None, row["file_bytes"], checksums)
+            return True
+        joins = self._run is not None and self._run[1].path == row["path"]
         if joins and self._run is not None and self._run[1].stop != start:
             return False
         if (self._messages if joins else 0) + row["messages"] > self._max_messages:
             return False
-        place = (start, stop, row["messages"], row["path"], None, not row["shares"])
+        place = (start, stop, row["messages"], row["path"], None)
         self._add(_Piece(*place, row["file_bytes"], row["checksums"]), goes_on=joins)
         return True
 
@@ -210,7 +214,7 @@ class _Plan:
         if file is not None and row["checksums"] is not None:  # without checksums, nothing guards statistics
             by_source = wanted.row_groups(file.metadata)
         return [
-            _Piece(starts[i], stops[i], group.messages, path, (number, number), False, size, checksums)
+            _Piece(starts[i], stops[i], group.messages, path, (number, number), size, checksums)
             for i, (group, number) in enumerate(zip(groups, _numbers(groups), strict=True))
             if (by_source is None or by_source[number]) and wanted.meets(group.bounds)
         ]
@@ -251,22 +255,24 @@ class _Plan:
     def _end_run(self) -> None:
         if self._run is not None:
             first, last = self._run
-            groups = (self._held_by(first)[0], self._held_by(last)[1] + 1) if not first.is_whole_file else None
-            part = Slice(
-                self._url,
-                self._storage.topic_id,
-                self._storage.name,
-                self._storage.files,
-                max(self._start, first.start),
-                min(self._stop, last.stop),
-                self._messages,
-                first.path,
-                (0, 0) if first.path is None else groups,
-                first.size,
-                tuple(self._checksums),
-            )
-            self._slices.append(part)
+            groups = (0, 0) if first.path is None else (self._held_by(first)[0], self._held_by(last)[1] + 1)
+            start, stop = max(self._start, first.start), min(self._stop, last.stop)
+            self._cut(start, stop, self._messages, first.path, groups, first.size, tuple(self._checksums))
         self._run, self._messages, self._checksums = None, 0, {}
+
+    def _cut(
+        self,
+        start: Position,
+        stop: Position,
+        messages: int,
+        path: str | None,
+        groups: tuple[int, int] | None,
+        size: int,
+        checksums: tuple[bytes, ...],
+    ) -> None:
+        storage = self._storage
+        where = (self._url, storage.topic_id, storage.name, storage.files)
+        self._slices.append(Slice(*where, start, stop, messages, path, groups, size, checksums))
 
     def _held_by(self, piece: _Piece) -> tuple[int, int]:
         """Say which row groups of the file hold a piece: the first and the last."""

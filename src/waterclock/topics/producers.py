@@ -105,12 +105,12 @@ def read_producer(storage: Storage, connection: Any, name: str) -> Numbering | N
 def numbered(
     producer: str | None, sequence: int | None, epoch: int | None, messages: int, checksum: int | None
 ) -> ProducerAppend | None:
-    """Check what a caller says about who appends; None where nobody is named."""
+    """Check what a caller says about its producer; None where it names none."""
     if (producer is None) != (sequence is None):
         raise InvalidArgumentError(f"producer: {producer!r} and sequence: {sequence!r} only mean something together")
     if producer is None or sequence is None:
         return None
-    if epoch is not None and (not isinstance(epoch, int) or isinstance(epoch, bool)):  # pyright: ignore[reportUnnecessaryIsInstance]  # not everybody checks types
+    if epoch is not None and (not isinstance(epoch, int) or isinstance(epoch, bool)):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
         raise InvalidArgumentError(f"epoch: {epoch!r} is no int; give the producer's, or None")
     first = check_sequence(sequence, messages)
     return ProducerAppend(check_name(producer), first, first + messages - 1, epoch, checksum)

@@ -174,7 +174,7 @@ class Producer:
             except WaterclockError as error:
                 self._fail(error)
                 return
-            except Exception as error:  # noqa: BLE001  # a thread has nobody to raise to: the next caller gets it
+            except Exception as error:  # noqa: BLE001  # a thread has no caller to raise to: the next caller gets it
                 self._fail(WaterclockError(f"producer {self._name!r} cannot append: {error!r}"))
                 return
 

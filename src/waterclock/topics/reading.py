@@ -102,14 +102,14 @@ def check_limit(limit: int | None) -> int | None:
     """Check a number of messages; None means no limit."""
     if limit is None:
         return None
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # not everybody checks types
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
         raise InvalidArgumentError(f"limit: {limit!r} is no number of messages; give an int of at least 1")
     return limit
 
 
 def check_position(position: Position, name: str) -> Position:
     """Check that something is a position."""
-    if not isinstance(position, Position):  # pyright: ignore[reportUnnecessaryIsInstance]  # not everybody checks types
+    if not isinstance(position, Position):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
         raise InvalidArgumentError(f"{name}: {position!r} is no Position; write Position(ledger, entry, index)")
     return position
 

@@ -2,8 +2,8 @@
 
 A topic's files are copied under the names that they have, read back and compared. Then one transaction, which holds
 the topic's lock, turns the topic over to the new store, if every file that its ledgers have by then was copied. A
-sealer or compactor with the former store in hand fails at its own commit (`pending_files.settle`), and readers find the
-former files for the grace time. Killed at any point, the topic lies wholly in one of the two stores.
+sealer or compactor that still has the former store open fails at its own commit (`pending_files.settle`), and readers
+find the former files for the grace time. Killed at any point, the topic lies wholly in one of the two stores.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _insist_on_size(there: LedgerFiles, path: str, size: int) -> int:
 
 
 def _refuse_copy_of_store(storage: Storage, there: LedgerFiles) -> None:
-    """Refuse a store of which a copy is left at the former place: who has that in hand would write into it."""
+    """Refuse a store of which a copy is left at the former place: a process that has it open would write there."""
     here = storage.files
     try:
         if here.identity != there.identity or here.marker() != here.identity:

@@ -37,7 +37,7 @@ def _let_go(storage: Storage) -> None:
 def _remove_if_empty(storage: Storage, connection: sa.Connection) -> bool:
     row, _ = storage.lock(connection)
     if Counter.of_row(row).entries:
-        return False  # somebody appended meanwhile
+        return False  # a producer appended meanwhile
     for table in (ledgers, files):
         statement = sa.select(sa.func.count()).where(table.c.topic_id == storage.topic_id)
         if connection.execute(statement).scalar():

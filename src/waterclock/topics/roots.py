@@ -27,6 +27,7 @@ RETRY_LIMIT = 30.0
 
 _OTHER_SPELLINGS = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _OF_PYARROW = ("s3", "gs", "abfs", "abfss", "hdfs", "viewfs")
+_WITH_BUCKETS = ("s3", "gs", "abfs", "abfss")
 _SCHEMES = {"s3": "s3", "gcs": "gs", "abfs": "abfs"}
 _TIMEOUTS = ("connect_timeout", "request_timeout")
 _S3_TEXTS = ("scheme", "endpoint_override", "tls_ca_file_path")
@@ -39,8 +40,10 @@ def absolute(root: str) -> str:
         raise InvalidArgumentError(f"ledgers: {root!r} is empty; give a folder or a URL such as s3://bucket/folder")
     scheme, separator, rest = root.partition("://")
     if separator and scheme.lower() != "file":
-        scheme = scheme.lower()
-        return f"{_OTHER_SPELLINGS.get(scheme, scheme)}://{rest}"
+        scheme = _OTHER_SPELLINGS.get(scheme.lower(), scheme.lower())
+        if scheme in _WITH_BUCKETS and not rest.strip("/"):
+            raise InvalidArgumentError(f"ledgers: {root!r} names no bucket; write it like {scheme}://bucket/folder")
+        return f"{scheme}://{rest}"
     path = Path(_path_of_file_url(root) if root.lower().startswith("file:/") else root).expanduser()
     # A link is kept, since it may be set to another place some day; only ".." has to be resolved along it.
     return str(path.resolve() if ".." in path.parts else path.absolute())

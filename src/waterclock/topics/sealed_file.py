@@ -284,7 +284,7 @@ class SealedFile:
             row_group = self.metadata.row_group(group)
             chunks = [row_group.column(i) for i in range(row_group.num_columns)]
             starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
-            # Headers are two columns of the file, keys and values, so columns are told by name and not by number.
+            # Headers are two columns of the file, keys and values, so columns go by name and not by number.
             places = [
                 _Place(number, chunk.path_in_schema.split(".")[0], start, start + chunk.total_compressed_size)
                 for number, (chunk, start) in enumerate(zip(chunks, starts, strict=True))

@@ -47,7 +47,7 @@ class _Written(NamedTuple):
 
 
 def seal_ledgers(storage: Storage) -> int:
-    """Seal every ledger that is closed and that nobody else is sealing; give how many.
+    """Seal every ledger that is closed and that no other process is sealing; give how many.
 
     First the topic is put in order, as `ledgers_to_seal` does. A ledger that is damaged is left as it is, and the
     others are sealed.
@@ -115,13 +115,13 @@ def seal_ledger(storage: Storage, ledger: int) -> bool:
     try:
         finish(storage, pending, lambda: _commit(storage, pending, _write(storage, pending)))
     except LeaseLostError:
-        return False  # somebody else has it by now
+        return False  # another sealer has it by now
     delete_rows(storage, ledger)
     return True
 
 
 def _begin(storage: Storage, ledger: int) -> Pending | None:
-    """Record the pending file; None where the ledger is not closed any more or somebody else is sealing it."""
+    """Record the pending file; None where the ledger is not closed any more or another sealer has it."""
     pending = new_file(storage, ledger, ledger)
 
     def work(connection: sa.Connection) -> Pending | None:
@@ -180,7 +180,7 @@ def _entries(storage: Storage, pending: Pending, following: int) -> Iterator[tup
     start, stop = Position(pending.first, 0, 0), Position(pending.first + 1, 0, 0)
     for chunk in read_chunks(storage, start, stop, MESSAGE_SCHEMA.names):
         if isinstance(chunk.table, pa.Table):
-            raise taken(storage, pending)  # these come from a file: somebody else has sealed the ledger
+            raise taken(storage, pending)  # these come from a file: another sealer was faster
         yield chunk.first_ordinal - following, chunk.table
         following = chunk.first_ordinal + chunk.table.num_rows
 

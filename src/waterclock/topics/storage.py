@@ -70,7 +70,7 @@ class Storage:
     @cached_property
     def _locking(self) -> sa.Select[*tuple[Any, ...]]:
         statement = sa.select(topics, self.backend.now_sql().label("now")).where(topics.c.id == self.topic_id)
-        # key_share: PostgreSQL then lets readers of the row's key pass, and nobody changes the key.
+        # key_share: PostgreSQL then lets readers of the row's key pass, and no statement changes the key.
         return statement.with_for_update(key_share=True)
 
     def refuse_moved(self, connection: sa.Connection) -> None:
@@ -85,7 +85,7 @@ class Storage:
 
     @property
     def origin(self) -> str | None:
-        """The number by which the topic's files are told from those of topics of its name in other databases.
+        """The number that sets the topic's files apart from those of topics of its name in other databases.
 
         None for a topic of an earlier version.
         """

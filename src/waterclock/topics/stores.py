@@ -1,6 +1,6 @@
 """Which store a topic's ledger files lie in: its identity, how it is made and adopted, and how it is found again.
 
-A store is told by its identity and never by its name: a folder may be renamed, mounted elsewhere or spelled otherwise,
+A store is known by its identity and never by its name: a folder may be renamed, mounted elsewhere or spelled otherwise,
 and another folder may come to have its name.
 """
 
@@ -11,11 +11,10 @@ import secrets
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 
 from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import ledgers, stores, topics
-from waterclock.errors import InvalidArgumentError
+from waterclock.errors import ConstraintError, InvalidArgumentError
 from waterclock.topics.ledger_files import UNKNOWN, LedgerFiles, StoreError, UnreachableStoreError
 from waterclock.topics.places import LedgerRoot
 
@@ -64,7 +63,7 @@ def record_store(backend: Backend, files: LedgerFiles) -> int:
 
     try:
         return backend.transact(work)
-    except exc.IntegrityError:
+    except ConstraintError:
         return backend.transact(work)  # another process was faster, and its row is there now
 
 

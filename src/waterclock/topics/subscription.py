@@ -128,7 +128,7 @@ class Subscription:
                 self._committed = self._at
 
     def seek(self, to: Position | Time, *, by: str = "publish_time", filter_older: bool = False) -> Position:
-        """Move the subscription, whoever is reading it; commits of what was read before are refused from now on.
+        """Move the subscription, whichever reader holds it; commits of what was read before are refused from now on.
 
         Parameters
         ----------

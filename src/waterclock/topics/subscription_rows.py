@@ -1,14 +1,13 @@
-"""The rows of subscriptions: durable reading positions, who holds them, and how they move."""
+"""The rows of subscriptions: durable reading positions, which readers hold them, and how they move."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 
 from waterclock.database.topic_catalogue import subscriptions
-from waterclock.errors import LeaseLostError, NotFoundError, UnavailableError
+from waterclock.errors import ConstraintError, LeaseLostError, NotFoundError, UnavailableError
 from waterclock.message import Position
 from waterclock.time import format_time
 from waterclock.topics.counter import Counter
@@ -31,7 +30,7 @@ class SubscriptionInfo(NamedTuple):
     epoch
         How often it was moved or changed hands.
     holder, held_until
-        Who reads it, and until when without a further sign, ns; None where nobody does.
+        Its reader, and until when that one holds it without a further sign, ns; None where it has no reader.
     """
 
     name: str
@@ -59,7 +58,7 @@ def create(storage: Storage, name: str, place: Place) -> bool:
 
     try:
         storage.backend.transact(work)
-    except exc.IntegrityError:
+    except ConstraintError:
         return False
     return True
 
@@ -99,7 +98,7 @@ def hold(storage: Storage, name: str, holder: str, lease: int) -> sa.RowMapping:
     Raises
     ------
     UnavailableError
-        Where somebody else holds it; the text says who, and until when.
+        Where another reader holds it; the text says which, and until when.
     """
 
     def work(connection: sa.Connection) -> sa.RowMapping:
@@ -119,7 +118,7 @@ def hold(storage: Storage, name: str, holder: str, lease: int) -> sa.RowMapping:
 
 
 def release(storage: Storage, name: str, holder: str) -> None:
-    """Give a subscription back; nothing to do where somebody else holds it by now."""
+    """Give a subscription back; nothing to do where another reader holds it by now."""
     mine = (*_key(storage, name), subscriptions.c.holder == holder)
     statement = sa.update(subscriptions).where(*mine).values(holder=None, held_until=None)
     storage.backend.transact(lambda connection: connection.execute(statement))
@@ -131,7 +130,7 @@ def commit(storage: Storage, name: str, epoch: int, place: Place, lease: int) ->
     Raises
     ------
     LeaseLostError
-        Where the subscription was moved, or taken by somebody else, after the reader last looked.
+        Where the subscription was moved, or taken by another reader, after this one last looked.
     """
 
     def work(connection: sa.Connection) -> None:
@@ -163,7 +162,7 @@ def move(storage: Storage, name: str, place: Place, not_before: NotBefore | None
 
 
 def advance(storage: Storage, name: str, place: Place) -> int:
-    """Move a subscription forward, whoever reads it; never backwards. Give by how many messages."""
+    """Move a subscription forward, whichever reader holds it; never backwards. Give by how many messages."""
 
     def work(connection: sa.Connection) -> int:
         row, _ = _lock(storage, connection, name)

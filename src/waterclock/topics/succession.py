@@ -1,9 +1,9 @@
 """What stands at a position of a topic, and whether it follows what stood before it.
 
-A topic has no holes: ledgers are numbered on, so are the entries of each, and so are messages, whatever holds them. All
-that may be missing was deleted on purpose, from the start on, and the topic's row says up to where. So whatever else is
-missing is damage, and the numbers of its neighbours tell how much. Each look is one snapshot, so a deletion by another
-process is seen as a whole or not at all.
+A topic has no holes: ledgers are numbered on, so are the entries of each, and so are messages, in rows and in files.
+All that may be missing was deleted on purpose, from the start on, and the topic's row says up to where. So anything
+else that is missing is damage, and the numbers of its neighbours tell how much. Each look is one snapshot, so a
+deletion by another process is seen as a whole or not at all.
 """
 
 from __future__ import annotations

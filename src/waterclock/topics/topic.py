@@ -514,7 +514,7 @@ class Topic:
             What is looked for. What the catalogue knows not to hold it is left out; what is left holds other messages
             too.
         on_damage
-            What to do about ledgers that are missing or cannot be told apart, as of `read`. Entries and files are
+            What to do about ledgers that are missing or cannot be set apart, as of `read`. Entries and files are
             looked at when slices are read.
 
         Raises

@@ -39,3 +39,59 @@ def test_advancing_has_every_source_look_at_the_clock() -> None:
     assert many.advance(T0) == []
     now = 10.0
     assert [b.reason for b in many.advance(T0)] == ["stall"]
+
+
+def test_advancing_looks_only_where_a_window_may_have_stalled() -> None:
+    now, looks = 0.0, 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return now
+
+    many = BySource(lambda: RateAwareBatcher("1s", clock=clock))
+    for k in range(100):
+        many.add(of(f"idle {k}", 0, 15))
+    many.add(of("busy", 0, 15))
+    many.add(of("busy", 15, 20))
+    looks = 0
+    assert many.advance(T0) == []
+    assert looks < 5
+    now = 10.0
+    assert [b.source for b in many.advance(T0)] == ["busy"]
+    assert many.advance(T0) == []
+
+
+def test_a_clock_that_jumps_back_restarts_the_count_of_every_source() -> None:
+    now = 100.0
+    many = BySource(lambda: RateAwareBatcher("1s", clock=lambda: now))
+    many.add(of("x", 0, 15))
+    many.add(of("x", 15, 20))
+    now = 0.0
+    assert many.advance(T0) == []
+    now = 10.0
+    assert [b.reason for b in many.advance(T0)] == ["stall"]
+
+
+def test_a_silent_source_with_nothing_buffered_is_forgotten() -> None:
+    now = 0.0
+    many = BySource(lambda: RateAwareBatcher("1s", clock=lambda: now))
+    many.add(of("x", 0, 15))
+    many.add(of("y", 0, 15))
+    many.add(of("y", 15, 20))
+    now = 3600.0
+    assert many.forget(idle="1h") == 1
+    assert set(many.stats()) == {"y"}
+    assert [b.reason for b in many.add(of("x", 50_400, 50_415))] == ["start"]
+
+
+def test_a_window_set_anew_begins_at_what_comes_next_and_repeats_no_identity() -> None:
+    many = BySource(lambda: RateAwareBatcher("1s"))
+    batches = [b for k in range(0, 140, 10) for b in many.add(of("x", k, k + 10))]
+    batches += many.reset("x")
+    batches += [b for k in range(0, 140, 10) for b in many.add(of("x", k, k + 10))]
+    batches += many.flush()
+    assert sum(len(b.messages) for b in batches) == 280
+    assert all(b.messages for b in batches)
+    assert len({b.id for b in batches}) == len(batches)
+    assert many.stats()["x"].buffered == 0

@@ -360,6 +360,7 @@ def test_implausible_times_out_of_order_count_from_the_newest() -> None:
     assert [stuck(watch, time) for time in times] == [False] * 5 + [True]
 
 
+@pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning")
 def test_of_a_call_that_is_all_implausible_its_own_epoch_says_where_the_traffic_is() -> None:
     batcher = RateAwareBatcher(gated=False, clock=frozen)
     batcher.add([message("log", T0)])

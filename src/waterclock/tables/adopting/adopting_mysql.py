@@ -19,8 +19,7 @@ from waterclock.tables.schema import ADOPTED, has_unique_id
 def adopt(connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str], now: str) -> None:
     """Add columns, defaults and the uniqueness of ids."""
     quote = connection.dialect.identifier_preparer.quote
-    if id_type == "text":
-        _check_collation(connection, rows.name)
+    _check_collations(connection, rows.name, {"group_id"} & set(present) | ({"id"} if id_type == "text" else set()))
     changes = [
         f"ALTER COLUMN time_scheduled SET DEFAULT ({now})",
         f"ALTER COLUMN time_created SET DEFAULT ({now})",
@@ -52,21 +51,24 @@ def adopt(connection: sa.Connection, rows: sa.Table, id_type: IdType, present: C
     connection.execute(DDL(statement, context={"table": quote(rows.name)}))
 
 
-def _check_collation(connection: sa.Connection, name: str) -> None:
-    columns = sa.table(
-        "columns", *map(sa.column, ("table_schema", "table_name", "column_name", "collation_name")),
+def _check_collations(connection: sa.Connection, name: str, columns: Collection[str]) -> None:
+    facts = sa.table(
+        "columns", *map(sa.column, ("table_schema", "table_name", "column_name", "collation_name", "data_type")),
         schema="information_schema",
     )  # fmt: skip
-    collation = connection.execute(
-        sa.select(columns.c.collation_name).where(
-            columns.c.table_schema == sa.func.database(), columns.c.table_name == name, columns.c.column_name == "id"
+    here = (facts.c.table_schema == sa.func.database()) & (facts.c.table_name == name)
+    for column, collation, kind in connection.execute(
+        sa.select(facts.c.column_name, facts.c.collation_name, facts.c.data_type).where(
+            here, facts.c.column_name.in_(columns)
         )
-    ).scalar_one()
-    if not collation.endswith("_bin"):
-        raise SchemaError(
-            f"message table {name!r}: the column 'id' compares by {collation}, where different texts may be equal; run"
-            f" {type_remedy(name, 'id', 'VARCHAR(255) COLLATE utf8mb4_bin NOT NULL')}"
-        )
+    ):
+        if kind == "char" or not collation.endswith("_nopad_bin"):
+            how = "drops spaces at the end" if kind == "char" else f"compares by {collation}"
+            wanted = "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin" + " NOT NULL" * (column == "id")
+            raise SchemaError(
+                f"message table {name!r}: the column {column!r} {how}, where different texts may be equal; run"
+                f" {type_remedy(name, column, wanted)}"
+            )
 
 
 def type_remedy(table: str, column: str, wanted: str) -> str:

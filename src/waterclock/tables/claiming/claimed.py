@@ -69,6 +69,10 @@ class Wanted:
     max_groups: int | None = None
 
 
+MOST_MARKS = 4
+"""Priorities of which a mark is kept: each is asked by itself, so many would cost more than they spare."""
+
+
 class Marks:
     """How far the claims of one consumer have come: for each priority, before which time_next nothing is due any more.
 
@@ -85,6 +89,7 @@ class Marks:
         self._clock = clock
         self._lock = threading.Lock()
         self._marks: dict[int, int] = {}
+        self._had_enough = False
         self._since = clock()
         self._looking_since: float | None = None
         self._every = LOOK_BACK_EVERY
@@ -95,13 +100,14 @@ class Marks:
             now = self._clock()
             if now - self._since >= self._every:
                 self._marks = {}
+                self._had_enough = False
             if not self._marks:
                 self._since = self._looking_since = now
             return dict(self._marks)
 
     def any(self) -> bool:
         """Say whether the last claim got all that it wanted, not long ago."""
-        return bool(self._marks)
+        return self._had_enough
 
     def advance(self, claimed: Sequence[Claimed]) -> None:
         """Note a claim that got as many messages as it wanted, in its order."""
@@ -110,13 +116,17 @@ class Marks:
                 took = self._clock() - self._looking_since
                 self._every = min(max(LOOK_BACK_EVERY, LOOK_BACK_SHARE * took), LOOK_BACK_AT_LEAST)
                 self._looking_since = None
+            self._had_enough = True
             for one in claimed:
                 self._marks[one.row.priority] = one.row.time_next
+            if len(self._marks) > MOST_MARKS:
+                self._marks = {}
 
     def forget(self) -> None:
         """Begin at the very first message again."""
         with self._lock:
             self._marks = {}
+            self._had_enough = False
 
 
 class Reached:

@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 
+from waterclock.errors import ConstraintError
 from waterclock.tables.claiming.claimed import Claimed, Marks, Wanted
 from waterclock.tables.claiming.claiming_groups import claim_groups
 from waterclock.tables.claiming.claiming_rows import priority_levels
@@ -59,7 +59,7 @@ def _try_claim_groups(context: TableContext, wanted: Wanted) -> tuple[list[Claim
 
     try:
         return attempt()
-    except exc.IntegrityError:
+    except ConstraintError:
         return attempt()  # another thread signed the same consumer in just now
 
 

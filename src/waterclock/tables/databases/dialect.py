@@ -163,6 +163,10 @@ class TableDialect(Protocol):
         """
         ...
 
+    def column_names(self, connection: sa.Connection, name: str) -> set[str]:
+        """Name the columns that the SQL table has now; none where it is gone."""
+        ...
+
     def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
         """Say that a text is like a pattern, case by case; % and _ alone have a meaning in it."""
         ...

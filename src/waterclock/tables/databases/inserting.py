@@ -11,6 +11,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
+
 _BUSY = 1.0  # s; who puts again within this draws ahead
 _MOST_AHEAD = 1024
 _IF_LEFT_OUT = {"at": None, "group_id": None, "headers": None, "priority": 0}
@@ -50,8 +53,16 @@ def new_rows(rows: sa.Table, dialect: sa.Dialect, messages: Sequence[dict[str, A
         if name in _IF_LEFT_OUT and values.count(_IF_LEFT_OUT[name]) == len(values):
             continue
         process = None if name == "at" else _processor(rows.c[name].type, dialect)
-        columns[name] = values if process is None else [process(value) for value in values]
+        columns[name] = values if process is None else _processed(name, values, process)
     return NewRows(columns, fresh)
+
+
+def _processed(name: str, values: list[Any], process: Callable[[Any], Any]) -> list[Any]:
+    value: Any = None
+    try:
+        return [process(value := one) for one in values]
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:  # whatever a type says of another's value
+        raise InvalidArgumentError(f"{name}: {quoted(value)} does not fit the column: {error}") from error
 
 
 @lru_cache(maxsize=256)

@@ -26,13 +26,13 @@ but tries again after some milliseconds. Nothing is missed:
 
 from __future__ import annotations
 
+import os
+import threading
 from contextlib import suppress
 from typing import Any
-
-from sqlalchemy import exc
+from weakref import WeakKeyDictionary
 
 from waterclock.database.backend import Backend
-from waterclock.errors import UnavailableError
 from waterclock.tables.changes import Stop
 
 WAITING, WRITING = 0x57A70001, 0x57A70002
@@ -41,6 +41,7 @@ WAITING, WRITING = 0x57A70001, 0x57A70002
 CHANNEL = "waterclock_"
 """What the name of a table's channel begins with."""
 
+_FORGET = "UNLISTEN *; SELECT pg_advisory_unlock_all()"
 _TRY_AGAIN_AFTER = 0.003  # s
 _TRY_AGAIN_AT_THE_LATEST = 0.05  # s
 
@@ -68,8 +69,45 @@ TRIGGERS = (
 )
 
 
+class _Spare:
+    """Keeps one connection of each database that listens to nothing just now, so that not every wait opens one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of: WeakKeyDictionary[Backend, tuple[int, Any]] = WeakKeyDictionary()
+
+    def take(self, backend: Backend) -> Any:
+        """Give the one that is kept; None where there is none."""
+        with self._lock:
+            process, connection = self._of.pop(backend, (0, None))
+        # A process that was forked has its parent's, and must not talk into it.
+        return connection if process == os.getpid() else None
+
+    def keep(self, backend: Backend, connection: Any) -> bool:
+        """Keep a connection until the database is closed; False where one is kept already."""
+        with self._lock:
+            process, _ = self._of.get(backend, (0, None))
+            if process == os.getpid():
+                return False
+            self._of[backend] = (os.getpid(), connection)
+        backend.when_closed(self.close)
+        return True
+
+    def close(self, backend: Backend) -> None:
+        """Give back the one that is kept."""
+        connection = self.take(backend)
+        if connection is not None:
+            connection.close()
+
+
+_spare = _Spare()
+
+
 class Listening:
-    """Waits for PostgreSQL's notifications about one table, on a connection of its own; a new one where it broke."""
+    """Waits for PostgreSQL's notifications about one table, on a connection of its own; a new one where it broke.
+
+    One that is closed leaves its connection to the next one on the same database.
+    """
 
     def __init__(self, backend: Backend, table: str) -> None:
         self._backend = backend
@@ -89,11 +127,11 @@ class Listening:
             Where the server is away.
         """
         try:
-            self._armed = self._try_to_arm()
-        except (self._error, exc.DBAPIError) as error:
-            self.close()
-            said = self._backend.said(error)
-            raise UnavailableError(f"cannot listen to {self._backend.name} now: {said}") from self._backend.cause(error)
+            with self._backend.translated("listen to"):
+                self._armed = self._try_to_arm()
+        except BaseException:
+            self._drop()
+            raise
         return self._armed
 
     def _try_to_arm(self) -> bool:
@@ -124,10 +162,26 @@ class Listening:
             self._ask("SELECT pg_advisory_unlock_shared(%s, hashtext(%s))", WAITING)
             self._shown = False
         except self._error:
-            self.close()  # the look that follows says whether the server is away
+            self._drop()  # the look that follows says whether the server is away
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Leave the connection to the next one, or give it back where one is kept already."""
+        connection = self._connection
+        if connection is None:
+            return
+        try:
+            connection.execute(_FORGET)
+            connection.remove_notify_handler(self._hear)
+            is_kept = _spare.keep(self._backend, connection)
+        except self._error:
+            is_kept = False
+        if is_kept:
+            self._connection = None
+            self._shown = self._armed = False
+        else:
+            self._drop()
+
+    def _drop(self) -> None:
         connection, self._connection = self._connection, None
         self._shown = self._armed = False
         if connection is not None:
@@ -139,13 +193,22 @@ class Listening:
         return self._backend.engine.dialect.loaded_dbapi.Error
 
     def _connect(self) -> None:
-        pooled = self._backend.engine.raw_connection()
-        self._connection = pooled.driver_connection
-        pooled.detach()  # a subscription keeps it for as long as it lives
-        self._connection.autocommit = True
-        self._connection.add_notify_handler(self._hear)
+        spare = _spare.take(self._backend)
+        if spare is not None:
+            try:
+                self._listen(spare)
+            except self._error:  # it broke while it was kept
+                self._drop()
+            else:
+                return
+        self._listen(self._backend.driver_connection("listen to"))
+
+    def _listen(self, connection: Any) -> None:
+        self._connection = connection  # a subscription keeps it for as long as it lives
+        connection.autocommit = True
+        connection.add_notify_handler(self._hear)
         quote = self._backend.engine.dialect.identifier_preparer.quote_identifier
-        self._connection.execute(f"LISTEN {quote(CHANNEL + self._table)}")
+        connection.execute(f"LISTEN {quote(CHANNEL + self._table)}")
 
     def _hear(self, _notification: Any) -> None:
         self._heard = True

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.schema import DDL, CreateTable, DropSequence, DropTable
 
 from waterclock.database.backend import Backend
+from waterclock.database.mysql import NOW
 from waterclock.tables.adopting import adopting_mysql
 from waterclock.tables.changes import Changes, Polling
 from waterclock.tables.claiming.claimed import Claimed, Wanted
@@ -22,10 +23,15 @@ from waterclock.tables.databases.plain import PlainStatements
 from waterclock.tables.options import IdType
 from waterclock.tables.schema import IdItem
 
-_NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED) * 1000"
 _SO_MANY_ROWS = sa.text(
     "JSON_TABLE(CONCAT('[1', REPEAT(',1', :more), ']'), '$[*]' COLUMNS (one INT PATH '$')) AS numbers"
 )
+_COLUMNS = sa.text(
+    "SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = :name"
+)
+_TAKEN_AT_ONCE = 250
+"""Messages that one statement makes ours: for each of them the server reads the ends of all."""
+
 _TRIGGERS = (
     """
     CREATE OR REPLACE TRIGGER %(due)s BEFORE INSERT ON %(table)s FOR EACH ROW
@@ -65,6 +71,7 @@ class MysqlTables(PlainStatements):
 
     one_writer = False
     locks_in_parts = False
+    latest_first = True
     unacked_apart = False  # an index for each partition, with seq in front
 
     @property
@@ -84,7 +91,7 @@ class MysqlTables(PlainStatements):
     def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Make the SQL table, its indexes and its triggers."""
         for column in ("time_scheduled", "time_created"):
-            rows.c[column].server_default = sa.DefaultClause(sa.text(f"({_NOW})"))
+            rows.c[column].server_default = sa.DefaultClause(sa.text(NOW))
         if id_type == "bigint":
             sa.Sequence(f"{rows.name}_id_seq").create(connection)
         connection.execute(CreateTable(rows))
@@ -110,11 +117,11 @@ class MysqlTables(PlainStatements):
             index.create(connection, checkfirst=True)
         triggers = {verb: quote(f"{name}_{verb}") for verb in ("due", "kept", "moved")}
         for statement in (*_TRIGGERS, *([_GROUP_TRIGGER] if grouped else [])):
-            connection.execute(DDL(statement, context={"table": quote(name), "now": _NOW, **triggers}))
+            connection.execute(DDL(statement, context={"table": quote(name), "now": NOW, **triggers}))
 
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
         """Give an SQL table of the user's what `create` makes but for `equip`; ``present`` are the columns it has."""
-        adopting_mysql.adopt(connection, rows, id_type, present, _NOW)
+        adopting_mysql.adopt(connection, rows, id_type, present, NOW)
 
     def type_remedy(self, table: str, column: str, wanted: str) -> str:
         """Say how a column of the user's gets another type."""
@@ -166,7 +173,15 @@ class MysqlTables(PlainStatements):
         now: sa.ColumnElement[int],
     ) -> list[Claimed]:
         """Take messages in two statements, because an update neither skips locked rows nor returns any."""
-        return claim_in_steps(connection, rows, wanted, begin, now, _take)
+        return claim_in_steps(self, connection, rows, wanted, begin, now)
+
+    def take(self, connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
+        """Make messages that are locked ours: their seqs, each with the end of its lease in ns."""
+        _take(connection, rows, wanted, ends)
+
+    def column_names(self, connection: sa.Connection, name: str) -> set[str]:
+        """Ask the database's own schema."""
+        return set(connection.scalars(_COLUMNS, {"name": name}))
 
     def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
         """Say that a text is like a pattern; the backslash, which escapes here, escapes itself."""
@@ -179,11 +194,13 @@ class MysqlTables(PlainStatements):
 
 
 def _take(connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
-    by_seq = ",".join(f'"s{seq}":{until}' for seq, until in ends)
-    seqs = [seq for seq, _ in ends]
-    connection.execute(
-        _taking(rows), {"seqs": seqs, "ends": f"{{{by_seq}}}", "by": wanted.lease, "who": wanted.consumer}
-    )
+    for start in range(0, len(ends), _TAKEN_AT_ONCE):
+        some = ends[start : start + _TAKEN_AT_ONCE]
+        by_seq = ",".join(f'"s{seq}":{until}' for seq, until in some)
+        seqs = [seq for seq, _ in some]
+        connection.execute(
+            _taking(rows), {"seqs": seqs, "ends": f"{{{by_seq}}}", "by": wanted.lease, "who": wanted.consumer}
+        )
 
 
 @lru_cache(maxsize=256)

@@ -42,8 +42,8 @@ def _insert(
         except exc.IntegrityError as error:
             if error.orig is None or error.orig.args[0] != _DUPLICATE:
                 raise
-            found = _known(connection, rows, unknown)
-            if not found:  # it is another unique column that has the value already
+            found = _known(connection, rows, unknown) & unknown.keys()
+            if not found:  # it is another unique column that has the value already, or the same by another comparison
                 raise
             known |= found
         else:

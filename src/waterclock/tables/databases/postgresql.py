@@ -23,6 +23,9 @@ from waterclock.tables.databases.postgresql_partitions import PostgresqlDays, in
 from waterclock.tables.options import IdType
 from waterclock.tables.schema import PARTITIONED, IdItem
 
+_COLUMNS = sa.text(
+    "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attnum > 0 AND NOT attisdropped"
+)
 _NOW = "CAST(EXTRACT(epoch FROM statement_timestamp()) * 1000000000 AS BIGINT)"
 # The conditions keep our own statements from calling the functions: they name every column, and change the lease.
 _TRIGGERS = (
@@ -73,9 +76,8 @@ class _Bigints(sa.types.UserDefinedType[Any]):
         return "BIGINT[]"
 
     def bind_processor(self, dialect: sa.Dialect) -> Any:
-        """Write them in one go."""
-        del dialect  # there is one
-        return _written
+        """Write them in one go; asyncpg, over which a caller's connection may go, takes nothing but lists."""
+        return list if dialect.driver == "asyncpg" else _written
 
 
 def _written(values: Sequence[int]) -> str:
@@ -282,6 +284,11 @@ class PostgresqlTables:
         places: dict[int, int] = {row.seq: row[-2] for row in found}
         claimed.sort(key=(lambda one: places[one.row.seq]) if wanted.order else _by_priority)
         return claimed
+
+    def column_names(self, connection: sa.Connection, name: str) -> set[str]:
+        """Ask the catalogue: the plan of a SELECT of all columns is good only for as long as these stay."""
+        quoted = connection.dialect.identifier_preparer.quote(name)
+        return set(connection.scalars(_COLUMNS, {"name": quoted}))
 
     def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
         """Say that a text is like a pattern; the backslash, which escapes here, escapes itself."""

@@ -9,8 +9,18 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from waterclock.tables.claiming.backoff import Backoff
-from waterclock.tables.claiming.claiming_rows import ABOVE_EVERY_PRIORITY, BELOW_EVERY_PRIORITY, columns_read
+from waterclock.tables.claiming.claiming_rows import (
+    ABOVE_EVERY_PRIORITY,
+    BEFORE_EVERY_TIME,
+    BELOW_EVERY_PRIORITY,
+    columns_read,
+)
 from waterclock.tables.schema import PARTITIONED, is_waiting, not_acked
+
+# As a text, because a number so low is none of PostgreSQL's bigints before its sign is seen.
+_FROM_THE_FIRST = sa.cast(sa.literal_column(f"'{BEFORE_EVERY_TIME}'"), sa.BigInteger)
+_LOOKED_AT = 128
+"""Messages of many priorities that a step of a claim passes over: as many as cost what a look at one level costs."""
 
 _BEFORE = ("time_next", "epoch")  # columns whose old values a delivery needs: RETURNING gives the new ones
 
@@ -67,7 +77,7 @@ def claim_statement(
 def _level_by_level(
     rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None, _order: object, limit: int
 ) -> sa.Select[Any, Any, Any, Any]:
-    levels = _levels(rows)
+    levels = _levels(rows, now)
     due = (
         sa.select(rows.c.seq, rows.c.time_next, rows.c.epoch)
         .where(
@@ -107,11 +117,13 @@ def _in_order(
     return sa.select(due.c.seq, due.c.time_next, due.c.epoch, sa.func.row_number().over().label("place"))
 
 
-def _levels(rows: sa.Table) -> sa.CTE:
+def _levels(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.CTE:
     """Walk down the priorities. Those known from earlier claims come with the mark to begin at.
 
     Only between them is the index asked, so that it need not step over what was acked at the head of a level.
-    The walk is lazy: a claim that has enough goes no further down.
+    The walk is lazy: a claim that has enough goes no further down. A step goes to the next level with a message that is
+    due among the first `_LOOKED_AT`, or else to the last level of those, in which nothing more can be due: a level has
+    its oldest first.
     """
     given = sa.func.unnest(_bigints("known"), _bigints("lows")).table_valued(
         sa.column("priority", sa.BigInteger), sa.column("low", sa.BigInteger)
@@ -119,7 +131,7 @@ def _levels(rows: sa.Table) -> sa.CTE:
     given = given.render_derived("given")
     levels = sa.select(
         sa.cast(sa.literal_column(str(ABOVE_EVERY_PRIORITY)), sa.BigInteger).label("priority"),
-        sa.cast(sa.literal_column("0"), sa.BigInteger).label("low"),
+        _FROM_THE_FIRST.label("low"),
     ).cte("levels", recursive=True)
     known = (
         sa.select(given.c.priority, given.c.low)
@@ -129,17 +141,23 @@ def _levels(rows: sa.Table) -> sa.CTE:
         .lateral("known")
     )
     beneath = sa.func.coalesce(known.c.priority, sa.literal_column(str(BELOW_EVERY_PRIORITY), sa.BigInteger))
-    between = (
-        sa.select(rows.c.priority)
+    near = (
+        sa.select(rows.c.priority, rows.c.time_next)
         .where(is_waiting(rows), rows.c.priority < levels.c.priority, rows.c.priority > beneath)
-        .order_by(rows.c.priority.desc())
-        .limit(sa.literal_column("1"))
-        .lateral("between")
+        .order_by(rows.c.priority.desc(), rows.c.time_next)
+        .limit(sa.literal_column(str(_LOOKED_AT)))
+        .correlate(levels, known)
     )
+    first_due, all_near = near.subquery("first_due"), near.subquery("all_near")
+    nearest = sa.select(first_due.c.priority).where(first_due.c.time_next <= now).limit(sa.literal_column("1"))
+    lowest = sa.select(sa.func.min(all_near.c.priority))
+    between = sa.select(
+        sa.func.coalesce(nearest.scalar_subquery(), lowest.scalar_subquery()).label("priority")
+    ).lateral("between")
     step = (
         sa.select(
             sa.func.coalesce(between.c.priority, known.c.priority),
-            sa.case((between.c.priority.is_(None), known.c.low), else_=sa.literal_column("0")),
+            sa.case((between.c.priority.is_(None), known.c.low), else_=_FROM_THE_FIRST),
         )
         .select_from(levels.outerjoin(known, sa.true()).outerjoin(between, sa.true()))
         .where(sa.or_(between.c.priority.is_not(None), known.c.priority.is_not(None)))

@@ -16,6 +16,8 @@ from waterclock.tables.schema import PARTITIONED, Text
 _SENT_IN_BINARY = (sa.Integer, sa.LargeBinary, sa.String, Text)  # twice as fast as text
 _UNIQUE_VIOLATION = "23505"
 
+_Text = tuple[str, dict[str, Any], tuple[str, ...] | None]
+
 
 def insert_fresh(connection: Direct, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]) -> bool:
     """Insert messages whose ids nobody else can have chosen: only a try whose answer was lost may have put them.
@@ -28,7 +30,7 @@ def insert_fresh(connection: Direct, rows: sa.Table, new: NewRows, now: sa.Colum
         False where an id was there: then nothing was inserted.
     """
     build = _single if new.count == 1 else _many
-    text, parameters = build(rows, tuple(new.columns), now, connection.dialect, look=False)
+    text, parameters, _ = build(rows, tuple(new.columns), now, connection.dialect, look=False)
     values: dict[str, Any] = new.columns
     if new.count == 1:
         values = {name: column[0] for name, column in values.items()}
@@ -43,8 +45,10 @@ def insert_fresh(connection: Direct, rows: sa.Table, new: NewRows, now: sa.Colum
 
 def insert_unknown(connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]) -> set[Any]:
     """Insert messages whose ids are new, and return those ids."""
-    text, parameters = _many(rows, tuple(new.columns), now, connection.dialect, look=True)
-    return {row[0] for row in connection.exec_driver_sql(text, parameters | new.columns | _clock(now))}
+    text, parameters, places = _many(rows, tuple(new.columns), now, connection.dialect, look=True)
+    values = parameters | new.columns | _clock(now)
+    given = values if places is None else tuple([values[name] for name in places])
+    return {row[0] for row in connection.exec_driver_sql(text, given)}
 
 
 def _clock(now: sa.ColumnElement[int]) -> dict[str, Any]:
@@ -54,13 +58,14 @@ def _clock(now: sa.ColumnElement[int]) -> dict[str, Any]:
 @lru_cache(maxsize=256)
 def _many(
     rows: sa.Table, names: tuple[str, ...], now: sa.ColumnElement[int], dialect: sa.Dialect, *, look: bool
-) -> tuple[str, dict[str, Any]]:
+) -> _Text:
     """Build the insert of these columns, each an array.
 
     Returns
     -------
     tuple
-        The statement as the driver takes it, and the values of the constants in it.
+        The statement as the driver takes it, the values of the constants in it, and where the driver counts the names
+        in their order; None: it goes by names.
     """
     types = _types(rows, names)
     arrays = [sa.bindparam(name, type_=postgresql.ARRAY(types[name])) for name in names]
@@ -77,7 +82,7 @@ def _many(
 @lru_cache(maxsize=256)
 def _single(
     rows: sa.Table, names: tuple[str, ...], now: sa.ColumnElement[int], dialect: sa.Dialect, *, look: bool
-) -> tuple[str, dict[str, Any]]:
+) -> _Text:
     """Build the insert of one message: arrays of one take a third longer."""
     del look
     types = _types(rows, names)
@@ -95,10 +100,11 @@ def _values(given: dict[str, sa.ColumnElement[Any]], now: sa.ColumnElement[int])
     return values | {"time_created": now, "time_scheduled": at, "time_next": at}
 
 
-def _text(insert: sa.Insert, types: dict[str, Any], dialect: sa.Dialect) -> tuple[str, dict[str, Any]]:
-    compiled = insert.compile(dialect=dialect)
+def _text(insert: sa.Insert, types: dict[str, Any], dialect: sa.Dialect) -> _Text:
+    compiled: Any = insert.compile(dialect=dialect)
     text = str(compiled)
     for name, column_type in types.items():
         if isinstance(column_type, _SENT_IN_BINARY):
             text = text.replace(f"%({name})s", f"%({name})b")
-    return text, dict(compiled.params)
+    places = tuple(compiled.positiontup or ()) if compiled.positional else None
+    return text, dict(compiled.params), places

@@ -165,9 +165,7 @@ def insert_unacked(
 
 def _part_of(connection: Any) -> AbstractContextManager[object]:
     # A statement that fails spoils a transaction, unless it is undone by itself.
-    if isinstance(connection, Direct) or connection.connection.dbapi_connection.autocommit:
-        return nullcontext()
-    return connection.begin_nested()
+    return nullcontext() if isinstance(connection, Direct) else connection.begin_nested()
 
 
 def _parts(connection: sa.Connection, name: str) -> dict[str, str]:

@@ -88,6 +88,7 @@ class SqliteTables(PlainStatements):
 
     one_writer = True
     locks_in_parts = True  # whoever writes has locked everything
+    latest_first = False
     unacked_apart = False  # there are no partitions
     days = None
 
@@ -202,7 +203,16 @@ class SqliteTables(PlainStatements):
         now: sa.ColumnElement[int],
     ) -> list[Claimed]:
         """Take messages in two statements, because RETURNING sees no other rows than the new ones."""
-        return claim_in_steps(connection, rows, wanted, begin, now, _take)
+        return claim_in_steps(self, connection, rows, wanted, begin, now)
+
+    def take(self, connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
+        """Make messages ours: their seqs, each with the end of its lease in ns."""
+        connection.execute(_taking(rows), {"ends": ends, "by": wanted.lease, "who": wanted.consumer})
+
+    def column_names(self, connection: sa.Connection, name: str) -> set[str]:
+        """Ask the schema, which every connection has read."""
+        column = sa.column("name")
+        return set(connection.scalars(sa.select(column).select_from(sa.func.pragma_table_xinfo(name))))
 
     def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
         """Say that a text is like a pattern, with GLOB: LIKE ignores case here."""
@@ -213,10 +223,6 @@ class SqliteTables(PlainStatements):
         """Watch the data version and the log, which are the whole file's."""
         del name
         return SqliteChanges(backend)
-
-
-def _take(connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
-    connection.execute(_taking(rows), {"ends": ends, "by": wanted.lease, "who": wanted.consumer})
 
 
 @lru_cache(maxsize=256)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sqlite3
 import struct
 import time
 from contextlib import suppress
@@ -33,8 +34,8 @@ class SqliteChanges:
     def __init__(self, backend: Backend) -> None:
         # The driver's own connection, because one of SQLAlchemy's would begin a transaction, which sees no changes;
         # and none of the pool's, because a subscription keeps it for as long as it lives.
-        self._connection = backend.engine.raw_connection()
-        self._connection.detach()
+        self._backend = backend
+        self._connection = backend.driver_connection("watch")
         self._log = LogWatch.of(backend.url.database)
         self._seen = self._version()
 
@@ -71,13 +72,12 @@ class SqliteChanges:
         return self._seen != before
 
     def _version(self) -> int:
-        cursor = self._connection.cursor()
         try:
-            cursor.execute("PRAGMA data_version")
-            (version,) = cursor.fetchall()[0]
-            return version
-        finally:
-            cursor.close()
+            ((version,),) = self._connection.execute("PRAGMA data_version").fetchall()
+        except sqlite3.Error:
+            with self._backend.translated("watch"):
+                raise
+        return version
 
 
 class LogWatch:

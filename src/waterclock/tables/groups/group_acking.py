@@ -12,13 +12,13 @@ from waterclock.errors import OrderError
 from waterclock.quoting import quoted
 from waterclock.tables.context import TableContext
 from waterclock.tables.groups.grouping import UNGROUPED, lock_groups, settle, settle_starts
-from waterclock.tables.held import Held
+from waterclock.tables.held import Acked, Held
 
 _Row = sa.Row[*tuple[Any, ...]]
 
 
-def ack_held(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> set[int]:
-    """Ack messages that a consumer holds; return the seqs of those that it holds no more.
+def ack_held(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> Acked:
+    """Ack messages that a consumer holds.
 
     Raises
     ------
@@ -26,22 +26,41 @@ def ack_held(context: TableContext, connection: sa.Connection, held: Sequence[He
         Where an earlier message of the group is not acked, and ``ack_order`` is strict.
     """
     if not held:
-        return set()
+        return Acked(frozenset(), 0)
     noted = lock_groups(context, connection, [one.group_id or UNGROUPED for one in held])
-    leases = {one.seq: one.lease for one in held}
-    last = _last_of_starts(noted, held) if len(set(leases.values())) == 1 else None
+    seqs = [one.seq for one in held]
+    last = _last_of_starts(noted, held) if len({one.lease for one in held}) == 1 else None
     if last is not None and context.options.ack_order != "hold":
-        changed = connection.execute(_acking_ours(context), {"seqs": list(leases), "by": held[0].lease}).rowcount
-        lost = set[int]() if changed == len(held) else _lost(context, connection, held)
+        changed = connection.execute(_acking_ours(context), {"seqs": seqs, "by": held[0].lease}).rowcount
+        lost = frozenset[Held]() if changed == len(held) else _lost(context, connection, held)
         if lost:
-            _check_order(context, connection, [one for one in held if one.seq not in lost])
+            _check_order(context, connection, [one for one in held if one not in lost])
         _settle_acked(context, connection, last, noted)
-        return lost
-    found = connection.execute(_to_ack(context), {"seqs": sorted(leases)}).all()
-    ours = [row for row in found if row.lease == leases[row.seq]]
+        return Acked(lost, len(held) - changed - len(lost))
+    places = {(one.seq, one.lease) for one in held}
+    found = connection.execute(_to_ack(context), {"seqs": sorted(set(seqs))}).all()
+    ours = [row for row in found if (row.seq, row.lease) in places]
     _ack(context, connection, ours, noted, _acking(context))
-    still = {row.seq for row in ours}
-    return _lost(context, connection, [one for one in held if one.seq not in still])
+    still = {(row.seq, row.lease) for row in ours}
+    lost = _lost(context, connection, [one for one in held if (one.seq, one.lease) not in still])
+    return Acked(lost, len(held) - len(ours) - len(lost))
+
+
+def acked_by(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> set[Held]:
+    """Tell which messages are acked, or have an ack that is held back, by the consumer that holds them. Reads only."""
+    # An acked row keeps the claim's number, negated: so when the answer to an ack was lost, and the ack is tried
+    # again, it is told from an ack by somebody else.
+    if not held:
+        return set()
+    chosen = {"seqs": [one.seq for one in held], "ids": [one.id for one in held]}
+    found = {(row.seq, row.lease) for row in connection.execute(_acked(context), chosen)}
+    ours = {one for one in held if (one.seq, -one.lease) in found}
+    if context.options.ack_order == "hold":
+        # What is or was held back has no claim's number, lest it count as out, but nobody is sent it again either.
+        kept = {(row.seq, row.epoch) for row in connection.execute(_held_back(context), chosen)}
+        kept |= {(row.seq, row.epoch) for row in connection.execute(_acked(context), chosen) if row.lease is None}
+        ours.update(one for one in held if (one.seq, one.epoch) in kept)
+    return ours
 
 
 def ack_rows(
@@ -99,14 +118,8 @@ def _last_of_starts(noted: dict[str, sa.Row[Any]], messages: Sequence[Held | _Ro
     return {name: max(positions) for name, positions in places.items()}
 
 
-def _lost(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> set[int]:
-    # An acked row keeps the claim's number, negated: so when the answer to an ack was lost, and the ack is tried
-    # again, it is told from an ack by somebody else.
-    if not held:
-        return set()
-    found = connection.execute(_acked(context), {"seqs": [one.seq for one in held], "ids": [one.id for one in held]})
-    acked = {row.seq: row.lease for row in found}
-    return {one.seq for one in held if acked.get(one.seq) != -one.lease}
+def _lost(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> frozenset[Held]:
+    return frozenset(held).difference(acked_by(context, connection, held))
 
 
 def _ack(
@@ -178,9 +191,15 @@ def _to_ack(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 
 
 @lru_cache(maxsize=256)
-def _acked(context: TableContext) -> sa.Select[Any, Any]:
+def _acked(context: TableContext) -> sa.Select[Any, Any, Any]:
     rows = context.rows
-    return sa.select(rows.c.seq, rows.c.lease).where(context.acked())
+    return sa.select(rows.c.seq, rows.c.lease, rows.c.epoch).where(context.acked())
+
+
+@lru_cache(maxsize=256)
+def _held_back(context: TableContext) -> sa.Select[Any, Any]:
+    rows = context.rows
+    return sa.select(rows.c.seq, rows.c.epoch).where(context.unacked(), rows.c.held_at.is_not(None))
 
 
 def _done(context: TableContext) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from waterclock.tables.groups.group_commands import GroupChange
 from waterclock.tables.groups.group_info import GroupInfo, first_names, list_groups
 from waterclock.tables.groups.grouping import UNGROUPED
 from waterclock.tables.options import check_count
+from waterclock.tables.texts import check_text
 from waterclock.time import MAX_NS, Time, to_time
 
 Group = str | None
@@ -158,4 +159,8 @@ class MessageGroups:
 
 
 def _name(group: Group) -> str:
-    return group or UNGROUPED
+    if group is None or group == "":
+        return UNGROUPED
+    if not isinstance(group, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
+        raise InvalidArgumentError(f"group: {quoted(group)} is no text; give the group's name")
+    return check_text("group", group)

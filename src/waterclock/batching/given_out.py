@@ -1,0 +1,72 @@
+"""Which event times of a source have been given out, so that none is batched twice."""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from waterclock.time import MIN_NS
+
+MOST_SPANS = 8
+"""How many stretches of traffic are told apart. Each leap of a clock, there or back, makes one; silences make them too,
+and the narrowest gaps between stretches count as given out first."""
+
+
+class GivenOut:
+    """The event times of windows given out.
+
+    Windows are given out in order, and what comes for an event time before the newest one is refused. Only where the
+    receive clock was set anew do earlier times come again; then the stretches of time given out are told apart.
+
+    Attributes
+    ----------
+    newest
+        The last event time of all windows given out, ns.
+    early
+        Stream and event time of the messages given out before their window's time, and that time, ns: until then
+        QoS 1 may redeliver them.
+    spans
+        First and last event time, ns, of the stretches of windows given out, in order.
+    begun_anew
+        The clock was set anew, so that the times between the spans may come.
+    """
+
+    __slots__ = ("_near", "begun_anew", "early", "newest", "spans")
+
+    def __init__(self, near: int) -> None:
+        """``near``: windows at most that far apart (ns) are one stretch."""
+        self._near = near
+        self.newest = MIN_NS - 1
+        self.early: dict[tuple[str, int], int] = {}
+        self.spans: list[tuple[int, int]] = []
+        self.begun_anew = False
+
+    def covers(self, event_time: int) -> bool:
+        """Tell whether what happened then, at or before ``newest``, was given out."""
+        return not self.begun_anew or any(start <= event_time <= last for start, last in self.spans)
+
+    def add(self, start: int, last: int) -> None:
+        """Give out a window, from its first to its last event time (ns)."""
+        self.newest = max(self.newest, last)
+        spans = self.spans
+        if spans and spans[-1][0] <= start <= spans[-1][1] + self._near:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], last))
+            return
+        insort(spans, (start, last))
+        if len(spans) > 1:
+            self._join_spans()
+
+    def forget_early(self, floor: int) -> None:
+        """Forget the early messages that could only come late now: ``floor`` (ns) is the least receive time to come."""
+        early = self.early
+        while early and next(iter(early.values())) < floor:
+            del early[next(iter(early))]
+
+    def _join_spans(self) -> None:
+        spans = self.spans
+        while True:
+            gap, place = min((spans[k + 1][0] - spans[k][1], k) for k in range(len(spans) - 1))
+            if gap > self._near and len(spans) <= MOST_SPANS:
+                return
+            spans[place : place + 2] = [(spans[place][0], max(spans[place][1], spans[place + 1][1]))]
+            if len(spans) == 1:
+                return

@@ -1,0 +1,145 @@
+"""A driver's connection of the caller's as SQLAlchemy takes it, whatever the caller has set up on it.
+
+Row factories, cursor classes and loaders are the caller's: our statements get cursors of their own. The transaction is
+the caller's, too: nothing here begins, ends or closes it.
+"""
+
+from __future__ import annotations
+
+import copy
+import sqlite3
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, cast
+
+import sqlalchemy as sa
+
+from waterclock.database.backend import Backend
+from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
+
+_VERBS = ("do_begin", "do_commit", "do_rollback", "do_close", "do_terminate")
+_ALIKE = {"pymysql", "MySQLdb"}  # one was written in the other's place, and so they take the same statements
+_DRIVERS = {"sqlite3", "psycopg", *_ALIKE}
+_OTHERS = {"psycopg2", "asyncpg", "pg8000", "mysql", "mariadb", "aiomysql", "asyncmy", "aiosqlite", "apsw", "oracledb"}
+
+
+class Borrowing:
+    """Makes drivers' connections SQLAlchemy's. Safe to share between threads."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._lent = threading.local()
+        self._engines: dict[str, sa.Engine] = {}
+
+    @contextmanager
+    def use(self, connection: Any) -> Generator[sa.Connection]:
+        """Lend a driver's connection to us.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Where it is of another driver than the database was opened with.
+        """
+        driver = self._driver_of(connection)
+        engine = self._engines.get(driver)
+        if engine is None:
+            engine = self._engines[driver] = self._engine(driver)
+        with self._lending(connection), _reading_texts(connection), engine.connect() as borrowed:
+            yield borrowed
+
+    @contextmanager
+    def _lending(self, connection: Any) -> Generator[None]:
+        before = getattr(self._lent, "connection", None)
+        self._lent.connection = connection
+        try:
+            yield
+        finally:
+            self._lent.connection = before  # a pool that kept ours would lend it to another thread
+
+    def _driver_of(self, connection: Any) -> str:
+        own = self._backend.engine.dialect.loaded_dbapi.__name__.partition(".")[0]
+        modules = {base.__module__.partition(".")[0] for base in type(connection).__mro__}
+        usable = {own, *_ALIKE} if own in _ALIKE else {own}
+        for module in sorted(modules & usable):
+            return module
+        if others := sorted(modules & (_DRIVERS | _OTHERS)):
+            raise InvalidArgumentError(
+                f"connection: {quoted(connection)} is a connection of {others[0]}, and {self._backend.name} was opened"
+                f" with {own}; give one of {own}, or a SQLAlchemy Connection"
+            )
+        return own  # what stands for one, as the connections of some pools do
+
+    def _engine(self, driver: str) -> sa.Engine:
+        # A copy of what has met the database already: it asks nothing on a connection that is not ours.
+        dialect: Any = copy.copy(self._backend.engine.dialect)
+        dialect.dbapi = sys.modules.get(driver, dialect.dbapi)  # for its errors
+        for verb in _VERBS:
+            setattr(dialect, verb, _leave)
+        cursor = _CURSORS.get(driver)
+        if cursor is not None:
+            dialect.execution_ctx_cls = _with_cursors(dialect.execution_ctx_cls, cursor)
+        pool = sa.NullPool(lambda: self._lent.connection, dialect=dialect, reset_on_return=None)
+        return sa.Engine(pool, dialect, self._backend.url)
+
+
+def _leave(_connection: object) -> None:
+    return
+
+
+def _with_cursors(context: Any, cursor: Callable[[Any], Any]) -> Any:
+    def create_cursor(self: Any) -> Any:
+        return cursor(self.root_connection.connection.dbapi_connection)
+
+    return type(context.__name__, (context,), {"create_cursor": create_cursor})
+
+
+@contextmanager
+def _reading_texts(connection: Any) -> Generator[None]:
+    # SQLite's driver has no such thing for one cursor.
+    factory = getattr(connection, "text_factory", str)
+    if factory is str:
+        yield
+        return
+    connection.text_factory = str
+    try:
+        yield
+    finally:
+        connection.text_factory = factory
+
+
+def _sqlite_cursor(connection: Any) -> Any:
+    cursor = sqlite3.Cursor(connection) if isinstance(connection, sqlite3.Connection) else connection.cursor()
+    cursor.row_factory = None
+    return cursor
+
+
+def _mysql_cursor(connection: Any) -> Any:
+    module = "MySQLdb" if type(connection).__module__.startswith("MySQLdb") else "pymysql"
+    return connection.cursor(sys.modules[f"{module}.cursors"].Cursor)
+
+
+def _psycopg_cursor(connection: Any) -> Any:
+    return _plain_psycopg_cursor()(connection, row_factory=sys.modules["psycopg.rows"].tuple_row)
+
+
+@cache
+def _plain_psycopg_cursor() -> Any:
+    import psycopg  # noqa: PLC0415  # comes with an extra
+
+    def adapters(_self: object) -> object:
+        return psycopg.adapters
+
+    # Placeholders like %s, rows that are tuples, and values in the types that psycopg itself reads.
+    return type("PlainCursor", (cast("Any", psycopg).Cursor,), {"adapters": property(adapters)})
+
+
+_CURSORS: dict[str, Callable[[Any], Any]] = {
+    "sqlite3": _sqlite_cursor,
+    "psycopg": _psycopg_cursor,
+    "pymysql": _mysql_cursor,
+    "MySQLdb": _mysql_cursor,
+}

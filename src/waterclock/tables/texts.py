@@ -1,0 +1,83 @@
+"""Texts that every database keeps: none with a NUL, which PostgreSQL refuses, and none that UTF-8 cannot write.
+
+Where a text is the caller's, it is refused, on every database alike. Where it only says why something failed, what
+cannot be kept of it is replaced: the reason must not become a failure of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
+
+_NUL = "\0"
+_REPLACEMENT = "\ufffd"
+_SUSPECTS = ("\\u0000", "\\ud")  # how JSON begins to write a NUL and half of a surrogate pair
+
+
+def check_text(name: str, text: str) -> str:
+    """Return the text where every database keeps it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Naming the argument, and what is wrong with the text.
+    """
+    problem = _problem(text)
+    if problem is not None:
+        raise InvalidArgumentError(f"{name}: {quoted(text)} {problem}")
+    return text
+
+
+def check_json(name: str, value: Any) -> None:
+    """Refuse what is no JSON, or none that every database keeps.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Naming the argument, and what is wrong with the value.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False)
+        # As JSON has it, lest a key be looked at that only becomes a text there.
+        suspicious = _texts(json.loads(text)) if any(suspect in text for suspect in _SUSPECTS) else []
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"{name}: {quoted(value)} cannot be written as JSON: {error}") from None
+    for one in suspicious:
+        check_text(name, one)
+
+
+def storable(text: str) -> str:
+    """Replace what a database may not keep of a text."""
+    if _problem(text) is None:
+        return text
+    return text.replace(_NUL, _REPLACEMENT).encode(errors="replace").decode()
+
+
+def _problem(text: str) -> str | None:
+    if _NUL in text:
+        return "has a NUL in it, which PostgreSQL keeps in no text; put bytes, or leave it out"
+    if text.isascii():
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "has half of a surrogate pair in it, which is no text; decode what it was made of anew"
+    return None
+
+
+def _texts(value: Any) -> list[str]:
+    found: list[str] = []
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            found.append(one)
+        elif isinstance(one, dict):
+            left += one.keys()
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+    return found

@@ -1,0 +1,253 @@
+"""Acks in callers' transactions: nothing counts before the commit, whatever happens to the transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from waterclock.connection import Database
+from waterclock.errors import LeaseLostError, UnavailableError
+from waterclock.tables.delivery import Delivery
+from waterclock.tables.heartbeat import Heart
+from waterclock.tables.message_table import MessageTable
+
+from .conftest import MovableClock
+from .test_putting import payloads
+from .test_transactions import ways
+
+MakeTable = Callable[..., MessageTable]
+GROUPS = [{}, {"groups": "sequenced"}, {"groups": "exclusive"}, {"groups": "sequenced", "ack_order": "hold"}]
+
+ways_to_ack = pytest.mark.parametrize("together", [False, True])
+
+
+def acks(table: MessageTable, delivery: Delivery, connection: Any, *, together: bool) -> None:
+    if together:
+        table.ack([delivery], connection=connection)
+    else:
+        delivery.ack(connection=connection)
+
+
+@ways
+@ways_to_ack
+def test_an_ack_is_written_again_after_a_rollback(
+    orders: MessageTable, database: Database, open_transaction: Callable[[Database], Any], together: bool
+) -> None:
+    orders.put("tea")
+    [delivery] = orders.receive()
+    caller = open_transaction(database)
+    acks(orders, delivery, caller, together=together)
+    caller.rollback()
+    acks(orders, delivery, caller, together=together)
+    caller.commit()
+    caller.close()
+    assert orders.stats().acked == 1
+
+
+@pytest.mark.parametrize("options", GROUPS)
+@ways_to_ack
+def test_an_ack_twice_is_an_ack_once_in_one_transaction_and_in_two(
+    make_table: MakeTable, database: Database, options: dict[str, Any], together: bool
+) -> None:
+    table = make_table(**options)
+    table.put_many([{"payload": name, "group": "g"} for name in "ab"])
+    first, second = table.receive(2)
+    for delivery in (second, first) if "ack_order" in options else (first, second):
+        with database.backend.engine.connect() as connection:
+            acks(table, delivery, connection, together=together)
+            acks(table, delivery, connection, together=together)
+            connection.rollback()
+            acks(table, delivery, connection, together=together)
+            connection.commit()
+            acks(table, delivery, connection, together=together)
+            connection.commit()
+        delivery.ack()
+    assert table.stats().acked == 2
+
+
+def test_an_ack_of_a_savepoint_that_was_undone_is_none(orders: MessageTable, database: Database) -> None:
+    orders.put("tea")
+    [delivery] = orders.receive()
+    with database.backend.engine.begin() as connection:
+        inner = connection.begin_nested()
+        delivery.ack(connection=connection)
+        inner.rollback()
+    assert orders.stats().in_flight == 1
+    delivery.ack()
+    assert orders.stats().acked == 1
+
+
+def test_acks_in_a_transaction_are_counted_once(orders: MessageTable, database: Database) -> None:
+    orders.put_many([{"payload": "a"}, {"payload": "b"}])
+    deliveries = orders.receive()
+    with database.backend.engine.begin() as connection:
+        assert orders.ack(deliveries[:1], connection=connection) == 1
+        assert orders.ack(deliveries, connection=connection) == 1
+        assert orders.ack([1, 2], connection=connection) == 0
+    assert orders.ack(deliveries) == 0
+
+
+def test_a_stale_and_a_fresh_delivery_of_one_message_are_told_apart(orders: MessageTable, clock: MovableClock) -> None:
+    orders.put("tea")
+    [stale] = orders.receive()
+    clock.move("1h")
+    [fresh] = orders.receive()
+    with pytest.raises(LeaseLostError, match="the other 1 are acked"):
+        orders.ack([stale, fresh])
+    assert (stale.lost, fresh.lost, orders.stats().acked) == (True, False, 1)
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "extend"])
+def test_what_was_lost_once_is_lost_again_and_never_silently(
+    orders: MessageTable, clock: MovableClock, database: Database, verb: str
+) -> None:
+    orders.put("tea")
+    [stale] = orders.receive()
+    clock.move("1h")
+    orders.receive()
+    for _ in range(2):
+        with pytest.raises(LeaseLostError):
+            stale.extend("1m") if verb == "extend" else getattr(stale, verb)()
+        with database.backend.engine.connect() as connection, pytest.raises(LeaseLostError):
+            stale.ack(connection=connection)
+        with pytest.raises(LeaseLostError):
+            orders.ack([stale])
+        assert orders.nack([stale]) == 0
+
+
+def test_a_lease_that_only_the_callers_transaction_lost_is_ours_after_its_rollback(
+    orders: MessageTable, database: Database
+) -> None:
+    orders.put("tea")
+    [delivery] = orders.receive()
+    with database.backend.engine.connect() as connection:
+        orders.ack(1, connection=connection)
+        with pytest.raises(LeaseLostError):
+            delivery.ack(connection=connection)
+        with pytest.raises(LeaseLostError):
+            orders.ack([delivery], connection=connection)
+        connection.rollback()
+    delivery.ack()
+    assert orders.stats().acked == 1
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "extend", "dead_letter", "ack together", "nack together"])
+def test_what_is_acked_in_a_transaction_under_way_is_not_waited_for(
+    make_table: MakeTable, database: Database, verb: str
+) -> None:
+    table = make_table(max_attempts=3)
+    table.put("tea")
+    [delivery] = table.receive()
+    what: dict[str, Callable[[], object]] = {
+        "ack": delivery.ack,
+        "nack": delivery.nack,
+        "extend": lambda: delivery.extend("1m"),
+        "dead_letter": lambda: delivery.dead_letter("why"),
+        "ack together": lambda: table.ack([delivery]),
+        "nack together": lambda: table.nack([delivery]),
+    }
+    with database.backend.engine.connect() as connection:
+        delivery.ack(connection=connection)
+        with pytest.raises(UnavailableError, match="acked in a transaction that has not ended"):
+            what[verb]()
+        connection.rollback()
+    what[verb]()
+    assert delivery.over == (verb != "extend")
+
+
+@pytest.mark.parametrize("options", GROUPS)
+def test_with_gives_back_what_a_transaction_that_was_rolled_back_acked(
+    make_table: MakeTable, database: Database, clock: MovableClock, options: dict[str, Any]
+) -> None:
+    table = make_table(ack_wait="1h", min_backoff="5s", **options)
+    table.put("tea")
+    [delivery] = table.receive()
+
+    def handle() -> None:
+        with delivery, database.backend.engine.begin() as connection:
+            delivery.ack(connection=connection)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        handle()
+    clock.move("5s")
+    assert payloads(table) == ["tea"]
+
+
+def test_with_leaves_what_it_acked_to_a_transaction_that_ends_later(orders: MessageTable, database: Database) -> None:
+    orders.put_many([{"payload": "good"}, {"payload": "bad"}])
+    good, bad = orders.receive()
+
+    def handle_badly(connection: sa.Connection) -> None:
+        with bad:
+            bad.ack(connection=connection)
+            raise ZeroDivisionError
+
+    with database.backend.engine.begin() as connection, good:
+        good.ack(connection=connection)
+    with database.backend.engine.connect() as connection:
+        with pytest.raises(ZeroDivisionError) as raised:
+            handle_badly(connection)
+        connection.rollback()
+    assert "a transaction in which it was acked has not ended" in raised.value.__notes__[0]
+    assert (orders.stats().acked, orders.stats().in_flight) == (1, 1)
+
+
+def test_a_subscription_goes_on_while_transactions_ack_what_it_handed_out(
+    make_table: MakeTable, database: Database
+) -> None:
+    table = make_table(cache_size=2)
+    table.put_many([{"payload": str(number)} for number in range(6)])
+    handled: list[str] = []
+    with table.subscribe() as deliveries, database.backend.engine.connect() as connection:
+        for _ in range(2):
+            next(deliveries).ack(connection=connection)
+        connection.commit()
+        for delivery in deliveries:
+            delivery.ack(connection=connection)
+            connection.commit()
+            handled.append(delivery.payload)
+            if len(handled) == 4:
+                break
+    assert handled == ["2", "3", "4", "5"]
+    assert table.stats().acked == 6
+
+
+def test_a_subscription_that_closes_gives_back_what_a_rollback_left_unacked(
+    sequenced: MessageTable, database: Database
+) -> None:
+    sequenced.put_many([{"payload": name, "group": name} for name in "ab"])
+    with sequenced.subscribe(limit=1) as deliveries, database.backend.engine.connect() as connection:
+        next(deliveries).ack(connection=connection)
+        connection.commit()
+        next(deliveries).ack(connection=connection)
+        connection.rollback()
+    assert payloads(sequenced) == ["b"]
+
+
+def test_a_heartbeat_passes_over_what_a_transaction_is_acking_and_goes_on_after_its_rollback(
+    make_table: MakeTable, database: Database, clock: MovableClock
+) -> None:
+    table = make_table()
+    table.put_many([{"payload": "a"}, {"payload": "b"}])
+    first, second = table.receive()
+    passed = [max(first.beat_at, second.beat_at)]
+    heart = Heart(lambda: passed[0], beats=False)
+    heart.hold(first)
+    until = first.lease_until
+    with database.backend.engine.connect() as connection:
+        first.ack(connection=connection)
+        clock.move("20s")
+        again_at = heart.beat()
+        assert first.lease_until == until
+        connection.rollback()
+    assert again_at is not None
+    passed[0] = again_at
+    heart.beat()
+    assert first.lease_until == clock.now + table.options.ack_wait
+    first.ack()
+    passed[0] = first.beat_at
+    assert (heart.beat() or 0) > passed[0]  # what is over asks for no beat at once

@@ -1,0 +1,107 @@
+"""Tables of MariaDB that were made when "a" and "a " were equal there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from waterclock.connection import Database
+from waterclock.database import backend as backend_module
+from waterclock.database import migrating, types
+from waterclock.tables.message_table import MessageTable
+
+from .test_plain_sql import run
+
+on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+
+PADDED = sa.text(
+    "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = DATABASE()"
+    " AND collation_name = 'utf8mb4_bin' AND column_name NOT IN ('json', 'version_num')"
+)
+
+
+@pytest.fixture
+def is_migrated() -> bool:
+    """These tests migrate."""
+    return False
+
+
+@pytest.fixture
+def old(connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch) -> Database:
+    for module in (migrating, backend_module):
+        monkeypatch.setattr(module, "HEAD", "0007")
+    monkeypatch.setattr(types, "_NO_PAD", {True: "utf8mb4_bin"})
+    return connect()
+
+
+def renewed(connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch) -> Database:
+    monkeypatch.undo()
+    return connect()
+
+
+def shapes(database: Database) -> dict[str, list[tuple[Any, ...]]]:
+    """Give the columns of all tables but for their collations."""
+    inspector = sa.inspect(database.backend.engine)
+    return {
+        name: [
+            (one["name"], str(one["type"]).split(" ")[0], one["nullable"], one["default"], one.get("comment"))
+            for one in inspector.get_columns(name)
+        ]
+        for name in inspector.get_table_names()
+    }
+
+
+def drained(table: MessageTable) -> list[str]:
+    """Take and ack until nothing comes."""
+    found: list[str] = []
+    while deliveries := table.receive(1000):
+        found += [delivery.payload for delivery in deliveries]
+        table.ack(deliveries)
+    return found
+
+
+@on_mariadb
+def test_after_the_migration_texts_are_told_apart_and_all_else_is_as_it_was(
+    old: Database, connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = {"region": "text", "json": "json", "weight": "double"}
+    table = old.create_table("orders", id_type="text", payload="text", columns=columns, max_attempts=9)
+    table.put_many([{"id": "a", "payload": "1", "region": "r", "json": {"b": [1]}}, {"id": "b", "payload": "2"}])
+    run(old, "ALTER TABLE orders ADD COLUMN own VARCHAR(9) COLLATE utf8mb4_bin DEFAULT 'it''s 1%' COMMENT 'a ''word'''")
+    numbered = old.create_table("numbered", payload="json")
+    numbered.put({"a": 1})
+    before = shapes(old)
+    new = renewed(connect, monkeypatch)
+    assert shapes(new) == before
+    with new.backend.engine.connect() as connection:
+        padded = sorted(map(tuple, connection.execute(PADDED)))
+    assert padded == [("numbered", "message"), ("orders", "own")]  # what is JSON, and a column of the user's
+    table = new.table("orders")
+    assert table.put_many([{"id": one, "payload": one} for one in ("a", "a ")]).existing == ["a"]
+    assert sorted(drained(table)) == ["1", "2", "a "]
+    with pytest.raises(sa.exc.DBAPIError):
+        run(new, "INSERT INTO numbered(message) VALUES ('no JSON')")
+    assert drained(new.table("numbered")) == [{"a": 1}]
+
+
+@on_mariadb
+@pytest.mark.parametrize("mode", ["sequenced", "exclusive"])
+@pytest.mark.parametrize("first", ["a", "a "])
+def test_messages_of_groups_that_were_one_are_all_sent_each_group_in_order(
+    old: Database, connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch, mode: Any, first: str
+) -> None:
+    table = old.create_table("orders", payload="text", groups=mode, ack_wait="1h")
+    groups = [first, "a", "a ", "a", "a ", "b", "b ", "a  "]
+    table.put_many([{"payload": f"{group}{number}", "group": group} for number, group in enumerate(groups)])
+    [out] = table.receive(1)
+    out.nack(delay=0)
+    new = renewed(connect, monkeypatch)
+    found = drained(new.table("orders"))
+    assert sorted(found) == sorted(f"{group}{number}" for number, group in enumerate(groups))
+    for group in set(groups):
+        numbers = [text.removeprefix(group) for text in found if text[:-1] == group]
+        assert numbers == sorted(numbers)
+    assert new.table("orders").stats().ready == 0
