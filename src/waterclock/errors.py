@@ -1,4 +1,4 @@
-"""Every error that Waterclock raises on purpose. Each message says what was wrong, with which value, and what to do."""
+"""Every error and warning that Waterclock gives on purpose. Each says what was wrong, with which value and remedy."""
 
 from __future__ import annotations
 
@@ -114,3 +114,7 @@ class PartlyPutError(UnavailableError):
         super().__init__(message)
         self.ids = ids
         self.missing = missing
+
+
+class LongCallWarning(UserWarning):
+    """A call brought a stream's messages from more than 1000 batch lengths; batching by rate cuts only some of them."""

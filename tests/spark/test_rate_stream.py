@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.batching.rate.traffic import calls, frozen, message, options
+from tests.batching.rate.test_recovery import before_and_after_the_silence
+from tests.batching.rate.traffic import SECOND, YEAR, calls, frozen, message, options
 from tests.spark.fates import METADATA, Fates, facts, fates_in_rows, fates_of
 
 from waterclock.arrow import to_arrow
@@ -22,6 +23,9 @@ from waterclock.message import Message, Position
 from waterclock.spark.outcome_rows import Outcome, expand, outcome_rows
 from waterclock.spark.packing import POSITIONED, PackedRow, pack
 from waterclock.spark.rate_stream import RateOptions, RateStream, judge_by_rate
+
+# Calls drawn at random bring anything.
+pytestmark = pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning")
 
 PLAIN_OPTIONS = RateOptions.checked("1s", None, gated=True)
 
@@ -73,6 +77,26 @@ def test_a_stream_gives_what_the_batcher_gives_wherever_it_is_cut_and_restored(
     assert fates_in_rows(expand([outcome_rows(source, outcomes)])) == expected
     messages = [m for call in arrivals for m in call]
     assert fates_in_rows(judge_by_rate(packed(messages, chance), checked)) == expected
+
+
+@pytest.mark.parametrize("offset", [43 * YEAR, -43 * YEAR], ids=["ahead", "behind"])
+@pytest.mark.parametrize("length", [None, SECOND], ids=["each alone", "entries of a second"])
+def test_a_stream_recovers_from_a_silence_beside_a_broken_clock_wherever_it_is_restored(
+    offset: int, length: int | None
+) -> None:
+    chance = random.Random(1)  # noqa: S311
+    arrivals = numbered(before_and_after_the_silence(offset, length))
+    stream = RateStream(PLAIN_OPTIONS)
+    outcomes: list[Outcome] = []
+    step = len(arrivals) // 25
+    for first in range(0, len(arrivals), step):
+        outcomes += stream.take(rows_of([m for call in arrivals[first : first + step] for m in call], chance))
+        stream = RateStream.restore(stream.state(), PLAIN_OPTIONS)
+    outcomes += stream.take([], flush=True)
+    found = fates_in_rows(expand([outcome_rows("s", outcomes)]))
+    assert found == one_by_one(arrivals, {})
+    reasons = [reason for _, _, _, reason, _ in found.batches["s"]]
+    assert reasons.count("stall") == 1
 
 
 def test_sources_are_judged_apart_in_a_replay() -> None:

@@ -7,6 +7,7 @@ from operator import attrgetter
 
 from waterclock.batching.batch import Batch, CloseReason
 from waterclock.batching.rate_rule import ABSENT, RateRule, RateWindow, placed
+from waterclock.batching.starts import Run, Starts
 from waterclock.batching.track import BEFORE_ALL, Track
 from waterclock.message import Message
 
@@ -44,15 +45,14 @@ class Assembly:
         How many gating streams have not reached their last slot; below zero where none gates.
     lost
         The window is to be placed anew on what comes next; nothing is in it.
-    furthest, setbacks
-        The latest start of a window so far, ns, and how often a window was placed before it.
+    starts, setbacks
+        Where windows have begun, and how often one was placed before the furthest of them.
     """
 
     __slots__ = (
         "_may_gate",
         "active",
         "contributing",
-        "furthest",
         "gating",
         "held_until",
         "high_water",
@@ -63,6 +63,7 @@ class Assembly:
         "rule",
         "setbacks",
         "source",
+        "starts",
         "strays",
         "track_of",
         "tracks",
@@ -86,7 +87,7 @@ class Assembly:
         self.gating = 0
         self.contributing = 0
         self.waiting = -1
-        self.furthest = start
+        self.starts = Starts(start, [Run(start, start, rule.batch_length)])
         self.setbacks = 0
         self.lost = False
         self._may_gate = may_gate
@@ -98,16 +99,10 @@ class Assembly:
                 self._track(message.stream).observe(message.event_time)
         for track in self.tracks.values():
             track.regrid(self.window.start, self.rule)
-        self.open(self.window.start)
+        self._turn_to(self.window.start)
 
-    def take(self, messages: list[Message]) -> int:
-        """Place messages, and move the high-water mark.
-
-        Returns
-        -------
-        int
-            The newest event time (ns) of them that is not of another epoch; before all times where there is none.
-        """
+    def take(self, messages: list[Message]) -> None:
+        """Place messages, and move the high-water mark."""
         newest = BEFORE_ALL
         epoch_until = self.window.epoch_until
         track_of = self.track_of.get
@@ -131,7 +126,6 @@ class Assembly:
                 newest = event_time
         if newest > self.high_water:
             self.high_water = max(self.high_water, min(newest, self.window.cap))
-        return newest
 
     def place(self, message: Message) -> bool:
         """Place a message by all the rules; False where it is of another epoch."""
@@ -193,10 +187,10 @@ class Assembly:
         What waits implausibly far ahead of the new window was part of the misplacement, and is given out.
         """
         start = placed(anchor, self.rule.batch_length)
-        if start <= self.furthest:
+        if start <= self.starts.furthest:
             # Times that were batched before may come again; the batches' identities must not.
             self.setbacks += 1
-            start += self.setbacks
+            start = self.starts.free(start + self.setbacks)
         implausible_from = RateWindow.at(start, self.rule).held_until + 1
         for track in self._all_tracks():
             self.active += track.pile.take_from(implausible_from)
@@ -211,13 +205,22 @@ class Assembly:
         self.place_anew(anchor)  # the batch that this closes holds nothing
 
     def open(self, start: int, steps: int = 0) -> None:
-        """Open a window at ``start`` (ns), ``steps`` windows after the last or anywhere (0), and let in what waits."""
+        """Open a window at ``start`` (ns), ``steps`` windows after the last or anywhere (0), and let in what waits.
+
+        After a stall that went back it may begin some nanoseconds later, where no window began before.
+        """
+        free = self.starts.free(start)
+        if free != start:
+            start, steps = free, 0
         if self.pending is not None:
             self.rule, self.pending, steps = self.pending, None, 0
             for track in self.tracks.values():
                 track.regrid(start, self.rule)
+        self.starts.begin(start, self.rule.batch_length)
+        self._turn_to(start, steps)
+
+    def _turn_to(self, start: int, steps: int = 0) -> None:
         self.window = window = RateWindow.at(start, self.rule)
-        self.furthest = max(self.furthest, start)
         for track in self._all_tracks():
             track.place(window, self.rule, steps)
             if track.pile:

@@ -79,14 +79,15 @@ class BySource:
         ------
         InvalidArgumentError
             For a message that its batcher does not take. Those before it in the list are in, it and those after it
-            are not, and the next call returns the batches that have closed.
+            are not, and the next call returns the batches that have closed. Where the batchers go by rate, none of
+            them is in.
         """
         clock = None if now is None else to_time(now, "now")
         together: dict[str, list[Message]] = {}
         for message in messages if isinstance(messages, list) else [messages]:
             self._add(message, clock, together)
-        for source, arrived in together.items():
-            self._closed += self._by_rate.add(source, arrived)
+        for source, arrived in self._by_rate.check(together).items():
+            self._closed += self._by_rate.take(source, arrived)
         return self._take_closed()
 
     def advance(self, now: Time) -> list[Batch]:

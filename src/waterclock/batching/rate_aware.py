@@ -7,17 +7,19 @@ from operator import attrgetter
 
 from waterclock.batching.assembly import Assembly
 from waterclock.batching.batch import Batch
-from waterclock.batching.rate_rule import Gated, RateRule, RateWindow, gate_chooser, placed, plausible_range
+from waterclock.batching.gate import Gate
+from waterclock.batching.long_call import warn_of_long_call
+from waterclock.batching.rate_rule import EPOCH, Gated, RateRule, placed, plausible_range
 from waterclock.batching.rate_state import from_bytes, to_bytes
 from waterclock.batching.stall import StallWatch
 from waterclock.batching.stats import BatcherStats
-from waterclock.batching.track import BEFORE_ALL
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
 from waterclock.quoting import quoted
 from waterclock.time import Duration, monotonic_clock
 
 _event_time = attrgetter("event_time")
+_stream = attrgetter("stream")
 
 
 class RateAwareBatcher:
@@ -62,10 +64,16 @@ class RateAwareBatcher:
     Stall
         Where messages are buffered and nothing has closed for 10 lengths by ``clock``, the window closes with all it
         holds (``stall``). Where the bulk of that lies within it, the next window follows, as in a replay; else the
-        next window begins at the newest plausible event time. The same happens, without a clock, where for 10 lengths
-        of event time every call brought only messages from other epochs or more than three lengths behind: a replay
-        recovers too. Only here may a window, and the high-water mark, go back; it then begins some nanoseconds late,
-        so that no batch has the identity of an earlier one.
+        next window begins at the newest plausible event time. Here what covers at least 5 lengths comes before what
+        is only numerous.
+
+        The same happens without a clock, so that a replay recovers too: where the high-water mark stands while another
+        epoch's messages, or those more than three lengths behind, move on by 10 lengths in more than one call; a gap
+        in them counts as three lengths at most. Each epoch counts apart, so that a stream whose clock is wrong does
+        not hide the others. It happens also where 100,000 messages have joined the window while the mark stands.
+
+        Only here may a window, and the high-water mark, go back. Windows then begin some nanoseconds late where others
+        have begun, so that no batch has the identity of an earlier one.
     Messages that arrive together
         All messages of a call are placed before closing is considered; then as many windows close as are complete.
 
@@ -78,7 +86,8 @@ class RateAwareBatcher:
     timeout
         At most three batch lengths, or ``math.inf`` for none; default 1.2. Stays in proportion to the length.
     gated
-        Which streams may gate: True for all, a collection of their names, or a function of the name.
+        Which streams may gate: True for all, a collection of their names, or a function of the name. A function is
+        asked once for each name, or again after many thousands of others; where it raises, the call changes nothing.
     clock
         Seconds that pass, for the stall rule only. A clock that jumps back restarts its count.
 
@@ -87,12 +96,17 @@ class RateAwareBatcher:
     InvalidArgumentError
         For an option that cannot be meant.
 
+    Warns
+    -----
+    LongCallWarning
+        For a call that brings a stream's messages from more than 1000 lengths: those of another epoch are not cut.
+
     Notes
     -----
     Source: *RateAwareMessageBatcher* of ESS livedata.
     """
 
-    __slots__ = ("_assembly", "_gated", "_may_gate", "_rule", "_sources", "_stall")
+    __slots__ = ("_assembly", "_gate", "_rule", "_sources", "_stall")
 
     def __init__(
         self,
@@ -102,8 +116,7 @@ class RateAwareBatcher:
         clock: Callable[[], float] = monotonic_clock,
     ) -> None:
         self._rule = RateRule.checked(batch_length, timeout)
-        self._may_gate = gate_chooser(gated)
-        self._gated = gated if isinstance(gated, bool) or callable(gated) else frozenset(gated)
+        self._gate = Gate(gated)
         self._stall = StallWatch(clock)
         self._sources: set[str] = set()  # one, once there was a message
         self._assembly: Assembly | None = None
@@ -124,40 +137,69 @@ class RateAwareBatcher:
         Raises
         ------
         InvalidArgumentError
-            For a message of another source and for what is no list of messages. The batcher is then as it was before.
+            For a message of another source and for what is no list of messages. The batcher is then as it was before,
+            as it is where ``gated`` or ``clock`` raise.
+        """
+        return self.take(self.check(messages))
+
+    def check(self, messages: Iterable[Message]) -> list[Message]:
+        """Refuse what `add` would refuse, warn of what it would warn of, and change nothing.
+
+        Returns
+        -------
+        list of Message
+            The same messages, for `take`.
         """
         try:
             messages = messages if isinstance(messages, list) else list(messages)
             sources = {message.source for message in messages}
+            times = list(map(_event_time, messages))
         except (AttributeError, TypeError):
             raise InvalidArgumentError(
                 f"messages: {quoted(messages)} is no list of messages; give those that arrived together, as"
                 " [message, …]"
             ) from None
         if sources != self._sources:
-            self._admit(sources)
-        assembly = self._assembly
+            self._refuse_others(sources)
+        if self._gate.asks:
+            self._gate.ask(map(_stream, messages))
+        if len(times) > 1 and max(times) - min(times) > EPOCH * self._in_force.batch_length:
+            warn_of_long_call(messages, self._in_force.batch_length)
+        return messages
+
+    def take(self, messages: list[Message]) -> list[Batch]:
+        """Take in messages as `add` does, which `check` has returned."""
+        stall, assembly = self._stall, self._assembly
+        stall.look()
         if assembly is None:
             return self._begin(messages) if messages else []
         if not assembly.active and not assembly.piled:
-            self._stall.rearm()
+            stall.rearm()
         if assembly.lost and messages:
             assembly.find(plausible_range(map(_event_time, messages), assembly.rule.batch_length)[1])
-        window = assembly.window
-        newest = assembly.take(messages)
+        window, high_water, held = assembly.window, assembly.high_water, len(assembly.active)
+        assembly.take(messages)
         batches: list[Batch] = []
         if not assembly.waiting or assembly.piled or assembly.high_water >= window.timeout_at:
             _settle(assembly, batches)
-        if newest >= window.near_from:
-            self._stall.astray = None
         if batches:
-            self._stall.rearm()
-        elif self._is_stalled(messages, newest, window):
+            stall.rearm()
+            return batches
+        batch_length = window.end - window.start
+        stuck = False
+        if assembly.high_water > high_water:
+            if stall.unmoved:
+                stall.moved()
+        elif messages:
+            astray = [m.event_time for m in messages if not window.near_from <= m.event_time <= window.epoch_until]
+            stuck = stall.is_stuck(astray, len(assembly.active) - held, batch_length)
+        if stuck or stall.is_overdue(batch_length):
             self._recover(assembly, batches)
         return batches
 
     def flush(self) -> list[Batch]:
         """Give out everything, window by window, as at the end of the data; an empty window gives no batch."""
+        self._stall.look()
         batches: list[Batch] = []
         assembly = self._assembly
         while assembly is not None and (assembly.active or assembly.piled):
@@ -263,7 +305,7 @@ class RateAwareBatcher:
 
     def state(self) -> bytes:
         """Write down everything that the batcher knows, options included, for `restore`."""
-        gated = None if callable(self._gated) else self._gated
+        gated = None if callable(self._gate.gated) else self._gate.gated
         return to_bytes(self._rule, gated, self._stall, self._assembly)
 
     @classmethod
@@ -297,8 +339,8 @@ class RateAwareBatcher:
         batcher = cls(gated=known.gated if known.gated is not None else gated or False, clock=clock)
         batcher._rule = known.rule
         batcher._stall.since -= known.waited
-        batcher._stall.astray = known.astray
-        batcher._assembly = known.assembly(batcher._may_gate)
+        batcher._stall.unmoved, batcher._stall.elsewhere = known.unmoved, known.elsewhere
+        batcher._assembly = known.assembly(batcher._gate)
         if batcher._assembly is not None:
             batcher._sources = {batcher._assembly.source}
         return batcher
@@ -307,42 +349,35 @@ class RateAwareBatcher:
     def _in_force(self) -> RateRule:
         return self._rule if self._assembly is None else self._assembly.rule
 
-    def _admit(self, sources: set[str]) -> None:
+    def _refuse_others(self, sources: set[str]) -> None:
         known = self._sources or set(sorted(sources)[:1])
         if others := sources - known:
             raise InvalidArgumentError(
                 f"source: {quoted(min(others))} came to the batcher of {quoted(min(known))}; use BySource for many"
                 " sources"
             )
-        self._sources = known
 
     def _begin(self, messages: list[Message]) -> list[Batch]:
         """Start: the first call's messages are the first batch; the first window begins at the newest plausible one."""
-        length = self._rule.batch_length
+        source, length = messages[0].source, self._rule.batch_length
         oldest, newest = plausible_range(map(_event_time, messages), length)
         start = placed(newest, length)
-        self._assembly = Assembly(messages[0].source, self._rule, start, self._may_gate)
+        # Even where all have one time, the batch begins before the first window: its start is its identity.
+        begin = min(oldest, start - 1)
+        self._sources = {source}
+        self._assembly = Assembly(source, self._rule, start, self._gate)
+        self._assembly.starts.remember(begin)
         self._assembly.learn(messages)
         self._stall.rearm()
-        # Even where all have one time, the batch begins before the first window: its start is its identity.
-        return [self._assembly.batch(messages, min(oldest, start - 1), start, "start")]
-
-    def _is_stalled(self, messages: list[Message], newest: int, window: RateWindow) -> bool:
-        batch_length = window.end - window.start
-        if messages and newest < window.near_from:
-            astray = newest if newest > BEFORE_ALL else max(map(_event_time, messages))
-            if self._stall.is_astray(astray, batch_length):
-                return True
-        return self._stall.is_overdue(batch_length)
+        return [self._assembly.batch(messages, begin, start, "start")]
 
     def _recover(self, assembly: Assembly, batches: list[Batch]) -> None:
         """Stall: close a window that nothing closes."""
         window = assembly.window
         if assembly.active:
-            if self._stall.astray is not None:
-                anchor = self._stall.astray[1]
-            else:
-                _, anchor = plausible_range(map(_event_time, assembly.active), assembly.rule.batch_length)
+            # What came while the mark moved tells where the traffic was.
+            recent = assembly.active[-self._stall.unmoved :]
+            _, anchor = plausible_range(map(_event_time, recent), assembly.rule.batch_length, moving=True)
             if window.start <= anchor <= window.end:
                 batches.append(assembly.close("stall"))
             else:

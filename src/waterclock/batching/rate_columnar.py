@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from waterclock.batching.long_call import warn
 from waterclock.batching.rate_columns_state import RateColumnsState
-from waterclock.batching.rate_rule import Gated, RateRule, gate_chooser
+from waterclock.batching.rate_rule import EPOCH, Gated, RateRule, gate_chooser
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.quoting import quoted
 from waterclock.time import MAX_NS, Duration
@@ -82,6 +83,7 @@ class RateAwareColumns:
         "_count",
         "_factor",
         "_facts",
+        "_names",
         "_numbers",
         "_paused",
         "_rings",
@@ -99,11 +101,12 @@ class RateAwareColumns:
         gated: Gated = True,
     ) -> None:
         rule = RateRule.checked(batch_length, timeout)
+        self._names = list(streams)
         self._factor = rule.factor
         may_gate = np.array([*map(gate_chooser(gated), streams), False], np.bool_)
         layout = _kernel().track_kernel
         self._row_of = np.where(may_gate, np.arange(len(may_gate)), len(may_gate) - 1).astype(np.uint32)
-        self._facts = np.zeros(layout.FACTS, np.int64)
+        self._facts = np.zeros(layout.ALL_FACTS, np.int64)
         self._facts[[layout.LENGTH, layout.TIMEOUT_NS]] = _in_kernel(rule)
         self._tracks = np.zeros((len(may_gate), layout.TRACK_COLUMNS), np.int64)
         self._tracks[:, layout.MAY_GATE] = may_gate
@@ -172,6 +175,7 @@ class RateAwareColumns:
         self._row_of = np.concatenate([moved[0][:-1], rows, moved[0][-1:]])
         self._codes = moved[1]
         self._waits_for = _moved(self._waits_for, riding, added)
+        self._names += streams
 
     def add(
         self,
@@ -205,6 +209,11 @@ class RateAwareColumns:
             For arrays of different lengths, numbers of unknown streams, calls that leave messages out, a clock that
             was not read once a call, 2**31 messages or more, and arrays of anything but whole numbers: floats,
             booleans, NumPy's datetimes, which have no time zone.
+
+        Warns
+        -----
+        LongCallWarning
+            For a call that brings a stream's messages from more than 1000 lengths, by the stream's name.
         """
         codes = _plain(streams, "streams")
         times = _plain(event_times, "event_times")
@@ -215,6 +224,7 @@ class RateAwareColumns:
             raise InvalidArgumentError(
                 f"clock: {len(readings)} readings for {len(bounds) - 1} calls; give what it showed at each call"
             )
+        self._warn_of_long_calls(codes, times, bounds)
         self._paused |= clock is None
         self._pass_time(readings)
         carried = len(self._times)
@@ -227,11 +237,25 @@ class RateAwareColumns:
 
     def state(self) -> bytes:
         """Write down everything that is known, options included, for `restore`."""
-        return RateColumnsState(self._factor, self._count, *(getattr(self, name) for name in _ARRAYS)).to_bytes()
+        layout = _kernel().track_kernel
+        elsewhere, runs = self._rows()
+        arrays = {name: getattr(self, f"_{name}") for name in _ARRAYS} | {
+            "facts": self._facts[: layout.FACTS],
+            "elsewhere": elsewhere[: self._facts[layout.EPOCHS]],
+            "runs": runs[: self._facts[layout.RUNS]],
+        }
+        return RateColumnsState(self._factor, self._count, **arrays).to_bytes()
 
     @classmethod
-    def restore(cls, state: bytes) -> RateAwareColumns:
+    def restore(cls, state: bytes, streams: Sequence[str] = ()) -> RateAwareColumns:
         """Go on where the one that wrote ``state`` stood.
+
+        Parameters
+        ----------
+        state
+            What `state` wrote.
+        streams
+            The names of its streams, for warnings, which else give their numbers.
 
         Raises
         ------
@@ -246,10 +270,22 @@ class RateAwareColumns:
         """
         known = RateColumnsState.from_bytes(state, _kernel().track_kernel)
         restored = cls([])
-        restored._factor, restored._count, *arrays = known
-        for name, array in zip(_ARRAYS, arrays, strict=True):
-            setattr(restored, name, array)
+        restored._factor, restored._count = known.factor, known.taken
+        for name in _ARRAYS:
+            setattr(restored, f"_{name}", getattr(known, name))
+        restored._facts[: len(known.facts)] = known.facts
+        elsewhere, runs = restored._rows()
+        elsewhere[: len(known.elsewhere)] = known.elsewhere
+        runs[: len(known.runs)] = known.runs
+        numbers = range(len(streams), len(restored._row_of) - 1)
+        restored._names = [*streams, *map(str, numbers)]
         return restored
+
+    def _rows(self) -> tuple[Ints, Ints]:
+        """Look at what is elsewhere and at the runs of starts, which stand behind the other facts."""
+        layout = _kernel().track_kernel
+        elsewhere, runs = np.split(self._facts[layout.ELSEWHERE_FROM :], [layout.RUNS_FROM - layout.ELSEWHERE_FROM])
+        return elsewhere.reshape(-1, layout.ELSEWHERE_COLUMNS), runs.reshape(-1, layout.RUN_COLUMNS)
 
     def _check(self, codes: Ints, times: Ints, bounds: Ints) -> None:
         known = len(self._row_of) - 1
@@ -264,6 +300,15 @@ class RateAwareColumns:
                 f"calls: {quoted(bounds)} does not lead from 0 to {len(times)} without descending; give where each call"
                 " begins and, last, the number of messages"
             )
+
+    def _warn_of_long_calls(self, codes: Ints, times: Ints, bounds: Ints) -> None:
+        length = self.batch_length
+        for call in _long_calls(times, bounds, EPOCH * length):
+            first, stop = bounds[call], bounds[call + 1]
+            for code in np.unique(codes[first:stop]):
+                of_stream = times[first:stop][codes[first:stop] == code]
+                if int(of_stream.max()) - int(of_stream.min()) > EPOCH * length:
+                    warn(f"stream {quoted(self._names[code])}", length)
 
     def _pass_time(self, readings: Ints) -> None:
         """Go on counting from the first reading where the clock was not read for a while."""
@@ -311,8 +356,22 @@ class RateAwareColumns:
         return batches
 
 
-# In the order of the state's.
-_ARRAYS = ("_row_of", "_facts", "_tracks", "_rings", "_codes", "_times", "_numbers", "_waits_for")
+# What is in the state as it is.
+_ARRAYS = ("row_of", "tracks", "rings", "codes", "times", "numbers", "waits_for")
+
+
+def _long_calls(times: Ints, bounds: Ints, farthest: int) -> list[int]:
+    """Find the calls with event times farther (ns) apart than that."""
+    if not len(times) or int(times.max()) - int(times.min()) <= farthest:
+        return []
+    calls = np.flatnonzero(np.diff(bounds) > 1)
+    if not len(calls):
+        return []
+    # Pairs of where a call begins and ends; what lies between two of these is looked at in vain.
+    pairs = np.stack([bounds[calls], bounds[calls + 1]], axis=1).ravel()
+    pairs = pairs[:-1] if pairs[-1] == len(times) else pairs
+    newest, oldest = (of.reduceat(times, pairs)[::2].astype(np.uint64) for of in (np.maximum, np.minimum))
+    return calls[newest - oldest > np.uint64(farthest)].tolist()
 
 
 def _in_kernel(rule: RateRule) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from dataclasses import astuple
 from fractions import Fraction
 from math import prod
 from typing import Any, NamedTuple
@@ -12,14 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from waterclock.batching.facts import count, each, maybe, parsed, read_as, whole
-from waterclock.batching.rate_rule import MAX_BATCH_LENGTH
+from waterclock.batching.rate_rule import MAX_BATCH_LENGTH, MOST_EPOCHS
+from waterclock.batching.starts import MOST_RUNS, Starts
 from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed, has_form, unframed
 from waterclock.errors import SchemaError
 
 Array = npt.NDArray[Any]
 
-_VERSION = 3
+_VERSION = 4
+_BEFORE_RUNS = 3
+"""The version that did not write down where windows have begun, nor what came from where while the mark stood."""
+
 _FORM = b"WCC1"
 _UNFRAMED = b"waterclock rate-aware columns "
 """How the states of earlier versions begin, which have no checksum."""
@@ -36,8 +41,9 @@ class RateColumnsState(NamedTuple):
         The timeout in batch lengths; None for no timeout.
     taken
         Messages ever.
-    row_of, facts, tracks, rings, codes, times, numbers, waits_for
-        What `waterclock.batching.rate_columnar.RateAwareColumns` keeps under these names.
+    row_of, facts, tracks, rings, codes, times, numbers, waits_for, elsewhere, runs
+        What `waterclock.batching.rate_columnar.RateAwareColumns` keeps under these names; of the last two, the rows
+        that count.
     """
 
     factor: Fraction | None
@@ -50,6 +56,8 @@ class RateColumnsState(NamedTuple):
     times: Array
     numbers: Array
     waits_for: Array
+    elsewhere: Array
+    runs: Array
 
     def to_bytes(self) -> bytes:
         """Write the state."""
@@ -92,12 +100,17 @@ class RateColumnsState(NamedTuple):
         line, _, compressed = written.partition(b"\n")
         with read_as(_NAME):
             facts = parsed(line)
-            refuse_version(facts["version"], _VERSION)
-            found = cls(
-                maybe(facts["factor"], lambda ratio: Fraction(*each(ratio, whole))),
-                count(facts["count"]),
-                **_arrays(compressed, each(facts["shapes"], lambda shape: each(shape, count))),
-            )
+            before_runs = facts["version"] == _BEFORE_RUNS
+            if not before_runs:
+                refuse_version(facts["version"], _VERSION)
+            factor = maybe(facts["factor"], lambda ratio: Fraction(*each(ratio, whole)))
+            shapes = each(facts["shapes"], lambda shape: each(shape, count))
+            if before_runs:
+                arrays = _arrays(compressed, shapes, _ARRAYS_BEFORE_RUNS)
+                arrays |= _supposed(arrays["facts"], layout)
+            else:
+                arrays = _arrays(compressed, shapes, _ARRAYS)
+            found = cls(factor, count(facts["count"]), **arrays)
             if not checked:
                 found._check(layout)
         return found
@@ -114,6 +127,10 @@ class RateColumnsState(NamedTuple):
             or self.rings.shape != (rows, layout.KEPT_DIFFERENCES)
             or any(array.shape != waiting for array in (self.codes, self.times, self.numbers, self.waits_for))
             or self.row_of.shape != (max(len(self.row_of), 1),)
+            or self.elsewhere.shape != (self.facts[layout.EPOCHS], 4)
+            or self.runs.shape != (self.facts[layout.RUNS], 3)
+            or len(self.elsewhere) > MOST_EPOCHS
+            or len(self.runs) > MOST_RUNS
         ):
             raise ValueError(f"arrays of the shapes {[getattr(self, name).shape for name in _ARRAYS]}")
         lengths = self.facts[[layout.LENGTH, layout.NEXT_LENGTH]]
@@ -125,6 +142,8 @@ class RateColumnsState(NamedTuple):
             and _within(tracks[:, layout.NEXT_KEPT], 0, layout.KEPT_DIFFERENCES - 1)
             and _within(lengths, 0, MAX_BATCH_LENGTH)
             and lengths[0]
+            and (self.runs[:, -1] > 0).all()
+            and 0 <= self.facts[layout.UNMOVED] <= len(self.times)
         ):
             raise ValueError("a number that leads nowhere")
 
@@ -138,11 +157,25 @@ _ARRAYS: dict[str, type[np.generic]] = {
     "times": np.int64,
     "numbers": np.int64,
     "waits_for": np.int32,
+    "elsewhere": np.int64,
+    "runs": np.int64,
 }
+_ARRAYS_BEFORE_RUNS = {name: kind for name, kind in _ARRAYS.items() if name not in ("elsewhere", "runs")}
 
 
-def _arrays(compressed: bytes, shapes: list[list[int]]) -> dict[str, Array]:
-    sizes = [prod(shape) * np.dtype(kind).itemsize for kind, shape in zip(_ARRAYS.values(), shapes, strict=True)]
+def _supposed(facts: Array, layout: Any) -> dict[str, Array]:
+    """Suppose where windows have begun, and begin to count anew what is elsewhere."""
+    if facts.shape != (layout.FACTS,):
+        raise ValueError(f"facts of the shape {facts.shape}")
+    furthest, start, length = facts[[layout.FURTHEST, layout.WINDOW_START, layout.LENGTH]].tolist()
+    runs = Starts.supposed(furthest, start, length).runs if facts[layout.BEGUN] else []
+    facts[[layout.UNMOVED, layout.EPOCHS, layout.RUNS]] = 0, 0, len(runs)
+    starts = np.array([astuple(run) for run in runs], np.int64).reshape(-1, 3)
+    return {"elsewhere": np.empty((0, 4), np.int64), "runs": starts}
+
+
+def _arrays(compressed: bytes, shapes: list[list[int]], kinds: dict[str, type[np.generic]]) -> dict[str, Array]:
+    sizes = [prod(shape) * np.dtype(kind).itemsize for kind, shape in zip(kinds.values(), shapes, strict=True)]
     unpacker = zlib.decompressobj()
     try:
         data = unpacker.decompress(compressed, sum(sizes) + 1)  # no more, whatever the bytes would become
@@ -152,7 +185,7 @@ def _arrays(compressed: bytes, shapes: list[list[int]]) -> dict[str, Array]:
         raise ValueError(f"its arrays are not {sum(sizes)} bytes")
     found: dict[str, Array] = {}
     offset = 0
-    for (name, kind), shape, size in zip(_ARRAYS.items(), shapes, sizes, strict=True):
+    for (name, kind), shape, size in zip(kinds.items(), shapes, sizes, strict=True):
         found[name] = np.frombuffer(data, kind, prod(shape), offset).reshape(shape).copy()
         offset += size
     return found

@@ -9,24 +9,24 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from waterclock.batching import track_kernel, window_kernel
+from waterclock.batching import stall_kernel, starts_kernel, track_kernel, window_kernel
 from waterclock.batching.period import KEPT_DIFFERENCES
 from waterclock.batching.rate_rule import ABSENT, EPOCH, HORIZON, STALLED
+from waterclock.batching.stall_kernel import is_stuck
+from waterclock.batching.starts_kernel import free_start, remember_run
 from waterclock.batching.track_kernel import (
     ACTIVE_FROM,
     ALL_PILED,
-    ASTRAY_FIRST,
-    ASTRAY_NEWEST,
     BATCHES,
     BEFORE_ALL,
     BEGUN,
     COMPILED_FROM,
+    EPOCHS,
     FAR_FROM,
     FURTHEST,
     GATING,
     HELD_UNTIL,
     HIGH_WATER,
-    IS_ASTRAY,
     JOINED,
     KEPT,
     LENGTH,
@@ -47,6 +47,7 @@ from waterclock.batching.track_kernel import (
     STRAYS,
     TIMEOUT_NS,
     TRACKED,
+    UNMOVED,
     WAITING,
     WINDOW_START,
     Codes,
@@ -55,7 +56,6 @@ from waterclock.batching.track_kernel import (
     Rows,
     Table,
     Waiting,
-    apart,
     begin_track,
     observe,
     placed,
@@ -144,7 +144,7 @@ def _place(row: int, message: int, known: Known, messages: Waiting, out: Out) ->
 
 
 @njit(error_model="numpy", inline="always")  # and no views: both cost more than all else for a lone message
-def _take(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, out: Out) -> int:
+def _take(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, out: Out) -> None:
     facts, tracks, rings = known.facts, known.tracks, known.rings
     newest = BEFORE_ALL
     length = facts[LENGTH]
@@ -177,17 +177,16 @@ def _take(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, o
         newest = max(newest, event_time)
     cap = facts[WINDOW_START] + HORIZON * length
     facts[HIGH_WATER] = max(facts[HIGH_WATER], min(newest, cap))
-    return newest
 
 
 @njit(error_model="numpy")
 def _begin(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, out: Out) -> None:
     facts = known.facts
     length = facts[LENGTH]
-    oldest, newest = plausible_range(messages.times[first:stop], length)
+    oldest, newest = plausible_range(messages.times[first:stop], length, False)
     start = placed(newest, length)
     facts[BEGUN] = 1
-    facts[WINDOW_START] = facts[HIGH_WATER] = facts[FURTHEST] = start
+    facts[WINDOW_START] = facts[HIGH_WATER] = start
     begin_track(len(known.tracks) - 1, known)
     for message in range(first, stop):
         join(message, facts, out)
@@ -199,18 +198,11 @@ def _begin(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, 
     for row in range(len(known.tracks) - 1):
         if known.tracks[row, TRACKED]:
             regrid(row, start, known)
-    write_batch(min(oldest, start - 1), start, START, facts, out)
+    begin = min(oldest, start - 1)
+    write_batch(begin, start, START, facts, out)
+    facts[FURTHEST] = begin
     open_window(start, 0, known, messages, out)
-
-
-@njit(error_model="numpy")
-def _is_astray(event_time: int, facts: Ints, length: int) -> bool:
-    low, high = min(event_time, facts[ASTRAY_NEWEST]), max(event_time, facts[ASTRAY_NEWEST])
-    if not facts[IS_ASTRAY] or apart(low, high) > np.uint64(HORIZON * length):
-        facts[IS_ASTRAY] = 1
-        facts[ASTRAY_FIRST] = facts[ASTRAY_NEWEST] = event_time
-    facts[ASTRAY_NEWEST] = max(facts[ASTRAY_NEWEST], event_time)
-    return bool(apart(facts[ASTRAY_FIRST], facts[ASTRAY_NEWEST]) >= np.uint64(STALLED * length))
+    remember_run(begin, begin, 1, facts)
 
 
 @njit(error_model="numpy")
@@ -219,7 +211,7 @@ def _place_anew(anchor: int, known: Known, messages: Waiting, out: Out) -> None:
     start = placed(anchor, facts[LENGTH])
     if start <= facts[FURTHEST]:
         facts[SETBACKS] += 1
-        start += facts[SETBACKS]
+        start = free_start(start + facts[SETBACKS], facts)
     last_plausible = start + (1 + HORIZON) * facts[LENGTH]
     for row in range(len(known.tracks)):
         track = known.tracks[row]
@@ -244,15 +236,14 @@ def _place_anew(anchor: int, known: Known, messages: Waiting, out: Out) -> None:
 @njit(error_model="numpy")
 def _recover(known: Known, messages: Waiting, out: Out) -> None:
     facts = known.facts
-    start, length, first = facts[WINDOW_START], facts[LENGTH], facts[ACTIVE_FROM]
-    active = facts[JOINED] - first
+    start, length = facts[WINDOW_START], facts[LENGTH]
+    active = facts[JOINED] - facts[ACTIVE_FROM]
     if active:
-        anchor = facts[ASTRAY_NEWEST]
-        if not facts[IS_ASTRAY]:
-            times = np.empty(active, np.int64)
-            for k in range(active):
-                times[k] = messages.times[out.joined[first + k]]
-            anchor = plausible_range(times, length)[1]
+        recent = facts[UNMOVED] or active
+        times = np.empty(recent, np.int64)
+        for k in range(recent):
+            times[k] = messages.times[out.joined[facts[JOINED] - 1 - k]]
+        anchor = plausible_range(times, length, True)[1]
         if start <= anchor <= start + length:
             give_out(STALL, known, out)
             open_window(start + length, 1, known, messages, out)
@@ -265,40 +256,36 @@ def _recover(known: Known, messages: Waiting, out: Out) -> None:
 
 
 @njit(error_model="numpy", inline="always")
-def _is_stalled(newest: int, near: bool, now: int, length: int, facts: Ints, times: Ints) -> bool:
-    if len(times) and not near and _is_astray(newest if newest > BEFORE_ALL else times.max(), facts, length):
-        return True
-    facts[SINCE] = min(facts[SINCE], now)
-    return now - facts[SINCE] >= STALLED * length
-
-
-@njit(error_model="numpy", inline="always")
 def _add(rows: Codes, first: int, stop: int, now: int, known: Known, messages: Waiting, out: Out) -> None:
     facts = known.facts
     facts[LOOKED] = now
+    facts[SINCE] = min(facts[SINCE], now)
     if not facts[BEGUN]:
         if first < stop:
             _begin(rows, first, stop, known, messages, out)
             facts[SINCE] = now
         return
     if facts[JOINED] == facts[ACTIVE_FROM] and not facts[ALL_PILED]:
-        facts[IS_ASTRAY] = 0
+        facts[UNMOVED] = facts[EPOCHS] = 0
         facts[SINCE] = now
     start, length = facts[WINDOW_START], facts[LENGTH]
-    newest = _take(rows, first, stop, known, messages, out)
-    near = newest >= start - HORIZON * length
-    if near:
-        facts[IS_ASTRAY] = 0
+    high_water, held = facts[HIGH_WATER], facts[JOINED]
+    _take(rows, first, stop, known, messages, out)
     closed = stalled = False
     timed_out = facts[TIMEOUT_NS] != NEVER and facts[HIGH_WATER] >= start + facts[TIMEOUT_NS]
     if not facts[WAITING] or facts[ALL_PILED] or timed_out:
         closed = _settle(known, messages, out)
     if not closed:
-        stalled = _is_stalled(newest, near, now, length, facts, messages.times[first:stop])
-        if stalled:
+        if facts[HIGH_WATER] > high_water:
+            facts[UNMOVED] = facts[EPOCHS] = 0
+        elif first < stop:
+            facts[UNMOVED] += facts[JOINED] - held
+            stalled = is_stuck(messages.times, first, stop, start, length, facts)
+        if stalled or now - facts[SINCE] >= STALLED * length:
             _recover(known, messages, out)
+            stalled = True
     if closed or stalled:
-        facts[IS_ASTRAY] = 0
+        facts[UNMOVED] = facts[EPOCHS] = 0
         facts[SINCE] = now
 
 
@@ -312,7 +299,7 @@ def _flush(known: Known, messages: Waiting, out: Out) -> None:
         else:
             steps = max(1, windows_to_first(False, known, messages))
         open_window(facts[WINDOW_START] + steps * facts[LENGTH], steps, known, messages, out)
-    facts[IS_ASTRAY] = 0
+    facts[UNMOVED] = facts[EPOCHS] = 0
     facts[SINCE] = facts[LOOKED]
 
 
@@ -379,7 +366,8 @@ def _compiled(fingerprint: int) -> Callable[..., None]:
 
 
 def _fingerprint() -> int:
-    values = [*vars(track_kernel).values(), *vars(window_kernel).values()]
+    modules = (track_kernel, starts_kernel, stall_kernel, window_kernel)
+    values = [value for module in modules for value in vars(module).values()]
     compiled = [value.py_func.__code__ for value in values if hasattr(value, "py_func")]
     numbers = [value for value in values if isinstance(value, int | float)]
     parts: list[Any] = [(code.co_code, code.co_consts, code.co_names) for code in compiled]

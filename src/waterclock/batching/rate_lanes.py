@@ -47,10 +47,14 @@ class RateLanes:
         """Take a new source's batcher in."""
         self.batchers[source] = batcher
 
-    def add(self, source: str, messages: list[Message]) -> list[Batch]:
-        """Give a source what arrived together."""
+    def check(self, together: dict[str, list[Message]]) -> dict[str, list[Message]]:
+        """Check what arrived together, by source. What one batcher refuses, or a user's function raises, changes none."""
+        return {source: self.batchers[source].check(messages) for source, messages in together.items()}
+
+    def take(self, source: str, messages: list[Message]) -> list[Batch]:
+        """Give a source what `check` has returned."""
         batcher = self.batchers[source]
-        closed = batcher.add(messages)
+        closed = batcher.take(messages)
         if source not in self._watched:
             self._watch(source, batcher)
         return closed
@@ -72,7 +76,7 @@ class RateLanes:
             for source in looked:
                 self._watched.discard(source)
                 if source in self.batchers:
-                    closed += self.add(source, [])
+                    closed += self.take(source, [])
             if not watch.due:
                 del self._watches[key]
         return closed

@@ -22,6 +22,18 @@ EPOCH = 1000
 STALLED = 10
 """After so many batch lengths in which nothing closed, the window is placed anew."""
 
+MOVING = 5
+"""Batch lengths. Where a window is placed anew, traffic that covers so many comes before what is only numerous: a clock
+that stands still."""
+
+MOST_EPOCHS = 16
+"""So many epochs other than the window's are told apart until it stalls: one for each wrong clock. Of more, the ones
+heard of last count."""
+
+MOST_UNMOVED = 100_000
+"""Messages that may join a window one after the other while the high-water mark stands; then it closes. So what is
+buffered is bounded where no clock tells of a stall and the streams' clocks stand still."""
+
 ABSENT = 5
 """A stream that sent nothing in so many batches one after the other is forgotten."""
 
@@ -139,7 +151,7 @@ def placed(anchor: int, batch_length: int) -> int:
     return min(max(anchor, MIN_NS + margin), MAX_NS - margin)
 
 
-def plausible_range(times: Iterable[int], batch_length: int) -> tuple[int, int]:
+def plausible_range(times: Iterable[int], batch_length: int, *, moving: bool = False) -> tuple[int, int]:
     """Find the bulk of the traffic: the oldest and the newest plausible event time, ns.
 
     The times are split at gaps wider than three batch lengths; the largest group counts, of equals the later one. So
@@ -151,17 +163,20 @@ def plausible_range(times: Iterable[int], batch_length: int) -> tuple[int, int]:
         At least one event time, ns.
     batch_length
         ns.
+    moving
+        Whether a group that covers five batch lengths comes before a larger one that does not.
     """
     ordered = sorted(times)
     widest = HORIZON * batch_length
-    best = (0, ordered[0], ordered[0])
+    least = MOVING * batch_length
+    best = (False, 0, ordered[0], ordered[0])
     first = 0
     for index in range(1, len(ordered) + 1):
         if index == len(ordered) or ordered[index] - ordered[index - 1] > widest:
-            if index - first >= best[0]:
-                best = (index - first, ordered[first], ordered[index - 1])
+            oldest, newest = ordered[first], ordered[index - 1]
+            best = max(best, (moving and newest - oldest >= least, index - first, oldest, newest))
             first = index
-    return best[1], best[2]
+    return best[2], best[3]
 
 
 def gate_chooser(gated: Gated) -> Callable[[str], bool]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from fractions import Fraction
 from itertools import islice
 from typing import Any
@@ -18,13 +18,17 @@ from waterclock.batching.assembly import Assembly
 from waterclock.batching.facts import count, each, flag, maybe, moment, parsed, read_as, text, whole
 from waterclock.batching.pulse_grid import PulseGrid
 from waterclock.batching.rate_rule import Gated, RateRule
-from waterclock.batching.stall import StallWatch
+from waterclock.batching.stall import Elsewhere, StallWatch
+from waterclock.batching.starts import Run, Starts
 from waterclock.batching.state_bytes import StateForm, refuse_version
 from waterclock.batching.track import Track
 from waterclock.message import Message
 
 _FORM = StateForm(b"WCR1", b"waterclock.rate_aware_batcher", "the state of a rate-aware batcher")
-_VERSION = 1
+_VERSION = 2
+_BEFORE_RUNS = 1
+"""The version that did not write down where windows have begun, nor what came from where while the mark stood."""
+
 _MOST_FACTS = 2**28
 """Bytes of facts, far more than any source's streams have: zeros compressed to a thousandth do not fill the memory."""
 
@@ -36,7 +40,8 @@ def to_bytes(rule: RateRule, gated: Gated | None, stall: StallWatch, assembly: A
         "rule": _rule_facts(rule),
         "gated": gated if gated is None or isinstance(gated, bool) else sorted(gated),  # pyright: ignore[reportArgumentType]  # a function is None here
         "waited": stall.clock() - stall.since,
-        "astray": stall.astray,
+        "unmoved": stall.unmoved,
+        "elsewhere": stall.elsewhere,
         "assembly": None,
     }
     messages: list[Message] = []
@@ -51,7 +56,8 @@ def to_bytes(rule: RateRule, gated: Gated | None, stall: StallWatch, assembly: A
             "high_water": assembly.high_water,
             "active": len(assembly.active),
             "strays": assembly.strays,
-            "furthest": assembly.furthest,
+            "furthest": assembly.starts.furthest,
+            "runs": [astuple(run) for run in assembly.starts.runs],
             "setbacks": assembly.setbacks,
             "lost": assembly.lost,
             "tracks": [_track_facts(stream, track) for stream, track in tracks],
@@ -71,14 +77,15 @@ class RateState:
         Which streams may gate; None where a function chooses.
     waited
         Seconds for which the window had waited.
-    astray
+    unmoved, elsewhere
         See `StallWatch`.
     """
 
     rule: RateRule
     gated: Gated | None
     waited: float
-    astray: tuple[int, int] | None
+    unmoved: int
+    elsewhere: list[Elsewhere]
     _facts: dict[str, Any] | None
     _messages: Iterator[Message]
 
@@ -107,7 +114,12 @@ class RateState:
         _fill(assembly, assembly.riding, self._messages, *riding[1:])
         assembly.count()
         assembly.high_water = moment(facts["high_water"])
-        assembly.furthest, assembly.setbacks = moment(facts["furthest"]), count(facts["setbacks"])
+        assembly.setbacks = count(facts["setbacks"])
+        furthest = moment(facts["furthest"])
+        if "runs" in facts:
+            assembly.starts = Starts(furthest, each(facts["runs"], _run))
+        else:
+            assembly.starts = Starts.supposed(furthest, assembly.window.start, assembly.rule.batch_length)
         assembly.lost = flag(facts.get("lost", False))
         if next(self._messages, None) is not None:
             raise ValueError("a message is in no place")
@@ -127,13 +139,17 @@ def from_bytes(data: bytes) -> RateState:
     written, columns = _FORM.read(data)
     with read_as(_FORM.name):
         facts = parsed(_decompressed(written))
-        refuse_version(facts["version"], _VERSION)
+        if facts["version"] == _BEFORE_RUNS:
+            facts |= {"unmoved": 0, "elsewhere": []}
+        else:
+            refuse_version(facts["version"], _VERSION)
         gated = facts["gated"]
         return RateState(
             rule=_rule(facts["rule"]),
             gated=gated if gated is None or isinstance(gated, bool) else each(gated, text),
             waited=float(facts["waited"]),
-            astray=maybe(facts["astray"], _two_moments),
+            unmoved=count(facts["unmoved"]),
+            elsewhere=each(facts["elsewhere"], _elsewhere),
             _facts=facts["assembly"],
             _messages=iter(from_arrow(columns)),
         )
@@ -150,9 +166,16 @@ def _decompressed(written: bytes) -> bytes:
     return facts
 
 
-def _two_moments(written: list[Any]) -> tuple[int, int]:
-    first, newest = written
-    return moment(first), moment(newest)
+def _elsewhere(written: list[Any]) -> Elsewhere:
+    oldest, newest, covered, calls = written
+    return Elsewhere(moment(oldest), moment(newest), count(covered), count(calls))
+
+
+def _run(written: list[Any]) -> Run:
+    first, last, step = written
+    if count(step) == 0:
+        raise ValueError("windows have no length")
+    return Run(moment(first), moment(last), step)
 
 
 def _taken(messages: Iterator[Message], number: object) -> list[Message]:

@@ -10,7 +10,8 @@ from numba import njit
 
 from waterclock.batching.period import KEPT_DIFFERENCES, MIN_DIFFERENCES
 from waterclock.batching.pulse_grid import DRIFT_TOLERANCE
-from waterclock.batching.rate_rule import EPOCH, HORIZON
+from waterclock.batching.rate_rule import EPOCH, HORIZON, MOST_EPOCHS, MOVING
+from waterclock.batching.starts import MOST_RUNS
 from waterclock.time import MAX_NS, MIN_NS
 
 Ints = npt.NDArray[np.int64]
@@ -51,9 +52,9 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
     STRAYS,
     FURTHEST,
     SETBACKS,
-    IS_ASTRAY,
-    ASTRAY_FIRST,
-    ASTRAY_NEWEST,
+    UNMOVED,
+    EPOCHS,
+    RUNS,
     GATING,
     CONTRIBUTING,
     WAITING,
@@ -71,6 +72,13 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
     COMPILED_FROM,
     FACTS,
 ) = range(25)
+
+# Behind them, in the same array, since each further one costs at every call: the rows of what is elsewhere and of runs.
+ELSEWHERE_FROM = FACTS
+ELSEWHERE_COLUMNS = 4
+RUNS_FROM = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * MOST_EPOCHS
+RUN_COLUMNS = 3
+ALL_FACTS = RUNS_FROM + RUN_COLUMNS * (MOST_RUNS + 1)
 
 NONE = -1
 NEVER = MAX_NS
@@ -338,15 +346,17 @@ def apart(earlier: int, later: int) -> np.uint64:
 
 
 @njit(error_model="numpy")
-def plausible_range(times: Ints, length: int) -> tuple[int, int]:
+def plausible_range(times: Ints, length: int, moving: bool) -> tuple[int, int]:
     """As `rate_rule.plausible_range`."""
     ordered = np.sort(times)
     oldest = newest = ordered[0]
     most = first = 0
+    moves = False
     for k in range(1, ordered.size + 1):
         if k == ordered.size or apart(ordered[k - 1], ordered[k]) > np.uint64(HORIZON * length):
-            if k - first >= most:
-                most = k - first
+            also = moving and apart(ordered[first], ordered[k - 1]) >= np.uint64(MOVING * length)
+            if (also and not moves) or (also == moves and k - first >= most):
+                most, moves = k - first, also
                 oldest, newest = ordered[first], ordered[k - 1]
             first = k
     return oldest, newest

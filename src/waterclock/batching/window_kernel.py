@@ -7,6 +7,7 @@ from typing import NamedTuple
 from numba import njit
 
 from waterclock.batching.rate_rule import ABSENT, HORIZON
+from waterclock.batching.starts_kernel import begin_start, free_start
 from waterclock.batching.track_kernel import (
     ABSENT_BATCHES,
     ACTIVE_FROM,
@@ -15,7 +16,6 @@ from waterclock.batching.track_kernel import (
     BEFORE_ALL,
     CONTRIBUTING,
     FAR_FROM,
-    FURTHEST,
     GATING,
     HELD_UNTIL,
     HIGH_WATER,
@@ -146,12 +146,15 @@ def _change_length(start: int, known: Known) -> None:
 def open_window(start: int, steps: int, known: Known, messages: Waiting, out: Out) -> None:
     """As `Assembly.open`."""
     facts = known.facts
+    free = free_start(start, facts)
+    steps *= free == start  # elsewhere, as after a change of length, nothing is just moved on
+    start = free
     if facts[NEXT_LENGTH]:
         _change_length(start, known)
         steps = 0
     length = facts[LENGTH]
+    begin_start(start, length, facts)
     facts[WINDOW_START] = start
-    facts[FURTHEST] = max(facts[FURTHEST], start)
     facts[GATING] = facts[CONTRIBUTING] = facts[WAITING] = facts[ALL_PILED] = 0
     newest_waiting = BEFORE_ALL
     newest_gating = start + length

@@ -145,7 +145,7 @@ class RateStream:
             raise InvalidArgumentError(
                 f"the checkpoint was written with the options {written} and the query has {options.facts()}; {REMEDY}"
             )
-        restored._columns = RateAwareColumns.restore(columns)
+        restored._columns = RateAwareColumns.restore(columns, restored._streams)
         restored._messages = kept_messages(messages, POSITIONED, restored._streams, _NAME)
         if not restored._columns.fits(len(restored._streams), len(restored._messages), restored._taken):
             raise DamagedError(f"{_NAME} is damaged: its messages are not those that its columns keep")

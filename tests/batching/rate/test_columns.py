@@ -24,6 +24,9 @@ from waterclock.message import Message
 
 Described = tuple[int, int, int, str, list[int]]
 
+# Calls drawn at random bring anything.
+pytestmark = pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning")
+
 
 def described(batches: list[Batch], numbers: dict[int, int]) -> list[Described]:
     return [(b.start, b.end, b.closed_at, b.reason, sorted(numbers[id(m)] for m in b.messages)) for b in batches]

@@ -6,6 +6,7 @@ import sys
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.batching.rate.traffic import SECOND, T0, YEAR, by_time, calls, frozen, message, options, pulses
@@ -13,6 +14,9 @@ from tests.batching.rate.traffic import SECOND, T0, YEAR, by_time, calls, frozen
 from waterclock.batching.batch import Batch
 from waterclock.batching.rate_aware import RateAwareBatcher
 from waterclock.message import Message
+
+# Calls drawn at random bring anything.
+pytestmark = pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning")
 
 
 def run(batcher: RateAwareBatcher, arrivals: list[list[Message]]) -> list[Batch]:

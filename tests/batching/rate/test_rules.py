@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 
 import pytest
-from tests.batching.rate.traffic import SECOND, T0, at, by_time, feed, frozen, message, pulses
+from tests.batching.rate.traffic import SECOND, T0, YEAR, at, by_time, feed, frozen, message, pulses
 
 from waterclock.batching.assembly import Assembly
 from waterclock.batching.pile import Pile
 from waterclock.batching.pulse_grid import PulseGrid
 from waterclock.batching.rate_aware import RateAwareBatcher
-from waterclock.batching.rate_rule import RateRule, RateWindow, placed, plausible_range
+from waterclock.batching.rate_rule import (
+    MOST_EPOCHS,
+    MOST_UNMOVED,
+    RateRule,
+    RateWindow,
+    placed,
+    plausible_range,
+)
 from waterclock.batching.stall import StallWatch
 from waterclock.batching.track import Track
 from waterclock.time import MAX_NS, MIN_NS
@@ -127,11 +134,50 @@ def test_a_clock_that_jumped_back_counts_from_there() -> None:
     assert [batch.reason for batch in batcher.add([])] == ["stall"]
 
 
-def test_implausible_times_from_here_and_there_do_not_add_up() -> None:
+def stuck(watch: StallWatch, *times: int) -> bool:
+    return watch.is_stuck([*times], len(times), SECOND)
+
+
+def test_each_epoch_moves_on_by_itself() -> None:
     watch = StallWatch(frozen)
-    for k in range(30):
-        assert not watch.is_astray(k * SECOND + (k % 2) * 100 * SECOND, SECOND)
-    assert [watch.is_astray(k * SECOND, SECOND) for k in range(200, 211)] == [False] * 10 + [True]
+    far = 43 * YEAR
+    assert not any(stuck(watch, k * SECOND) or stuck(watch, far) for k in range(10))
+    assert stuck(watch, 10 * SECOND)
+
+
+def test_a_gap_counts_as_three_lengths_and_one_of_an_epoch_begins_anew() -> None:
+    watch = StallWatch(frozen)
+    assert [stuck(watch, k * 900 * SECOND) for k in range(5)] == [False] * 4 + [True]
+    watch = StallWatch(frozen)
+    assert not any(stuck(watch, k * 1001 * SECOND) for k in range(30))
+
+
+def test_a_backlog_in_one_call_is_no_stall_and_one_that_goes_on_is() -> None:
+    watch = StallWatch(frozen)
+    assert not stuck(watch, *(k * SECOND for k in range(100)))
+    assert stuck(watch, 100 * SECOND)
+
+
+def test_more_epochs_than_are_told_apart_do_not_hide_the_one_that_goes_on() -> None:
+    watch = StallWatch(frozen)
+    for k in range(10):
+        assert not stuck(watch, k * SECOND)
+        assert not any(stuck(watch, (wild + 1) * YEAR + k * 2000 * SECOND) for wild in range(MOST_EPOCHS - 1))
+    assert len(watch.elsewhere) == MOST_EPOCHS
+    assert stuck(watch, 10 * SECOND)
+
+
+def test_what_stands_still_closes_when_the_window_holds_all_that_it_should_have_to_hold() -> None:
+    watch = StallWatch(frozen)
+    assert not watch.is_stuck([], MOST_UNMOVED - 1, SECOND)
+    assert watch.is_stuck([], 1, SECOND)
+
+
+def test_where_a_window_is_placed_anew_what_moves_comes_before_what_is_only_numerous() -> None:
+    times = [0] * 100 + [(1000 + k) * SECOND for k in range(6)]
+    assert plausible_range(times, SECOND) == (0, 0)
+    assert plausible_range(times, SECOND, moving=True) == (1000 * SECOND, 1005 * SECOND)
+    assert plausible_range(times[:-1], SECOND, moving=True) == (0, 0)
 
 
 def test_a_plausible_call_between_implausible_ones_begins_the_count_anew() -> None:
@@ -303,17 +349,18 @@ def test_the_high_water_mark_follows_what_is_let_in_while_catching_up() -> None:
 
 def test_a_batch_that_closed_begins_the_count_of_implausible_times_anew() -> None:
     watch = StallWatch(frozen)
-    assert not any(watch.is_astray(k * SECOND, SECOND) for k in range(10))
+    assert not any(stuck(watch, k * SECOND) for k in range(10))
     watch.rearm()
-    assert not watch.is_astray(10 * SECOND, SECOND)
+    assert not stuck(watch, 10 * SECOND)
 
 
 def test_implausible_times_out_of_order_count_from_the_newest() -> None:
     watch = StallWatch(frozen)
     times = [0, 3 * SECOND, SECOND // 2, 4 * SECOND, 7 * SECOND, 10 * SECOND]
-    assert [watch.is_astray(time, SECOND) for time in times] == [False] * 5 + [True]
+    assert [stuck(watch, time) for time in times] == [False] * 5 + [True]
 
 
+@pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning")
 def test_of_a_call_that_is_all_implausible_its_own_epoch_says_where_the_traffic_is() -> None:
     batcher = RateAwareBatcher(gated=False, clock=frozen)
     batcher.add([message("log", T0)])

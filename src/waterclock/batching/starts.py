@@ -1,0 +1,82 @@
+"""Where windows have begun. The start of a batch is its identity, so none may begin where another began.
+
+Windows follow each other at whole lengths, so that their starts are runs: a first one, a last one, and a step. A stall
+may place a window before others, and from there on each must pass between the starts of those. What is known is
+bounded: of too many runs the earliest become one, in which nothing is free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from waterclock.time import MIN_NS
+
+MOST_RUNS = 64
+"""So many runs are told apart. Only a stall that goes back and a new batch length begin one."""
+
+
+@dataclass(slots=True)
+class Run:
+    """Starts of windows, ns: ``first``, then every ``step`` up to ``last``."""
+
+    first: int
+    last: int
+    step: int
+
+
+class Starts:
+    """The starts of all windows of a source.
+
+    Attributes
+    ----------
+    furthest
+        The latest of them, ns; beyond it all is free.
+    runs
+        In the order in which they began; the last one goes on.
+    """
+
+    __slots__ = ("furthest", "runs")
+
+    def __init__(self, furthest: int, runs: list[Run]) -> None:
+        self.furthest = furthest
+        self.runs = runs
+
+    @classmethod
+    def supposed(cls, furthest: int, start: int, step: int) -> Starts:
+        """Suppose what windows began where only the furthest start, that in progress and its step are known, ns."""
+        return cls(furthest, [Run(last - (last - MIN_NS) // step * step, last, step) for last in (furthest, start)])
+
+    def free(self, start: int) -> int:
+        """Find the first start (ns) at or after ``start`` that no window had."""
+        if start > self.furthest:
+            return start
+        for _ in range(2 * MOST_RUNS):  # each run takes one in ``step``, so that more are needed only below 64 ns
+            taken = next((r for r in self.runs if r.first <= start <= r.last and not (start - r.first) % r.step), None)
+            if taken is None:
+                return start
+            start = taken.last + 1 if taken.step == 1 else start + 1
+        return self.furthest + 1
+
+    def begin(self, start: int, step: int) -> None:
+        """Take note of a window that begins at a free ``start``, and of how long it is, ns."""
+        self.furthest = max(self.furthest, start)
+        if self.runs:
+            run = self.runs[-1]
+            if run.step == step and start > run.last and not (start - run.last) % step:
+                run.last = start
+                return
+        self.runs.append(Run(start, start, step))
+        if len(self.runs) > MOST_RUNS:
+            self._forget()
+
+    def remember(self, start: int) -> None:
+        """Take note of a batch that began at ``start`` (ns) before the first window."""
+        self.runs.insert(0, Run(start, start, 1))
+
+    def _forget(self) -> None:
+        last = MIN_NS
+        for _ in range(2):
+            earliest = min(self.runs, key=lambda run: run.last)
+            self.runs.remove(earliest)
+            last = earliest.last
+        self.runs.insert(0, Run(MIN_NS, last, 1))
