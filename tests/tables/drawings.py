@@ -32,7 +32,6 @@ _MESSAGE_COURSES: Courses = {
     ("leased", "ready"): {"shift": -9},
     ("blocked", "leased"): {"shift": -9, "at": 0.36},
     ("leased", "blocked"): {"shift": -9, "at": 0.36},
-    ("backing_off", "ready"): {"at": 0.5},
     ("exhausted", "ready"): {"at": 0.2},
 }
 _GROUP_PLACES: Places = {
@@ -48,9 +47,11 @@ _GROUP_PLACES: Places = {
 _GROUP_COURSES: Courses = {
     ("ready", "leased"): {"shift": -9},
     ("leased", "ready"): {"shift": -9},
+    ("exhausted", "ready"): {"at": 0.25},
+    ("leased", "due_later"): {"at": 0.25},
     ("ready", "paused"): {"shift": -26},
     ("paused", "ready"): {"shift": -26},
-    ("idle", "unrouted"): {"via": [(4.4, 2.8), (0.7, 2.8)], "at": 0.5},
+    ("idle", "unrouted"): {"via": [(4.4, 2.6), (0.7, 2.6)], "at": 0.5},
 }
 _BEGIN, _END = "begin", "end"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
 
 import sqlalchemy as sa
 
@@ -20,15 +21,40 @@ from .conftest import MovableClock
 MessageMove = tuple[MessageState, Verb, MessageState]
 GroupMove = tuple[GroupState, Verb, GroupState]
 
+POLICIES: dict[str, dict[str, Any]] = {
+    "plain": {"max_attempts": 2},
+    "sequenced": {"groups": "sequenced", "max_attempts": 2},
+    "hold": {"groups": "sequenced", "ack_order": "hold", "max_attempts": 2},
+    "lenient": {"groups": "sequenced", "ack_order": "lenient", "max_attempts": 2},
+    "exclusive": {"groups": "exclusive", "max_attempts": 2, "group_idle": "20s"},
+    "exclusive_hold": {
+        "groups": "exclusive",
+        "ack_order": "hold",
+        "max_attempts": 2,
+        "on_exhausted": "dead_letter",
+    },
+}
+"""The options of tables that walks are made in, by the name that `WALKS` has for them."""
+
+WALKS = Path(__file__).with_name("states_walks.txt")
+"""Walks that together make every step of the table: a policy, and verbs with the two numbers that choose what they do."""
+
 GROUPS = ("a", "b")
 CONSUMERS = ("x", "y")
 
 
-class Walk:
-    """One message table, and the moves that were seen in it.
+def kept_walks() -> list[tuple[str, list[tuple[Verb, int, int]]]]:
+    """Read the kept walks, each a policy and steps."""
+    walks: list[tuple[str, list[tuple[Verb, int, int]]]] = []
+    for line in WALKS.read_text("utf-8").splitlines():
+        policy, steps = line.split(": ")
+        words = [step.split() for step in steps.split(", ")]
+        walks.append((policy, [(cast("Verb", verb), int(one), int(other)) for verb, one, other in words]))
+    return walks
 
-    Verbs that are refused, because a lease was lost or an order would break, may change nothing.
-    """
+
+class Walk:
+    """One message table, and the moves that were seen in it."""
 
     def __init__(self, database: Database, clock: MovableClock, name: str = "walked", **options: Any) -> None:
         self.database, self.clock = database, clock
@@ -39,30 +65,31 @@ class Walk:
         self.out: dict[int, Delivery] = {}
         self.messages: set[MessageMove] = set()
         self.groups: set[GroupMove] = set()
-        self.refused = 0
+        self.seen: tuple[dict[int, MessageState], dict[str, GroupState]] = ({}, {})
 
     # What is there
 
-    def states(self) -> dict[int, MessageState]:
-        """What each message is by its columns, by those before it in its group, and by the clock."""
+    def look(self) -> tuple[dict[int, MessageState], dict[str, GroupState]]:
+        """Say what each message is by its columns, by those before it in its group, and by the clock; and each group."""
         context = self.table._context
-        drains = {info.group for info in self.infos() if info.state == "draining"}
+        groups = {info.group or "": info.state for info in self.table.groups.list()} if context.options.groups else {}
         with self.database.backend.snapshot() as connection:
             rows = connection.execute(sa.select(context.rows)).all()
             graves = [] if context.dead is None else connection.scalars(sa.select(context.dead.rows.c.id)).all()
         found: dict[int, MessageState] = dict.fromkeys(self.ids, "absent") | dict.fromkeys(graves, "dead")
         for row in rows:
-            group = [other for other in rows if (other.group_id or "") == (row.group_id or "")]
             grouped = context.options.groups is not None and not (
                 context.options.ungrouped == "free" and not row.group_id
             )
+            group = [other for other in rows if grouped and (other.group_id or "") == (row.group_id or "")]
+            drains = groups.get(row.group_id or "") == "draining"
             found[row.id] = state_of(
                 MessageColumns(row.time_acked, row.held_at, row.lease is not None, row.time_next or 0, row.epoch),
                 self.clock.now,
-                blocked=grouped and any(self.blocks(other, row, row.group_id in drains) for other in group),
+                blocked=any(self.blocks(other, row, drains) for other in group),
                 most=most_attempts(context.options) if grouped else None,
             )
-        return found
+        return found, groups
 
     def blocks(self, other: Any, row: Any, drains: bool) -> bool:
         """Say whether a message of a group must be acked before another one of it goes out."""
@@ -75,23 +102,16 @@ class Walk:
         out = other.held_at is not None or (other.lease is not None and other.time_next > self.clock.now)
         return not out or self.table.options.groups != "exclusive" or drains
 
-    def infos(self) -> Iterable[Any]:
-        return self.table.groups.list() if self.table.options.groups else ()
-
-    def group_states(self) -> dict[str, GroupState]:
-        return {info.group or "": info.state for info in self.infos()}
-
     # What happens
 
     def do(self, verb: Verb, action: Callable[[], Any]) -> Any:
         """Do something, and note what moved."""
-        before, groups_before = self.states(), self.group_states()
+        before, groups_before = self.seen
         try:
             result = action()
         except (LeaseLostError, OrderError):
-            self.refused += 1
-            result = None
-        after, groups_after = self.states(), self.group_states()
+            result = None  # what is refused changes nothing
+        after, groups_after = self.seen = self.look()
         for message_id, state in after.items():
             was = before.get(message_id, "absent")
             if was != state or (verb == "extend" and state == "leased"):
