@@ -82,10 +82,15 @@ def _picture(
 def pictures() -> dict[Path, str]:
     """Draw all, each with the file that holds it."""
     folder = DOCS / "images" / "states"
-    ends = ((0, 1), (4.5, 1))
+    ends = ((0.0, 1.0), (4.4, 1.0))
     return {
         folder / "message.svg": _picture(
-            MESSAGES, MESSAGE_STEPS, _MESSAGE_PLACES, _MESSAGE_COURSES, ((0, 1), (4.2, 1)), "The usual life of a message"
+            MESSAGES,
+            MESSAGE_STEPS,
+            _MESSAGE_PLACES,
+            _MESSAGE_COURSES,
+            ((0, 1), (4.2, 1)),
+            "The usual life of a message",
         ),
         folder / "group.svg": _picture(
             GROUPS, GROUP_STEPS, _GROUP_PLACES, _GROUP_COURSES, ends, "The usual life of a group"
@@ -108,9 +113,7 @@ def _meanings(meanings: Mapping[Any, Meaning]) -> str:
 
 
 def _steps(steps: Sequence[Step[Any]]) -> str:
-    rows = (
-        (f"`{step.source}`", f"`{step.target}`", ", ".join(f"`{verb}`" for verb in step.verbs)) for step in steps
-    )
+    rows = ((f"`{step.source}`", f"`{step.target}`", ", ".join(f"`{verb}`" for verb in step.verbs)) for step in steps)
     return _table(("From", "To", "Made by"), rows)
 
 
@@ -118,16 +121,18 @@ def page() -> str:
     """Write the reference page of states."""
     return f"""# States
 
-This page is written from `waterclock.tables.states` by `python -m tests.tables.drawings`. A test walks every verb on every
-database, and fails where a verb makes a step that is not here, and where a step that is here is never made.
+This page is written from `waterclock.tables.states` by `python -m tests.tables.drawings`. A test walks every verb,
+and fails where a verb makes a step that is not here, and where a step that is here is never made.
 
-A state is not a column. It follows from a message's columns, from the messages before it in its group, and from the database's
-clock. The first row of a table that fits says it. A verb may be done to the message itself or to another one of its
-group: when a message is acked, the next one that was `blocked` becomes `ready`.
+A state is not a column. It follows from a message's columns, from the messages before it in its group, and from the
+database's clock. The first row of a table that fits is the state.
 
-`time` is the clock alone. `route` is what each claim, each ack by id and each command of groups does first: it gives new messages their
-places in their groups. So a verb can make its step from an `unrouted` group, too, as if `route` had come before it. Plain SQL
-may write what it likes; the documented statements make the steps of `put`, `ack` and `reschedule`.
+A step is made by a verb: a method of the message table, of a delivery or a subscription, or of the table's `groups`.
+It may be done to the message itself, or to another one of its group: when a message is acked, the next one that was
+`blocked` becomes `ready`. `close` closes a subscription. `time` is the clock alone. `route` gives new messages their
+places in their groups: each claim, each ack by id and each command of groups does it first, so a verb also makes its
+step from an `unrouted` group, as if `route` had come before it. Plain SQL may write what it likes; the documented
+statements make the steps of `put`, `ack` and `reschedule`.
 
 ## Messages
 

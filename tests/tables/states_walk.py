@@ -1,4 +1,4 @@
-"""Walks a message table through its verbs, and notes from which state to which each of them moves messages and groups."""
+"""Walks a message table through its verbs, and notes from which state to which each moves messages and groups."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 """The options of tables that walks are made in, by the name that `WALKS` has for them."""
 
 WALKS = Path(__file__).with_name("states_walks.txt")
-"""Walks that together make every step of the table: a policy, and verbs with the two numbers that choose what they do."""
+"""Walks that together make every step: a policy, and verbs with the two numbers that choose what they do."""
 
 GROUPS = ("a", "b")
 CONSUMERS = ("x", "y")
@@ -70,7 +70,7 @@ class Walk:
     # What is there
 
     def look(self) -> tuple[dict[int, MessageState], dict[str, GroupState]]:
-        """Say what each message is by its columns, by those before it in its group, and by the clock; and each group."""
+        """Say what each message is by its columns, its group and the clock; and each group."""
         context = self.table._context
         groups = {info.group or "": info.state for info in self.table.groups.list()} if context.options.groups else {}
         with self.database.backend.snapshot() as connection:
@@ -159,7 +159,7 @@ class Walk:
         self.do("retry", lambda: self.table.retry(ids or None))
 
     def redrive(self) -> None:
-        self.do("redrive", lambda: self.table.redrive())
+        self.do("redrive", self.table.redrive)
 
     def purge(self) -> None:
         """Purge what was acked, here and in the dead-letter table."""
@@ -191,54 +191,39 @@ class Walk:
         self.do(verb, lambda: getattr(self.table.groups, verb.removeprefix("groups."))(*words, **options))
 
     def step(self, verb: Verb, one: int, other: int) -> None:
-        """Do a verb to what two numbers choose."""
+        """Do a verb to what two numbers choose; nothing where there is nothing to do it to."""
         ids = [self.ids[(one + more) % len(self.ids)] for more in range(1 + other % 2)] if self.ids else []
         given = list(self.out.values())
-        delivery = given[one % len(given)] if given else None
         group, consumer, seconds = GROUPS[one % len(GROUPS)], CONSUMERS[one % len(CONSUMERS)], (0, 7, 30)[other % 3]
         force = bool(other % 2)
-        if verb.startswith("groups."):
-            if self.table.options.groups:
-                self._command_group(verb, group, consumer, seconds, force=force)
-        elif verb == "put":
-            self.put(1 + one % 3, group=(*GROUPS, None)[one % 3], after=seconds)
-        elif verb == "receive":
-            self.receive(1 + other % 4, consumer)
-        elif verb in ("nack", "extend", "dead_letter") or (verb == "ack" and force):
-            if delivery is not None:
-                self._end(verb, delivery, seconds)
-        elif verb in ("ack", "reschedule"):
-            if verb == "ack" and ids:
-                self.ack(*ids)
-            elif ids:
-                self.reschedule(*ids, after=seconds, epoch=(None, 0, 3)[one % 3])
-        elif verb == "retry":
-            self.retry(*(ids if force else ()))
-        elif verb == "close":
-            self.close(consumer, begun=other % 2)
-        elif verb == "alter":
-            if self.table.options.groups:
-                self.alter(max_attempts=(1, 2, 9)[one % 3], on_exhausted=("block", "dead_letter")[other % 2])
-        elif verb == "time":
-            self.wait(1 + seconds)
-        elif verb == "route":
-            if self.table.options.groups:
-                self.route()
-        elif verb == "redrive":
-            if self.table.options.dead_letter:
-                self.redrive()
-        else:
-            self.purge()
-
-    def _end(self, verb: Verb, delivery: Delivery, seconds: int) -> None:
-        if verb == "ack":
-            self.ack(delivery)
-        elif verb == "nack":
-            self.nack(delivery, seconds)
-        elif verb == "extend":
-            self.extend(delivery)
-        elif self.table.options.dead_letter:
-            self.bury(delivery)
+        changes = {"max_attempts": (1, 2, 9)[one % 3], "on_exhausted": ("block", "dead_letter")[other % 2]}
+        doing: dict[Verb, Callable[[], object]] = {
+            "put": lambda: self.put(1 + one % 3, group=(*GROUPS, None)[one % 3], after=seconds),
+            "receive": lambda: self.receive(1 + other % 4, consumer),
+            "retry": lambda: self.retry(*(ids if force else ())),
+            "close": lambda: self.close(consumer, begun=other % 2),
+            "time": lambda: self.wait(1 + seconds),
+            "redrive": self.redrive,
+            "purge": self.purge,
+        }
+        if ids:
+            doing["ack"] = lambda: self.ack(*ids)
+            doing["reschedule"] = lambda: self.reschedule(*ids, after=seconds, epoch=(None, 0, 3)[one % 3])
+        if given:
+            delivery = given[one % len(given)]
+            doing["nack"] = lambda: self.nack(delivery, seconds)
+            doing["extend"] = lambda: self.extend(delivery)
+            doing["dead_letter"] = lambda: self.bury(delivery)
+        if verb == "ack" and force:
+            doing["ack"] = lambda: self.ack(*given[one % len(given) :][:1])
+            if not given:
+                del doing["ack"]
+        if self.table.options.groups:
+            doing["route"] = self.route
+            doing["alter"] = lambda: self.alter(**changes)
+            if verb.startswith("groups."):
+                doing[verb] = lambda: self._command_group(verb, group, consumer, seconds, force=force)
+        doing.get(verb, lambda: None)()
 
     def _command_group(self, verb: Verb, group: str, consumer: str, seconds: int, *, force: bool) -> None:
         if verb == "groups.pause":

@@ -140,20 +140,17 @@ def state_of(columns: MessageColumns, now: int, *, blocked: bool = False, most: 
     most
         How often it is sent before it holds up its group; None: any number of times, or it has no group to hold up.
     """
-    if columns.time_acked is not None:
-        return "acked"
-    if columns.ack_held_at is not None:
-        return "ack_held_back"
     later = columns.time_next > now
-    if columns.leased and later:
-        return "leased"
-    if blocked:
-        return "blocked"
-    if most is not None and columns.epoch >= most:
-        return "exhausted"
-    if later:
-        return "backing_off" if columns.epoch else "scheduled"
-    return "ready"
+    judged: tuple[tuple[bool, MessageState], ...] = (
+        (columns.time_acked is not None, "acked"),
+        (columns.ack_held_at is not None, "ack_held_back"),
+        (columns.leased and later, "leased"),
+        (blocked, "blocked"),
+        (most is not None and columns.epoch >= most, "exhausted"),
+        (later and columns.epoch > 0, "backing_off"),
+        (later, "scheduled"),
+    )
+    return next((state for fits, state in judged if fits), "ready")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,64 +180,59 @@ class GroupFacts:
 
 def state_of_group(facts: GroupFacts, now: int) -> GroupState:
     """Say what a group is at ``now``, ns, that has messages or a row in the catalogue."""
-    if not facts.messages:
-        return "idle"
-    if not facts.routed:
-        return "unrouted"
-    if facts.draining:
-        return "draining"
-    if facts.next_state in (None, "leased"):
-        return "leased"
-    if facts.next_state == "exhausted":
-        return "exhausted"
-    if facts.paused_until is not None and facts.paused_until > now:
-        return "paused"
-    return "ready" if facts.next_state == "ready" else "due_later"
+    judged: tuple[tuple[bool, GroupState], ...] = (
+        (not facts.messages, "idle"),
+        (not facts.routed, "unrouted"),
+        (facts.draining, "draining"),
+        (facts.next_state in (None, "leased"), "leased"),
+        (facts.next_state == "exhausted", "exhausted"),
+        (facts.paused_until is not None and facts.paused_until > now, "paused"),
+        (facts.next_state == "ready", "ready"),
+    )
+    return next((state for fits, state in judged if fits), "due_later")
 
 
 MESSAGES: Mapping[MessageState, Meaning] = {
-    "absent": Meaning("Not in the table: not put yet, purged, or moved to another table.", "no row"),
-    "scheduled": Meaning(
-        "Never sent, and due later.", "`time_next` is to come, `epoch` is 0", "is scheduled until {when}"
-    ),
-    "ready": Meaning(
-        "Due, and with no consumer. Where a lease ended without an ack, the message is ready again.",
-        "`time_next` is past",
-        "is ready since {when}; {who} gets it",
+    "acked": Meaning("Handled. It is never sent again.", "`time_acked` is not NULL", "was acked at {when}"),
+    "ack_held_back": Meaning(
+        'Handled and acked before its turn, with `ack_order="hold"`: the ack counts once those before it are acked.',
+        "`held_at` is not NULL",
+        "was acked, which counts once the messages before it in its group are",
     ),
     "leased": Meaning(
         "With a consumer whose lease lasts.",
         "`lease` is not NULL, `time_next` is to come",
         "is with {who}, whose lease lasts until {when}",
     ),
-    "backing_off": Meaning(
-        "Sent before, given back, and due later.",
-        "`lease` is NULL, `time_next` is to come, `epoch` is above 0",
-        "was sent {epoch} times and backs off until {when}",
-    ),
     "blocked": Meaning(
         "Waits for messages before it in its group.",
         "a row of the group with a lesser `position` is not acked",
         "waits for message {blocking}, which is before it in {group}",
-    ),
-    "ack_held_back": Meaning(
-        'Handled and acked before its turn, with `ack_order="hold"`: the ack counts once those before it are acked.',
-        "`held_at` is not NULL",
-        "was acked, which counts once the messages before it in its group are",
     ),
     "exhausted": Meaning(
         "The first of its group, with all its attempts used up: it is not sent again and holds up its group.",
         "`epoch` has reached `max_attempts`",
         "holds up its group: {why}",
     ),
-    "acked": Meaning("Handled. It is never sent again.", "`time_acked` is not NULL", "was acked at {when}"),
+    "backing_off": Meaning(
+        "Sent before, given back, and due later.",
+        "`time_next` is to come, `epoch` is above 0",
+        "was sent {epoch} times and backs off until {when}",
+    ),
+    "scheduled": Meaning("Never sent, and due later.", "`time_next` is to come", "is scheduled until {when}"),
+    "ready": Meaning(
+        "Due, and with no consumer. Where a lease ended without an ack, the message is ready again.",
+        "`time_next` is past",
+        "is ready since {when}; {who} gets it",
+    ),
     "dead": Meaning(
         "In the dead-letter table: its attempts are used up, or its consumer gave it up.",
         "a row of the dead-letter table",
         "died at {when}, {why}; it is in {table}",
     ),
+    "absent": Meaning("Not in the table: not put yet, purged, or moved to another table.", "no row"),
 }
-"""What the states of a message mean."""
+"""What the states of a message mean, in the order in which `state_of` judges: the first that fits counts."""
 
 HOLDS: Mapping[Hold, Meaning] = {
     "paused": Meaning(
@@ -257,35 +249,35 @@ HOLDS: Mapping[Hold, Meaning] = {
 """What keeps a message that is ready from going out."""
 
 GROUPS: Mapping[GroupState, Meaning] = {
-    "absent": Meaning("Has no messages, and nothing of it is remembered.", "no row"),
+    "idle": Meaning("Has no messages; its owner, a pause or a pin is remembered.", "`head` is NULL"),
     "unrouted": Meaning(
         "Its messages are new; the next claim gives them their places.", "rows with `routed` = 0 and no `position`"
-    ),
-    "ready": Meaning("Its next message is due; a consumer that may have the group gets it.", "`ready_at` is past"),
-    "due_later": Meaning(
-        "Its next message is scheduled or backs off.",
-        "`ready_at` is to come",
-        "message {id} {verb} until {when}",
-    ),
-    "leased": Meaning(
-        "All that may be out is with a consumer. Of a sequenced group nothing more goes out until that is over.",
-        "the row at `head` is leased",
-        "message {id} is with {who} until {when}",
     ),
     "draining": Meaning(
         "Goes to another consumer as soon as nothing of it is leased.",
         "`drain_to` is not NULL",
         "message {id} has to be acked or given back before the group goes {where}",
     ),
-    "paused": Meaning("Gives nothing until it is resumed.", "`paused_until` is to come", "it is paused{until}"),
+    "leased": Meaning(
+        "All that may be out is with a consumer. Of a sequenced group nothing more goes out until that is over.",
+        "the row at `head` is leased",
+        "message {id} is with {who} until {when}",
+    ),
     "exhausted": Meaning(
         "Its next message has used up its attempts.",
         "`ready_at` is NULL, though it has messages",
         "message {id} was sent {epoch} times, which is all it may be; skip it, or reschedule it",
     ),
-    "idle": Meaning("Has no messages; its owner, a pause or a pin is remembered.", "`head` is NULL"),
+    "paused": Meaning("Gives nothing until it is resumed.", "`paused_until` is to come", "it is paused{until}"),
+    "ready": Meaning("Its next message is due; a consumer that may have the group gets it.", "`ready_at` is past"),
+    "due_later": Meaning(
+        "Its next message is scheduled or backs off.",
+        "`ready_at` is to come",
+        "message {id} {verb} until {when}",
+    ),
+    "absent": Meaning("Has no messages, and nothing of it is remembered.", "no row"),
 }
-"""What the states of a group mean."""
+"""What the states of a group mean, in the order in which `state_of_group` judges: the first that fits counts."""
 
 MESSAGE_STEPS: Sequence[Step[MessageState]] = (
     Step("absent", "scheduled", ("put",), usual=("put",)),

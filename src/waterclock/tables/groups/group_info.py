@@ -12,8 +12,16 @@ from waterclock.database.table_catalogue import groups
 from waterclock.tables.context import TableContext
 from waterclock.tables.groups.grouping import ANYBODY, UNGROUPED, these_groups
 from waterclock.tables.groups.routing import group_of, is_unrouted
-from waterclock.tables.states import GROUPS, GroupFacts, GroupState, MessageColumns, MessageState, state_of, state_of_group
 from waterclock.tables.options import TableOptions
+from waterclock.tables.states import (
+    GROUPS,
+    GroupFacts,
+    GroupState,
+    MessageColumns,
+    MessageState,
+    state_of,
+    state_of_group,
+)
 from waterclock.time import MAX_NS, format_time
 
 
@@ -96,7 +104,6 @@ def blocked_by(state: GroupState, members: Members, paused_until: int | None, dr
     told = members.head if state in ("leased", "draining") else members.next
     if told is None or not GROUPS[state].reason:
         return None
-    forever = paused_until is None or paused_until == MAX_NS
     return GROUPS[state].reason.format(
         id=repr(told.id),
         epoch=told.epoch,
@@ -104,7 +111,7 @@ def blocked_by(state: GroupState, members: Members, paused_until: int | None, dr
         when=format_time(told.time_next),
         who=told.consumer or "a consumer without a name",
         where=f"to {drain_to}" if drain_to else "to the next consumer that asks",
-        until="" if forever else f" until {format_time(paused_until)}",
+        until="" if paused_until is None or paused_until == MAX_NS else f" until {format_time(paused_until)}",
     )
 
 
