@@ -192,3 +192,12 @@ def test_a_thousand_groups_flow_beside_a_hot_one(sequenced: MessageTable) -> Non
     received = [delivery for _ in range(11) for delivery in sequenced.receive(100)]
     assert names(received).count("small") == 1000
     assert len(received) == 1100
+
+
+def test_a_group_ends_where_its_last_ack_was_held_back(make_table: Callable[..., MessageTable]) -> None:
+    table = make_table(groups="sequenced", ack_order="hold")
+    table.put_many([{"payload": "x", "group": "a"} for _ in range(2)])
+    first, second = table.receive(2)
+    second.ack()
+    first.ack()
+    assert table.groups.list() == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -12,14 +12,21 @@ from waterclock.quoting import quoted
 from waterclock.tables.claiming.limiting import rate_free_at
 from waterclock.tables.context import TableContext
 from waterclock.tables.dead_letters import DIED, REASON
-from waterclock.tables.groups.group_info import GroupInfo, list_groups
+from waterclock.tables.groups.group_info import GroupInfo, list_groups, most_attempts
 from waterclock.tables.groups.grouping import UNGROUPED
+from waterclock.tables.states import (
+    HOLDS,
+    MESSAGES,
+    GroupState,
+    Hold,
+    MessageColumns,
+    MessageState,
+    state_of,
+)
 from waterclock.time import MAX_NS, format_time
 
-State = Literal["acked", "in_flight", "scheduled", "delayed", "held", "ready", "paused", "rate", "dead", "exhausted"]
-"""What becomes of a message: ``held`` means that an earlier one of its group comes first, ``paused`` that the
-table or its group sends nothing, ``rate`` that the table has sent as many as its ``rate_limit`` allows, ``exhausted``
-that it has used up its attempts and holds up its group."""
+State = MessageState | Hold
+"""What becomes of a message: its state, or what keeps it from going out although it is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,61 +60,6 @@ class Explanation:
         return f"message {self.id!r} {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class MessageFacts:
-    """What decides on a message; times in ns, as in its row."""
-
-    id: Any
-    time_next: int
-    epoch: int
-    time_acked: int | None
-    group_id: str | None
-    consumer: str | None
-    leased: bool
-    blocking_id: Any
-    paused_until: int | None = None
-    rate_free_at: int | None = None
-
-
-def explain_facts(facts: MessageFacts, now: int) -> Explanation:
-    """Judge a message by its facts at ``now``, ns."""
-    if facts.time_acked is not None:
-        return Explanation(facts.id, "acked", f"was acked at {format_time(facts.time_acked)}", consumer=facts.consumer)
-    when = format_time(facts.time_next)
-    if facts.leased and facts.time_next > now:
-        who = facts.consumer or "a consumer without a name"
-        return Explanation(
-            facts.id, "in_flight", f"is with {who}, whose lease lasts until {when}", facts.time_next, facts.consumer
-        )
-    if facts.blocking_id is not None:
-        group = f"group {facts.group_id!r}" if facts.group_id else "the group of messages that name none"
-        return Explanation(
-            facts.id,
-            "held",
-            f"waits for message {facts.blocking_id!r}, which is before it in {group}",
-            blocking_id=facts.blocking_id,
-        )
-    return _explain_alone(facts, now)
-
-
-def _explain_alone(facts: MessageFacts, now: int) -> Explanation:
-    """Judge a message that is with nobody and waits for no other."""
-    when = format_time(facts.time_next)
-    if facts.time_next > now:
-        sent = f"was sent {facts.epoch} times and backs off" if facts.epoch else "is scheduled"
-        return Explanation(facts.id, "delayed" if facts.epoch else "scheduled", f"{sent} until {when}", facts.time_next)
-    if facts.paused_until is not None and facts.paused_until > now:
-        paused = "until it is resumed" if facts.paused_until == MAX_NS else f"until {format_time(facts.paused_until)}"
-        until = None if facts.paused_until == MAX_NS else facts.paused_until
-        return Explanation(facts.id, "paused", f"is due, but its table is paused {paused}", until)
-    if facts.rate_free_at is not None and facts.rate_free_at > now:
-        free_at = format_time(facts.rate_free_at)
-        return Explanation(
-            facts.id, "rate", f"is due, but the table's rate_limit sends nothing until {free_at}", facts.rate_free_at
-        )
-    return Explanation(facts.id, "ready", f"is ready since {when}; any consumer that asks gets it", facts.time_next)
-
-
 def explain_message(context: TableContext, connection: sa.Connection, message_id: Any) -> Explanation:
     """Look up the facts of a message, and judge it; NotFoundError where there is none with this id."""
     rows = context.rows
@@ -117,43 +69,69 @@ def explain_message(context: TableContext, connection: sa.Connection, message_id
         if dead is not None:
             return dead
         raise NotFoundError(f"message {quoted(message_id)} is not in {context.name!r}: it never was, or it was purged")
-    due = next(time for time in (row.time_next, row.time_scheduled, 0) if time is not None)
-    facts = MessageFacts(
-        id=row.id,
-        time_next=due,
-        epoch=row.epoch or 0,
-        time_acked=row.time_acked,
-        group_id=row.group_id,
-        consumer=row.consumer,
-        leased=row.lease is not None,
-        blocking_id=_blocking_id(context, connection, row) if context.options.groups else None,
-        paused_until=context.paused_until,
-        rate_free_at=rate_free_at(context, connection),
-    )
     now = context.backend.now(connection)
-    explanation = explain_facts(facts, now)
-    if row.held_at is not None and row.time_acked is None:
-        why = "was acked, which counts once the messages before it in its group are"
-        return Explanation(row.id, "held", why, blocking_id=facts.blocking_id)
-    if context.options.groups and facts.blocking_id is None and explanation.state in ("ready", "delayed", "scheduled"):
-        return _explain_head(explanation, list_groups(context, connection, [row.group_id or UNGROUPED]), now)
-    return explanation
+    due = next(time for time in (row.time_next, row.time_scheduled, 0) if time is not None)
+    columns = MessageColumns(row.time_acked, row.held_at, row.lease is not None, due, row.epoch or 0)
+    if context.options.groups is None or (context.options.ungrouped == "free" and not row.group_id):
+        return _explain_ready(context, connection, _explain(row, columns, state_of(columns, now)), None, now)
+    found = list_groups(context, connection, [row.group_id or UNGROUPED])
+    group = found[0] if found else None
+    blocking = _blocking_id(context, connection, row, None if group is None else group.state)
+    most = most_attempts(context.options)
+    state = state_of(columns, now, blocked=blocking is not None, most=most)
+    return _explain_ready(context, connection, _explain(row, columns, state, group, blocking), group, now)
 
 
-def _explain_head(explanation: Explanation, found: list[GroupInfo], now: int) -> Explanation:
-    """Say what its group holds the first message up for."""
-    if not found or found[0].head_id != explanation.id:
+def _explain(
+    row: sa.Row[Any],
+    columns: MessageColumns,
+    state: MessageState,
+    group: GroupInfo | None = None,
+    blocking: Any = None,
+) -> Explanation:
+    """Put a message's state into words."""
+    when = columns.time_next if columns.time_acked is None else columns.time_acked
+    owner = None if group is None else group.owner
+    name = f"group {row.group_id!r}" if row.group_id else "the group of messages that name none"
+    exhausted = f"message {row.id!r} was sent {columns.epoch} times, which is all it may be; skip it, or reschedule it"
+    reason = MESSAGES[state].reason.format(
+        when=format_time(when),
+        epoch=columns.epoch,
+        who=(row.consumer or "a consumer without a name")
+        if state == "leased"
+        else (f"{owner} alone" if owner else "any consumer that asks"),
+        blocking=repr(blocking),
+        group=name,
+        why=exhausted,
+    )
+    waits_for_time = state in ("leased", "scheduled", "backing_off", "ready")
+    return Explanation(
+        row.id,
+        state,
+        reason,
+        columns.time_next if waits_for_time else None,
+        row.consumer if state in ("leased", "acked") else None,
+        blocking if state in ("blocked", "ack_held_back") else None,
+    )
+
+
+def _explain_ready(
+    context: TableContext, connection: sa.Connection, explanation: Explanation, group: GroupInfo | None, now: int
+) -> Explanation:
+    """Say what keeps a message from going out that is ready."""
+    if explanation.state != "ready":
         return explanation
-    [info] = found
-    if info.paused_until is not None and info.paused_until > now:
-        until = None if info.paused_until == MAX_NS else info.paused_until
-        return Explanation(explanation.id, "paused", f"waits, because of its group: {info.blocked_by}", until)
-    if info.due_at is None:
-        return Explanation(explanation.id, "exhausted", f"holds up its group: {info.blocked_by}")
-    if info.owner is not None and explanation.state == "ready":
-        return replace(
-            explanation, reason=f"is ready since {format_time(explanation.due_at or 0)}, for {info.owner} alone"
-        )
+    pauses = {"its table": context.paused_until, "its group": None if group is None else group.paused_until}
+    for what, until in pauses.items():
+        if until is not None and until > now:
+            forever = until == MAX_NS
+            words = " until it is resumed" if forever else f" until {format_time(until)}"
+            reason = HOLDS["paused"].reason.format(what=what, until=words)
+            return replace(explanation, state="paused", reason=reason, due_at=None if forever else until)
+    free_at = rate_free_at(context, connection)
+    if free_at is not None and free_at > now:
+        reason = HOLDS["rate"].reason.format(when=format_time(free_at))
+        return replace(explanation, state="rate", reason=reason, due_at=free_at)
     return explanation
 
 
@@ -167,17 +145,27 @@ def _dead_letter(context: TableContext, connection: sa.Connection, message_id: A
     if row is None:
         return None
     when = format_time(getattr(row, DIED))
-    return Explanation(row.id, "dead", f"died at {when}, {getattr(row, REASON)}; it is in {context.dead.name!r}")
+    reason = MESSAGES["dead"].reason.format(when=when, why=getattr(row, REASON), table=context.dead.name)
+    return Explanation(row.id, "dead", reason)
 
 
-def _blocking_id(context: TableContext, connection: sa.Connection, row: sa.Row[Any]) -> Any:
+def _blocking_id(
+    context: TableContext, connection: sa.Connection, row: sa.Row[Any], group_state: GroupState | None
+) -> Any:
+    """Find the message that has to be acked before another one of its group goes out."""
     rows = context.rows
     # A message that no consumer has routed yet comes after all of its group that are.
-    earlier = rows.c.position < row.position if row.position is not None else rows.c.seq < row.seq
+    routed = rows.c.position.is_not(None)
+    earlier = rows.c.position < row.position if row.position is not None else routed | (rows.c.seq < row.seq)
     group = sa.func.coalesce(rows.c.group_id, UNGROUPED) == (row.group_id or UNGROUPED)
+    blocks = sa.true()
+    if context.options.groups == "exclusive" and group_state != "draining" and row.held_at is None:
+        # The owner gets what follows while it has what comes before.
+        out = rows.c.lease.is_not(None) & (rows.c.time_next > context.backend.now_sql())
+        blocks = ~out & rows.c.held_at.is_(None)
     return connection.execute(
         sa.select(rows.c.id)
-        .where(group, earlier, rows.c.time_acked.is_(None))
-        .order_by(rows.c.position, rows.c.seq)
+        .where(group, earlier, rows.c.time_acked.is_(None), blocks)
+        .order_by(rows.c.position.is_(None), rows.c.position, rows.c.seq)
         .limit(1)
     ).scalar()

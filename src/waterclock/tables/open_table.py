@@ -17,6 +17,7 @@ from waterclock.tables.claiming.limiting import forget_rate
 from waterclock.tables.context import TableContext
 from waterclock.tables.creating import create, ensure_dead_letter_table
 from waterclock.tables.entry import Entry, change, drop, load
+from waterclock.tables.groups.grouping import settle_exhausted
 from waterclock.tables.options import OptionChanges, TableOptions
 from waterclock.tables.putting import user_column_names
 from waterclock.time import MAX_NS, Time, to_time
@@ -109,6 +110,17 @@ class OpenTable:
 
         context.backend.transact(work)
         self._entry.read()
+        if changed.groups and not {"max_attempts", "on_exhausted"}.isdisjoint(options):
+            self._settle_exhausted()
+
+    def _settle_exhausted(self) -> None:
+        """Let groups go on whose first message had used up its attempts by the options as they were before."""
+        context = self._context
+        after: str | None = None
+        while True:
+            after = context.backend.transact(lambda own, after=after: settle_exhausted(context, own, after))
+            if after is None:
+                return
 
     def pause(self, until: Time | None = None) -> None:
         """Send nothing until then, or until `resume`; what is out already may be acked. Noticed within a second."""

@@ -154,7 +154,8 @@ def _settle_acked(
     if context.options.groups == "sequenced" and context.options.ack_order == "strict":
         settle_starts(context, connection, last.keys() - ending, ending)
     else:
-        settle(context, connection, last, may_end=bool(ending))
+        # With acks that were held back before, the last message of a group may be acked by an ack of an earlier one.
+        settle(context, connection, last, may_end=bool(ending) or context.options.ack_order == "hold")
 
 
 def _check_order(context: TableContext, connection: sa.Connection, messages: Iterable[Held | _Row]) -> None:

@@ -12,6 +12,16 @@ from waterclock.database.table_catalogue import groups
 from waterclock.tables.context import TableContext
 from waterclock.tables.groups.grouping import ANYBODY, UNGROUPED, these_groups
 from waterclock.tables.groups.routing import group_of, is_unrouted
+from waterclock.tables.options import TableOptions
+from waterclock.tables.states import (
+    GROUPS,
+    GroupFacts,
+    GroupState,
+    MessageColumns,
+    MessageState,
+    state_of,
+    state_of_group,
+)
 from waterclock.time import MAX_NS, format_time
 
 
@@ -38,6 +48,8 @@ class GroupInfo:
         None where it is not paused; a time without end where nobody said until when.
     blocked_by
         Why its next message is not out, in words; None: nothing, any consumer that asks and may have it gets it.
+    state
+        What it is, in a word.
     """
 
     group: str | None
@@ -52,11 +64,12 @@ class GroupInfo:
     due_at: int | None
     paused_until: int | None
     blocked_by: str | None
+    state: GroupState
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """The first message of a group, as its row has it."""
+class Member:
+    """A message of a group that decides on it, as its row has it."""
 
     id: Any
     epoch: int
@@ -65,26 +78,41 @@ class Head:
     consumer: str | None
     leased: bool
 
+    def state(self, now: int, most: int | None) -> MessageState:
+        """Say what it is at ``now``, ns; ``most`` is how often it may be sent."""
+        return state_of(MessageColumns(None, None, self.leased, self.time_next, self.epoch), now, most=most)
 
-def blocked_by(
-    *, head: Head | None, waiting: int, paused_until: int | None, max_attempts: int | None, exclusive: bool, now: int
-) -> str | None:
-    """Say in words why a group's next message is not out at ``now``, ns."""
-    if head is None:
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Those messages of a group that decide on it.
+
+    Attributes
+    ----------
+    head
+        The first one that is not acked; None: no message has its place in the group yet.
+    next
+        The first one that may be handed out next; None: none before others are acked.
+    """
+
+    head: Member | None
+    next: Member | None
+
+
+def blocked_by(state: GroupState, members: Members, paused_until: int | None, drain_to: str | None) -> str | None:
+    """Say in words why the next message of a group in a state is not out."""
+    told = members.head if state in ("leased", "draining") else members.next
+    if told is None or not GROUPS[state].reason:
         return None
-    paused = paused_until is not None and paused_until > now
-    if head.leased and head.time_next > now:
-        if not (exclusive and waiting):
-            who = head.consumer or "a consumer without a name"
-            return f"message {head.id!r} is with {who} until {format_time(head.time_next)}"
-    elif max_attempts is not None and head.epoch >= max_attempts:
-        return f"message {head.id!r} was sent {head.epoch} times, which is all it may be; skip it, or reschedule it"
-    elif head.time_next > now and not paused:
-        verb = "backs off" if head.epoch else "is scheduled"
-        return f"message {head.id!r} {verb} until {format_time(head.time_next)}"
-    if paused:
-        return "it is paused" + ("" if paused_until == MAX_NS else f" until {format_time(paused_until or 0)}")
-    return None
+    return GROUPS[state].reason.format(
+        id=repr(told.id),
+        epoch=told.epoch,
+        verb="backs off" if told.epoch else "is scheduled",
+        when=format_time(told.time_next),
+        who=told.consumer or "a consumer without a name",
+        where=f"to {drain_to}" if drain_to else "to the next consumer that asks",
+        until="" if paused_until is None or paused_until == MAX_NS else f" until {format_time(paused_until)}",
+    )
 
 
 def first_names(context: TableContext, connection: sa.Connection, limit: int) -> list[str]:
@@ -110,18 +138,33 @@ def list_groups(
     chosen: dict[str, Any] = {} if names is None else {"groups": list(names)}
     which = groups.c.table_id == context.table_id if names is None else these_groups(context)
     counts = {row.group: row for row in connection.execute(_counts(context, names), {"now": now, **chosen})}
-    at_head = (rows.c.group_id == groups.c.group_id) & (rows.c.position == groups.c.head) & rows.c.time_acked.is_(None)
-    columns = ("group_id", "id", "epoch", "time_scheduled", "time_next", "consumer", "lease")
     found = {row.group_id: row for row in connection.execute(sa.select(groups).where(which), chosen)}
-    first = context.sql.of_each(groups, [rows.c[name] for name in columns], at_head, rows.c.position).where(which)
-    heads = {row.group_id: _head(row) for row in connection.execute(first, chosen)}
+
+    def members_at(place: sa.Column[int]) -> dict[str, Member]:
+        at_place = (rows.c.group_id == groups.c.group_id) & (rows.c.position == place) & rows.c.time_acked.is_(None)
+        first = context.sql.of_each(groups, _member_columns(rows), at_place, rows.c.position).where(which)
+        return {row.group_id: _member(row) for row in connection.execute(first, chosen)}
+
+    heads = members_at(groups.c.head)
+    later = members_at(groups.c.next_position) if context.options.groups == "exclusive" else {}
     there = counts.keys() | found.keys()
     listed = sorted(there) if names is None else [name for name in names if name in there]
-    return [_info(context, name, found.get(name), heads.get(name), counts.get(name), now) for name in listed]
+    infos: list[GroupInfo] = []
+    for name in listed:
+        head = heads.get(name)
+        is_out = head is not None and head.leased and head.time_next > now
+        members = Members(head, later.get(name) if is_out else head)
+        infos.append(_info(context, name, found.get(name), members, counts.get(name), now))
+    return infos
 
 
-def _head(row: sa.Row[*tuple[Any, ...]]) -> Head:
-    return Head(
+def _member_columns(rows: sa.Table) -> list[sa.Column[Any]]:
+    names = ("group_id", "id", "epoch", "time_scheduled", "time_next", "consumer", "lease")
+    return [rows.c[name] for name in names]
+
+
+def _member(row: sa.Row[*tuple[Any, ...]]) -> Member:
+    return Member(
         row.id, row.epoch or 0, row.time_scheduled or 0, row.time_next or 0, row.consumer, row.lease is not None
     )
 
@@ -153,34 +196,37 @@ def _info(
     context: TableContext,
     name: str,
     row: sa.Row[*tuple[Any, ...]] | None,
-    head: Head | None,
+    members: Members,
     counts: sa.Row[*tuple[Any, ...]] | None,
     now: int,
 ) -> GroupInfo:
     in_flight, held, messages = (counts.in_flight, counts.held, counts.messages) if counts else (0, 0, 0)
-    waiting = messages - in_flight - held
+    head = members.head
     owner = None if row is None or row.assigned == ANYBODY else row.assigned
     if owner is None and head is not None and head.leased and head.time_next > now:
         owner = head.consumer
     paused_until = None if row is None else row.paused_until
+    drain_to = None if row is None else row.drain_to
+    next_state = None if members.next is None else members.next.state(now, most_attempts(context.options))
+    facts = GroupFacts(messages, head is not None, next_state, drain_to is not None, paused_until)
+    state = state_of_group(facts, now)
     return GroupInfo(
         group=name or None,
         owner=owner,
         pinned=row is not None and bool(row.pinned),
         in_flight=in_flight,
-        waiting=waiting,
+        waiting=messages - in_flight - held,
         held=held,
         head_id=None if head is None else head.id,
         head_age=None if head is None else max(0, now - head.time_scheduled),
         head_attempts=0 if head is None else head.epoch,
         due_at=None if row is None else row.ready_at,
         paused_until=paused_until,
-        blocked_by=blocked_by(
-            head=head,
-            waiting=waiting,
-            paused_until=paused_until,
-            max_attempts=context.options.max_attempts,
-            exclusive=context.options.groups == "exclusive",
-            now=now,
-        ),
+        blocked_by=blocked_by(state, members, paused_until, drain_to),
+        state=state,
     )
+
+
+def most_attempts(options: TableOptions) -> int | None:
+    """Say how often a message of a group is sent before it holds up its group; None: it never does."""
+    return options.max_attempts if options.on_exhausted == "block" else None

@@ -106,6 +106,31 @@ def _empty(context: TableContext) -> sa.Delete:
     return sa.delete(groups).where(these_groups(context, "ending"), first.is_(None), *_needless())
 
 
+def settle_exhausted(context: TableContext, connection: sa.Connection, after: str | None = None) -> str | None:
+    """Note groups anew that are never due by themselves, because other options may let them go on.
+
+    Parameters
+    ----------
+    after
+        Look at groups after this one, in the database's order; None: at all of them.
+
+    Returns
+    -------
+    str | None
+        The last of the groups that were looked at; None where there are no more.
+    """
+    never_due = (groups.c.table_id == context.table_id) & groups.c.ready_at.is_(None) & groups.c.head.is_not(None)
+    chosen = sa.select(groups.c.group_id).where(never_due).order_by(groups.c.group_id).limit(_SETTLED_AT_ONCE)
+    if after is not None:
+        chosen = chosen.where(groups.c.group_id > after)
+    names = list(connection.scalars(chosen))
+    if not names:
+        return None
+    lock_groups(context, connection, names)
+    settle(context, connection, names)
+    return names[-1]
+
+
 def first_of(context: TableContext, value: Any, *conditions: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
     """Look at the first message of a group that is not acked, in a statement about `groups`."""
     rows = context.rows

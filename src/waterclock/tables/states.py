@@ -1,0 +1,494 @@
+"""The states of a message and of a group as data: what each means, and which verbs lead from one to another. Pure.
+
+A state is not a column: it follows from a message's columns, from those before it in its group, and from the clock.
+`state_of` and `state_of_group` are the only places that say how. ``explain`` takes its words from here, the pictures
+and tables of the documentation are drawn from it, and a test walks all verbs and refuses a step that is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+MessageState = Literal[
+    "absent",
+    "scheduled",
+    "ready",
+    "leased",
+    "backing_off",
+    "blocked",
+    "ack_held_back",
+    "exhausted",
+    "acked",
+    "dead",
+]
+"""What a message can be."""
+
+GroupState = Literal["absent", "unrouted", "ready", "due_later", "leased", "draining", "paused", "exhausted", "idle"]
+"""What a group can be."""
+
+Hold = Literal["paused", "rate"]
+"""What may keep a message that is ready from going out. It says nothing of the row, so it is no state."""
+
+Verb = Literal[
+    "put",
+    "route",
+    "receive",
+    "ack",
+    "nack",
+    "extend",
+    "dead_letter",
+    "reschedule",
+    "retry",
+    "close",
+    "redrive",
+    "purge",
+    "alter",
+    "time",
+    "groups.purge",
+    "groups.move",
+    "groups.reroute",
+    "groups.pause",
+    "groups.resume",
+    "groups.close",
+    "groups.release",
+    "groups.pin",
+    "groups.unpin",
+    "groups.skip_head",
+    "groups.rebalance",
+]
+"""What makes a step: a method of the message table, of a delivery or of a subscription, or of the table's ``groups``.
+
+``route`` is what each claim and each command does first: it gives new messages their places in their groups. ``time``
+is the database's clock alone.
+"""
+
+_S = TypeVar("_S", bound=str)
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a state means.
+
+    Attributes
+    ----------
+    words
+        In a sentence.
+    shown_by
+        How the rows show it, in SQL's words.
+    reason
+        What ``explain`` says of a message in it, and ``groups.info`` of a group in it, with the names of facts in
+        braces; "" where there is nothing to say.
+    """
+
+    words: str
+    shown_by: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[_S]):
+    """A way from one state to another.
+
+    Attributes
+    ----------
+    source, target
+        The states. They are equal where the verb changes nothing but the time.
+    verbs
+        What makes the step: done to this message or group, or to another message of the same group.
+    usual
+        Which of the verbs belong to the usual life, which the picture shows.
+    """
+
+    source: _S
+    target: _S
+    verbs: Sequence[Verb]
+    usual: Sequence[Verb] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MessageColumns:
+    """What decides on a message's state.
+
+    Attributes
+    ----------
+    time_acked, ack_held_at
+        When it was acked, and when an ack of it came that is held back, ns; None: never.
+    leased
+        Whether a claim's number stands in its row, which it does until the lease's end is noticed.
+    time_next
+        When it is sent next, ns; the end of the lease where it is leased.
+    epoch
+        How often it was sent.
+    """
+
+    time_acked: int | None
+    ack_held_at: int | None
+    leased: bool
+    time_next: int
+    epoch: int
+
+
+def state_of(columns: MessageColumns, now: int, *, blocked: bool = False, most: int | None = None) -> MessageState:
+    """Say what a message is at ``now``, ns.
+
+    Parameters
+    ----------
+    blocked
+        Whether a message before it in its group must be acked first.
+    most
+        How often it is sent before it holds up its group; None: any number of times, or it has no group to hold up.
+    """
+    later = columns.time_next > now
+    judged: tuple[tuple[bool, MessageState], ...] = (
+        (columns.time_acked is not None, "acked"),
+        (columns.ack_held_at is not None, "ack_held_back"),
+        (columns.leased and later, "leased"),
+        (blocked, "blocked"),
+        (most is not None and columns.epoch >= most, "exhausted"),
+        (later and columns.epoch > 0, "backing_off"),
+        (later, "scheduled"),
+    )
+    return next((state for fits, state in judged if fits), "ready")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """What decides on a group's state. "Next" is its first message that may go out when the time comes.
+
+    Attributes
+    ----------
+    messages
+        How many it has that are not acked.
+    routed
+        Whether any of them has its place in the group.
+    next_state
+        What its next message is; None where it has none before others are acked.
+    draining
+        Whether it goes to another consumer as soon as nothing of it is leased.
+    paused_until
+        ns; None where it is not paused.
+    """
+
+    messages: int
+    routed: bool
+    next_state: MessageState | None
+    draining: bool = False
+    paused_until: int | None = None
+
+
+def state_of_group(facts: GroupFacts, now: int) -> GroupState:
+    """Say what a group is at ``now``, ns, that has messages or a row in the catalogue."""
+    judged: tuple[tuple[bool, GroupState], ...] = (
+        (not facts.messages, "idle"),
+        (not facts.routed, "unrouted"),
+        (facts.draining, "draining"),
+        (facts.next_state in (None, "leased"), "leased"),
+        (facts.next_state == "exhausted", "exhausted"),
+        (facts.paused_until is not None and facts.paused_until > now, "paused"),
+        (facts.next_state == "ready", "ready"),
+    )
+    return next((state for fits, state in judged if fits), "due_later")
+
+
+MESSAGES: Mapping[MessageState, Meaning] = {
+    "acked": Meaning("Handled. It is never sent again.", "`time_acked` is not NULL", "was acked at {when}"),
+    "ack_held_back": Meaning(
+        'Handled and acked before its turn, with `ack_order="hold"`: the ack counts once those before it are acked.',
+        "`held_at` is not NULL",
+        "was acked, which counts once the messages before it in its group are",
+    ),
+    "leased": Meaning(
+        "With a consumer whose lease lasts.",
+        "`lease` is not NULL, `time_next` is to come",
+        "is with {who}, whose lease lasts until {when}",
+    ),
+    "blocked": Meaning(
+        "Waits for messages before it in its group.",
+        "a row of the group with a lesser `position` is not acked",
+        "waits for message {blocking}, which is before it in {group}",
+    ),
+    "exhausted": Meaning(
+        "The first of its group, with all its attempts used up: it is not sent again and holds up its group.",
+        "`epoch` has reached `max_attempts`",
+        "holds up its group: {why}",
+    ),
+    "backing_off": Meaning(
+        "Sent before, given back, and due later.",
+        "`time_next` is to come, `epoch` is above 0",
+        "was sent {epoch} times and backs off until {when}",
+    ),
+    "scheduled": Meaning("Never sent, and due later.", "`time_next` is to come", "is scheduled until {when}"),
+    "ready": Meaning(
+        "Due, and with no consumer. Where a lease ended without an ack, the message is ready again.",
+        "`time_next` is past",
+        "is ready since {when}; {who} gets it",
+    ),
+    "dead": Meaning(
+        "In the dead-letter table: its attempts are used up, or its consumer gave it up.",
+        "a row of the dead-letter table",
+        "died at {when}, {why}; it is in {table}",
+    ),
+    "absent": Meaning("Not in the table: not put yet, purged, or moved to another table.", "no row"),
+}
+"""What the states of a message mean, in the order in which `state_of` judges: the first that fits counts."""
+
+HOLDS: Mapping[Hold, Meaning] = {
+    "paused": Meaning(
+        "Its table or its group is paused.",
+        "`paused_until` of either is to come",
+        "is due, but {what} is paused{until}",
+    ),
+    "rate": Meaning(
+        "The table has sent as many messages as its `rate_limit` allows.",
+        "`rate_next` of the table is to come",
+        "is due, but the table's rate_limit sends nothing until {when}",
+    ),
+}
+"""What keeps a message that is ready from going out."""
+
+GROUPS: Mapping[GroupState, Meaning] = {
+    "idle": Meaning("Has no messages; its owner, a pause or a pin is remembered.", "`head` is NULL"),
+    "unrouted": Meaning(
+        "Its messages are new; the next claim gives them their places.", "rows with `routed` = 0 and no `position`"
+    ),
+    "draining": Meaning(
+        "Goes to another consumer as soon as nothing of it is leased.",
+        "`drain_to` is not NULL",
+        "message {id} has to be acked or given back before the group goes {where}",
+    ),
+    "leased": Meaning(
+        "All that may be out is with a consumer. Of a sequenced group nothing more goes out until that is over.",
+        "the row at `head` is leased",
+        "message {id} is with {who} until {when}",
+    ),
+    "exhausted": Meaning(
+        "Its next message has used up its attempts.",
+        "`ready_at` is NULL, though it has messages",
+        "message {id} was sent {epoch} times, which is all it may be; skip it, or reschedule it",
+    ),
+    "paused": Meaning("Gives nothing until it is resumed.", "`paused_until` is to come", "it is paused{until}"),
+    "ready": Meaning("Its next message is due; a consumer that may have the group gets it.", "`ready_at` is past"),
+    "due_later": Meaning(
+        "Its next message is scheduled or backs off.",
+        "`ready_at` is to come",
+        "message {id} {verb} until {when}",
+    ),
+    "absent": Meaning("Has no messages, and nothing of it is remembered.", "no row"),
+}
+"""What the states of a group mean, in the order in which `state_of_group` judges: the first that fits counts."""
+
+MESSAGE_STEPS: Sequence[Step[MessageState]] = (
+    Step("absent", "scheduled", ("put",), usual=("put",)),
+    Step("absent", "ready", ("put",), usual=("put",)),
+    Step("absent", "blocked", ("put",), usual=("put",)),
+    Step("scheduled", "absent", ("groups.purge", "groups.move")),
+    Step("scheduled", "ready", ("reschedule", "retry", "time"), usual=("time",)),
+    Step("scheduled", "backing_off", ("reschedule",)),
+    Step("scheduled", "blocked", ("nack", "reschedule", "time", "groups.reroute")),
+    Step("scheduled", "exhausted", ("reschedule",)),
+    Step("scheduled", "acked", ("ack", "groups.skip_head")),
+    Step("ready", "absent", ("groups.purge", "groups.move")),
+    Step("ready", "scheduled", ("reschedule",)),
+    Step("ready", "leased", ("receive",), usual=("receive",)),
+    Step("ready", "backing_off", ("nack", "reschedule")),
+    Step("ready", "blocked", ("nack", "reschedule", "close", "groups.reroute")),
+    Step("ready", "exhausted", ("reschedule", "alter")),
+    Step("ready", "acked", ("ack", "groups.skip_head")),
+    Step("ready", "dead", ("receive", "dead_letter")),
+    Step("leased", "absent", ("groups.purge", "groups.move")),
+    Step("leased", "scheduled", ("reschedule",)),
+    Step(
+        "leased",
+        "ready",
+        ("nack", "reschedule", "retry", "close", "time", "groups.reroute", "groups.release"),
+        usual=("close", "time"),
+    ),
+    Step("leased", "leased", ("extend",)),
+    Step("leased", "backing_off", ("nack", "reschedule"), usual=("nack",)),
+    Step("leased", "blocked", ("nack", "reschedule", "retry", "close", "time", "groups.release"), usual=("nack",)),
+    Step("leased", "ack_held_back", ("ack",), usual=("ack",)),
+    Step("leased", "exhausted", ("nack", "reschedule", "close", "time", "groups.reroute"), usual=("nack",)),
+    Step("leased", "acked", ("ack", "groups.skip_head"), usual=("ack",)),
+    Step("leased", "dead", ("dead_letter",), usual=("dead_letter",)),
+    Step("backing_off", "ready", ("reschedule", "retry", "time"), usual=("time",)),
+    Step("backing_off", "blocked", ("nack",)),
+    Step("backing_off", "exhausted", ("reschedule", "alter")),
+    Step("backing_off", "acked", ("ack", "groups.skip_head")),
+    Step("blocked", "absent", ("groups.purge", "groups.move")),
+    Step(
+        "blocked", "scheduled", ("receive", "ack", "dead_letter", "groups.move", "groups.reroute", "groups.skip_head")
+    ),
+    Step(
+        "blocked",
+        "ready",
+        ("receive", "ack", "dead_letter", "groups.move", "groups.reroute", "groups.skip_head"),
+        usual=("ack",),
+    ),
+    Step("blocked", "leased", ("receive", "extend"), usual=("receive",)),
+    Step("blocked", "backing_off", ("receive", "ack", "groups.skip_head")),
+    Step("blocked", "ack_held_back", ("ack",)),
+    Step("blocked", "exhausted", ("receive", "ack", "groups.move")),
+    Step("blocked", "acked", ("ack",)),
+    Step("blocked", "dead", ("receive",)),
+    Step("ack_held_back", "acked", ("ack", "groups.move", "groups.skip_head"), usual=("ack",)),
+    Step("exhausted", "absent", ("groups.purge", "groups.move")),
+    Step("exhausted", "scheduled", ("reschedule",)),
+    Step("exhausted", "ready", ("reschedule", "retry", "alter"), usual=("reschedule",)),
+    Step("exhausted", "leased", ("extend",)),
+    Step("exhausted", "backing_off", ("alter",)),
+    Step("exhausted", "blocked", ("groups.reroute", "groups.close")),
+    Step("exhausted", "acked", ("ack", "groups.skip_head")),
+    Step("acked", "absent", ("purge",), usual=("purge",)),
+    Step("dead", "ready", ("redrive",)),
+    Step("dead", "blocked", ("redrive",)),
+)
+"""Every step that a verb makes with messages."""
+
+GROUP_STEPS: Sequence[Step[GroupState]] = (
+    Step("absent", "unrouted", ("put",), usual=("put",)),
+    Step("absent", "ready", ("groups.reroute",)),
+    Step("absent", "due_later", ("groups.reroute",)),
+    Step("absent", "exhausted", ("groups.reroute",)),
+    Step("absent", "idle", ("groups.pause", "groups.pin")),
+    Step("unrouted", "absent", ("ack", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
+    Step(
+        "unrouted",
+        "ready",
+        (
+            "route",
+            "receive",
+            "ack",
+            "reschedule",
+            "retry",
+            "groups.purge",
+            "groups.move",
+            "groups.reroute",
+            "groups.pause",
+            "groups.resume",
+            "groups.close",
+            "groups.release",
+            "groups.pin",
+            "groups.unpin",
+            "groups.skip_head",
+        ),
+        usual=("route",),
+    ),
+    Step(
+        "unrouted",
+        "due_later",
+        (
+            "route",
+            "receive",
+            "ack",
+            "reschedule",
+            "retry",
+            "groups.purge",
+            "groups.move",
+            "groups.reroute",
+            "groups.pause",
+            "groups.resume",
+            "groups.close",
+            "groups.release",
+            "groups.pin",
+            "groups.unpin",
+            "groups.skip_head",
+        ),
+        usual=("route",),
+    ),
+    Step("unrouted", "leased", ("receive",)),
+    Step(
+        "unrouted",
+        "paused",
+        (
+            "route",
+            "receive",
+            "ack",
+            "reschedule",
+            "groups.move",
+            "groups.reroute",
+            "groups.pause",
+            "groups.pin",
+            "groups.unpin",
+            "groups.skip_head",
+        ),
+    ),
+    Step("unrouted", "exhausted", ("reschedule",)),
+    Step("unrouted", "idle", ("ack",)),
+    Step("ready", "absent", ("receive", "ack", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
+    Step("ready", "due_later", ("receive", "ack", "nack", "reschedule", "groups.reroute", "groups.skip_head")),
+    Step("ready", "leased", ("receive",), usual=("receive",)),
+    Step("ready", "paused", ("groups.pause",), usual=("groups.pause",)),
+    Step("ready", "exhausted", ("receive", "nack", "reschedule", "alter")),
+    Step("ready", "idle", ("ack", "groups.purge", "groups.skip_head")),
+    Step("due_later", "absent", ("ack", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
+    Step(
+        "due_later",
+        "ready",
+        ("ack", "nack", "reschedule", "retry", "time", "groups.move", "groups.reroute"),
+        usual=("time",),
+    ),
+    Step("due_later", "paused", ("groups.pause",)),
+    Step("due_later", "exhausted", ("reschedule", "alter", "time")),
+    Step("due_later", "idle", ("ack", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
+    Step(
+        "leased",
+        "absent",
+        ("ack", "dead_letter", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head"),
+        usual=("ack",),
+    ),
+    Step(
+        "leased",
+        "ready",
+        (
+            "route",
+            "receive",
+            "ack",
+            "nack",
+            "dead_letter",
+            "reschedule",
+            "retry",
+            "close",
+            "time",
+            "groups.move",
+            "groups.release",
+        ),
+        usual=("ack", "close"),
+    ),
+    Step(
+        "leased",
+        "due_later",
+        ("ack", "nack", "dead_letter", "reschedule", "groups.move", "groups.skip_head"),
+        usual=("nack",),
+    ),
+    Step("leased", "draining", ("groups.close",)),
+    Step("leased", "paused", ("nack",)),
+    Step("leased", "exhausted", ("nack", "reschedule", "close", "time"), usual=("nack",)),
+    Step("leased", "idle", ("ack", "dead_letter", "groups.purge"), usual=("ack",)),
+    Step("draining", "absent", ("dead_letter",)),
+    Step("draining", "due_later", ("nack",)),
+    Step("paused", "ready", ("time",)),
+    Step("paused", "due_later", ("time", "groups.resume")),
+    Step("paused", "exhausted", ("reschedule",)),
+    Step("paused", "idle", ("ack", "groups.purge", "groups.move", "groups.reroute")),
+    Step("exhausted", "absent", ("groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
+    Step(
+        "exhausted",
+        "ready",
+        ("ack", "reschedule", "retry", "alter", "groups.reroute", "groups.skip_head"),
+        usual=("reschedule",),
+    ),
+    Step("exhausted", "due_later", ("reschedule", "alter", "groups.skip_head")),
+    Step("exhausted", "leased", ("extend", "groups.move")),
+    Step("exhausted", "draining", ("groups.close",)),
+    Step("exhausted", "paused", ("retry", "alter", "groups.move")),
+    Step("exhausted", "idle", ("ack", "groups.purge")),
+    Step("idle", "absent", ("receive", "extend", "close", "groups.resume", "groups.close", "groups.unpin")),
+    Step("idle", "unrouted", ("put",), usual=("put",)),
+    Step("idle", "ready", ("groups.reroute",)),
+    Step("idle", "due_later", ("groups.reroute",)),
+    Step("idle", "paused", ("groups.reroute",)),
+    Step("idle", "exhausted", ("groups.reroute",)),
+)
+"""Every step that a verb makes with groups whose messages have their places; see `Verb` for the others."""
