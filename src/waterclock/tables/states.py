@@ -150,7 +150,8 @@ def state_of(columns: MessageColumns, now: int, *, blocked: bool = False, most: 
         (later and columns.epoch > 0, "backing_off"),
         (later, "scheduled"),
     )
-    return next((state for fits, state in judged if fits), "ready")
+    ready: MessageState = "ready"
+    return next((state for fits, state in judged if fits), ready)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,8 @@ def state_of_group(facts: GroupFacts, now: int) -> GroupState:
         (facts.paused_until is not None and facts.paused_until > now, "paused"),
         (facts.next_state == "ready", "ready"),
     )
-    return next((state for fits, state in judged if fits), "due_later")
+    due_later: GroupState = "due_later"
+    return next((state for fits, state in judged if fits), due_later)
 
 
 MESSAGES: Mapping[MessageState, Meaning] = {
