@@ -141,7 +141,7 @@ def state_of(columns: MessageColumns, now: int, *, blocked: bool = False, most: 
         How often it is sent before it holds up its group; None: any number of times, or it has no group to hold up.
     """
     later = columns.time_next > now
-    judged: tuple[tuple[bool, MessageState], ...] = (
+    judged: list[tuple[bool, MessageState]] = [
         (columns.time_acked is not None, "acked"),
         (columns.ack_held_at is not None, "ack_held_back"),
         (columns.leased and later, "leased"),
@@ -149,9 +149,11 @@ def state_of(columns: MessageColumns, now: int, *, blocked: bool = False, most: 
         (most is not None and columns.epoch >= most, "exhausted"),
         (later and columns.epoch > 0, "backing_off"),
         (later, "scheduled"),
-    )
-    ready: MessageState = "ready"
-    return next((state for fits, state in judged if fits), ready)
+    ]
+    for fits, state in judged:
+        if fits:
+            return state
+    return "ready"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,7 @@ class GroupFacts:
 
 def state_of_group(facts: GroupFacts, now: int) -> GroupState:
     """Say what a group is at ``now``, ns, that has messages or a row in the catalogue."""
-    judged: tuple[tuple[bool, GroupState], ...] = (
+    judged: list[tuple[bool, GroupState]] = [
         (not facts.messages, "idle"),
         (not facts.routed, "unrouted"),
         (facts.draining, "draining"),
@@ -189,9 +191,11 @@ def state_of_group(facts: GroupFacts, now: int) -> GroupState:
         (facts.next_state == "exhausted", "exhausted"),
         (facts.paused_until is not None and facts.paused_until > now, "paused"),
         (facts.next_state == "ready", "ready"),
-    )
-    due_later: GroupState = "due_later"
-    return next((state for fits, state in judged if fits), due_later)
+    ]
+    for fits, state in judged:
+        if fits:
+            return state
+    return "due_later"
 
 
 MESSAGES: Mapping[MessageState, Meaning] = {
