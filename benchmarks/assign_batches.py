@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from benchmarks.measure import in_turns, write_results
 from waterclock.arrow import from_arrow
-from waterclock.batching.columnar import assign_batches
-from waterclock.batching.event_time import EventTimeBatcher
+from waterclock.batching.event_time.batcher import EventTimeBatcher
+from waterclock.batching.event_time.columns import assign_batches
 
 MESSAGES = 1_000_000
 BATCHER_MESSAGES = 100_000

@@ -20,7 +20,7 @@ from benchmarks import spark_replay, spark_stream
 from benchmarks.measure import write_results
 from benchmarks.spark_messages import STREAMS, generate, options
 from waterclock.spark import register
-from waterclock.spark.session import session
+from waterclock.spark.session.session import session
 
 EXECUTORS = (1, 2)
 ROUNDS = 3

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 import waterclock as wc
 from benchmarks.measure import BY_ALL_OF_SPARK, by_several_clocks, write_results
 from waterclock.spark import register
-from waterclock.spark.session import session
+from waterclock.spark.session.session import session
 
 LEDGERS = 10
 ENTRIES = 5

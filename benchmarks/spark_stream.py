@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documenta
 from benchmarks.measure import write_results
 from benchmarks.spark_messages import STREAMS, generate, options, stream_files
 from waterclock.spark import event_time_batches, register
-from waterclock.spark.session import session
+from waterclock.spark.session.session import session
 
 GAP = "500 milliseconds"
 WORK = Path(__file__).parent / "scratch" / "spark_stream"

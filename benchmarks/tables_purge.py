@@ -12,7 +12,7 @@ import sqlalchemy as sa
 import waterclock as wc
 from benchmarks.measure import write_results
 from benchmarks.topics_append import databases
-from waterclock.tables.databases.partitioning import DAY
+from waterclock.tables.model.days import DAY
 
 MESSAGES = 1_000_000
 _INSERT = {

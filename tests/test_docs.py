@@ -21,8 +21,8 @@ PAGES = [
 
 # A subscription waits for more for ever; here it ends when there is no more.
 ENDING = """
-from waterclock.tables import subscribing
-subscribing.pause = lambda entry, changes, stop, *_: stop.set()
+from waterclock.tables.consumers import subscription
+subscription.pause = lambda entry, changes, stop, *_: stop.set()
 """
 
 

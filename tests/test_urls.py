@@ -17,10 +17,10 @@ import waterclock as wc
 from waterclock.cli.app import run
 from waterclock.cli.common import Common
 from waterclock.database.backend import Backend, parse_url
-from waterclock.spark.pipeline_file import Source
-from waterclock.spark.read_options import ReadOptions
-from waterclock.spark.table_read_options import TableReadOptions
-from waterclock.spark.write_options import WriteOptions
+from waterclock.spark.pipeline.file import Source
+from waterclock.spark.reading.read_options import ReadOptions
+from waterclock.spark.reading.table_read_options import TableReadOptions
+from waterclock.spark.writing.write_options import WriteOptions
 from waterclock.topics.planning import plan_slices
 from waterclock.urls import redacted, shown
 

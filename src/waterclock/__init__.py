@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from waterclock.batching.adaptive import AdaptiveBatchLength
     from waterclock.batching.batch import Batch, Rejection
     from waterclock.batching.by_source import BySource
-    from waterclock.batching.columnar import assign_batches
-    from waterclock.batching.event_time import EventTimeBatcher
-    from waterclock.batching.rate_aware import RateAwareBatcher
-    from waterclock.batching.rate_columnar import RateAwareColumns
+    from waterclock.batching.event_time.batcher import EventTimeBatcher
+    from waterclock.batching.event_time.columns import assign_batches
+    from waterclock.batching.rate.batcher import RateAwareBatcher
+    from waterclock.batching.rate.columns import RateAwareColumns
     from waterclock.connection import Database, connect
     from waterclock.errors import (
         AlreadyExistsError,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         WaterclockError,
     )
     from waterclock.message import Message, Position
-    from waterclock.tables.delivery import Delivery
+    from waterclock.tables.consumers.delivery import Delivery
     from waterclock.tables.message_table import MessageTable
     from waterclock.topics.subscription import Subscription
     from waterclock.topics.topic import Topic

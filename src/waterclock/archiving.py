@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from waterclock.message import Message
-from waterclock.tables.archiving import acked_rows, delete_acked, further_columns
-from waterclock.tables.context import TableContext
+from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.reading import Unreadable
+from waterclock.tables.messages.archiving import acked_rows, delete_acked, further_columns
+from waterclock.tables.model.reading import Unreadable
 from waterclock.time import Duration, to_duration
 from waterclock.topics.producers import newest_append, take_over
 from waterclock.topics.topic import Topic

@@ -11,7 +11,7 @@ from waterclock.backup.copying import Report, no_report
 from waterclock.database.backend import Backend
 from waterclock.database.sqlite_file import file_of
 from waterclock.errors import InvalidArgumentError
-from waterclock.tables.sharding.keyspace import WHOLE
+from waterclock.tables.model.keyspace import WHOLE
 from waterclock.time import Clock, Duration
 from waterclock.topics.choices import OnAhead
 from waterclock.topics.places import LedgerRoot, ledgers_beside
@@ -21,7 +21,7 @@ from waterclock.topics.places import LedgerRoot, ledgers_beside
 if TYPE_CHECKING:
     from waterclock.backup.backing_up import BackedUp
     from waterclock.tables.message_table import MessageTable
-    from waterclock.tables.options import AckOrder, Groups, IdType, OnExhausted, Payload, PurgeBy, Ungrouped
+    from waterclock.tables.model.options import AckOrder, Groups, IdType, OnExhausted, Payload, PurgeBy, Ungrouped
     from waterclock.tables.sharding.sharded_database import ShardedDatabase
     from waterclock.topics.topic import Topic
     from waterclock.topics.topic_info import TopicInfo
@@ -228,7 +228,7 @@ class Database:
             Where there is no SQL table to adopt, or where a column of it is missing or has another type.
         """
         from waterclock.tables.message_table import MessageTable
-        from waterclock.tables.options import TableOptions
+        from waterclock.tables.model.options import TableOptions
 
         self._has_opened_tables = True
         options = TableOptions.check(
@@ -298,7 +298,7 @@ class Database:
     def close(self) -> None:
         """Give the connections back."""
         if self._has_opened_tables:
-            from waterclock.tables.attendance import forget
+            from waterclock.tables.consumers.attendance import forget
 
             forget(self.backend)
         self.backend.close()

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.message import Message
-from waterclock.tables.groups.group_info import GroupInfo
+from waterclock.tables.groups.info import GroupInfo
 
 # What a restored copy has of its own: the store of its ledger files.
 _OWN_TABLES = ("waterclock_stores",)

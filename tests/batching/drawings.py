@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.scenario import Scenario, scenario_files
 
-from waterclock.batching.event_time import EventTimeBatcher
+from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.figures.scenario import scenario_drawing
 
 DRAWINGS = Path(__file__).parents[2] / "docs" / "images" / "event-time"

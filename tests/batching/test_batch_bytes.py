@@ -13,7 +13,7 @@ from tests.bytes.forms import batches, earlier_batch
 
 from waterclock.arrow import POSITIONED_SCHEMA, to_arrow, to_ipc
 from waterclock.batching.batch import Batch
-from waterclock.batching.event_time import EventTimeBatcher
+from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position
 

@@ -8,7 +8,7 @@ from tests.batching.traffic import arrivals, rules
 
 from waterclock.batching.batch import Batch
 from waterclock.batching.by_source import BySource
-from waterclock.batching.event_time import EventTimeBatcher
+from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Message
 

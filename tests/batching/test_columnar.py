@@ -18,9 +18,9 @@ from tests.batching.traffic import arrivals, rules
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.by_source import BySource
-from waterclock.batching.columnar import assign_arrays, assign_batches
-from waterclock.batching.event_time import EventTimeBatcher
-from waterclock.batching.rule import EventTimeRule
+from waterclock.batching.event_time.batcher import EventTimeBatcher
+from waterclock.batching.event_time.columns import assign_arrays, assign_batches
+from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message
 
@@ -292,7 +292,7 @@ def test_arrays_must_have_one_length_and_numbers_from_0() -> None:
 def test_a_second_process_starts_without_compiling() -> None:
     assign_batches(one_row(), **LENGTHS)
     program = (
-        "from waterclock.batching.kernel import assign\n"
+        "from waterclock.batching.event_time.kernel import assign\n"
         "print(sum(assign.stats.cache_hits.values()), sum(assign.stats.cache_misses.values()))"
     )
     second = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
@@ -300,6 +300,7 @@ def test_a_second_process_starts_without_compiling() -> None:
 
 
 def test_batching_message_by_message_does_not_wait_for_numba() -> None:
-    program = "import sys, waterclock.batching.by_source, waterclock.batching.columnar; print('numba' in sys.modules)"
+    modules = "waterclock.batching.by_source, waterclock.batching.event_time.columns"
+    program = f"import sys, {modules}; print('numba' in sys.modules)"
     process = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert process.stdout.strip() == "False"

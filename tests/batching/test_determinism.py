@@ -12,7 +12,7 @@ from tests.batching.outcomes import batched, contents, defined, window
 from tests.batching.traffic import STREAMS, arrivals, rules
 
 from waterclock.batching.batch import Batch, Rejection
-from waterclock.batching.event_time import EventTimeBatcher
+from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.message import Message
 
 RESTORE = "restore"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from waterclock.batching.batch import Batch
-from waterclock.batching.event_time import EventTimeBatcher
+from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.message import Message
 from waterclock.time import MAX_NS, MIN_NS

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waterclock.arrow import from_ipc, to_arrow, to_ipc
-from waterclock.batching.event_time import EventTimeBatcher
-from waterclock.batching.rate_aware import RateAwareBatcher
+from waterclock.batching.event_time.batcher import EventTimeBatcher
+from waterclock.batching.rate.batcher import RateAwareBatcher
 from waterclock.checksum import FRAME_BYTES
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position

@@ -14,10 +14,10 @@ from tests.batching.definition import LARGEST, Rule, batches_of
 from tests.batching.outcomes import batched, defined
 from tests.batching.traffic import CONFLICT_OPTIONS
 
-from waterclock.batching.event_time import EventTimeBatcher
-from waterclock.batching.open_windows import LOOK_AHEAD, OpenWindows
-from waterclock.batching.rule import EventTimeRule
-from waterclock.batching.waiting_times import NEVER, WaitingTimes
+from waterclock.batching.event_time.batcher import EventTimeBatcher
+from waterclock.batching.event_time.open_windows import LOOK_AHEAD, OpenWindows
+from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.batching.event_time.waiting_times import NEVER, WaitingTimes
 from waterclock.message import Message
 
 RULE = EventTimeRule(window=10, max_delay=100, max_lead=0, on_conflict="split")

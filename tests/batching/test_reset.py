@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waterclock.batching.event_time import EventTimeBatcher
-from waterclock.batching.given_out import MOST_SPANS, GivenOut
+from waterclock.batching.event_time.batcher import EventTimeBatcher
+from waterclock.batching.event_time.given_out import MOST_SPANS, GivenOut
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
 

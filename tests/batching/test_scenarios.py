@@ -10,8 +10,8 @@ from tests.scenario import Place, Scenario, scenario_files
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.batch import Batch
-from waterclock.batching.columnar import assign_batches
-from waterclock.batching.event_time import EventTimeBatcher
+from waterclock.batching.event_time.batcher import EventTimeBatcher
+from waterclock.batching.event_time.columns import assign_batches
 
 
 @pytest.fixture(params=scenario_files(), ids=lambda path: path.stem)

@@ -10,9 +10,9 @@ import pytest
 
 from waterclock.arrow import from_arrow
 from waterclock.batching.by_source import BySource
-from waterclock.batching.columnar import assign_batches
-from waterclock.batching.event_time import EventTimeBatcher
-from waterclock.batching.rule import OnConflict
+from waterclock.batching.event_time.batcher import EventTimeBatcher
+from waterclock.batching.event_time.columns import assign_batches
+from waterclock.batching.event_time.rule import OnConflict
 from waterclock.time import MAX_NS
 
 MESSAGES = 300_000

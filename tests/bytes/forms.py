@@ -12,18 +12,18 @@ import pyarrow as pa
 
 from waterclock.arrow import to_arrow, to_ipc
 from waterclock.batching.batch import Batch
-from waterclock.batching.event_time import EventTimeBatcher
-from waterclock.batching.rate_aware import RateAwareBatcher
-from waterclock.batching.rate_columnar import RateAwareColumns
-from waterclock.batching.rule import EventTimeRule
+from waterclock.batching.event_time.batcher import EventTimeBatcher
+from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.batching.rate.batcher import RateAwareBatcher
+from waterclock.batching.rate.columns import RateAwareColumns
 from waterclock.checksum import FRAME_BYTES
 from waterclock.errors import WaterclockError
 from waterclock.message import Message, Position
-from waterclock.spark.batch_rows import messages_in
-from waterclock.spark.event_time_stream import EventTimeStream
-from waterclock.spark.judging import judge
-from waterclock.spark.packing import POSITIONED, gathered, pack
-from waterclock.spark.rate_stream import RateOptions, RateStream
+from waterclock.spark.streaming.event_time_stream import EventTimeStream
+from waterclock.spark.streaming.judging import judge
+from waterclock.spark.streaming.packing import POSITIONED, gathered, pack
+from waterclock.spark.streaming.rate_stream import RateOptions, RateStream
+from waterclock.spark.writing.batch_rows import messages_in
 
 _METADATA = ["source", "stream", "event_time", "receive_time", "ledger", "entry", "index"]
 _MS = 1_000_000

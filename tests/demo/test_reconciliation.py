@@ -10,7 +10,7 @@ from waterclock.demo.reconciliation import Reconciliation, count_astray
 from waterclock.demo.worker import check_batch
 from waterclock.errors import SchemaError
 from waterclock.message import Message, Position
-from waterclock.spark.message_writer import POSITION_HEADER
+from waterclock.spark.writing.message_writer import POSITION_HEADER
 
 BOOKS = Reconciliation(
     appended=10,

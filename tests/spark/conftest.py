@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark import short_lived
 
-from waterclock.spark.session import session
+from waterclock.spark.session.session import session
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from waterclock.arrow import POSITION_FIELDS, to_arrow
 from waterclock.batching.batch import Batch, Rejection
-from waterclock.batching.event_time import EventTimeBatcher
+from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.message import Message, Position
 from waterclock.spark import batches_of, rejected_of
-from waterclock.spark.packing import records, unpack
+from waterclock.spark.streaming.packing import records, unpack
 from waterclock.time import MAX_NS
 
 POSITION = [field.name for field in POSITION_FIELDS]
@@ -69,7 +69,7 @@ def facts(message: Message) -> Facts:
 
 
 def fates_in_rows(outcomes: Iterable[pa.RecordBatch]) -> Fates:
-    """Read the rows of `waterclock.spark.judging.judge`."""
+    """Read the rows of `waterclock.spark.streaming.judging.judge`."""
     batches: list[tuple[Any, ...]] = []
     rejected: list[tuple[Any, ...]] = []
     for rows in outcomes:

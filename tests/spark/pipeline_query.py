@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame
 from tests.spark import short_lived
 
 from waterclock.spark import batches_of, event_time_outcomes, register
-from waterclock.spark.class_archive import archive_options
-from waterclock.spark.java import find_java
-from waterclock.spark.session import session
+from waterclock.spark.session.class_archive import archive_options
+from waterclock.spark.session.java import find_java
+from waterclock.spark.session.session import session
 
 RULE = {"window": "500ms", "max_delay": "400ms"}
 TOPIC, TABLE = "telemetry", "batches"

@@ -15,7 +15,7 @@ import pyspark
 import pytest
 from tests.spark.test_exactly_once import Pipeline, end_group, kill_executors
 
-from waterclock.spark.java import find_java, make_java_home
+from waterclock.spark.session.java import find_java, make_java_home
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 MASTER_SAYS = re.compile(r"Starting Spark master at (spark://\S+)")

@@ -16,9 +16,9 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 import waterclock as wc
 from waterclock.database.topic_catalogue import entries, ledgers
 from waterclock.spark import register
-from waterclock.spark.read_options import ReadOptions
-from waterclock.spark.source import TopicReader
-from waterclock.spark.topic_stream import TopicStreamReader
+from waterclock.spark.reading.read_options import ReadOptions
+from waterclock.spark.reading.source import TopicReader
+from waterclock.spark.reading.topic_stream import TopicStreamReader
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.topic import Topic
 

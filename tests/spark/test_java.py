@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from waterclock.errors import UnavailableError
-from waterclock.spark.java import Java, find_java, make_java_home
+from waterclock.spark.session.java import Java, find_java, make_java_home
 
 
 def fake_java(home: Path, answer: str) -> Path:
@@ -100,8 +100,7 @@ def test_the_launcher_drops_the_module_and_nothing_else(tmp_path: Path, given: l
 
 
 def test_java_is_found_where_pyspark_is_not_installed():
-    script = (
-        "import sys; sys.modules['pyspark'] = None; from waterclock.spark.java import find_java; print(find_java())"
-    )
+    found = "from waterclock.spark.session.java import find_java; print(find_java())"
+    script = f"import sys; sys.modules['pyspark'] = None; {found}"
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert answer.stdout.startswith("Java ")

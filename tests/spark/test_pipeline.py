@@ -11,9 +11,9 @@ from pyspark.sql import SparkSession
 
 import waterclock as wc
 from waterclock.cli.app import run
-from waterclock.spark.message_writer import REASON_HEADER
-from waterclock.spark.pipeline import Progress, replay_pipeline, run_pipeline
-from waterclock.spark.pipeline_file import AVAILABLE_NOW, PipelineFile
+from waterclock.spark.pipeline.file import AVAILABLE_NOW, PipelineFile
+from waterclock.spark.pipeline.running import Progress, replay_pipeline, run_pipeline
+from waterclock.spark.writing.message_writer import REASON_HEADER
 from waterclock.time import MAX_NS
 
 SECOND = 1_000_000_000

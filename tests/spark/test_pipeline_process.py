@@ -20,7 +20,7 @@ from tests.spark.test_exactly_once import end_group
 from tests.spark.test_pipeline import PIPELINE, START, expected, landed, write
 
 import waterclock as wc
-from waterclock.spark.message_writer import REASON_HEADER
+from waterclock.spark.writing.message_writer import REASON_HEADER
 
 MS = 10**6
 PATIENCE_S = 300  # a start takes seconds, and many times that on a machine that is busy

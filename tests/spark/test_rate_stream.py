@@ -17,12 +17,12 @@ from tests.spark.fates import METADATA, Fates, facts, fates_in_rows, fates_of
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.batch import Batch
-from waterclock.batching.rate_aware import RateAwareBatcher
+from waterclock.batching.rate.batcher import RateAwareBatcher
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position
-from waterclock.spark.outcome_rows import Outcome, expand, outcome_rows
-from waterclock.spark.packing import POSITIONED, PackedRow, pack
-from waterclock.spark.rate_stream import RateOptions, RateStream, judge_by_rate
+from waterclock.spark.streaming.outcome_rows import Outcome, expand, outcome_rows
+from waterclock.spark.streaming.packing import POSITIONED, PackedRow, pack
+from waterclock.spark.streaming.rate_stream import RateOptions, RateStream, judge_by_rate
 
 # Calls drawn at random bring anything.
 pytestmark = pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning")

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 import waterclock as wc
 from waterclock.database import topic_catalogue as catalogue
 from waterclock.spark import batches_of, event_time_outcomes, register, rejected_of
-from waterclock.spark.columns import METADATA_COLUMNS
-from waterclock.spark.message_writer import POSITION_HEADER, REASON_HEADER
+from waterclock.spark.reading.columns import METADATA_COLUMNS
+from waterclock.spark.writing.message_writer import POSITION_HEADER, REASON_HEADER
 from waterclock.time import MAX_NS
 
 SECOND = 1_000_000_000

@@ -9,7 +9,7 @@ from tests.s3 import SECRET, S3Server
 
 import waterclock as wc
 from waterclock.spark import register, seal_topic
-from waterclock.spark.read_options import ReadOptions
+from waterclock.spark.reading.read_options import ReadOptions
 from waterclock.spark.upkeep import _Place
 
 FORMS = (SECRET, SECRET.replace("/", "%2F"), "s3cr3t", "endpoint_override")

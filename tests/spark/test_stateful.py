@@ -9,13 +9,13 @@ from pyspark.sql.streaming import TwsTester
 from tests.spark.fates import METADATA, in_entries
 
 from waterclock.arrow import to_arrow
-from waterclock.batching.rule import EventTimeRule
+from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
-from waterclock.spark.outcome_rows import BATCH
-from waterclock.spark.packing import POSITIONED, pack
-from waterclock.spark.rate_stream import RateOptions
-from waterclock.spark.stateful import EventTimeProcessor, RateProcessor
+from waterclock.spark.streaming.outcome_rows import BATCH
+from waterclock.spark.streaming.packing import POSITIONED, pack
+from waterclock.spark.streaming.rate_stream import RateOptions
+from waterclock.spark.streaming.stateful import EventTimeProcessor, RateProcessor
 from waterclock.time import MAX_NS
 
 MS = 1_000_000

@@ -13,8 +13,8 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import waterclock as wc
 from waterclock.spark import register
-from waterclock.spark.table_read_options import TableReadOptions
-from waterclock.spark.table_stream import TableStreamReader
+from waterclock.spark.reading.table_read_options import TableReadOptions
+from waterclock.spark.reading.table_stream import TableStreamReader
 
 
 def reader(database: wc.Database, **given: str) -> TableStreamReader:

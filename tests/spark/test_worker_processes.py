@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql import SparkSession
 
-from waterclock.spark.worker_python import make_python
+from waterclock.spark.session.worker_python import make_python
 
 SPARK = Path(pyspark.__file__).parent
 
@@ -22,7 +22,7 @@ def test_workers_begin_with_what_batching_imports_and_search_no_garbage_in_it(sp
     def look(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict(
             {
-                "imported": ["waterclock.batching.kernel" in sys.modules],
+                "imported": ["waterclock.batching.event_time.kernel" in sys.modules],
                 "spared": [gc.get_freeze_count()],
                 "pyspark": [pyspark.__file__],
             }

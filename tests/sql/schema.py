@@ -15,7 +15,7 @@ from sqlalchemy.types import TypeEngine
 
 from waterclock.database import table_catalogue, topic_catalogue
 from waterclock.database.catalogue import metadata
-from waterclock.tables.schema import message_rows
+from waterclock.tables.model.schema import message_rows
 
 _MODULES = (topic_catalogue, table_catalogue)
 _DIALECTS = {"SQLite": sqlite.dialect(), "PostgreSQL": postgresql.dialect(), "MariaDB": mysql.dialect()}

@@ -11,8 +11,8 @@ from tests.sql.recording import usual_statements
 
 from waterclock.connection import Database
 from waterclock.message import Message
-from waterclock.tables.delivery import Delivery
-from waterclock.tables.groups.grouping import lock_groups, settle
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.groups.heads import lock_groups, settle
 from waterclock.tables.groups.routing import route
 from waterclock.tables.message_table import MessageTable
 from waterclock.topics.topic import Topic

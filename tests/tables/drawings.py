@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from waterclock.figures.state_diagram import Arrow, Box, state_diagram
-from waterclock.tables.states import GROUP_STEPS, GROUPS, HOLDS, MESSAGE_STEPS, MESSAGES, Meaning, Step
+from waterclock.tables.model.states import GROUP_STEPS, GROUPS, HOLDS, MESSAGE_STEPS, MESSAGES, Meaning, Step
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "states.md"
@@ -121,8 +121,8 @@ def page() -> str:
     """Write the reference page of states."""
     return f"""# States
 
-This page is written from `waterclock.tables.states` by `python -m tests.tables.drawings`. A test walks every verb,
-and fails where a verb makes a step that is not here, and where a step that is here is never made.
+This page is written from `waterclock.tables.model.states` by `python -m tests.tables.drawings`. A test walks every
+verb, and fails where a verb makes a step that is not here, and where a step that is here is never made.
 
 A state is not a column. It follows from a message's columns, from the messages before it in its group, and from the
 database's clock. The first row of a table that fits is the state.

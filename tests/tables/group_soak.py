@@ -14,7 +14,7 @@ from pathlib import Path
 
 from waterclock.connection import connect
 from waterclock.errors import LeaseLostError, OrderError
-from waterclock.tables.delivery import Delivery
+from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
 
 

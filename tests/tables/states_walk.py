@@ -10,11 +10,11 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.errors import LeaseLostError, OrderError
-from waterclock.tables.delivery import Delivery
-from waterclock.tables.groups.group_info import most_attempts
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.groups.info import most_attempts
 from waterclock.tables.groups.routing import route
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.states import GroupState, MessageColumns, MessageState, Verb, state_of
+from waterclock.tables.model.states import GroupState, MessageColumns, MessageState, Verb, state_of
 
 from .conftest import MovableClock
 

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.errors import LeaseLostError, UnavailableError
-from waterclock.tables.delivery import Delivery
-from waterclock.tables.heartbeat import Heart
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.heartbeat import Heart
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock

@@ -10,8 +10,8 @@ import pytest
 
 from waterclock.connection import Database
 from waterclock.errors import UnavailableError
-from waterclock.tables.attendance import LASTS, RATE_SECONDS, TELL_EVERY, Lately, attendance_of
-from waterclock.tables.heartbeat import Heart
+from waterclock.tables.consumers.attendance import LASTS, RATE_SECONDS, TELL_EVERY, Lately, attendance_of
+from waterclock.tables.consumers.heartbeat import Heart
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
@@ -44,7 +44,7 @@ def test_a_subscription_counts_for_as_long_as_it_is_open_whether_it_is_asked_or_
     orders: MessageTable, elsewhere: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heart = Heart(lambda: time.monotonic_ns() + TELL_EVERY, beats=False)
-    monkeypatch.setattr("waterclock.tables.attendance.heart_of", lambda _backend: heart)
+    monkeypatch.setattr("waterclock.tables.consumers.attendance.heart_of", lambda _backend: heart)
     with elsewhere.subscribe():
         for _ in range(4):
             clock.move(TELL_EVERY)

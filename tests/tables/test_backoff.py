@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waterclock.tables.claiming.backoff import LONGEST, Backoff
+from waterclock.tables.model.backoff import LONGEST, Backoff
 
 SECOND = 1_000_000_000
 swings = st.floats(-1, 1)

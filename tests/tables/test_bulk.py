@@ -7,7 +7,8 @@ import pytest
 import sqlalchemy as sa
 
 from waterclock.connection import Database
-from waterclock.tables import entry, retrying
+from waterclock.tables.catalogue import table_row
+from waterclock.tables.consumers import retrying
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
@@ -74,7 +75,7 @@ def test_a_hundred_are_given_back_in_as_many_statements_as_ten(
     make_table: MakeTable, database: Database, monkeypatch: pytest.MonkeyPatch, attempts: int
 ) -> None:
     monkeypatch.setattr(retrying, "_CHUNK", 500)
-    monkeypatch.setattr(entry, "LOOK_EVERY", math.inf)  # looking at the options is a statement, too
+    monkeypatch.setattr(table_row, "LOOK_EVERY", math.inf)  # looking at the options is a statement, too
     table = make_table(max_attempts=attempts)
     counts: list[int] = []
     for count in (10, 100):
@@ -147,7 +148,7 @@ def test_deliveries_ever_are_told_whatever_became_of_their_messages(
 def test_what_was_put_in_the_last_minute_is_counted_from_the_newest_on(
     orders: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("waterclock.tables.stats._FIRST_LOOK", 2)
+    monkeypatch.setattr("waterclock.tables.messages.stats._FIRST_LOOK", 2)
     orders.put_many([{"payload": "old"} for _ in range(20)])
     clock.move("61s")
     assert orders.stats().put_rate == 0

@@ -9,7 +9,8 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError
-from waterclock.tables import entry, subscribing
+from waterclock.tables.catalogue import table_row
+from waterclock.tables.consumers import subscription
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
@@ -21,7 +22,7 @@ SECOND = 1_000_000_000
 @pytest.fixture
 def _looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is noticed after a second is noticed at once, so that no test has to wait for it."""
-    monkeypatch.setattr(entry, "LOOK_EVERY", 0)
+    monkeypatch.setattr(table_row, "LOOK_EVERY", 0)
 
 
 pytestmark = pytest.mark.usefixtures("_looks_always")
@@ -177,7 +178,7 @@ def test_a_table_that_is_mended_works_again(orders: MessageTable, database: Data
 def test_a_statement_that_fails_before_the_next_look_names_what_the_table_lacks(
     orders: MessageTable, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entry, "LOOK_EVERY", 3600)
+    monkeypatch.setattr(table_row, "LOOK_EVERY", 3600)
     orders.put("a")
     with database.backend.engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE orders DROP COLUMN headers"))
@@ -192,7 +193,7 @@ def test_whoever_comes_right_after_a_drop_is_told_that_the_table_is_gone(
     monkeypatch: pytest.MonkeyPatch,
     operate: Callable[[MessageTable], object],
 ) -> None:
-    monkeypatch.setattr(entry, "LOOK_EVERY", 3600)
+    monkeypatch.setattr(table_row, "LOOK_EVERY", 3600)
     orders.put("a")
     connect().table("orders").drop()
     with pytest.raises(NotFoundError, match="'orders'"):
@@ -208,8 +209,8 @@ def test_a_subscriber_is_told_that_the_table_is_gone_wherever_it_is(
     taken: int,
     groups: str | None,
 ) -> None:
-    monkeypatch.setattr(entry, "LOOK_EVERY", 3600)
-    monkeypatch.setattr(subscribing, "_PURGE_EVERY", 3600)
+    monkeypatch.setattr(table_row, "LOOK_EVERY", 3600)
+    monkeypatch.setattr(subscription, "_PURGE_EVERY", 3600)
     orders = make_table(groups=groups)
     orders.put_many([{"payload": "a"}, {"payload": "b"}])
     with orders.subscribe(limit=2) as deliveries:
@@ -258,12 +259,12 @@ def test_what_is_done_with_a_delivery_of_a_table_that_is_gone_says_so(
 def test_a_column_that_is_added_under_a_subscriber_is_seen_at_the_next_look(
     connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entry, "LOOK_EVERY", 0)
+    monkeypatch.setattr(table_row, "LOOK_EVERY", 0)
     database = connect()
     table = database.create_table("orders", payload="text")
     loads: list[str] = []
-    load = entry.load
-    monkeypatch.setattr(entry, "load", lambda backend, name: loads.append(name) or load(backend, name))
+    load = table_row.load
+    monkeypatch.setattr(table_row, "load", lambda backend, name: loads.append(name) or load(backend, name))
     with table.subscribe(limit=1) as deliveries:
         table.put("before")
         assert next(deliveries).columns == {}

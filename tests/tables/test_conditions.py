@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
-from waterclock.tables.conditions import condition as tree
-from waterclock.tables.conditions.condition_parser import DEEPEST, LONGEST, MOST, parse_condition, parse_order
-from waterclock.tables.conditions.condition_sql import Binder
-from waterclock.tables.databases.sqlite import SqliteTables
+from waterclock.tables.catalogue.condition_sql import Binder
+from waterclock.tables.databases.sqlite.tables import SqliteTables
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.model import condition as tree
+from waterclock.tables.model.condition_parser import DEEPEST, LONGEST, MOST, parse_condition, parse_order
 
 MakeTable = Callable[..., MessageTable]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import waterclock as wc
-from waterclock.tables.databases.partitioning import DAY, DAYS_AHEAD, days_to_add, days_to_drop
+from waterclock.tables.model.days import DAY, DAYS_AHEAD, days_to_add, days_to_drop
 
 
 @given(st.sets(st.integers(0, 60)), st.integers(0, 50 * DAY))

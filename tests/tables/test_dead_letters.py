@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, LeaseLostError, SchemaError
-from waterclock.tables import entry
+from waterclock.tables.catalogue import table_row
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
@@ -205,7 +205,7 @@ def test_an_sql_table_in_the_way_is_named(make_table: MakeTable, database: Datab
 def test_the_options_change_while_the_table_is_used(
     orders: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entry, "LOOK_EVERY", 0)
+    monkeypatch.setattr(table_row, "LOOK_EVERY", 0)
     orders.put("tea")
     with orders.subscribe() as deliveries:
         next(deliveries).nack("0s")

@@ -10,8 +10,8 @@ import pytest
 
 import waterclock as wc
 from waterclock.connection import Database
+from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.subscribing import Subscription
 
 from .conftest import MovableClock
 from .test_plain_sql import run

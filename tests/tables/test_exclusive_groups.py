@@ -8,9 +8,9 @@ import sqlalchemy as sa
 from waterclock.connection import Database
 from waterclock.database.table_catalogue import consumers
 from waterclock.errors import InvalidArgumentError, LeaseLostError
-from waterclock.tables.delivery import Delivery
-from waterclock.tables.groups.group_moving import plan_moves
+from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.group_moving import plan_moves
 
 from .conftest import MovableClock
 

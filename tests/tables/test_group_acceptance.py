@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from waterclock.connection import Database
-from waterclock.tables.delivery import Delivery
+from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups import routing
 from waterclock.tables.message_table import MessageTable
 

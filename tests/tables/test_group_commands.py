@@ -6,9 +6,9 @@ import pytest
 
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError, LeaseLostError, NotFoundError
-from waterclock.tables.delivery import Delivery
-from waterclock.tables.groups.group_commands import GroupChange
+from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.group_commands import GroupChange
 
 from .conftest import MovableClock
 

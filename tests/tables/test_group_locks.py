@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.database.table_catalogue import groups
-from waterclock.tables.groups.grouping import lock_groups
+from waterclock.tables.groups.heads import lock_groups
 from waterclock.tables.message_table import MessageTable
 
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"

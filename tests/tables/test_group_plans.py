@@ -17,10 +17,10 @@ from sqlalchemy import event
 
 from waterclock.connection import Database
 from waterclock.database.direct import Direct
-from waterclock.tables.changes import Stop
-from waterclock.tables.claiming.claiming_groups import _Claim
+from waterclock.tables.consumers.receiving import Request, pause
+from waterclock.tables.databases.changes import Stop
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.receiving import Request, pause
+from waterclock.tables.messages.claiming_groups import _Claim
 
 GROUPS = 5_000
 A_FEW = 150
@@ -183,8 +183,8 @@ def test_routing_hashes_the_groups_that_it_has_instead_of_going_through_them_for
 def test_a_claim_and_an_ack_are_a_few_statements(
     sequenced: MessageTable, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("waterclock.tables.entry.LOOK_EVERY", 3600)
-    monkeypatch.setattr("waterclock.tables.claiming.claimed.LOOK_BACK_EVERY", 3600)
+    monkeypatch.setattr("waterclock.tables.catalogue.table_row.LOOK_EVERY", 3600)
+    monkeypatch.setattr("waterclock.tables.model.claim.LOOK_BACK_EVERY", 3600)
     put_many(sequenced, 100)
     for _ in ("routes", "sees that nothing is new"):
         sequenced.ack(sequenced.receive(10))

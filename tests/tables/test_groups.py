@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from waterclock.errors import LeaseLostError, OrderError
-from waterclock.tables.delivery import Delivery
+from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock

@@ -17,8 +17,8 @@ from sqlalchemy import event
 
 from waterclock.connection import Database
 from waterclock.errors import LeaseLostError
-from waterclock.tables import heartbeat
-from waterclock.tables.heartbeat import Heart, beat_after
+from waterclock.tables.consumers import heartbeat
+from waterclock.tables.consumers.heartbeat import Heart, beat_after
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
@@ -49,7 +49,7 @@ class Pulse:
 @pytest.fixture
 def pulse(clock: MovableClock, monkeypatch: pytest.MonkeyPatch) -> Pulse:
     made = Pulse(clock)
-    monkeypatch.setattr("waterclock.tables.delivery.heart_of", lambda _backend: made.heart)
+    monkeypatch.setattr("waterclock.tables.consumers.delivery.heart_of", lambda _backend: made.heart)
     return made
 
 

@@ -8,12 +8,12 @@ from sqlalchemy import event
 
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
-from waterclock.tables import entry
-from waterclock.tables.changes import Stop
-from waterclock.tables.claiming.rate import Rate
+from waterclock.tables.catalogue import table_row
+from waterclock.tables.consumers.receiving import Request
+from waterclock.tables.consumers.subscription import Subscription
+from waterclock.tables.databases.changes import Stop
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.receiving import Request
-from waterclock.tables.subscribing import Subscription
+from waterclock.tables.model.rate import Rate
 
 from .conftest import MovableClock
 
@@ -70,7 +70,7 @@ def test_a_message_of_a_paused_table_says_so(orders: MessageTable, clock: Movabl
 def test_a_rate_that_is_changed_counts_at_once(
     make_table: MakeTable, database: Database, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entry, "LOOK_EVERY", 0)
+    monkeypatch.setattr(table_row, "LOOK_EVERY", 0)
     table = make_table(rate_limit=0.001)
     table.put_many([{"payload": "x"} for _ in range(10)])
     assert len(table.receive()) == 1

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from tests.services import Service
 
 import waterclock as wc
-from waterclock.tables.databases.listening import Listening
+from waterclock.tables.databases.postgresql.waking import Listening
 from waterclock.tables.message_table import MessageTable
 
 from .test_waking import running
@@ -29,7 +29,7 @@ def test_a_subscriber_that_waits_while_the_server_is_killed_gets_what_is_put_aft
     table: MessageTable, postgresql_server: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Else it would look once a second for changed options, and find the message without being told.
-    monkeypatch.setattr("waterclock.tables.receiving.LOOK_EVERY", 3600.0)
+    monkeypatch.setattr("waterclock.tables.consumers.receiving.LOOK_EVERY", 3600.0)
     listens_again = threading.Event()
     connects: list[object] = []
     connect = Listening._connect

@@ -14,9 +14,10 @@ from sqlalchemy import exc
 
 from waterclock.connection import Database
 from waterclock.database.postgresql import PostgresqlDialect
-from waterclock.tables import acking_rows, entry
-from waterclock.tables.claiming import claiming_rows
+from waterclock.tables.catalogue import table_row
+from waterclock.tables.databases import claiming_rows
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages import acking_rows
 from waterclock.time import MIN_NS
 
 from .conftest import MovableClock
@@ -98,7 +99,7 @@ def test_a_claim_of_many_priorities_is_few_statements(
     kind: str,
     levels: int,
 ) -> None:
-    monkeypatch.setattr(entry, "LOOK_EVERY", math.inf)  # looking at the options is a statement, too
+    monkeypatch.setattr(table_row, "LOOK_EVERY", math.inf)  # looking at the options is a statement, too
     later = clock.now + 10**15
     orders.put_many(
         {"payload": "above", "priority": 10 + one, "at": later if kind == "scheduled above" else None}

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from waterclock.tables.claiming.claimed import (
+from waterclock.tables.model.claim import (
     LOOK_BACK_AT_LEAST,
     LOOK_BACK_EVERY,
     LOOK_BACK_SHARE,

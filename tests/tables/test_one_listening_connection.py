@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from tests.services import Service
 
 import waterclock as wc
-from waterclock.tables.changes import Stop
-from waterclock.tables.databases.listening import WAITING, Listening
+from waterclock.tables.databases.changes import Stop
+from waterclock.tables.databases.postgresql.waking import WAITING, Listening
 from waterclock.tables.message_table import MessageTable
 
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from waterclock.connection import Database
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, SchemaError
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.options import TableOptions
+from waterclock.tables.model.options import TableOptions
 
 SECOND = 1_000_000_000
 

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 import waterclock as wc
 from waterclock.connection import Database
-from waterclock.tables.databases.partitioning import DAY
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.model.days import DAY
 
 from .conftest import MovableClock
 from .test_plain_sql import catch_up, run

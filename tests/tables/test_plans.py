@@ -14,9 +14,9 @@ from sqlalchemy import event
 
 from waterclock.connection import Database
 from waterclock.database.direct import Direct
-from waterclock.tables.changes import Stop
+from waterclock.tables.consumers.receiving import Request, pause
+from waterclock.tables.databases.changes import Stop
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.receiving import Request, pause
 
 MESSAGES = 100_000
 OTHERS = ("acked", "in flight", "scheduled")

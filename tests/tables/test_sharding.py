@@ -13,9 +13,9 @@ from tests.services import Service
 
 import waterclock as wc
 from waterclock.database import backend
-from waterclock.tables.putting import MessageId
+from waterclock.tables.messages.putting import MessageId
+from waterclock.tables.model.keyspace import keyspace_id
 from waterclock.tables.sharding import drawing_ids, sharded_putting
-from waterclock.tables.sharding.keyspace import keyspace_id
 from waterclock.tables.sharding.sharded_database import ShardedDatabase
 from waterclock.tables.sharding.sharded_subscription import ShardedSubscription
 from waterclock.tables.sharding.sharded_table import ShardedTable

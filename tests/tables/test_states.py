@@ -14,7 +14,7 @@ from tests.tables.drawings import files
 
 from waterclock.connection import Database, connect
 from waterclock.errors import NotFoundError
-from waterclock.tables.states import (
+from waterclock.tables.model.states import (
     GROUP_STEPS,
     GROUPS,
     HOLDS,

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from tests.services import Service
 
 from waterclock.connection import Database
-from waterclock.tables.databases import mysql
+from waterclock.tables.databases.mariadb import tables as mysql
 
 SPRING, AUTUMN = (int(datetime(2026, *day, 1, tzinfo=UTC).timestamp()) for day in ((3, 29), (10, 25)))
 HALF_PAST_TWO = (AUTUMN - 1800, AUTUMN + 1800)

@@ -13,7 +13,8 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.errors import TimedOutError
-from waterclock.tables import receiving, subscribing
+from waterclock.tables.consumers import receiving
+from waterclock.tables.consumers import subscription
 from waterclock.tables.message_table import MessageTable
 
 
@@ -66,7 +67,7 @@ def test_a_subscription_whose_statements_time_out_warns_and_goes_on_when_they_do
     received: list[str] = []
     deliveries = table.subscribe(consumer="me")
     deliveries.patience = 0
-    with sa.create_engine(backend.url).connect() as other, warnings_of(subscribing.__name__, note):
+    with sa.create_engine(backend.url).connect() as other, warnings_of(subscription.__name__, note):
         other.exec_driver_sql(lock)
 
         def consume() -> None:
@@ -96,7 +97,7 @@ def test_pauses_grow_to_half_a_minute_and_begin_anew_after_a_success(
             raise TimedOutError("a statement took longer")
         return receive(*arguments)
 
-    monkeypatch.setattr(subscribing, "receive", receive_or_time_out)
+    monkeypatch.setattr(subscription, "receive", receive_or_time_out)
     orders.put_many([{"payload": "a"}, {"payload": "b"}])
     with orders.subscribe(limit=1) as deliveries:
         pauses: list[float] = []
@@ -111,9 +112,9 @@ def test_a_purge_that_times_out_holds_up_no_delivery(orders: MessageTable, monke
     def time_out(_context: object) -> int:
         raise TimedOutError("a statement took longer")
 
-    monkeypatch.setattr(subscribing, "purge_some", time_out)
+    monkeypatch.setattr(subscription, "purge_some", time_out)
     orders.put("tea")
     warnings: list[str] = []
-    with warnings_of(subscribing.__name__, warnings.append), orders.subscribe() as deliveries:
+    with warnings_of(subscription.__name__, warnings.append), orders.subscribe() as deliveries:
         assert next(deliveries).payload == "tea"
     assert ["cannot purge 'orders'" in text for text in warnings] == [True]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from waterclock.connection import Database
-from waterclock.tables.delivery import Delivery
+from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
 
 from . import busy

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.stats import TableStats
+from waterclock.tables.messages.stats import TableStats
 
 from .test_putting import payloads
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.texts import check_json, check_text, storable
+from waterclock.tables.model.texts import check_json, check_text, storable
 
 NUL, HALF = "a\0b", "a\ud800b"
 

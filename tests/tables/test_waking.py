@@ -15,12 +15,12 @@ from tests.services import Service
 
 from waterclock.connection import Database
 from waterclock.connection import connect as connect_to
-from waterclock.tables.changes import Polling, Stop
-from waterclock.tables.databases import watching
-from waterclock.tables.databases.listening import CHANNEL, WRITING, Listening
-from waterclock.tables.databases.watching import SqliteChanges
+from waterclock.tables.consumers.subscription import Subscription
+from waterclock.tables.databases.changes import Polling, Stop
+from waterclock.tables.databases.postgresql.waking import CHANNEL, WRITING, Listening
+from waterclock.tables.databases.sqlite import waking
+from waterclock.tables.databases.sqlite.waking import SqliteChanges
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.subscribing import Subscription
 
 FAR = 3600.0
 
@@ -123,8 +123,8 @@ def watched(sqlite_url: str, tmp_path: Path) -> Generator[tuple[MessageTable, Sq
 def test_on_linux_sqlites_log_tells_of_a_commit(
     watched: tuple[MessageTable, SqliteChanges], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "GLANCE_EVERY_WHERE_TOLD", FAR)
-    monkeypatch.setattr(watching, "_SHOWS_WITHIN", FAR)  # a busy disk may take longer to sync
+    monkeypatch.setattr(waking, "GLANCE_EVERY_WHERE_TOLD", FAR)
+    monkeypatch.setattr(waking, "_SHOWS_WITHIN", FAR)  # a busy disk may take longer to sync
     table, changes = watched
     flag = Waits()
     thread = threading.Thread(target=changes.wait, args=(FAR, flag))
@@ -159,7 +159,7 @@ def test_a_waiting_consumer_on_sqlite_looks_ten_times_a_second_at_the_most(
 
 @pytest.mark.parametrize("database", [None, "", ":memory:", "/no/such/file.db"])
 def test_what_is_no_file_is_looked_at_in_intervals(database: str | None) -> None:
-    assert watching.LogWatch.of(database) is None
+    assert waking.LogWatch.of(database) is None
 
 
 class Waits(Stop):

@@ -7,9 +7,9 @@ from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
 from waterclock.batching.batch import Batch, Rejection
-from waterclock.batching.event_time import EventTimeBatcher
-from waterclock.batching.rate_aware import RateAwareBatcher
-from waterclock.batching.rate_lanes import RateLanes
+from waterclock.batching.event_time.batcher import EventTimeBatcher
+from waterclock.batching.rate.batcher import RateAwareBatcher
+from waterclock.batching.rate.lanes import RateLanes
 from waterclock.batching.stats import BatcherStats
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Message

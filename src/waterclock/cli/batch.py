@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.batching.by_source import BySource
-from waterclock.batching.event_time import EventTimeBatcher
+from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.cli.common import Common
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.timeline import timeline

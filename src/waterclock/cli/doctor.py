@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from waterclock.cli.common import Common
 from waterclock.errors import WaterclockError
-from waterclock.spark.class_archive import SWITCH, find_archive, is_wanted
-from waterclock.spark.java import Java, find_java
+from waterclock.spark.session.class_archive import SWITCH, find_archive, is_wanted
+from waterclock.spark.session.java import Java, find_java
 from waterclock.urls import redacted, shown
 
 OLDEST_SQLITE = (3, 35)

@@ -12,8 +12,8 @@ from waterclock.cli.output import Output, span
 from waterclock.time import MAX_NS, format_time
 
 if TYPE_CHECKING:
-    from waterclock.tables.groups.group_commands import GroupChange
-    from waterclock.tables.groups.group_info import GroupInfo
+    from waterclock.tables.groups.info import GroupInfo
+    from waterclock.tables.messages.group_commands import GroupChange
 
 app = App(name="group")
 

@@ -18,7 +18,7 @@ from waterclock.quoting import quoted
 from waterclock.time import system_clock, to_time
 
 if TYPE_CHECKING:
-    from waterclock.spark.pipeline import Progress
+    from waterclock.spark.pipeline.running import Progress
 
 app = App(name="pipeline")
 
@@ -43,9 +43,9 @@ def run(
     master
         Spark's cluster; an embedded Spark on every core unless given.
     """
-    from waterclock.spark.pipeline import run_pipeline
-    from waterclock.spark.pipeline_file import PipelineFile
-    from waterclock.spark.session import session
+    from waterclock.spark.pipeline.file import PipelineFile
+    from waterclock.spark.pipeline.running import run_pipeline
+    from waterclock.spark.session.session import session
 
     pipeline = PipelineFile.read(file)
     pipeline.check_places()
@@ -80,9 +80,9 @@ def replay(
     master
         Spark's cluster; an embedded Spark on every core unless given.
     """
-    from waterclock.spark.pipeline import replay_pipeline
-    from waterclock.spark.pipeline_file import PipelineFile
-    from waterclock.spark.session import session
+    from waterclock.spark.pipeline.file import PipelineFile
+    from waterclock.spark.pipeline.running import replay_pipeline
+    from waterclock.spark.session.session import session
 
     pipeline = PipelineFile.read(file)
     pipeline.check_places()

@@ -17,9 +17,9 @@ from waterclock.quoting import quoted
 from waterclock.time import format_time, to_time
 
 if TYPE_CHECKING:
-    from waterclock.tables.delivery import Delivery
+    from waterclock.tables.consumers.delivery import Delivery
     from waterclock.tables.message_table import MessageTable
-    from waterclock.tables.putting import MessageId
+    from waterclock.tables.messages.putting import MessageId
 
 app = App(name="table")
 

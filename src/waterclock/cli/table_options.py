@@ -8,7 +8,7 @@ from typing import Any, Literal
 from cyclopts import Parameter
 
 from waterclock.cli.output import span
-from waterclock.tables.options import OptionChanges, TableOptions
+from waterclock.tables.model.options import OptionChanges, TableOptions
 
 _DURATIONS = ("ack_wait", "purge_after", "poll_interval", "min_backoff", "max_backoff", "group_idle")
 

@@ -283,7 +283,7 @@ def seal(name: str, /, *, master: str | None = None, common: Common = Common()) 
             sealed = topic.seal()
         else:
             from waterclock.spark import seal_topic
-            from waterclock.spark.session import session
+            from waterclock.spark.session.session import session
 
             sealed = seal_topic(session(f"waterclock seal {name}", master), topic)
     common.output.talk(f"sealed {sealed} ledgers")
@@ -306,7 +306,7 @@ def compact(name: str, /, *, master: str | None = None, common: Common = Common(
             saved = topic.compact()
         else:
             from waterclock.spark import compact_topic
-            from waterclock.spark.session import session
+            from waterclock.spark.session.session import session
 
             saved = compact_topic(session(f"waterclock compact {name}", master), topic)
     common.output.talk(f"saved {saved} files")

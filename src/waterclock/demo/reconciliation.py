@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from waterclock.batching.batch import Batch
 from waterclock.message import Message, Position
-from waterclock.spark.message_writer import POSITION_HEADER
+from waterclock.spark.writing.message_writer import POSITION_HEADER
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from waterclock.spark.batching import (
+    from waterclock.spark.registering import register
+    from waterclock.spark.streaming.batching import (
         batches_of,
         event_time_batches,
         event_time_outcomes,
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
         rate_aware_outcomes,
         rejected_of,
     )
-    from waterclock.spark.registering import register
     from waterclock.spark.upkeep import archive_tables, compact_topic, seal_topic
 
 __all__ = [

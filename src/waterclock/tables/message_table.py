@@ -10,26 +10,26 @@ from typing import Any
 
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
-from waterclock.tables import acking
-from waterclock.tables.acking_together import ack_together
-from waterclock.tables.attendance import changing
-from waterclock.tables.claiming.rate import Rate
-from waterclock.tables.conditions.selection import make_selection
-from waterclock.tables.dead_letters import list_dead_letters, redrive
-from waterclock.tables.delivery import Delivery
-from waterclock.tables.entry import load
-from waterclock.tables.explaining import Explanation, explain_message
-from waterclock.tables.groups.groups import MessageGroups
+from waterclock.tables.catalogue.selection import make_selection
+from waterclock.tables.catalogue.table_row import load
+from waterclock.tables.consumers.acking_together import ack_together
+from waterclock.tables.consumers.attendance import changing
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.receiving import Request, receive, receive_waiting
+from waterclock.tables.consumers.retrying import nack_all, retry_delayed, retry_ids
+from waterclock.tables.consumers.subscription import Subscription
+from waterclock.tables.message_groups import MessageGroups
+from waterclock.tables.messages import acking
+from waterclock.tables.messages.dead_letters import list_dead_letters, redrive
+from waterclock.tables.messages.explaining import Explanation, explain_message
+from waterclock.tables.messages.purging import purge_some
+from waterclock.tables.messages.putting import MessageId, PutIds, check_id, prepare_rows
+from waterclock.tables.messages.putting_sized import put_sized
+from waterclock.tables.messages.stats import TableStats, table_stats
+from waterclock.tables.model.keyspace import check_unsharded
+from waterclock.tables.model.options import check_count, check_rate
+from waterclock.tables.model.rate import Rate
 from waterclock.tables.open_table import OpenTable
-from waterclock.tables.options import check_count, check_rate
-from waterclock.tables.purging import purge_some
-from waterclock.tables.putting import MessageId, PutIds, check_id, prepare_rows
-from waterclock.tables.putting_sized import put_sized
-from waterclock.tables.receiving import Request, receive, receive_waiting
-from waterclock.tables.retrying import nack_all, retry_delayed, retry_ids
-from waterclock.tables.sharding.keyspace import check_unsharded
-from waterclock.tables.stats import TableStats, table_stats
-from waterclock.tables.subscribing import Subscription
 from waterclock.time import Duration, Time, to_duration, to_time
 
 

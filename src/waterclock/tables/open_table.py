@@ -11,15 +11,15 @@ import sqlalchemy as sa
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import message_tables
 from waterclock.errors import RefusedError
-from waterclock.tables.adopting.adopting import adopt as adopt_table
-from waterclock.tables.callers import CallerConnections
-from waterclock.tables.claiming.limiting import forget_rate
-from waterclock.tables.context import TableContext
-from waterclock.tables.creating import create, ensure_dead_letter_table
-from waterclock.tables.entry import Entry, change, drop, load
-from waterclock.tables.groups.grouping import settle_exhausted
-from waterclock.tables.options import OptionChanges, TableOptions
-from waterclock.tables.putting import user_column_names
+from waterclock.tables.catalogue.adopting import adopt as adopt_table
+from waterclock.tables.catalogue.caller_connections import CallerConnections
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.creating import create, ensure_dead_letter_table
+from waterclock.tables.catalogue.rate_limit import forget_rate
+from waterclock.tables.catalogue.table_row import Entry, change, drop, load
+from waterclock.tables.groups.heads import settle_exhausted
+from waterclock.tables.messages.putting import user_column_names
+from waterclock.tables.model.options import OptionChanges, TableOptions
 from waterclock.time import MAX_NS, Time, to_time
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.batching.rate.traffic import SECOND, T0, by_time
 
 from waterclock.batching.by_source import BySource
-from waterclock.batching.rate_aware import RateAwareBatcher
+from waterclock.batching.rate.batcher import RateAwareBatcher
 from waterclock.message import Message
 
 

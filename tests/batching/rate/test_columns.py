@@ -16,8 +16,8 @@ from tests.batching.rate.scenario import FOLDER, Scenario
 from tests.batching.rate.traffic import SECOND, T0, at, by_time, calls, frozen, message, options, pulses
 
 from waterclock.batching.batch import Batch
-from waterclock.batching.rate_aware import RateAwareBatcher
-from waterclock.batching.rate_columnar import RateAwareColumns, RateBatches
+from waterclock.batching.rate.batcher import RateAwareBatcher
+from waterclock.batching.rate.columns import RateAwareColumns, RateBatches
 from waterclock.checksum import FRAME_BYTES
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.batching.rate.traffic import SECOND, T0
 
-from waterclock.batching.period import StreamPeriodEstimator
+from waterclock.batching.rate.period import StreamPeriodEstimator
 
 
 def learned(times: list[int]) -> int | None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.batching.rate.traffic import SECOND, T0
 
-from waterclock.batching.pulse_grid import PulseGrid
+from waterclock.batching.rate.pulse_grid import PulseGrid
 
 grids = st.builds(PulseGrid, st.integers(T0, T0 + SECOND), st.integers(1, 10_000))
 

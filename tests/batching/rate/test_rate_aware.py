@@ -13,8 +13,8 @@ import pytest
 from tests.batching.rate.traffic import SECOND, T0, at, by_time, feed, frozen, message, pulses
 
 from waterclock.arrow import from_ipc, to_ipc
-from waterclock.batching.event_time import EventTimeBatcher
-from waterclock.batching.rate_aware import RateAwareBatcher
+from waterclock.batching.event_time.batcher import EventTimeBatcher
+from waterclock.batching.rate.batcher import RateAwareBatcher
 from waterclock.checksum import FRAME_BYTES
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message
@@ -242,7 +242,7 @@ def test_compressed_zeros_do_not_fill_the_memory() -> None:
     with pytest.raises(DamagedError, match="go on after their end"):
         RateAwareBatcher.restore(to_ipc(columns.replace_schema_metadata({key: bomb})))
     with (
-        patch("waterclock.batching.rate_state._MOST_FACTS", 100),
+        patch("waterclock.batching.rate.state._MOST_FACTS", 100),
         pytest.raises(DamagedError, match="cut short"),
     ):
         RateAwareBatcher.restore(to_ipc(columns.replace_schema_metadata({key: zlib.compress(bytes(10**6))})))

@@ -19,9 +19,9 @@ from tests.batching.rate.traffic import SECOND, YEAR, at, frozen, message, pulse
 from waterclock.arrow import from_ipc, to_ipc
 from waterclock.batching.batch import Batch
 from waterclock.batching.by_source import BySource
-from waterclock.batching.rate_aware import RateAwareBatcher
-from waterclock.batching.rate_columnar import RateAwareColumns
-from waterclock.batching.starts import MOST_RUNS, Run, Starts
+from waterclock.batching.rate.batcher import RateAwareBatcher
+from waterclock.batching.rate.columns import RateAwareColumns
+from waterclock.batching.rate.starts import MOST_RUNS, Run, Starts
 from waterclock.checksum import FRAME_BYTES
 from waterclock.errors import LongCallWarning
 from waterclock.message import Message
@@ -155,7 +155,7 @@ def test_a_clock_that_stands_still_hides_nothing_however_much_it_sends(offset: i
 
 @pytest.mark.parametrize("event_time", [at(0), at(0) + 43 * YEAR, at(0) - 43 * YEAR])
 def test_what_is_buffered_is_bounded_where_every_clock_stands_still(event_time: int) -> None:
-    with patch("waterclock.batching.stall.MOST_UNMOVED", 100):
+    with patch("waterclock.batching.rate.stall.MOST_UNMOVED", 100):
         batcher = RateAwareBatcher(clock=frozen)
         batcher.add(pulses("det", 14, -1, 0))
         batches: list[Batch] = []

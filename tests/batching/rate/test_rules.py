@@ -7,11 +7,10 @@ import math
 import pytest
 from tests.batching.rate.traffic import SECOND, T0, YEAR, at, by_time, feed, frozen, message, pulses
 
-from waterclock.batching.assembly import Assembly
-from waterclock.batching.pile import Pile
-from waterclock.batching.pulse_grid import PulseGrid
-from waterclock.batching.rate_aware import RateAwareBatcher
-from waterclock.batching.rate_rule import (
+from waterclock.batching.rate.batcher import RateAwareBatcher
+from waterclock.batching.rate.pile import Pile
+from waterclock.batching.rate.pulse_grid import PulseGrid
+from waterclock.batching.rate.rule import (
     MOST_EPOCHS,
     MOST_UNMOVED,
     RateRule,
@@ -19,8 +18,9 @@ from waterclock.batching.rate_rule import (
     placed,
     plausible_range,
 )
-from waterclock.batching.stall import StallWatch
-from waterclock.batching.track import Track
+from waterclock.batching.rate.stall import StallWatch
+from waterclock.batching.rate.stream import Track
+from waterclock.batching.rate.window import Assembly
 from waterclock.time import MAX_NS, MIN_NS
 
 RULE = RateRule.checked("1s", None)

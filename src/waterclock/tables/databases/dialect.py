@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
-from waterclock.tables.changes import Changes
-from waterclock.tables.claiming.claimed import Claimed, Wanted
+from waterclock.tables.databases.changes import Changes
 from waterclock.tables.databases.inserting import NewRows
-from waterclock.tables.databases.partitioning import Days
-from waterclock.tables.options import IdType
-from waterclock.tables.schema import IdItem
+from waterclock.tables.model.claim import Claimed, Wanted
+from waterclock.tables.model.days import Days
+from waterclock.tables.model.options import IdType
+from waterclock.tables.model.schema import IdItem
 
 
 class TableDialect(Protocol):

@@ -10,8 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.database.table_catalogue import consumers, groups
-from waterclock.tables.context import TableContext
-from waterclock.tables.groups.grouping import ANYBODY, belongs_to, settle, these_groups
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.groups.heads import ANYBODY, belongs_to, settle, these_groups
 
 _RELEASED_AT_ONCE = 1000
 

@@ -12,9 +12,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.database.table_catalogue import groups, message_tables
-from waterclock.tables.context import TableContext
-from waterclock.tables.groups.grouping import UNGROUPED, settle, these_groups
-from waterclock.tables.schema import not_acked
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.groups.heads import UNGROUPED, settle, these_groups
+from waterclock.tables.model.schema import not_acked
 
 _ROUTED_AT_ONCE = 50_000
 _LOWEST = -(2**31)

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Container
 
-from waterclock.tables.sharding.keyspace import KeyRange, keyspace_id
+from waterclock.tables.model.keyspace import KeyRange, keyspace_id
 
 RANDOM_BITS = 21
 """How many of a drawn id's low bits are random."""

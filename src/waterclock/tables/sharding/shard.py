@@ -12,7 +12,7 @@ from typing import Protocol
 from waterclock.database.backend import Backend
 from waterclock.errors import UnavailableError
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.sharding.keyspace import KeyRange
+from waterclock.tables.model.keyspace import KeyRange
 
 logger = logging.getLogger(__name__)
 

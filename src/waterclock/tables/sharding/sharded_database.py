@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Self
 
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
 from waterclock.quoting import quoted
-from waterclock.tables.sharding.keyspace import KeyRange, check_cover
+from waterclock.tables.model.keyspace import KeyRange, check_cover
 from waterclock.tables.sharding.shard import Opened, Shard
 from waterclock.tables.sharding.sharded_table import ShardedTable
 

@@ -9,12 +9,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.errors import InvalidArgumentError, PartlyPutError, UnavailableError
-from waterclock.tables.context import TableContext
+from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.putting import MessageId, PreparedRows, PutIds, check_id, prepare_rows
-from waterclock.tables.putting_sized import put_sized
+from waterclock.tables.messages.putting import MessageId, PreparedRows, PutIds, check_id, prepare_rows
+from waterclock.tables.messages.putting_sized import put_sized
+from waterclock.tables.model.keyspace import KeyRange, keyspace_id
 from waterclock.tables.sharding.drawing_ids import draw_id
-from waterclock.tables.sharding.keyspace import KeyRange, keyspace_id
 from waterclock.tables.sharding.shard import Shard
 
 _Row = dict[str, Any]

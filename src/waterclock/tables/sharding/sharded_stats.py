@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from waterclock.tables.stats import TableStats
+from waterclock.tables.messages.stats import TableStats
 
 _GREATEST = ("oldest_age",)
 

@@ -10,12 +10,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from waterclock.errors import UnavailableError
-from waterclock.tables.delivery import Delivery
-from waterclock.tables.discarding import discard
-from waterclock.tables.entry import LOOK_EVERY
+from waterclock.tables.catalogue.table_row import LOOK_EVERY
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.discarding import discard
+from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.sharding.shard import Shard
-from waterclock.tables.subscribing import Subscription
 
 PATIENCE = 2.0
 """Seconds for which reading waits for a shard that is busy or away, before it counts as away."""

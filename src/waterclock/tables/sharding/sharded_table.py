@@ -8,20 +8,20 @@ from typing import Any, NoReturn, TypeVar, Unpack
 
 from waterclock.errors import InvalidArgumentError, SchemaError, UnavailableError, WaterclockError
 from waterclock.quoting import quoted
-from waterclock.tables.dead_letters import DIED
-from waterclock.tables.delivery import Delivery
-from waterclock.tables.explaining import Explanation
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.options import OptionChanges, TableOptions
-from waterclock.tables.putting import MessageId, PutIds, check_id
-from waterclock.tables.sharding.keyspace import choose, keyspace_id
+from waterclock.tables.messages.dead_letters import DIED
+from waterclock.tables.messages.explaining import Explanation
+from waterclock.tables.messages.putting import MessageId, PutIds, check_id
+from waterclock.tables.messages.stats import TableStats
+from waterclock.tables.model.keyspace import choose, keyspace_id
+from waterclock.tables.model.options import OptionChanges, TableOptions
 from waterclock.tables.sharding.shard import Shard
 from waterclock.tables.sharding.sharded_putting import put_over_shards, put_with
 from waterclock.tables.sharding.sharded_stats import ShardedStats
 from waterclock.tables.sharding.sharded_subscription import ShardedSubscription, receive_from
 from waterclock.tables.sharding.shards_connections import home_of
-from waterclock.tables.stats import TableStats
-from waterclock.tables.subscribing import Subscription
 from waterclock.time import Duration, Time, to_duration
 
 _T = TypeVar("_T")

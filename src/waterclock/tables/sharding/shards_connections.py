@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from waterclock.database.table_catalogue import message_tables
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
-from waterclock.tables.callers import CallerConnections
+from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.options import TableOptions
+from waterclock.tables.model.options import TableOptions
 from waterclock.tables.sharding.shard import Shard
 
 

@@ -1,0 +1,262 @@
+"""Batching by event time over columns: the same rule as `EventTimeBatcher`, for many messages at once."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waterclock.batching.event_time.rule import EventTimeRule, OnConflict
+from waterclock.errors import InvalidArgumentError, SchemaError, UnavailableError
+from waterclock.time import MAX_NS, Duration, Time, to_time
+from waterclock.time_columns import as_nanoseconds
+
+_REASONS = ("late", "future", "duplicate", "replaced")
+_CONFLICTS = ("split", "replace", "isolate")
+_ADDED = ("batch_start", "batch_end", "rejected")
+_MOST_ROWS = 2**31
+
+
+class Assignment(NamedTuple):
+    """What became of each row.
+
+    Attributes
+    ----------
+    starts, ends
+        Its batch's window, int64 ns; 0 where the row is in no batch.
+    conflicts
+        A conflict cut that window, or put it apart: the batch's reason is ``conflict``; uint8, 1 or 0.
+    verdicts
+        uint8: 0 accepted, 1 late, 2 future, 3 duplicate, 4 replaced, 5 not decided at ``now``.
+    order
+        The rows that are neither late nor future nor received after ``now``, source by source in order of event time,
+        equal times as they stood; uint32.
+    """
+
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    conflicts: npt.NDArray[np.uint8]
+    verdicts: npt.NDArray[np.uint8]
+    order: npt.NDArray[np.uint32]
+
+
+def assign_batches(
+    table: pa.Table,
+    *,
+    window: Duration,
+    max_delay: Duration,
+    max_lead: Duration = 0,
+    on_conflict: OnConflict = "split",
+    now: Time | None = None,
+) -> pa.Table:
+    """Find the batch of every message of a table, for all its sources.
+
+    The result is what an `EventTimeBatcher` of each source gives for the same messages in order of receive time. It
+    depends on the set of rows; their order decides only which of equal ones (in source, stream, event time and receive
+    time) is the duplicate.
+
+    Parameters
+    ----------
+    table
+        With columns ``source`` and ``stream`` (text, or dictionary of text, which is faster) and ``event_time`` and
+        ``receive_time`` (whole numbers of ns, or timestamps of any unit with a time zone), none with nulls. Other
+        columns are kept. Where there is no row, columns may be of type null.
+    window, max_delay, max_lead, on_conflict
+        As of `EventTimeBatcher`.
+    now
+        A reading of the receive clock, as `EventTimeBatcher.advance` takes it: messages received after it, and those
+        of windows with ``batch_end`` + max_delay after it, are not decided yet. Default: all are decided.
+
+    Returns
+    -------
+    pyarrow.Table
+        The rows in their order, with ``batch_start`` and ``batch_end`` (int64 ns; null where the message is in no
+        batch, or not yet) and ``rejected`` (dictionary of text: late, future, duplicate or replaced; null where the
+        message is not rejected, or not yet).
+
+    Raises
+    ------
+    SchemaError
+        For a missing column, one of another type, such as times that name no moment (floats, dates, timestamps without
+        a time zone), or one named like a column to be added.
+    InvalidArgumentError
+        For a column with nulls, a time that does not fit int64 ns, and an option that cannot be meant.
+
+    Notes
+    -----
+    Source: *Message Batching* (thin-edge.io), use cases UC1 to UC5. Compiled code is kept beside the package or, where
+    that cannot be written, in the user's cache folder or that of ``NUMBA_CACHE_DIR``: only the very first call waits.
+    """
+    rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict)
+    clock = None if now is None else to_time(now, "now")
+    if not isinstance(table, pa.Table):
+        raise InvalidArgumentError(
+            f"table: a {type(table).__name__} is no pyarrow.Table; make one with pyarrow.table(…)"
+        )
+    for name in _ADDED:
+        if name in table.schema.names:
+            raise SchemaError(f"the table has a column {name!r} already; drop it, or rename it")
+    found = assign_arrays(
+        _codes(table, "source"),
+        _codes(table, "stream"),
+        _times(table, "event_time"),
+        _times(table, "receive_time"),
+        rule,
+        now=clock,
+    )
+    accepted = found.verdicts == 0
+    rejected = (found.verdicts > 0) & (found.verdicts <= len(_REASONS))
+    reasons = _with_nulls(pa.int8(), (found.verdicts - 1).view(np.int8), rejected)
+    columns = (
+        _with_nulls(pa.int64(), found.starts, accepted),
+        _with_nulls(pa.int64(), found.ends, accepted),
+        pa.DictionaryArray.from_arrays(reasons, pa.array(_REASONS), safe=False),
+    )
+    for name, column in zip(_ADDED, columns, strict=True):
+        table = table.append_column(name, column)
+    return table
+
+
+def assign_arrays(
+    sources: npt.NDArray[Any],
+    streams: npt.NDArray[Any],
+    event_times: npt.NDArray[Any],
+    receive_times: npt.NDArray[Any],
+    rule: EventTimeRule,
+    *,
+    now: int | None = None,
+) -> Assignment:
+    """Find the window of every row; what `assign_batches` and the Spark pipeline stand on.
+
+    For a source whose receive times are out of order, give their running maximum: a batcher that reads the messages one
+    by one judges them so.
+
+    Parameters
+    ----------
+    sources, streams
+        int32 numbers from 0 that stand for the sources and the streams; all 0 for one source.
+    event_times, receive_times
+        int64 ns.
+    rule
+        The checked options.
+    now
+        See `assign_batches`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For arrays of different lengths, numbers below 0, and 2**31 rows or more.
+    TypeError
+        For arrays that cannot become the types above without loss.
+    UnavailableError
+        Where no folder can be written in which Numba could keep the compiled code.
+    """
+    count = len(event_times)
+    lengths = {len(sources), len(streams), count, len(receive_times)}
+    if len(lengths) > 1:
+        raise InvalidArgumentError(
+            f"sources, streams, event_times, receive_times: lengths {lengths} differ; give equal ones"
+        )
+    if count >= _MOST_ROWS:
+        raise InvalidArgumentError(f"{count} rows are too many at once; give fewer than {_MOST_ROWS}, source by source")
+    found = (np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.uint8), np.empty(count, np.uint8))
+    rows = np.empty(count, np.uint32)
+    ordered = _kernel().assign(
+        _plain(sources, np.int32).view(np.uint32),
+        _plain(streams, np.int32).view(np.uint32),
+        _plain(event_times, np.int64),
+        _plain(receive_times, np.int64),
+        _distinct(sources, "sources"),
+        _distinct(streams, "streams"),
+        rule.window,
+        rule.max_delay,
+        rule.max_lead,
+        _CONFLICTS.index(rule.on_conflict),
+        MAX_NS if now is None else now,
+        *found,
+        np.empty(count, np.int64),
+        rows,
+        np.empty(count, np.int64),
+        np.empty(count, np.uint32),
+        np.empty(count + 2, np.uint32),
+    )
+    return Assignment(*found, rows[:ordered])
+
+
+def _kernel() -> Any:
+    try:
+        # Importing Numba takes several times as long as all else; whoever batches message by message does without.
+        from waterclock.batching.event_time import kernel  # noqa: PLC0415
+    except RuntimeError as error:
+        raise UnavailableError(
+            f"Numba finds no folder for its compiled code ({error}); set NUMBA_CACHE_DIR to one that can be written"
+        ) from error
+    return kernel
+
+
+def _distinct(codes: npt.NDArray[Any], name: str) -> int:
+    if not len(codes):
+        return 0
+    if codes.min() < 0:
+        raise InvalidArgumentError(f"{name}: {codes.min()} is below 0; give numbers from 0")
+    return int(codes.max()) + 1
+
+
+def _plain(values: npt.NDArray[Any], wanted: type[np.generic]) -> npt.NDArray[Any]:
+    return np.require(values.astype(wanted, casting="safe", copy=False), requirements=["C", "A"])
+
+
+def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
+    if table.schema.names.count(name) != 1:
+        raise SchemaError(f"the table must have one column {name!r}; it has {table.schema.names}")
+    column = table.column(name)
+    if column.null_count:
+        raise InvalidArgumentError(f"column {name!r} holds {column.null_count} nulls; every message needs it")
+    return column
+
+
+def _times(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
+    column = as_nanoseconds(_column(table, name), name)
+    return _joined(column.chunks, pa.int64()).to_numpy()
+
+
+def _codes(table: pa.Table, name: str) -> npt.NDArray[np.int32]:
+    """Give every text of a column a number."""
+    column = _column(table, name)
+    if pa.types.is_null(column.type):
+        column = column.cast(pa.string())
+    text = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_string_view(text):
+        column, text = column.cast(pa.large_string()), pa.large_string()
+    if not (pa.types.is_string(text) or pa.types.is_large_string(text)):
+        raise SchemaError(f"column {name!r} is {column.type}; it must be string, or a dictionary of strings")
+    if pa.types.is_dictionary(column.type) and not _numbers_each_text_once(column):
+        column = column.cast(text)
+        if column.null_count:
+            raise InvalidArgumentError(f"column {name!r} holds {column.null_count} nulls; every message needs it")
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    codes = [chunk.indices.cast(pa.int32()) for chunk in column.unify_dictionaries().chunks]
+    return _joined(codes, pa.int32()).to_numpy()
+
+
+def _numbers_each_text_once(column: pa.ChunkedArray) -> bool:
+    """Tell whether equal texts have equal numbers: Arrow lets a dictionary repeat a text, and hold nulls."""
+    dictionaries = [chunk.dictionary for chunk in column.chunks]
+    return all(
+        not each.null_count and pc.call_function("count_distinct", [each]).as_py() == len(each) for each in dictionaries
+    )
+
+
+def _joined(chunks: list[pa.Array], kind: pa.DataType) -> pa.Array:
+    # Joining a single one would copy it.
+    return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks) if chunks else pa.array([], kind)
+
+
+def _with_nulls(kind: pa.DataType, values: npt.NDArray[Any], valid: npt.NDArray[np.bool_]) -> pa.Array:
+    bits = np.packbits(valid, bitorder="little")
+    nulls = len(values) - int(np.count_nonzero(valid))
+    return pa.Array.from_buffers(kind, len(values), [pa.py_buffer(bits), pa.py_buffer(values)], nulls)

@@ -1,0 +1,326 @@
+"""The rule of event-time batching over arrays, compiled with Numba. Everything that is compiled stands in this file.
+
+Numba keeps machine code per file and looks for changes in that file alone: a compiled function that called one of
+another file would go on calling the old one after a change there.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit, types
+
+from waterclock.time import MAX_NS, MIN_NS
+
+ACCEPTED, LATE, FUTURE, DUPLICATE, REPLACED, UNDECIDED = range(6)
+"""What became of a row. Undecided: received after the clock's reading, or in a window that is open at it."""
+
+SPLIT, REPLACE, ISOLATE = range(3)
+"""What happens at a conflict."""
+
+Times = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the test for negative indices
+Bytes = npt.NDArray[np.uint8]
+
+_FEW = 48  # so many are sorted fastest by insertion
+
+
+class _Rule(NamedTuple):
+    window: int
+    max_delay: int
+    on_conflict: int
+    now: int
+
+
+class _Out(NamedTuple):
+    starts: Times
+    ends: Times
+    conflicts: Bytes
+    verdicts: Bytes
+
+
+class _Seen(NamedTuple):
+    """By stream: the number of its last window and of its last event time, and the row kept there."""
+
+    window: Times
+    instant: Times
+    kept: Codes
+
+
+# Arrow's memory is read-only, and Numba compiles for that only where the signature says so.
+_times_in = types.Array(types.int64, 1, "C", readonly=True)
+_codes_in = types.Array(types.uint32, 1, "C", readonly=True)
+_codes_out = types.Array(types.uint32, 1, "C")
+_times_out = types.Array(types.int64, 1, "C")
+_bytes_out = types.Array(types.uint8, 1, "C")
+
+
+# For what runs once a window or an event time: a call counts references of its arrays, which costs more than the work.
+_inlined = njit(inline="always")
+
+
+@njit
+def _plus(time: int, length: int) -> int:
+    return time + length if time <= MAX_NS - length else MAX_NS
+
+
+@njit
+def _minus(time: int, length: int) -> int:
+    return time - length if time >= MIN_NS + length else MIN_NS
+
+
+@njit
+def _judge(event_times: Times, receive_times: Times, max_delay: int, max_lead: int, now: int, verdicts: Bytes) -> None:
+    # No branches: the loop then runs on several rows at once.
+    for row in range(event_times.size):
+        received = receive_times[row]
+        event_time = event_times[row]
+        verdict = np.uint8(ACCEPTED)
+        if event_time > _plus(received, max_lead):
+            verdict = np.uint8(FUTURE)
+        if event_time < _minus(received, max_delay):
+            verdict = np.uint8(LATE)
+        if received > now:
+            verdict = np.uint8(UNDECIDED)
+        verdicts[row] = verdict
+
+
+@njit
+def _gather(sources: Codes, event_times: Times, verdicts: Bytes, bounds: Times, times: Times, rows: Codes) -> None:
+    """Lay the accepted rows source by source, in row order; source s is then at ``bounds[s]`` to ``bounds[s + 1]``."""
+    for row in range(sources.size):
+        if verdicts[row] == ACCEPTED:
+            bounds[sources[row] + np.uint32(1)] += 1
+    for source in range(1, bounds.size):
+        bounds[source] += bounds[source - 1]
+    cursor = bounds[:-1].copy()
+    for row in range(sources.size):
+        if verdicts[row] == ACCEPTED:
+            place = cursor[sources[row]]
+            cursor[sources[row]] = place + 1
+            times[place] = event_times[row]
+            rows[place] = row
+
+
+@njit
+def _is_sorted(times: Times, first: int, stop: int) -> bool:
+    for k in range(first + 1, stop):  # noqa: SIM110  # Numba compiles no generators
+        if times[k - 1] > times[k]:
+            return False
+    return True
+
+
+@njit
+def _sort(
+    times: Times, rows: Codes, first: int, stop: int, spare_times: Times, spare_rows: Codes, bucket_ends: Codes
+) -> None:
+    """Sort places ``first`` to ``stop`` by time, stably: into buckets of equal width, then within them.
+
+    Messages arrive nearly in order and evenly, so that a bucket holds few and all memory touched is near by. Buckets
+    that hold many, as where a source was silent for long, are sorted by merging.
+    """
+    low = times[first]
+    high = times[first]
+    for k in range(first, stop):
+        low = min(low, times[k])
+        high = max(high, times[k])
+    base = np.uint64(low)
+    span = np.uint64(high) - base
+    most = np.uint64((stop - first) // 2)
+    shift = np.uint64(0)
+    while span >> shift > most:
+        shift += np.uint64(1)
+    buckets = np.int64(span >> shift) + 1
+    bucket_ends[: buckets + 1] = 0
+    for k in range(first, stop):
+        bucket_ends[((np.uint64(times[k]) - base) >> shift) + np.uint64(1)] += 1
+    bucket_ends[0] = first
+    for bucket in range(1, buckets + 1):
+        bucket_ends[bucket] += bucket_ends[bucket - 1]
+    for k in range(first, stop):
+        time = times[k]
+        bucket = (np.uint64(time) - base) >> shift
+        place = bucket_ends[bucket]
+        bucket_ends[bucket] = place + 1
+        spare_times[place] = time
+        spare_rows[place] = rows[k]
+    begin = first
+    for bucket in range(buckets):
+        end = bucket_ends[bucket]
+        if end - begin > _FEW:
+            order = begin + np.argsort(spare_times[begin:end], kind="mergesort")
+            spare_times[begin:end] = spare_times[order]
+            spare_rows[begin:end] = spare_rows[order]
+        begin = end
+    _insert(spare_times, spare_rows, first, stop, times, rows)
+
+
+@njit
+def _insert(from_times: Times, from_rows: Codes, first: int, stop: int, times: Times, rows: Codes) -> None:
+    for k in range(first, stop):
+        time = from_times[k]
+        row = from_rows[k]
+        place = k
+        while place > first and times[place - 1] > time:
+            times[place] = times[place - 1]
+            rows[place] = rows[place - 1]
+            place -= 1
+        times[place] = time
+        rows[place] = row
+
+
+@_inlined
+def _mark_duplicates(
+    rows: Codes,
+    first: int,
+    stop: int,
+    streams: Codes,
+    receive_times: Times,
+    last_instant: Times,
+    kept: Codes,
+    verdicts: Bytes,
+) -> None:
+    """Of the rows of one event time, keep of each stream the one received first, of equals the first row."""
+    for k in range(first, stop):
+        row = rows[k]
+        stream = streams[row]
+        if verdicts[row] != ACCEPTED:
+            continue
+        if last_instant[stream] != first + 1:
+            last_instant[stream] = first + 1
+            kept[stream] = row
+        elif receive_times[row] < receive_times[kept[stream]]:
+            verdicts[kept[stream]] = DUPLICATE
+            kept[stream] = row
+        else:
+            verdicts[row] = DUPLICATE
+
+
+@_inlined
+def _enter(rows: Codes, first: int, stop: int, streams: Codes, number: int, last_window: Times) -> bool:
+    """Put the rows of one event time into a window, or tell that one of their streams is there already."""
+    for k in range(first, stop):
+        if last_window[streams[rows[k]]] == number:
+            return False
+    for k in range(first, stop):
+        last_window[streams[rows[k]]] = number
+    return True
+
+
+@_inlined
+def _keep_newest(
+    rows: Codes, first: int, stop: int, streams: Codes, number: int, last_window: Times, verdicts: Bytes
+) -> None:
+    for k in range(stop - 1, first - 1, -1):
+        row = rows[k]
+        if verdicts[row] == ACCEPTED:
+            if last_window[streams[row]] == number:
+                verdicts[row] = REPLACED
+            last_window[streams[row]] = number
+
+
+@njit
+def _partition(
+    times: Times,
+    rows: Codes,
+    first: int,
+    stop: int,
+    streams: Codes,
+    receive_times: Times,
+    rule: _Rule,
+    seen: _Seen,
+    out: _Out,
+) -> None:
+    """Cut the sorted rows of one source into windows. Numbers are places, so that no two sources share one."""
+    # Taken apart once: reading an array out of a tuple counts references, which would cost more than the work itself.
+    starts, ends, conflicts, verdicts = out
+    window, max_delay, on_conflict, now = rule
+    last_window, last_instant, kept = seen
+    k = unmarked = first
+    isolated = False
+    while k < stop:
+        begin = k
+        start = times[k]
+        last = end = start if isolated else _plus(start, window)
+        conflict = isolated
+        isolated = False
+        while k < stop and times[k] <= last:
+            after = k + 1
+            while after < stop and times[after] == times[k]:
+                after += 1
+            if after > k + 1 and k >= unmarked:  # a conflicting event time is met again as the next window's first
+                unmarked = after
+                _mark_duplicates(rows, k, after, streams, receive_times, last_instant, kept, verdicts)
+            if on_conflict != REPLACE and not _enter(rows, k, after, streams, begin + 1, last_window):
+                end = times[k]
+                conflict = True
+                isolated = on_conflict == ISOLATE
+                break
+            k = after
+        open_still = _plus(end, max_delay) > now
+        if on_conflict == REPLACE and not open_still:
+            _keep_newest(rows, begin, k, streams, begin + 1, last_window, verdicts)
+        for place in range(begin, k):
+            row = rows[place]
+            if verdicts[row] == ACCEPTED:
+                if open_still:
+                    verdicts[row] = UNDECIDED
+                else:
+                    starts[row] = start
+                    ends[row] = end
+                    conflicts[row] = conflict
+
+
+@njit(
+    types.int64(
+        *[_codes_in, _codes_in, _times_in, _times_in],
+        *[types.int64] * 7,
+        *[_times_out, _times_out, _bytes_out, _bytes_out],
+        *[_times_out, _codes_out, _times_out, _codes_out, _codes_out],
+    ),
+    cache=True,
+    nogil=True,
+)
+def assign(
+    sources: Codes,
+    streams: Codes,
+    event_times: Times,
+    receive_times: Times,
+    source_count: int,
+    stream_count: int,
+    window: int,
+    max_delay: int,
+    max_lead: int,
+    on_conflict: int,
+    now: int,
+    starts: Times,
+    ends: Times,
+    conflicts: Bytes,
+    verdicts: Bytes,
+    times: Times,
+    rows: Codes,
+    spare_times: Times,
+    spare_rows: Codes,
+    bucket_ends: Codes,
+) -> int:
+    """Judge every row and find its window; see `waterclock.batching.event_time.columns.assign_arrays`.
+
+    Writes ``verdicts`` of all rows, ``starts``, ``ends`` and ``conflicts`` of the accepted ones, and into ``rows`` the
+    ordered rows, whose number it returns. The last five are working memory for every row (``bucket_ends`` for two
+    more): NumPy asks for it in huge pages. Numba does not, and to touch so many small pages would take as long as the
+    sorting.
+    """
+    rule = _Rule(window, max_delay, on_conflict, now)
+    out = _Out(starts, ends, conflicts, verdicts)
+    seen = _Seen(np.zeros(stream_count, np.int64), np.zeros(stream_count, np.int64), np.zeros(stream_count, np.uint32))
+    _judge(event_times, receive_times, max_delay, max_lead, now, verdicts)
+    bounds = np.zeros(source_count + 1, np.int64)
+    _gather(sources, event_times, verdicts, bounds, times, rows)
+    for source in range(source_count):
+        first, stop = bounds[source], bounds[source + 1]
+        if not _is_sorted(times, first, stop):
+            _sort(times, rows, first, stop, spare_times, spare_rows, bucket_ends)
+        _partition(times, rows, first, stop, streams, receive_times, rule, seen, out)
+    return bounds[source_count]

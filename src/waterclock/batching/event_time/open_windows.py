@@ -1,0 +1,271 @@
+"""The accepted messages of one source that are in no batch yet, of which only the first window is ever cut.
+
+What a window holds depends on its start and on what follows it, never on what came before. So a message out of order
+may move every window after its own, and cutting them all anew for each message would cost the square of a backlog. Here
+the later messages merely wait, in order of event time. The first window takes them in one by one, as far as its time
+has come; what a conflict or an older message puts out of it waits again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from operator import attrgetter
+
+from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.batching.event_time.waiting_times import NEVER, WaitingTimes
+from waterclock.batching.event_time.window import Window
+from waterclock.message import Message
+from waterclock.time import MAX_NS
+
+_stream = attrgetter("stream")
+
+LOOK_AHEAD = 8
+"""How many event times the first window takes in before their time has come.
+
+More of them, and fewer messages of traffic in order cause a look at the window. But all of them may have to wait again
+for one message out of order, so the dearest order of arrival grows with it.
+"""
+
+
+class OpenWindows:
+    """Accepted messages by event time, and the first of their windows.
+
+    The first window has taken in all messages up to ``_reach``, and it knows its end where that is ``_last``.
+
+    Attributes
+    ----------
+    ends_from
+        The first window ends at this event time (ns) or later; `NEVER` where nothing is open.
+    """
+
+    __slots__ = (
+        "_at",
+        "_cut",
+        "_isolated",
+        "_last",
+        "_older",
+        "_reach",
+        "_rule",
+        "_run",
+        "_start",
+        "_streams",
+        "_waiting",
+        "ends_from",
+    )
+
+    def __init__(self, rule: EventTimeRule, *, isolated: bool = False) -> None:
+        """``isolated``: the first window holds a conflicting event time alone."""
+        self._rule = rule
+        # Messages by event time: one, or several by stream. A dict for each alone would double the cost in order.
+        self._at: dict[int, Message | dict[str, Message]] = {}
+        self._waiting = WaitingTimes()
+        # The first window: its event times as they came in order, and negated in a heap the ones that came after later
+        # ones; the event time of each stream there.
+        self._run: list[int] = []
+        self._older: list[int] = []
+        self._streams: dict[str, int] = {}
+        self._isolated = isolated
+        self._close()
+
+    def __bool__(self) -> bool:
+        return bool(self._at)
+
+    @property
+    def count(self) -> int:
+        """How many messages are open."""
+        return sum(len(group) if isinstance(group, dict) else 1 for group in self._at.values())
+
+    def put(self, message: Message) -> bool:
+        """Take an accepted message in; False where one of its stream and event time is here."""
+        event_time = message.event_time
+        group = self._at.get(event_time)
+        if group is None:
+            self._at[event_time] = message
+            if event_time > self._reach:
+                self._waiting.push(event_time)
+            else:
+                self._join(message, is_new_time=True)
+            return True
+        stream = message.stream
+        if isinstance(group, dict):
+            if stream in group:
+                return False
+            group[stream] = message
+        else:
+            if group.stream == stream:
+                return False
+            self._at[event_time] = {group.stream: group, stream: message}
+        if event_time <= self._reach:
+            self._join(message, is_new_time=False)
+        return True
+
+    def take_ended(self, before: int) -> list[Window]:
+        """Remove and return the windows that end before an event time (ns); what happened before it is all here."""
+        taken: list[Window] = []
+        while self.ends_from < before:
+            self._extend(before)
+            if self._reach < self._last or self.ends_from >= before:
+                break
+            taken.append(self._take_first())
+        return taken
+
+    def take_passed(self, passed: int) -> list[Window]:
+        """Remove and return the windows whose last event time is before ``passed`` (ns)."""
+        taken: list[Window] = []
+        while self._at and self._reach < passed:
+            self._extend(passed + 1)
+            if self._reach < self._last or self._last >= passed:
+                break
+            taken.append(self._take_first())
+        return taken
+
+    def take_all(self) -> list[Window]:
+        """Remove and return all windows."""
+        taken: list[Window] = []
+        while self._at:
+            self._extend(NEVER)
+            taken.append(self._take_first())
+        return taken
+
+    def first_end(self) -> int:
+        """Find where the first window ends, ns; `NEVER` where nothing is open."""
+        if self._rule.on_conflict == "replace":
+            return self._last if self._at else NEVER
+        self._extend(NEVER)
+        return self.ends_from
+
+    def windows(self) -> list[Window]:
+        """List all windows, which stay."""
+        other = OpenWindows(self._rule, isolated=self._isolated)
+        other._at = self._at.copy()
+        for event_time in sorted(self._at):
+            other._waiting.push(event_time)
+        if other._at:
+            other._open()
+        return other.take_all()
+
+    def _close(self) -> None:
+        self._start = self._last = self._reach = self.ends_from = NEVER
+        self._cut = False
+
+    def _open(self) -> None:
+        """Begin the first window with what waits first."""
+        self._start = self._reach = start = self._waiting.pop()
+        self._last = start if self._isolated else min(start + self._rule.window, MAX_NS)
+        self._cut = False
+        self._run, self._older = [start], []
+        self._streams = {message.stream: start for message in self._messages_at(start)}
+        self._set_end()
+
+    def _extend(self, until: int) -> None:
+        """Let the first window take in what waits before ``until`` (ns), and a few more, as far as it goes."""
+        waiting = self._waiting
+        first = waiting.first
+        if self._reach >= self._last:
+            return
+        at, streams, run = self._at, self._streams, self._run
+        ahead = LOOK_AHEAD
+        splits = self._rule.on_conflict != "replace"
+        while first <= self._last:
+            if first >= until:
+                if not ahead:
+                    self._reach = run[-1]
+                    self._set_end()
+                    return
+                ahead -= 1
+            if splits:
+                group = at[first]
+                if isinstance(group, dict):
+                    if not streams.keys().isdisjoint(group):
+                        self._end_at(first)
+                        break
+                    streams.update(dict.fromkeys(group, first))
+                elif group.stream in streams:
+                    self._end_at(first)
+                    break
+                else:
+                    streams[group.stream] = first
+            run.append(waiting.pop())
+            first = waiting.first
+        self._reach = self._last
+        self._set_end()
+
+    def _join(self, message: Message, *, is_new_time: bool) -> None:
+        """Take a message into the first window, or cut it there."""
+        event_time = message.event_time
+        if event_time < self._start:
+            if self._start == NEVER:
+                self._waiting.push(event_time)
+                self._open()
+                self._extend(NEVER)
+                return
+            self._start = event_time
+            last = min(event_time + self._rule.window, MAX_NS)
+            if not self._cut or last <= self._last:
+                self._last, self._cut = last, False
+            self._put_out()
+        if is_new_time:
+            if not self._run or event_time > self._run[-1]:
+                self._run.append(event_time)
+            else:
+                heappush(self._older, -event_time)
+        if self._rule.on_conflict != "replace":
+            stream = message.stream
+            other = self._streams.setdefault(stream, event_time)
+            if other < event_time:
+                self._end_at(event_time)
+                self._put_out()
+            elif other > event_time:
+                self._end_at(other)
+                self._put_out()
+                self._streams[stream] = event_time
+        self._reach = min(self._reach, self._last)
+        self._set_end()
+
+    def _end_at(self, event_time: int) -> None:
+        self._last = event_time - 1
+        self._cut = True
+
+    def _put_out(self) -> None:
+        """Let what is beyond the end of the first window wait again."""
+        run, older, last, streams = self._run, self._older, self._last, self._streams
+        while True:
+            if run and run[-1] > last:
+                event_time = run.pop()
+            elif older and -older[0] > last:
+                event_time = -heappop(older)
+            else:
+                return
+            for message in self._messages_at(event_time):
+                if streams.get(message.stream) == event_time:
+                    del streams[message.stream]
+            self._waiting.push(event_time)
+
+    def _set_end(self) -> None:
+        self.ends_from = self._last + self._cut if self._reach == self._last else self._reach + 1
+
+    def _take_first(self) -> Window:
+        """Remove and return the first window, whose end is known, and open the next."""
+        times = self._run
+        if self._older:
+            times = sorted([*times, *(-time for time in self._older)])
+        messages: list[Message] = []
+        for event_time in times:
+            group = self._at.pop(event_time)
+            if isinstance(group, dict):
+                messages += sorted(group.values(), key=_stream)
+            else:
+                messages.append(group)
+        window = Window(self._start, self._last, self._cut, self._isolated, messages)
+        self._isolated = self._cut and self._rule.on_conflict == "isolate"
+        if self._at:
+            self._open()
+        else:
+            self._run, self._older, self._streams = [], [], {}
+            self._close()
+        return window
+
+    def _messages_at(self, event_time: int) -> Iterator[Message]:
+        group = self._at[event_time]
+        return iter(group.values()) if isinstance(group, dict) else iter((group,))

@@ -1,0 +1,137 @@
+"""How an event-time batcher is written down: its messages as Arrow IPC, its facts as JSON in the schema metadata.
+
+Around it all is a frame with a checksum (`waterclock.batching.state_bytes`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, get_args
+
+from waterclock.arrow import from_arrow
+from waterclock.batching.batch import Rejection, RejectReason
+from waterclock.batching.event_time.given_out import GivenOut
+from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.batching.event_time.window import Window
+from waterclock.batching.facts import count, each, flag, maybe, moment, parsed, read_as, text, whole
+from waterclock.batching.state_bytes import StateForm, refuse_version
+from waterclock.message import Message
+from waterclock.time import MIN_NS
+
+_FORM = StateForm(b"WCE1", b"waterclock.event_time_batcher", "the state of an event-time batcher")
+_VERSION = 1
+_REASONS: dict[str, RejectReason] = {reason: reason for reason in get_args(RejectReason)}
+
+
+@dataclass(slots=True)
+class EventTimeState:
+    """Everything that an event-time batcher knows.
+
+    Attributes
+    ----------
+    rule
+        Its options.
+    newest
+        Newest event time of each declared stream, ns; None where none were declared.
+    source
+        Whose messages it batches; None before the first.
+    floor
+        The least receive time that may still come, ns.
+    windows
+        The open windows in order of start.
+    given_out
+        Which event times have been given out.
+    rejected
+        Rejections not yet taken.
+    """
+
+    rule: EventTimeRule
+    newest: dict[str, int] | None
+    source: str | None
+    floor: int
+    windows: list[Window]
+    given_out: GivenOut
+    rejected: list[Rejection]
+
+    def to_bytes(self) -> bytes:
+        """Write the state; messages of the windows first, then the rejected ones."""
+        given_out = self.given_out
+        facts = {
+            "version": _VERSION,
+            "rule": self.rule,
+            "newest": self.newest,
+            "source": self.source,
+            "floor": self.floor,
+            "frontier": given_out.newest,
+            "windows": [
+                [window.start, window.end, window.conflicted, window.isolated, len(window.messages)]
+                for window in self.windows
+            ],
+            "given_out": [[stream, event_time, until] for (stream, event_time), until in given_out.early.items()],
+            "spans": given_out.spans,
+            "begun_anew": given_out.begun_anew,
+            "rejected": [rejection.reason for rejection in self.rejected],
+        }
+        messages = [message for window in self.windows for message in window.messages]
+        messages += [rejection.message for rejection in self.rejected]
+        return _FORM.write(json.dumps(facts).encode(), messages)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> EventTimeState:
+        """Read back what `to_bytes` wrote.
+
+        Raises
+        ------
+        DamagedError
+            Where the bytes are those of a state, but not as they were written.
+        SchemaError
+            Where they are something else, or of another version.
+        """
+        written, columns = _FORM.read(data)
+        with read_as(_FORM.name):
+            return _from_facts(parsed(written), from_arrow(columns))
+
+
+def _from_facts(facts: dict[str, Any], messages: list[Message]) -> EventTimeState:
+    refuse_version(facts["version"], _VERSION)
+    window, max_delay, max_lead, on_conflict = facts["rule"]
+    rule = EventTimeRule.checked(whole(window), whole(max_delay), whole(max_lead), on_conflict)
+    stops = list(accumulate((count(window[-1]) for window in facts["windows"]), initial=0))
+    return EventTimeState(
+        rule=rule,
+        newest=maybe(facts["newest"], lambda newest: {text(stream): moment(at) for stream, at in newest.items()}),
+        source=maybe(facts["source"], text),
+        floor=moment(facts["floor"]),
+        windows=[
+            _window(moment(start), moment(end), flag(conflicted), flag(isolated), messages[first:stop])
+            for (start, end, conflicted, isolated, _), (first, stop) in zip(
+                facts["windows"], pairwise(stops), strict=True
+            )
+        ],
+        given_out=_given_out(rule, facts),
+        rejected=[
+            Rejection(message, _REASONS[reason])
+            for message, reason in zip(messages[stops[-1] :], each(facts["rejected"], text), strict=True)
+        ],
+    )
+
+
+def _window(start: int, end: int, conflicted: bool, isolated: bool, messages: list[Message]) -> Window:
+    if not messages:
+        raise ValueError("a window holds no message")
+    cut = conflicted and not isolated
+    return Window(start, end - cut, cut, isolated, messages)
+
+
+def _given_out(rule: EventTimeRule, facts: dict[str, Any]) -> GivenOut:
+    given_out = GivenOut(near=rule.window + rule.max_delay)
+    given_out.newest = moment(facts["frontier"])
+    given_out.early = {(text(stream), moment(at)): moment(until) for stream, at, until in facts["given_out"]}
+    if "spans" in facts:
+        given_out.spans = [(moment(start), moment(last)) for start, last in facts["spans"]]
+        given_out.begun_anew = flag(facts["begun_anew"])
+    elif given_out.newest >= MIN_NS:
+        given_out.spans = [(MIN_NS, given_out.newest)]  # earlier versions did not write down where it began
+    return given_out

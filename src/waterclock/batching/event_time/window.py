@@ -1,0 +1,64 @@
+"""A window of event-time batching that is cut for good, and the batch that it closes as."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from waterclock.batching.batch import Batch, CloseReason, Rejection
+from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.message import Message
+from waterclock.time import MAX_NS
+
+
+class Window(NamedTuple):
+    """The accepted messages of one source that belong together.
+
+    Attributes
+    ----------
+    start
+        Event time of its first message, ns.
+    last
+        Last event time that belongs here, ns: start + window, or one before the cut.
+    cut
+        A conflict at ``last + 1`` ended it.
+    isolated
+        Holds one conflicting event time alone (``on_conflict="isolate"``).
+    messages
+        By event time, equal ones by stream.
+    """
+
+    start: int
+    last: int
+    cut: bool
+    isolated: bool
+    messages: list[Message]
+
+    @property
+    def end(self) -> int:
+        """``last``, or the event time at which the window was cut, which is no longer part of it."""
+        return self.last + self.cut
+
+    @property
+    def conflicted(self) -> bool:
+        """A conflict ended this window, or put it apart."""
+        return self.cut or self.isolated
+
+    def closed_at(self, rule: EventTimeRule) -> int:
+        """Receive-clock time at which nothing more can belong here, ns."""
+        return min(self.end + rule.max_delay, MAX_NS)
+
+    def keys(self) -> Iterator[tuple[str, int]]:
+        """Stream and event time of every message here."""
+        return ((message.stream, message.event_time) for message in self.messages)
+
+    def closed(self, source: str, rule: EventTimeRule, reason: CloseReason) -> tuple[Batch, list[Rejection]]:
+        """Make the batch that this window closes as, and reject what newer messages have replaced."""
+        messages = self.messages
+        replaced: list[Rejection] = []
+        if rule.on_conflict == "replace":
+            newest = {message.stream: message for message in messages}
+            if len(newest) < len(messages):
+                replaced = [Rejection(m, "replaced") for m in messages if newest[m.stream] is not m]
+                messages = [m for m in messages if newest[m.stream] is m]
+        return Batch(source, self.start, self.end, self.closed_at(rule), reason, tuple(messages)), replaced

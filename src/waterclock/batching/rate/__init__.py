@@ -1,0 +1,1 @@
+"""Batching by the streams' own rates."""

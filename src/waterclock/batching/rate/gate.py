@@ -1,0 +1,39 @@
+"""Which streams may gate, as the user chose. A function is asked before anything changes, since it may raise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from waterclock.batching.rate.rule import Gated, gate_chooser
+
+_MOST_ANSWERS = 4096
+
+
+class Gate:
+    """Tells whether a stream may gate.
+
+    Attributes
+    ----------
+    gated
+        What the user chose: a bool, a frozen set of names, or a function.
+    asks
+        Whether it is a function.
+    """
+
+    __slots__ = ("_answers", "_choose", "asks", "gated")
+
+    def __init__(self, gated: Gated) -> None:
+        self._choose = gate_chooser(gated)
+        self.gated = gated if isinstance(gated, bool) or callable(gated) else frozenset(gated)
+        self.asks = callable(self.gated)
+        self._answers: dict[str, bool] = {}
+
+    def ask(self, streams: Iterable[str]) -> None:
+        """Ask the function about the streams that it was not asked about lately. What it raises changes nothing."""
+        if len(self._answers) > _MOST_ANSWERS:
+            self._answers = {}
+        self._answers |= {stream: bool(self._choose(stream)) for stream in {*streams} - self._answers.keys()}
+
+    def __call__(self, stream: str) -> bool:
+        """Answer; a function has to have been asked."""
+        return self._answers[stream] if self.asks else self._choose(stream)

@@ -1,0 +1,41 @@
+"""Warns of a call whose messages are too far apart for one call: the rest is not cut into batches."""
+
+from __future__ import annotations
+
+import warnings
+
+from waterclock.batching.rate.rule import EPOCH
+from waterclock.errors import LongCallWarning
+from waterclock.message import Message
+from waterclock.quoting import quoted
+from waterclock.time import format_duration
+
+
+def warn_of_long_call(messages: list[Message], batch_length: int) -> None:
+    """Warn where one stream's messages, which arrived together, are more than 1000 batch lengths (ns) apart.
+
+    Streams that are far from each other are no backlog: the clock of one is wrong.
+    """
+    farthest = EPOCH * batch_length
+    last = {message.stream: message.event_time for message in messages}
+    if not any(2 * abs(message.event_time - last[message.stream]) > farthest for message in messages):
+        return
+    bounds: dict[str, tuple[int, int]] = {}
+    for message in messages:
+        time = message.event_time
+        oldest, newest = bounds.get(message.stream, (time, time))
+        bounds[message.stream] = min(oldest, time), max(newest, time)
+    for stream, (oldest, newest) in bounds.items():
+        if newest - oldest > farthest:
+            warn(f"source {quoted(messages[0].source)}, stream {quoted(stream)}", batch_length)
+
+
+def warn(name: str, batch_length: int) -> None:
+    """Warn of a call of what is named so. The text is the same for each call, so that Python shows it once."""
+    warnings.warn(
+        f"{name}: one call brought event times more than {EPOCH} batch lengths of {format_duration(batch_length)}"
+        " apart; what is that far from the window is delivered with it and not cut into batches; give a long backlog"
+        " in several calls",
+        LongCallWarning,
+        stacklevel=4,
+    )

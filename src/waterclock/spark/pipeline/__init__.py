@@ -1,0 +1,1 @@
+"""Pipelines as files: read, checked and run."""

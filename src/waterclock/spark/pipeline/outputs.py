@@ -1,0 +1,60 @@
+"""Writes what became of some messages to the outputs of a pipeline, so that doing it again changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from waterclock.connection import connect
+from waterclock.spark.pipeline.file import Output, PipelineFile, Source
+from waterclock.spark.session.workers import settling
+from waterclock.spark.streaming.batching import batches_of, rejected_of
+from waterclock.spark.writing.batch_rows import encoded
+
+_ENCODED_SCHEMA = (
+    "id STRING, source STRING, start BIGINT, `end` BIGINT, closed_at BIGINT, reason STRING, count INT, payload BINARY"
+)
+_FACTS = ("id", "source", "start", "end", "closed_at", "reason", "count")
+_BATCHES_AT_ONCE = 500
+
+
+def write_outcomes(file: PipelineFile, outcomes: DataFrame, *, run: str, micro_batch: int) -> None:
+    """Write batches and rejected messages to every output.
+
+    Parameters
+    ----------
+    outcomes
+        What `event_time_outcomes` gave, of a micro-batch or of a whole replay.
+    run
+        Who writes: a stream by its id, a replay by what it reads.
+    micro_batch
+        Which of the run's micro-batches this is.
+    """
+    for number, output in enumerate(file.outputs):
+        rows = batches_of(outcomes) if output.what == "batches" else rejected_of(outcomes)
+        if output.kind == "parquet":
+            _write_parquet(rows, output, file.source, f"{run}-{micro_batch:010d}")
+            continue
+        options = file.source.place | {output.kind: output.target, "payloads": file.source.topic}
+        if output.kind == "topic":
+            options |= {"producer": f"{file.name}-{run}-{number}", "microBatch": str(micro_batch)}
+        rows.write.format("waterclock").options(**options).mode("append").save()
+
+
+def _write_parquet(rows: DataFrame, output: Output, source: Source, run: str) -> None:
+    """Write into a folder of the run's own, which a repeat replaces; Spark reads all of them as one table."""
+    if output.what == "batches":
+        rows = rows.mapInArrow(settling(_encode, source=source), _ENCODED_SCHEMA)
+    rows.write.mode("overwrite").parquet(f"{output.target.rstrip('/')}/run={run}")
+
+
+def _encode(batches: Iterator[pa.RecordBatch], source: Source) -> Iterator[pa.RecordBatch]:
+    with connect(source.url, source.ledgers) as database:
+        topic = database.topic(source.topic)
+        for rows in batches:
+            for first in range(0, rows.num_rows, _BATCHES_AT_ONCE):
+                some = rows.slice(first, _BATCHES_AT_ONCE)
+                payload = pa.array(list(encoded(some, topic)), pa.binary())
+                yield pa.record_batch([*(some.column(name) for name in _FACTS), payload], [*_FACTS, "payload"])

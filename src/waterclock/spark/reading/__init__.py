@@ -1,0 +1,1 @@
+"""Topics and message tables as sources of Spark."""

@@ -1,0 +1,148 @@
+"""The options of a read of a topic, batch or streaming."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from waterclock.connection import Database, connect
+from waterclock.errors import InvalidArgumentError, NotFoundError
+from waterclock.message import Position
+from waterclock.quoting import quoted
+from waterclock.spark.options import needed, number, refuse_unknown, truth
+from waterclock.spark.reading.columns import METADATA_COLUMNS, check_columns
+from waterclock.time import to_time
+from waterclock.topics.choices import By
+from waterclock.topics.damage import OnDamage, check_on_damage
+from waterclock.topics.finding import check_by
+from waterclock.topics.positions import beginning
+from waterclock.topics.topic import Topic
+from waterclock.urls import represented
+
+_KNOWN = (
+    "url",
+    "ledgers",
+    "topic",
+    "columns",
+    "packed",
+    "startingTimestamp",
+    "endingTimestamp",
+    "by",
+    "startingPosition",
+    "maxMessagesPerTrigger",
+    "failOnDataLoss",
+    "onDamage",
+)
+_STREAM_ONLY = ("maxMessagesPerTrigger", "failOnDataLoss")
+_BATCH_ONLY = ("endingTimestamp",)
+
+
+class ReadOptions(NamedTuple):
+    """The options of a read, checked.
+
+    Attributes
+    ----------
+    url, ledgers, topic
+        What to open; ``ledgers`` is None where the default of `connect` is meant.
+    columns
+        The columns wanted, in order.
+    packed
+        Whether messages come packed (`waterclock.spark.streaming.packing`), which takes `METADATA_COLUMNS` of them.
+    since, until
+        Times to begin at and to stop before, ns; None: not given.
+    by
+        Which time of a message they are.
+    start
+        Position to begin at; None: not given.
+    max_messages
+        How many messages a micro-batch takes, about; None: all that there are.
+    fail_on_data_loss
+        Whether a stream ends with an error where messages were deleted that it has not read.
+    on_damage
+        What tasks do where messages are damaged, lost or missing.
+    """
+
+    url: str
+    ledgers: str | None
+    topic: str
+    columns: tuple[str, ...]
+    packed: bool
+    since: int | None
+    until: int | None
+    by: By
+    start: Position | None
+    max_messages: int | None
+    fail_on_data_loss: bool
+    on_damage: OnDamage
+
+    def __repr__(self) -> str:
+        return represented(self)
+
+    @classmethod
+    def checked(cls, options: Mapping[str, str]) -> ReadOptions:
+        """Check what the user gave, without opening anything.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Naming the option that is missing, unknown or has a wrong value.
+        """
+        refuse_unknown(options, _KNOWN)
+        given = {name.lower(): value for name, value in options.items()}
+        if "startingtimestamp" in given and "startingposition" in given:
+            raise InvalidArgumentError("startingTimestamp and startingPosition both say where to begin; give one")
+        packed = truth(given, "packed", default=False)
+        if packed and "columns" in given:
+            raise InvalidArgumentError("packed and columns both say what comes of a message; give one")
+        position = given.get("startingposition")
+        return cls(
+            url=needed(given, "url"),
+            ledgers=given.get("ledgers"),
+            topic=needed(given, "topic"),
+            columns=METADATA_COLUMNS if packed else check_columns(given.get("columns")),
+            packed=packed,
+            since=_time(given, "startingTimestamp"),
+            until=_time(given, "endingTimestamp"),
+            by=check_by(given.get("by", "publish_time")),
+            start=None if position is None else Position.parse(position),
+            max_messages=number(given, "maxMessagesPerTrigger"),
+            fail_on_data_loss=truth(given, "failOnDataLoss", default=True),
+            on_damage=check_on_damage(given.get("ondamage", "raise"), "onDamage"),
+        )
+
+    def connect(self) -> Database:
+        """Open the database."""
+        return connect(self.url, self.ledgers)
+
+
+def refuse_for(options: Mapping[str, str], *, streaming: bool) -> None:
+    """Refuse options that mean something only to the other kind of read."""
+    others, remedy = (_BATCH_ONLY, "spark.read") if streaming else (_STREAM_ONLY, "spark.readStream")
+    given = {name.lower() for name in options}
+    for name in others:
+        if name.lower() in given:
+            raise InvalidArgumentError(f"the option {quoted(name)} means something to {remedy} only")
+
+
+def refuse_expired(topic: Topic, start: Position) -> None:
+    """Insist that the messages from a position on have not been deleted.
+
+    Raises
+    ------
+    NotFoundError
+        Naming the position and the first that is left.
+    """
+    first = beginning(topic.storage).position
+    if start.ledger < first.ledger:
+        raise NotFoundError(
+            f"startingPosition: {start} of topic {topic.name!r} has expired; the first message that is left is at"
+            f" {first}: begin there, or leave the option out to begin with what is left"
+        )
+
+
+def _time(options: Mapping[str, str], name: str) -> int | None:
+    given = options.get(name.lower())
+    if given is None:
+        return None
+    # Options are texts to Spark, so a time in ns arrives as its digits.
+    return to_time(int(given) if given.lstrip("-").isdigit() else given, name)

@@ -1,0 +1,147 @@
+"""Reads a topic as a stream: ``spark.readStream.format("waterclock")``. Its offsets are positions of the topic.
+
+An offset is JSON in the query's checkpoint: ``{"position": "3:17:0", "ordinal": 81234}``, where the ordinal counts the
+messages before the position, so that the difference of two offsets is a lag in messages. Where a stream begins is
+written down as it was asked for (``{"position": "earliest"}``, ``{"event_time": …}``) and looked up when needed:
+Spark asks again when it repeats the first micro-batch, and has to get the same answer from a topic that has grown.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from waterclock.connection import Database
+from waterclock.errors import NotFoundError
+from waterclock.message import Position
+from waterclock.spark.options import plainly
+from waterclock.spark.reading.read_options import ReadOptions
+from waterclock.spark.reading.source import SLICE_MESSAGES, Part, read_part
+from waterclock.spark.session.workers import settle
+from waterclock.topics.damage import Damage
+from waterclock.topics.finding import FINDABLE, find_start
+from waterclock.topics.positions import Place, beginning, entry_boundary, place_of
+from waterclock.topics.topic import Topic
+
+Offset = dict[str, Any]
+
+_EARLIEST = "earliest"
+_FIRST = Position(0, 0, 0)
+
+_log = logging.getLogger(__name__)
+
+
+class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Says on the driver how far the topic has come, cuts micro-batches into slices, and reads these in tasks."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._target: Place | None = None
+
+    def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
+        """Give where a new query begins: a function of the options alone."""
+        if self._options.since is not None:
+            return {self._options.by: self._options.since}
+        return {"position": _EARLIEST if self._options.start is None else str(self._options.start)}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
+        """Give the limit that the option ``maxMessagesPerTrigger`` sets."""
+        most = self._options.max_messages
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  # Spark's name
+        """Give where the next micro-batch ends: at the end of an entry, of at least one, and never past the target."""
+        with plainly():
+            begin = self._begin(start)
+            if begin is None:
+                return start
+            self._refuse_loss(start)
+            storage = self._topic.storage
+            damage = Damage(storage.name, self._options.on_damage, quiet=True)  # the tasks warn, once for each piece
+            first = place_of(storage, begin, damage)
+            end = self._target or place_of(storage, storage.head())
+            if isinstance(limit, ReadMaxRows) and end.ordinal - first.ordinal > limit.max_rows:
+                boundary = entry_boundary(storage, first.position, limit.max_rows, damage)
+                end = min(end, place_of(storage, boundary, damage))
+            return start if end.ordinal <= first.ordinal else _written(end)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
+        """Remember the topic's head: this query reads no further."""
+        with plainly():
+            self._target = place_of(self._topic.storage, self._topic.head)
+
+    def reportLatestOffset(self) -> Offset:  # noqa: N802  # Spark's name
+        """Give the topic's head, so that the query's progress shows how far it is behind."""
+        with plainly():
+            return _written(place_of(self._topic.storage, self._topic.head))
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """Cut a micro-batch into slices."""
+        with plainly():
+            begin = self._begin(start)
+            if begin is None:
+                return []
+            stop, damage = Position.parse(end["position"]), self._options.on_damage
+            slices = self._topic.plan(begin, stop, max_messages=SLICE_MESSAGES, on_damage=damage)
+            # Checked afterwards: messages are deleted from the start of a topic on, so the plan was whole.
+            self._refuse_loss(start)
+            return [Part(part) for part in slices]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one slice as record batches."""
+        with plainly():
+            yield from read_part(partition, self._options)
+        settle()
+
+    def stop(self) -> None:
+        """Give the database's connections back."""
+        if "_database" in self.__dict__:
+            self._database.close()
+
+    @cached_property
+    def _database(self) -> Database:
+        # Opened where it is first needed, because Spark sends readers to its workers before that.
+        return self._options.connect()
+
+    @cached_property
+    def _topic(self) -> Topic:
+        return self._database.topic(self._options.topic)
+
+    def _begin(self, offset: Offset) -> Position | None:
+        """Find the position that an offset means; None where the message that it waits for is not there yet."""
+        for by in FINDABLE:
+            if by in offset:
+                found = find_start(self._topic.storage, by, offset[by], self._options.on_damage)
+                return found.position if found.found else None
+        return _FIRST if offset["position"] == _EARLIEST else Position.parse(offset["position"])
+
+    def _refuse_loss(self, offset: Offset) -> None:
+        position = offset.get("position", _EARLIEST)
+        if position == _EARLIEST:
+            return
+        first = beginning(self._topic.storage)
+        if Position.parse(position) >= first.position:
+            return
+        lost = first.ordinal - offset["ordinal"] if "ordinal" in offset else 1
+        if lost <= 0:
+            return
+        count = f"the {lost} messages" if "ordinal" in offset else "the messages"
+        text = (
+            f"position {position} of topic {self._topic.name!r} has expired: {count} from there on were deleted before"
+            f" this stream read them, and {first.position} is the first that is left"
+        )
+        if self._options.fail_on_data_loss:
+            raise NotFoundError(
+                f"{text}; set the option failOnDataLoss to false to go on there, and keep messages for longer"
+            )
+        _log.warning("%s; going on there", text)
+
+
+def _written(place: Place) -> Offset:
+    return {"position": str(place.position), "ordinal": place.ordinal}

@@ -1,0 +1,1 @@
+"""The Spark session, its Java and its Python workers."""

@@ -1,0 +1,116 @@
+"""Java's archive of loaded classes: made once for a Java and a Spark, it halves the time that a session takes to start.
+
+A Java that is told of an archive which was cut short dies, so the name of an archive says for which Java and Spark it
+was made and how long it is, and it gets that name only when it is whole. ``waterclock spark prepare`` makes it; nothing
+else does, since it takes a minute of the processor and some 200 MB of the user's cache folder.
+``WATERCLOCK_CLASS_ARCHIVE=off`` has sessions start without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from waterclock.errors import UnavailableError
+from waterclock.spark.session.java import Java
+
+SWITCH = "WATERCLOCK_CLASS_ARCHIVE"
+"""The environment variable that has sessions start without archives: ``off``."""
+
+BUILDS_WITHIN_S = 600
+"""After so long an archive that is not ready is given up."""
+
+_UNUSED_AFTER_S = 30 * 86_400
+_NO_PLACE = (OSError, RuntimeError)  # the latter: nobody knows where this user's home is
+QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
+"""Has Java say nothing of the hundreds of classes that cannot be in an archive."""
+
+_USED = f"-Xshare:auto {QUIET} -XX:SharedArchiveFile='{{}}'"
+
+
+def archive_options(java: Java) -> str:
+    """Give Java's options for the archive that fits; an empty text where there is none, or none is wanted."""
+    archive = find_archive(java) if is_wanted() else None
+    return "" if archive is None else _USED.format(archive)
+
+
+def find_archive(java: Java) -> Path | None:
+    """Find the archive that fits; None where there is none. It counts as used."""
+    try:
+        for path in archive_folder().glob(f"{_key(java)}-*.jsa"):
+            if path.stem.rpartition("-")[2] == str(path.stat().st_size):
+                os.utime(path)
+                return path
+    except _NO_PLACE:
+        return None
+    return None
+
+
+def build(java: Java, dump: Callable[[Path], object]) -> Path:
+    """Make the archive, and give its place.
+
+    Parameters
+    ----------
+    dump
+        Has Java write an archive to a path.
+
+    Raises
+    ------
+    UnavailableError
+        Where Java writes none, or there is no place for it.
+    """
+    try:
+        folder = archive_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = folder / f"{_key(java)}.{secrets.token_hex(4)}.part"
+        try:
+            dump(unfinished)
+            if not unfinished.exists():
+                raise UnavailableError(f"{java} writes no archive of classes; Spark starts without it as it did")
+            archive = folder / f"{_key(java)}-{unfinished.stat().st_size}.jsa"
+            unfinished.replace(archive)
+            _remove_unused(folder)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except _NO_PLACE as error:
+        raise UnavailableError(f"there is no place for the archive of classes: {error}; set XDG_CACHE_HOME") from error
+    return archive
+
+
+def is_wanted() -> bool:
+    """Say whether sessions may start with an archive."""
+    return os.environ.get(SWITCH, "").lower() != "off"
+
+
+def archive_folder() -> Path:
+    """Name the folder of the archives, in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "waterclock" / "classes"
+
+
+def _key(java: Java) -> str:
+    """Name what an archive depends on: the Java, and Spark's jars in their order."""
+    executable = java.executable.resolve()
+    home = Path(os.environ.get("SPARK_HOME") or _pyspark_folder())
+    parts = [java.version, str(executable), str(executable.stat().st_mtime_ns)]
+    for jar in sorted((home / "jars").glob("*.jar")):
+        facts = jar.stat()
+        parts.append(f"{jar} {facts.st_size} {facts.st_mtime_ns}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _pyspark_folder() -> str:
+    # Without importing it, which takes longer than all else that `waterclock doctor` does.
+    spec = find_spec("pyspark")
+    places = [] if spec is None else spec.submodule_search_locations or []
+    return places[0] if places else ""
+
+
+def _remove_unused(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.stat().st_mtime < time.time() - _UNUSED_AFTER_S:
+            path.unlink(missing_ok=True)

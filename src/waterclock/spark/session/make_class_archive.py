@@ -1,0 +1,41 @@
+"""Makes the archive of classes: runs what sessions run, and has Java write down the classes that it took."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from waterclock.spark.session.class_archive import BUILDS_WITHIN_S, QUIET, build
+from waterclock.spark.session.java import find_java
+from waterclock.spark.session.session import JAVA_OPTIONS, session
+from waterclock.spark.session.warm_up import warm_up
+
+
+def make_class_archive() -> Path:
+    """Make the archive for this machine's Java and Spark, in a minute, and give its place.
+
+    For a process of its own: it starts a session and ends it.
+
+    Raises
+    ------
+    UnavailableError
+        Where there is no Java, it writes no archive, or there is no place for one.
+    """
+    return build(find_java(), run_and_dump)
+
+
+def run_and_dump(path: Path) -> None:
+    """Run a session that does a little of everything, and have its Java write down which classes that took."""
+    options = {
+        "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} {QUIET} -XX:ArchiveClassesAtExit='{path}'",
+        "spark.driver.memory": "512m",
+        "spark.sql.shuffle.partitions": 1,
+    }
+    spark = session("waterclock class archive", "local[1]", **options)
+    with tempfile.TemporaryDirectory(prefix="waterclock-") as scratch:
+        warm_up(spark, Path(scratch))
+        java: Any = spark.sparkContext._gateway  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # none else knows its end
+        spark.stop()
+        java.proc.stdin.close()  # on which it ends, and writes the archive
+        java.proc.wait(BUILDS_WITHIN_S)

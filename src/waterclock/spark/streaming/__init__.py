@@ -1,0 +1,1 @@
+"""Batching as an operator of Spark, with its state."""

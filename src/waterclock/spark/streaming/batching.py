@@ -1,0 +1,262 @@
+"""Batching of Spark DataFrames: the same batches as in one process, found on many cores or machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
+from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType
+
+from waterclock.batching.event_time.rule import EventTimeRule, OnConflict
+from waterclock.batching.rate.rule import Gated
+from waterclock.errors import InvalidArgumentError
+from waterclock.spark.reading.column_types import time_problem
+from waterclock.spark.session.workers import settling
+from waterclock.spark.streaming.judging import OUTCOMES_SCHEMA, judge
+from waterclock.spark.streaming.packing import (
+    CLOCKED_SCHEMA,
+    PLAIN,
+    POSITIONED,
+    UNPACKED_COLUMNS,
+    pack,
+    unpack,
+)
+from waterclock.spark.streaming.rate_stream import RateOptions, judge_by_rate
+from waterclock.spark.streaming.stateful import event_time_stream, rate_stream
+from waterclock.time import Duration, to_duration
+
+_TEXTS = ("source", "stream")
+_TIMES = ("event_time", "receive_time")
+_POSITION = {"ledger": LongType(), "entry": LongType(), "index": IntegerType()}
+_PACKED: dict[str, DataType] = {
+    "source": StringType(),
+    "streams": ArrayType(StringType()),
+    "count": IntegerType(),
+    "messages": BinaryType(),
+    "clock": LongType(),
+}
+_REJECTED_SCHEMA = f"source STRING, reason STRING, {UNPACKED_COLUMNS}"
+
+
+def event_time_batches(
+    df: DataFrame,
+    window: Duration = "500ms",
+    max_delay: Duration = "400ms",
+    max_lead: Duration = 0,
+    on_conflict: OnConflict = "split",
+    max_skew: Duration = "10s",
+) -> DataFrame:
+    """Batch messages by the time at which they happened, as `waterclock.EventTimeBatcher` does for each source.
+
+    Parameters
+    ----------
+    df
+        Messages, batch or streaming: a topic read with the option ``packed`` of the format ``waterclock``, or anything
+        with columns source and stream (STRING), event_time and receive_time (BIGINT ns, or TIMESTAMP, which ends at
+        microseconds) and, where they come from a topic, their position: ledger, entry (BIGINT) and index (INT). Other
+        columns, such as the payload, are not read.
+        With positions a source's messages are taken in that order, and a receive time
+        that lies behind an earlier one counts as that one, as it does for a reader of the topic; without, each counts
+        as it is, in a stream as long as no earlier micro-batch was further.
+    window, max_delay, max_lead, on_conflict
+        As of `waterclock.EventTimeBatcher`.
+    max_skew
+        Of a stream only: how far a receive time may lie behind the newest one of earlier micro-batches, of any source.
+        So much after a window's time it closes for a source that sends nothing more. See Notes.
+
+    Returns
+    -------
+    DataFrame
+        One row a batch: id (STRING, as `waterclock.Batch.id`), source, start, end, closed_at (BIGINT ns), reason
+        (``"timeout"`` or ``"conflict"``: a replay is judged as if the clock had run to its end), count (INT), streams
+        (ARRAY<STRING>) and messages (BINARY: their times, streams and positions in order of event time and stream, laid
+        out as `waterclock.spark.streaming.packing` says).
+
+    Raises
+    ------
+    InvalidArgumentError
+        For a missing column or one of another type, an option that cannot be meant, and a streaming DataFrame in a
+        session whose streaming state is not in RocksDB.
+
+    Notes
+    -----
+    The messages of one source meet in one task, which needs about 200 bytes of memory for each of them.
+    `event_time_outcomes` gives the rejected messages from the same pass.
+
+    In a stream a source's own messages close its windows. For sources that fall silent the receive times of the others
+    do it: where these have passed t + ``max_skew``, the stream calls ``advance(t)``, which is a promise that nothing
+    received at or before t comes later. While the topic keeps it, the batches are those of a replay. A message that
+    breaks it is judged as received now, so it may be rejected as late: never lost, nor in a batch given out before.
+    Where all sources are silent nothing closes until something arrives.
+    """
+    return batches_of(event_time_outcomes(df, window, max_delay, max_lead, on_conflict, max_skew))
+
+
+def event_time_outcomes(
+    df: DataFrame,
+    window: Duration = "500ms",
+    max_delay: Duration = "400ms",
+    max_lead: Duration = 0,
+    on_conflict: OnConflict = "split",
+    max_skew: Duration = "10s",
+) -> DataFrame:
+    """Find the batch of every message, or why it is in none, as packed rows to be persisted and read twice.
+
+    Takes and raises what `event_time_batches` does.
+
+    Returns
+    -------
+    DataFrame
+        Columns `waterclock.spark.streaming.judging.OUTCOMES_SCHEMA`, for `batches_of` and `rejected_of`. The sum of
+        ``count`` by ``rejection`` says how many messages met which fate. Of a stream, take both from the DataFrame
+        that ``foreachBatch`` gets: two queries would batch twice.
+    """
+    rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict)
+    skew = to_duration(max_skew, "max_skew")
+    packed, record = _packed(df)
+    if df.isStreaming:
+        return event_time_stream(packed, rule, record, skew)
+    return _by_source(packed).mapInArrow(settling(judge, record=record, rule=rule), OUTCOMES_SCHEMA)
+
+
+def rate_aware_batches(
+    df: DataFrame,
+    batch_length: Duration = "1s",
+    timeout: Duration | float | None = None,
+    gated: Gated = True,
+) -> DataFrame:
+    """Batch messages by the rates of their streams, as `waterclock.RateAwareBatcher` does for each source.
+
+    Parameters
+    ----------
+    df
+        Messages of a topic, batch or streaming: read with the option ``packed`` of the format ``waterclock``, or with
+        columns source and stream (STRING), event_time and receive_time (BIGINT ns, or TIMESTAMP) and their position:
+        ledger, entry (BIGINT) and index (INT). The messages of one entry arrived together: a source's share of it is
+        one call of its batcher.
+    batch_length, timeout, gated
+        As of `waterclock.RateAwareBatcher`; a function for ``gated`` must be one that can be pickled.
+
+    Returns
+    -------
+    DataFrame
+        One row a batch, as `event_time_batches` says. A replay ends with what is open, reason ``"flush"``, so that no
+        message is missing; a stream never does so.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For a missing column, also of the position, or one of another type, an option that cannot be meant, and a
+        streaming DataFrame in a session whose streaming state is not in RocksDB.
+
+    Notes
+    -----
+    A stream must deliver entries whole and in order, as the format ``waterclock`` does; it fails where one goes on in a
+    later micro-batch. The part of the stall rule that looks at a clock does not apply, so that replays agree; the part
+    that looks at event times does. No message is rejected.
+    """
+    return batches_of(rate_aware_outcomes(df, batch_length, timeout, gated))
+
+
+def rate_aware_outcomes(
+    df: DataFrame,
+    batch_length: Duration = "1s",
+    timeout: Duration | float | None = None,
+    gated: Gated = True,
+) -> DataFrame:
+    """Find the batch of every message, as packed rows for `batches_of`.
+
+    Takes and raises what `rate_aware_batches` does.
+
+    Returns
+    -------
+    DataFrame
+        Columns `waterclock.spark.streaming.judging.OUTCOMES_SCHEMA`; ``rejection`` is null everywhere.
+    """
+    options = RateOptions.checked(batch_length, timeout, gated)
+    packed, record = _packed(df)
+    if record != POSITIONED:
+        raise InvalidArgumentError(
+            "df: there is no position (ledger, entry, index); batching by rate needs it to know which messages arrived"
+            ' together: read the topic with format "waterclock" and option "packed"'
+        )
+    if df.isStreaming:
+        return rate_stream(packed, options)
+    return _by_source(packed).mapInArrow(settling(judge_by_rate, options=options), OUTCOMES_SCHEMA)
+
+
+def _packed(df: DataFrame) -> tuple[DataFrame, np.dtype[Any]]:
+    """Give messages as packed rows, and whether they have positions."""
+    types = {field.name: field.dataType for field in df.schema}
+    if all(types.get(name) == wanted for name, wanted in _PACKED.items()):
+        return df.select(*_PACKED), POSITIONED
+    record = _record(df)
+    # Only what is selected crosses into Python, and only that is read from the files.
+    needed = df.select("source", *(record.names or ()))
+    return needed.mapInArrow(settling(pack, record=record), CLOCKED_SCHEMA), record
+
+
+def _by_source(packed: DataFrame) -> DataFrame:
+    """Bring the rows of each source together, one after another."""
+    return packed.drop("clock").repartition("source").sortWithinPartitions("source")
+
+
+def batches_of(outcomes: DataFrame) -> DataFrame:
+    """Take the batches out of outcomes; one row each, as `event_time_batches` describes it."""
+    width = F.expr("length(messages) div packed")
+    batch = F.col("batch")
+    return (
+        outcomes.where("rejection IS NULL")
+        .select("source", "streams", "messages", F.col("count").alias("packed"), F.explode("batches").alias("batch"))
+        .select(
+            F.concat("source", F.lit("@"), batch["start"]).alias("id"),
+            "source",
+            batch["start"].alias("start"),
+            batch["end"].alias("end"),
+            batch["closed_at"].alias("closed_at"),
+            batch["reason"].alias("reason"),
+            batch["count"].alias("count"),
+            "streams",
+            F.substring("messages", batch["first"] * width + 1, batch["count"] * width).alias("messages"),
+        )
+    )
+
+
+def rejected_of(outcomes: DataFrame) -> DataFrame:
+    """Take the rejected messages out of what `event_time_outcomes` gave.
+
+    Returns
+    -------
+    DataFrame
+        One row a message: source, reason (``"late"``, ``"future"``, ``"duplicate"`` or ``"replaced"``), stream,
+        event_time, receive_time (BIGINT ns), ledger, entry, index (null where the messages came without position).
+    """
+    return outcomes.where("rejection IS NOT NULL").mapInArrow(settling(_rejected), _REJECTED_SCHEMA)
+
+
+def _rejected(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows, columns = unpack(batch)
+        of_rows = [batch.column(name).take(pa.array(rows)) for name in ("source", "rejection")]
+        names = ["source", "reason", *columns]
+        yield pa.record_batch([*of_rows, *columns.values()], names)
+
+
+def _record(df: DataFrame) -> np.dtype[Any]:
+    """Check the columns, and say whether messages have positions."""
+    types = {field.name: field.dataType for field in df.schema}
+    for name in (*_TEXTS, *_TIMES):
+        if name not in types:
+            raise InvalidArgumentError(f"df: there is no column {name!r}; it has {', '.join(types)}")
+    for name in _TEXTS:
+        if types[name] != StringType():
+            raise InvalidArgumentError(f"df: column {name!r} is {types[name].simpleString()}; it must be string")
+    for name in _TIMES:
+        if problem := time_problem(types[name]):
+            raise InvalidArgumentError(f"df: column {name!r} is {types[name].simpleString()}; {problem}")
+    has_positions = all(types.get(name) == wanted for name, wanted in _POSITION.items())
+    return POSITIONED if has_positions else PLAIN

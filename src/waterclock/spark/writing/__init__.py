@@ -1,0 +1,1 @@
+"""Message tables and topics as sinks of Spark."""

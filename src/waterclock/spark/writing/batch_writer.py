@@ -1,0 +1,41 @@
+"""Puts batches into a message table. A batch's id is the message's, so writing one again changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import WriterCommitMessage
+
+from waterclock.spark.options import plainly
+from waterclock.spark.session.workers import settle
+from waterclock.spark.writing.batch_rows import encoded
+from waterclock.spark.writing.write_options import WriteOptions
+from waterclock.spark.writing.writer import Writer
+
+BATCHES_AT_ONCE = 500
+"""Batches a writer puts into a message table in one transaction."""
+
+
+class BatchWriter(Writer):
+    """Writes the batches of a DataFrame, or of a stream's micro-batch, each as one message of its source's group."""
+
+    def __init__(self, options: WriteOptions, table: str) -> None:
+        self._options = options
+        self._table = table
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write one task's batches, some at a time."""
+        with plainly(), self._options.connect() as database:
+            table = database.table(self._table)
+            payloads = self._options.open_payloads(database)
+            for rows in iterator:
+                for first in range(0, rows.num_rows, BATCHES_AT_ONCE):
+                    some = rows.slice(first, BATCHES_AT_ONCE)
+                    names, sources = (some.column(name).to_pylist() for name in ("id", "source"))
+                    table.put_many(
+                        {"id": name, "group": source, "payload": payload}
+                        for name, source, payload in zip(names, sources, encoded(some, payloads), strict=True)
+                    )
+        settle()
+        return WriterCommitMessage()

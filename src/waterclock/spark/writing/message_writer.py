@@ -1,0 +1,145 @@
+"""Appends messages to a topic, each once, however often Spark runs a task or a micro-batch again.
+
+Every task is a numbered producer of the topic: its name says who writes and which partition it is, its numbers say
+which micro-batch and which row. The topic recognises an append that it holds already. For that, rows get a fixed order
+first: Spark gives them in another one when it tries again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from waterclock.arrow import MESSAGE_SCHEMA
+from waterclock.errors import SchemaError
+from waterclock.spark.options import plainly
+from waterclock.spark.session.workers import settle
+from waterclock.spark.writing.batch_rows import POSITION
+from waterclock.spark.writing.write_options import WriteOptions
+from waterclock.spark.writing.writer import Writer
+from waterclock.topics.producers import forget_producers
+from waterclock.topics.topic import Topic
+
+REASON_HEADER = "waterclock.rejected"
+"""Header of a rejected message: why it is in no batch."""
+
+POSITION_HEADER = "waterclock.position"
+"""Header of a rejected message: where it stood in the topic that it was read from."""
+
+ENTRY_MESSAGES = 10_000
+"""Messages a writer appends to a topic at a time."""
+
+_ROW_BITS = 32
+# What Spark tells its tasks about the stream that they belong to.
+_QUERY_KEY = "sql.streaming.queryId"
+_MICRO_BATCH_KEY = "streaming.sql.batchId"
+_log = logging.getLogger(__name__)
+
+_ORDER = ("event_time", "source", "stream", "receive_time", "publish_time", "reason", "payload")
+
+
+class _Task(NamedTuple):
+    """Which task this is: the stream's id and micro-batch, where it has one, and its partition."""
+
+    query: str | None
+    micro_batch: int
+    partition: int
+
+    @classmethod
+    def running(cls) -> _Task:
+        context = TaskContext.get()
+        if context is None:
+            return cls(None, 0, 0)
+        query = context.getLocalProperty(_QUERY_KEY)
+        micro_batch = context.getLocalProperty(_MICRO_BATCH_KEY) if query else None
+        return cls(query, int(micro_batch or 0), context.partitionId())
+
+
+class MessageWriter(Writer):
+    """Writes the rows of a DataFrame, or of a stream's micro-batch, as messages."""
+
+    def __init__(self, options: WriteOptions, topic: str, *, streaming: bool) -> None:
+        self._options = options
+        self._topic = topic
+        self._streaming = streaming
+        self._write = f"spark-{uuid.uuid4().hex}"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write one task's messages, in the order of their positions, or else of their times."""
+        batches = [batch for batch in iterator if batch.num_rows]
+        if not batches:
+            return WriterCommitMessage()
+        rows = _in_order(pa.Table.from_batches(batches))
+        task = _Task.running()
+        if self._options.micro_batch is not None:
+            task = task._replace(micro_batch=self._options.micro_batch)
+        with plainly(), self._options.connect() as database:
+            topic = database.topic(self._topic)
+            messages = _with_headers(rows, self._options.open_payloads(database))
+            for first in range(0, messages.num_rows, ENTRY_MESSAGES):
+                appended = topic.append(
+                    messages.slice(first, ENTRY_MESSAGES),
+                    producer=f"{self._producer(task)}-{task.partition}",
+                    sequence=(task.micro_batch << _ROW_BITS) + first,
+                )
+                if appended.rejected:
+                    count, reason = len(appended.rejected), appended.rejected[0].reason
+                    _log.warning("%d messages are not written, the first: %s", count, reason)
+        settle()
+        return WriterCommitMessage()
+
+    def finish(self) -> None:
+        """Forget who wrote, where nobody comes back under that name."""
+        if self._streaming or self._options.producer is not None:
+            return
+        with plainly(), self._options.connect() as database:
+            forget_producers(database.topic(self._topic).storage, f"{self._write}-")
+
+    def _producer(self, task: _Task) -> str:
+        if self._options.producer is not None:
+            return self._options.producer
+        if not self._streaming:
+            return self._write
+        if task.query is None:
+            raise SchemaError("Spark does not say which stream this task belongs to, so a repeat cannot be recognised")
+        return f"spark-{task.query}"
+
+
+def _in_order(rows: pa.Table) -> pa.Table:
+    if set(POSITION) <= set(rows.column_names) and not rows.column("ledger").null_count:
+        return rows.sort_by([(name, "ascending") for name in POSITION])
+    keys = rows.select([name for name in _ORDER if name in rows.column_names])
+    if "headers" in rows.column_names:
+        texts = pa.array([json.dumps(headers) for headers in rows.column("headers").to_pylist()])
+        keys = keys.append_column("headers", texts)
+    order = [(name, "ascending") for name in keys.column_names]
+    return rows.take(pc.call_function("sort_indices", [keys], pc.SortOptions(order)))
+
+
+def _with_headers(rows: pa.Table, payloads: Topic | None) -> pa.Table:
+    """Give the messages to append; a column ``reason`` and the position become headers."""
+    if payloads is None:
+        messages = rows.select([name for name in MESSAGE_SCHEMA.names if name in rows.column_names])
+    else:
+        messages = payloads.messages_at(rows.select(POSITION)).select(MESSAGE_SCHEMA.names)
+    if "reason" not in rows.column_names:
+        return messages
+    added: list[Sequence[str | None]] = [rows.column("reason").to_pylist()]
+    if set(POSITION) <= set(rows.column_names):
+        places = [pc.cast(rows.column(name), pa.string()) for name in POSITION]
+        added.append(pc.call_function("binary_join_element_wise", [*places, ":"]).to_pylist())
+    old = messages.column("headers").to_pylist() if "headers" in messages.column_names else [None] * rows.num_rows
+    names = (REASON_HEADER, POSITION_HEADER)
+    headers = [[*(given or ()), *zip(names, values, strict=False)] for given, *values in zip(old, *added, strict=True)]
+    column = pa.array(headers, MESSAGE_SCHEMA.field("headers").type)
+    if "headers" in messages.column_names:
+        return messages.set_column(messages.column_names.index("headers"), "headers", column)
+    return messages.append_column("headers", column)

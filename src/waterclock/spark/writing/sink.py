@@ -1,0 +1,55 @@
+"""Writes to Waterclock on Spark: batches into a message table, messages into a topic, each exactly once."""
+
+from __future__ import annotations
+
+from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType, StructType
+
+from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.quoting import quoted
+from waterclock.spark.reading.column_types import time_problem
+from waterclock.spark.writing.batch_rows import BATCH_COLUMNS, POSITION
+from waterclock.spark.writing.batch_writer import BatchWriter
+from waterclock.spark.writing.message_writer import MessageWriter
+from waterclock.spark.writing.write_options import WriteOptions
+
+_MESSAGE_COLUMNS = ("source", "stream", "event_time")
+_TIMES = ("event_time", "publish_time", "receive_time")
+_BATCH_TYPES: dict[str, DataType] = {
+    **dict.fromkeys(("id", "source", "reason"), StringType()),
+    **dict.fromkeys(("start", "end", "closed_at"), LongType()),
+    "streams": ArrayType(StringType()),
+    "count": IntegerType(),
+    "messages": BinaryType(),
+}
+
+
+def make_writer(
+    options: WriteOptions, schema: StructType, *, overwrite: bool, streaming: bool = False
+) -> BatchWriter | MessageWriter:
+    """Choose the writer for a checked write of rows with this schema."""
+    if overwrite:
+        remedy = 'output mode "append"' if streaming else 'mode "append"'
+        raise InvalidArgumentError(f"overwriting would delete what is there; use {remedy}")
+    needs = _MESSAGE_COLUMNS if options.table is None else BATCH_COLUMNS
+    if missing := [name for name in needs if name not in schema.fieldNames()]:
+        raise SchemaError(f"the rows to write lack the column {quoted(missing[0])}; they have {schema.fieldNames()}")
+    types = {field.name: field.dataType for field in schema}
+    if options.table is not None:
+        _refuse_other_batches(types)
+        return BatchWriter(options, options.table)
+    if options.payloads is not None and not set(POSITION) <= set(schema.fieldNames()):
+        raise SchemaError(f"payloads: the rows have no position ({', '.join(POSITION)}) by which to find them")
+    for name in filter(types.__contains__, _TIMES):
+        if problem := time_problem(types[name]):
+            raise SchemaError(f"column {name!r} is {types[name].simpleString()}; {problem}")
+    return MessageWriter(options, str(options.topic), streaming=streaming)
+
+
+def _refuse_other_batches(types: dict[str, DataType]) -> None:
+    for name in BATCH_COLUMNS:
+        wanted, found = _BATCH_TYPES[name].simpleString(), types[name].simpleString()
+        if found != wanted:
+            raise SchemaError(
+                f"column {name!r} is {found}, and must be {wanted}; write the rows as event_time_batches or"
+                " rate_aware_batches gave them"
+            )

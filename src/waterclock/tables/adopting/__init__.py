@@ -1,1 +1,0 @@
-"""Tables that were there before."""

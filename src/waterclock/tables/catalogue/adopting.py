@@ -1,0 +1,192 @@
+"""Making a message table of an SQL table that is there already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine.interfaces import ReflectedColumn
+from sqlalchemy.types import TypeEngine
+
+from waterclock.database.backend import Backend
+from waterclock.database.table_catalogue import message_tables
+from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, SchemaError
+from waterclock.tables.catalogue.context import table_dialect
+from waterclock.tables.catalogue.creating import ensure_dead_letter_table, register
+from waterclock.tables.model.options import IdType, Payload, TableOptions
+from waterclock.tables.model.schema import (
+    ADOPTED,
+    DOCUMENT_COLUMNS,
+    INTERNAL_COLUMNS,
+    OWN_COLUMNS,
+    check_table_name,
+    message_rows,
+    user_columns,
+)
+
+_TIMES = ("time_scheduled", "time_next", "time_created", "time_acked")
+_IDS: dict[IdType, tuple[type[TypeEngine[Any]], ...]] = {
+    "bigint": (sa.Integer,),
+    "text": (sa.String,),
+    "uuid": (sa.Uuid, sa.String),
+}
+_PAYLOADS: dict[Payload, tuple[type[TypeEngine[Any]], ...]] = {
+    "bytes": (sa.LargeBinary, sa.types.BINARY, sa.types.VARBINARY),
+    "text": (sa.String,),
+    "json": (sa.JSON,),
+}
+_OURS: dict[str, tuple[type[TypeEngine[Any]], ...]] = {
+    "priority": (sa.Integer,),
+    "group_id": (sa.String,),
+    "headers": (sa.String,),
+    "last_error": (sa.String,),
+}
+
+
+def adopt(
+    backend: Backend, name: str, options: TableOptions, columns: Mapping[str, object] | None, *, exist_ok: bool
+) -> None:
+    """Make a message table of the SQL table of this name, which stays as it is but for what it lacks.
+
+    Raises
+    ------
+    NotFoundError
+        Where there is no SQL table of this name.
+    AlreadyExistsError
+        Where it is a message table already and ``exist_ok`` is False.
+    SchemaError
+        Where a column of the document is missing or has another type; it says what to run.
+    """
+    check_table_name(name)
+    if options.purge_by != "rows":
+        raise InvalidArgumentError(
+            f"purge_by: {options.purge_by!r} takes a table that is made for it; leave it 'rows', or create a table and"
+            " insert the rows there"
+        )
+    wanted = user_columns(columns)
+    known = sa.select(message_tables.c.table_id).where(message_tables.c.name == name)
+
+    def work(connection: sa.Connection) -> None:
+        if connection.execute(known).first() is not None:
+            if exist_ok:
+                return
+            raise AlreadyExistsError(f"message table {name!r} exists; open it, or pass exist_ok=True")
+        inspector = sa.inspect(connection)
+        if not inspector.has_table(name):
+            raise NotFoundError(f"there is no SQL table {name!r} to adopt; leave adopt out to create it")
+        found = {column["name"]: column for column in inspector.get_columns(name)}
+        _check(backend, inspector, name, found, options)
+        _check_ids(connection, name)
+        dialect = table_dialect(backend)
+        theirs = [_as_it_is(column) for column in found.values() if column["name"] not in OWN_COLUMNS]
+        added = [column for column in wanted if column.name not in found]
+        id_items = dialect.id_items(name, options.id_type)
+        rows = message_rows(name, options.id_type, options.payload, [*theirs, *added], id_items)
+        ensure_dead_letter_table(backend, connection, name, options, [*theirs, *added])
+        ensure_dead_letter_table(backend, connection, name, options, [*theirs, *added])
+        _fill(backend, connection, name)
+        dialect.adopt(connection, rows, options.id_type, found.keys())
+        dialect.equip(
+            connection, rows, options.id_type, grouped=options.groups is not None, free=options.has_free_messages
+        )
+        register(backend, connection, name, options)
+
+    backend.transact(work)
+
+
+def _check(
+    backend: Backend, inspector: sa.Inspector, name: str, found: Mapping[str, ReflectedColumn], options: TableOptions
+) -> None:
+    dialect, shown = table_dialect(backend), backend.engine.dialect
+    blank = message_rows(name, options.id_type, options.payload, [])
+    # An adoption that was broken off where the database commits each change by itself has added columns.
+    begun = "seq" in found and found["seq"].get("comment") == ADOPTED
+    for column in DOCUMENT_COLUMNS:
+        wanted = blank.c[column].type.compile(shown)
+        if column not in found:
+            quote = shown.identifier_preparer.quote
+            raise SchemaError(
+                f"message table {name!r}: the SQL table lacks the column {column!r}; run ALTER TABLE {quote(name)}"
+                f" ADD COLUMN {quote(column)} {wanted}"
+            )
+        has = found[column]["type"]
+        if not _fits(has, column, options, shown.name):
+            hint = f"; or pass the {'id_type' if column == 'id' else 'payload'} that fits it" * (
+                column in ("id", "message")
+            )
+            raise SchemaError(
+                f"message table {name!r}: the column {column!r} is {has.compile(shown)}, and must be {wanted}; run"
+                f" {dialect.type_remedy(name, column, wanted)}{hint}"
+            )
+    for column, allowed in _OURS.items():
+        if column in found and not isinstance(found[column]["type"], allowed):
+            wanted = blank.c[column].type.compile(shown)
+            raise SchemaError(
+                f"message table {name!r}: the column {column!r} is {found[column]['type'].compile(shown)}, and"
+                f" Waterclock keeps {wanted} in it; rename yours"
+            )
+    for column in INTERNAL_COLUMNS:
+        if column in found and not begun:
+            raise SchemaError(f"message table {name!r}: Waterclock keeps a column {column!r} of its own; rename yours")
+    for index in inspector.get_indexes(name):
+        if not begun and index["name"] in {f"{name}_{ours}_idx" for ours in ("next", "acked", "group", "unrouted")}:
+            raise SchemaError(f"message table {name!r}: Waterclock makes an index {index['name']!r}; rename yours")
+
+
+def _fits(has: TypeEngine[Any], column: str, options: TableOptions, database: str) -> bool:
+    # SQLite's integers are all of 64 bits.
+    if column in _TIMES:
+        return isinstance(has, sa.Integer if database == "sqlite" else sa.BigInteger)
+    if column == "epoch":
+        return isinstance(has, sa.Integer)
+    if column == "id":
+        return isinstance(has, _IDS[options.id_type])
+    if options.payload == "json" and database != "postgresql":
+        return isinstance(has, sa.JSON | sa.String)  # there it is a text
+    return isinstance(has, _PAYLOADS[options.payload])
+
+
+def _check_ids(connection: sa.Connection, name: str) -> None:
+    rows = sa.table(name, sa.column("id"))
+    twice = sa.select(rows.c.id, sa.func.count()).group_by(rows.c.id).having(sa.func.count() > 1).limit(1)
+    found = connection.execute(twice).first()
+    if found is not None:
+        raise SchemaError(
+            f"message table {name!r}: {found[1]} rows have the id {found[0]!r}; ids name one message each"
+        )
+    if connection.execute(sa.select(rows.c.id).where(rows.c.id.is_(None)).limit(1)).first() is not None:
+        raise SchemaError(f"message table {name!r}: a row has no id; every message needs one")
+
+
+def _as_it_is(column: ReflectedColumn) -> sa.Column[Any]:
+    default = column["default"]
+    return sa.Column(
+        column["name"],
+        column["type"],
+        nullable=column["nullable"],
+        server_default=None if default is None else sa.text(default),
+    )
+
+
+def _fill(backend: Backend, connection: sa.Connection, name: str) -> None:
+    """Complete rows that plain SQL left open, as the defaults do from now on."""
+    rows = sa.table(name, *(sa.column(column, sa.BigInteger) for column in (*_TIMES, "epoch")))
+    now = backend.now_sql()
+    due = sa.func.coalesce(rows.c.time_next, rows.c.time_scheduled, now)
+    connection.execute(
+        sa.update(rows)
+        .where(
+            rows.c.epoch.is_(None)
+            | rows.c.time_created.is_(None)
+            | rows.c.time_scheduled.is_(None)
+            | (rows.c.time_next.is_(None) & rows.c.time_acked.is_(None))
+        )
+        # In this order, because MariaDB assigns from left to right.
+        .ordered_values(
+            (rows.c.time_next, sa.case((rows.c.time_acked.is_(None), due), else_=rows.c.time_next)),
+            (rows.c.time_created, sa.func.coalesce(rows.c.time_created, rows.c.time_scheduled, now)),
+            (rows.c.time_scheduled, sa.func.coalesce(rows.c.time_scheduled, now)),
+            (rows.c.epoch, sa.func.coalesce(rows.c.epoch, 0)),
+        )
+    )

@@ -1,0 +1,84 @@
+"""What every operation on a message table needs to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from waterclock.database.backend import Backend
+from waterclock.tables.databases.dialect import TableDialect
+from waterclock.tables.databases.inserting import DrawnIds
+from waterclock.tables.databases.mariadb.tables import MysqlTables
+from waterclock.tables.databases.postgresql.tables import PostgresqlTables
+from waterclock.tables.databases.sqlite.tables import SqliteTables
+from waterclock.tables.model.claim import Marks, Reached
+from waterclock.tables.model.options import TableOptions
+from waterclock.tables.model.schema import PARTITIONED, not_acked
+
+_DIALECTS: dict[str, type[TableDialect]] = {
+    "sqlite": SqliteTables,
+    "postgresql": PostgresqlTables,
+    "mysql": MysqlTables,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableContext:
+    """A message table as its operations see it.
+
+    Attributes
+    ----------
+    backend
+        The database it is in.
+    table_id, name
+        Its key and its name in the catalogue; the name is also that of its SQL table.
+    options
+        As the catalogue had them when the table was opened.
+    rows
+        Its SQL table.
+    sql
+        The statements that differ between databases.
+    revision
+        Which version of its entry in the catalogue this is.
+    paused_until
+        No message is sent before then, ns; None where it is not paused.
+    marks
+        How far the claims through it have come.
+    reached
+        How far those who route its messages to groups have come.
+    drawn_ids
+        Ids for messages that are put through it.
+    dead
+        The message table that takes its dead letters; None where there is none.
+    """
+
+    backend: Backend
+    table_id: int
+    name: str
+    options: TableOptions
+    rows: sa.Table
+    sql: TableDialect
+    revision: int
+    paused_until: int | None
+    marks: Marks = field(default_factory=Marks)
+    reached: Reached = field(default_factory=Reached)
+    drawn_ids: DrawnIds = field(default_factory=DrawnIds)
+    dead: TableContext | None = None
+
+    def unacked(self, name: str = "seqs") -> sa.ColumnElement[bool]:
+        """Choose messages that are not acked by their seqs, which are bound as ``name``."""
+        return self.sql.any_of(self.rows.c.seq, name) & not_acked(self.rows)
+
+    def acked(self) -> sa.ColumnElement[bool]:
+        """Choose messages that are acked by their seqs and ids, which are bound as ``seqs`` and ``ids``.
+
+        By ids, because those of a partition of acked messages have no index by seq.
+        """
+        these = self.sql.any_of(self.rows.c.seq, "seqs") & ~not_acked(self.rows)
+        return these & self.sql.any_of(self.rows.c.id, "ids") if self.rows.info.get(PARTITIONED) else these
+
+
+def table_dialect(backend: Backend) -> TableDialect:
+    """Choose the statements for a database."""
+    return _DIALECTS[backend.dialect.name]()

@@ -1,0 +1,193 @@
+"""Making a message table: its SQL table and its entry in the catalogue, and the table for its dead letters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from numbers import Number
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from waterclock.database.backend import Backend
+from waterclock.database.table_catalogue import message_tables
+from waterclock.errors import AlreadyExistsError, InvalidArgumentError, SchemaError
+from waterclock.quoting import quoted
+from waterclock.tables.catalogue.context import TableContext, table_dialect
+from waterclock.tables.catalogue.table_row import find
+from waterclock.tables.catalogue.totals import start_totals
+from waterclock.tables.databases.dialect import TableDialect
+from waterclock.tables.messages.dead_letters import DEAD_COLUMNS
+from waterclock.tables.model.days import LONGEST_NAME, Days, days_to_add
+from waterclock.tables.model.options import TableOptions
+from waterclock.tables.model.schema import OWN_COLUMNS, check_table_name, message_rows, user_columns
+
+
+def create(
+    backend: Backend, name: str, options: TableOptions, columns: Mapping[str, object] | None, *, exist_ok: bool
+) -> None:
+    """Make a message table.
+
+    Raises
+    ------
+    AlreadyExistsError
+        Where the table exists and ``exist_ok`` is False, or where another SQL table has the name.
+    InvalidArgumentError
+        For a name or a further column that a table cannot have.
+    SchemaError
+        Where the dead-letter table is there and does not fit.
+    """
+    check_table_name(name)
+    extra = user_columns(columns)
+    days_of(table_dialect(backend), name, options)  # refused before anything is made
+    known = sa.select(message_tables.c.table_id).where(message_tables.c.name == name)
+
+    def work(connection: sa.Connection) -> None:
+        if connection.execute(known).first() is not None:
+            if exist_ok:
+                return
+            raise AlreadyExistsError(f"message table {quoted(name)} exists; open it, or pass exist_ok=True")
+        ensure_dead_letter_table(backend, connection, name, options, extra)
+        _make(backend, connection, name, options, extra)
+
+    backend.transact(work)
+
+
+def ensure_dead_letter_table(
+    backend: Backend, connection: sa.Connection, name: str, options: TableOptions, columns: Sequence[sa.Column[Any]]
+) -> None:
+    """Make the table that takes the dead letters of the table ``name`` where it is not there.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Where another message table's dead letters go there, or where its name is none.
+    SchemaError
+        Where it is there and does not fit, naming the column.
+    """
+    dead = options.dead_letter
+    if dead is None:
+        return
+    _check_name(connection, name, dead)
+    for column in columns:
+        if column.name in DEAD_COLUMNS:
+            raise InvalidArgumentError(
+                f"columns: a table with dead letters has no column {quoted(column.name)}; rename it"
+            )
+    found = find(backend, connection, dead)
+    if found is not None:
+        _check_fit(found, options, columns)
+        return
+    if sa.inspect(connection).has_table(dead):
+        raise SchemaError(f"dead_letter: the SQL table {quoted(dead)} is no message table; name another")
+    plain = replace(
+        options,
+        groups=None,
+        group_idle=None,
+        max_attempts=None,
+        dead_letter=None,
+        rate_limit=None,
+        purge_by="rows",
+        columns={**options.columns, **DEAD_COLUMNS},
+    )
+    copies = [sa.Column(column.name, column.type) for column in columns]
+    _make(backend, connection, dead, plain, [*copies, *user_columns(DEAD_COLUMNS)])
+
+
+def _make(
+    backend: Backend, connection: sa.Connection, name: str, options: TableOptions, columns: Sequence[sa.Column[Any]]
+) -> None:
+    dialect = table_dialect(backend)
+    if sa.inspect(connection).has_table(name):
+        raise AlreadyExistsError(
+            f"an SQL table named {quoted(name)} exists that is no message table; use another name,"
+            " or adopt=True to make it one"
+        )
+    rows = message_rows(name, options.id_type, options.payload, columns, dialect.id_items(name, options.id_type))
+    if options.groups and options.ungrouped == "reject":
+        # Also plain SQL must be told, so that such a message is not put and never sent.
+        given = rows.c.group_id.is_not(None) & (rows.c.group_id != "")
+        rows.append_constraint(sa.CheckConstraint(given, f"{name}_group"))
+    days = days_of(dialect, name, options)
+    maker = dialect if days is None else days
+    maker.create(connection, rows, options.id_type, grouped=options.groups is not None, free=options.has_free_messages)
+    if days is not None:
+        days.add(connection, name, days_to_add((), backend.now(connection)))
+    register(backend, connection, name, options)
+
+
+def register(backend: Backend, connection: sa.Connection, name: str, options: TableOptions) -> None:
+    """Enter a message table into the catalogue."""
+    connection.execute(
+        sa.insert(message_tables).values(
+            name=name, options=options.to_json(), revision=1, time_created=backend.now_sql()
+        )
+    )
+    known = sa.select(message_tables.c.table_id).where(message_tables.c.name == name)
+    start_totals(connection, connection.execute(known).scalar_one())
+
+
+def _check_name(connection: sa.Connection, name: str, dead: str) -> None:
+    try:
+        check_table_name(dead)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"dead_letter: {error}") from None
+    if dead == name:
+        raise InvalidArgumentError(f"dead_letter: {quoted(dead)} is the table itself; name another one")
+    # Locked, so that two tables do not choose it at once.
+    entry = message_tables.c.name
+    connection.execute(sa.select(entry).where(entry == dead).with_for_update())
+    for other, text in connection.execute(sa.select(entry, message_tables.c.options).where(entry != name)):
+        if json.loads(text).get("dead_letter") == dead:
+            raise InvalidArgumentError(
+                f"dead_letter: {quoted(dead)} takes the dead letters of {quoted(other)}; name another one, because ids"
+                " of two tables may be equal"
+            )
+
+
+def _check_fit(dead: TableContext, options: TableOptions, columns: Sequence[sa.Column[Any]]) -> None:
+    for column, has, wanted in (
+        ("id", dead.options.id_type, options.id_type),
+        ("message", dead.options.payload, options.payload),
+    ):
+        if has != wanted:
+            raise SchemaError(f"dead_letter: the column {column!r} of {dead.name!r} is {has}, and must be {wanted}")
+    for column in (*columns, *user_columns(DEAD_COLUMNS)):
+        if column.name in OWN_COLUMNS:
+            continue
+        if column.name not in dead.rows.c:
+            raise SchemaError(
+                f"dead_letter: {dead.name!r} lacks the column {quoted(column.name)}; add it, or name another"
+            )
+        has, wanted = _kind(dead.rows.c[column.name].type), _kind(column.type)
+        if has != wanted:
+            raise SchemaError(
+                f"dead_letter: the column {quoted(column.name)} of {dead.name!r} holds {has}, and must hold {wanted}"
+            )
+
+
+def _kind(column_type: Any) -> str:
+    """Tell what a column holds; databases that have no type for truth values keep them as numbers."""
+    try:
+        python_type = column_type.python_type
+    except NotImplementedError:
+        return type(column_type).__name__
+    if issubclass(python_type, Number):
+        return "numbers"
+    return "texts" if issubclass(python_type, str | UUID) else python_type.__name__
+
+
+def days_of(dialect: TableDialect, name: str, options: TableOptions) -> Days | None:
+    """Give the partitions of a table that is purged by them; InvalidArgumentError where it cannot be."""
+    if options.purge_by != "partition":
+        return None
+    if dialect.days is None:
+        raise InvalidArgumentError("purge_by: 'partition' needs partitions, which SQLite does not have; use 'rows'")
+    if len(name) > LONGEST_NAME:
+        raise InvalidArgumentError(
+            f"name: {quoted(name)} is too long for a table with partitions, whose names begin with it; use up to"
+            f" {LONGEST_NAME} characters"
+        )
+    return dialect.days

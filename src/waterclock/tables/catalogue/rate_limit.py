@@ -1,0 +1,69 @@
+"""A table's rate limit over all consumers of all processes: the rule's state in the catalogue, judged by its clock.
+
+A claim under a rate limit holds the state's row until it commits. So it counts exactly what it claimed, and what a
+process that dies had reserved comes back with its transaction. Tables without a rate limit do not come here.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import sqlalchemy as sa
+
+from waterclock.database.table_catalogue import totals
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.model.rate import Rate
+
+
+def rate_of(context: TableContext) -> Rate | None:
+    """Give a table's rate limit."""
+    return None if context.options.rate_limit is None else Rate.of(context.options.rate_limit)
+
+
+def rate_free_at(context: TableContext, connection: sa.Connection) -> int | None:
+    """Find when the rate limit lets the next message go, ns; None where there is no limit."""
+    rate = rate_of(context)
+    return None if rate is None else rate.free_at(connection.execute(_state(), _of(context)).scalar_one())
+
+
+def rate_allows(context: TableContext, connection: sa.Connection, most: int) -> int:
+    """How many messages may go now, ``most`` at the most; keeps other claims waiting until the transaction ends."""
+    rate = rate_of(context)
+    if rate is None:
+        return most
+    due = connection.execute(_locked_state(), _of(context)).scalar_one()
+    return rate.allowed(due, context.backend.now(connection), most)
+
+
+def note_sent(context: TableContext, connection: sa.Connection, count: int) -> None:
+    """Note that ``count`` of the messages went that `rate_allows` allowed."""
+    rate = rate_of(context)
+    if rate is None or not count:
+        return
+    due = connection.execute(_state(), _of(context)).scalar_one()
+    state = rate.taken(due, context.backend.now(connection), count)
+    connection.execute(_noting(), {**_of(context), "state": state})
+
+
+def forget_rate(connection: sa.Connection, table_id: int) -> None:
+    """Begin anew, because the limit changed."""
+    connection.execute(sa.update(totals).where(totals.c.table_id == table_id).values(rate_next=0))
+
+
+def _of(context: TableContext) -> dict[str, int]:
+    return {"table": context.table_id}
+
+
+@lru_cache(maxsize=1)
+def _state() -> sa.Select[int]:
+    return sa.select(totals.c.rate_next).where(totals.c.table_id == sa.bindparam("table"))
+
+
+@lru_cache(maxsize=1)
+def _locked_state() -> sa.Select[int]:
+    return _state().with_for_update()
+
+
+@lru_cache(maxsize=1)
+def _noting() -> sa.Update:
+    return sa.update(totals).where(totals.c.table_id == sa.bindparam("table")).values(rate_next=sa.bindparam("state"))

@@ -1,0 +1,89 @@
+"""Which messages a consumer takes, and in which order: what it said in SQL's words, bound to a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
+from waterclock.tables.catalogue.condition_sql import Binder, check_parameters
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.messages.putting import user_column_names
+from waterclock.tables.model.condition_parser import parse_condition, parse_order
+
+OWN_WORDS = ("id", "time_scheduled", "time_created", "epoch", "priority", "group_id")
+"""Columns of every message table that conditions may name, beside the table's further columns."""
+
+Bound = tuple[sa.ColumnElement[bool] | None, tuple[sa.ColumnElement[Any], ...]]
+_EVERYTHING: Bound = (None, ())
+
+
+class Selection:
+    """A condition and an order, read once, and bound anew where the table changed.
+
+    Parameters
+    ----------
+    where
+        What stands after WHERE; None: every message.
+    order
+        What stands after ORDER BY; None: highest priority first, then the oldest due first.
+    parameters
+        Values for the ``:names`` in ``where``.
+    """
+
+    def __init__(self, where: str | None, order: str | None, parameters: Mapping[str, object] | None) -> None:
+        if not isinstance(parameters, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]  # users need not check types
+            raise InvalidArgumentError(f"parameters: {quoted(parameters)} is no dict of values by name")
+        self._where, self._order = where, order
+        self._condition = None if where is None else parse_condition(where)
+        self._keys = () if order is None else parse_order(order)
+        self._parameters = dict(parameters or {})
+        self._bound: tuple[sa.Table, Bound] | None = None
+
+    def on(self, context: TableContext) -> Bound:
+        """Bind to a table.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Where a column is not there, types do not agree, or the table has groups.
+        """
+        known = self._bound
+        if known is None or known[0] is not context.rows:
+            known = self._bound = (context.rows, self._bind(context))
+        return known[1]
+
+    def _bind(self, context: TableContext) -> Bound:
+        if context.options.groups:
+            raise InvalidArgumentError(
+                f"where, order: message table {context.name!r} has groups, whose order they would break; put such"
+                " messages into a table of their own"
+            )
+        rows = context.rows
+        columns = {name: rows.c[name] for name in (*user_column_names(rows), *OWN_WORDS)}
+        where = Binder("where", self._where or "", columns, self._parameters, context.sql.like)
+        condition = None if self._condition is None else where.condition(self._condition)
+        check_parameters(self._parameters, where.used)
+        order = Binder("order", self._order or "", columns, {}, context.sql.like)
+        keys = order.order(self._keys)
+        # What is equal goes by when it is due.
+        return condition, (*keys, rows.c.time_next, rows.c.seq) if keys else ()
+
+
+def select_on(context: TableContext, selection: Selection | None) -> Bound:
+    """Bind a selection to a table; None selects every message in the table's order."""
+    return _EVERYTHING if selection is None else selection.on(context)
+
+
+def make_selection(
+    context: TableContext, where: str | None, order: str | None, parameters: Mapping[str, object] | None
+) -> Selection | None:
+    """Read and check what a consumer said; None where it said nothing."""
+    if where is None and order is None and not parameters:
+        return None
+    selection = Selection(where, order, parameters)
+    selection.on(context)
+    return selection

@@ -1,0 +1,146 @@
+"""A message table's entry in the catalogue: reading it, changing it, and noticing that others changed it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import sqlalchemy as sa
+
+from waterclock.database.backend import Backend
+from waterclock.database.table_catalogue import attendance, consumers, groups, message_tables
+from waterclock.errors import NotFoundError, RefusedError
+from waterclock.quoting import quoted
+from waterclock.tables.catalogue.context import TableContext, table_dialect
+from waterclock.tables.catalogue.totals import drop_totals
+from waterclock.tables.model.options import TableOptions
+from waterclock.tables.model.schema import ACKED_DAY, reflect_rows
+
+LOOK_EVERY = 1.0
+"""Seconds after which a table that is open notices that its options changed, or that it was paused or dropped."""
+
+
+def load(backend: Backend, name: str) -> TableContext:
+    """Read a message table's entry and its columns.
+
+    Raises
+    ------
+    NotFoundError
+        Where there is none of this name.
+    SchemaError
+        Where its SQL table is gone or lacks a column, or its options are incomplete.
+    """
+    with backend.snapshot() as connection:
+        found = find(backend, connection, name)
+        if found is None:
+            raise NotFoundError(f"there is no message table {quoted(name)} in {backend.name}; create it")
+        dead_letter = found.options.dead_letter
+        dead = None if dead_letter is None else find(backend, connection, dead_letter)
+    return replace(found, dead=dead)
+
+
+def find(backend: Backend, connection: sa.Connection, name: str) -> TableContext | None:
+    """Read a message table's entry and its columns, but not its dead-letter table's; None where there is none."""
+    entry = connection.execute(sa.select(message_tables).where(message_tables.c.name == name)).first()
+    if entry is None:
+        return None
+    options = TableOptions.from_json(name, entry.options)
+    rows = reflect_rows(connection, name, options)
+    return TableContext(
+        backend, entry.table_id, name, options, rows, table_dialect(backend), entry.revision, entry.paused_until
+    )
+
+
+def change(connection: sa.Connection, table_id: int, **values: Any) -> None:
+    """Change the entry, so that everybody who has the table open notices."""
+    connection.execute(
+        sa.update(message_tables)
+        .where(message_tables.c.table_id == table_id)
+        .values(revision=message_tables.c.revision + 1, **values)
+    )
+
+
+def drop(context: TableContext, connection: sa.Connection) -> None:
+    """Remove a message table with all that belongs to it."""
+    connection.execute(sa.delete(message_tables).where(message_tables.c.table_id == context.table_id))
+    for state in (groups, consumers, attendance):
+        connection.execute(sa.delete(state).where(state.c.table_id == context.table_id))
+    drop_totals(connection, context.table_id)
+    context.sql.drop(connection, context.rows)
+
+
+@contextmanager
+def explaining(context: TableContext) -> Generator[None]:
+    """Say what is wrong with a table where a statement fails because of it.
+
+    Raises
+    ------
+    NotFoundError, SchemaError
+        As `load`.
+    """
+    try:
+        yield
+    except RefusedError:
+        load(context.backend, context.name)
+        raise
+
+
+class Entry:
+    """The entry of a table that is open, looked at again once a second. Safe to share between threads."""
+
+    def __init__(self, context: TableContext) -> None:
+        self._context = context
+        self._looked_at = time.monotonic()
+        self._lock = threading.Lock()
+
+    @property
+    def last_seen(self) -> TableContext:
+        """The table as it was when it was looked at last."""
+        return self._context
+
+    def now(self) -> TableContext:
+        """Give the table as it is now, to within a second.
+
+        Raises
+        ------
+        NotFoundError
+            Where the message table was dropped.
+        SchemaError
+            Where its SQL table was dropped or lost a column.
+        """
+        with self._lock:
+            if time.monotonic() - self._looked_at >= LOOK_EVERY:
+                self._look()
+            return self._context
+
+    def read(self) -> TableContext:
+        """Give the table as it is now, its columns included."""
+        with self._lock:
+            self._context = load(self._context.backend, self._context.name)
+            return self._context
+
+    def check(self, error: RefusedError) -> NoReturn:
+        """Say what is wrong with the table where a statement failed because of it; otherwise raise the error."""
+        self.read()
+        raise error
+
+    def _look(self) -> None:
+        known = self._context
+        if not _is_as_known(known):
+            self._context = load(known.backend, known.name)
+        self._looked_at = time.monotonic()
+
+
+def _is_as_known(known: TableContext) -> bool:
+    entry = sa.select(message_tables.c.table_id, message_tables.c.revision).where(message_tables.c.name == known.name)
+    try:
+        with known.backend.snapshot() as connection:
+            columns = known.sql.column_names(connection, known.name) - {ACKED_DAY}
+            found = connection.execute(entry).first()
+    except RefusedError:
+        return False
+    return columns == set(known.rows.columns.keys()) and tuple(found or ()) == (known.table_id, known.revision)

@@ -1,1 +1,0 @@
-"""Which messages go out: rows, groups, rates."""

@@ -1,1 +1,0 @@
-"""Conditions in SQL's words, read and bound safely."""

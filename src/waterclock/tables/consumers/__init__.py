@@ -1,0 +1,1 @@
+"""What consumers hold: subscriptions, deliveries, and the heartbeat that keeps both."""

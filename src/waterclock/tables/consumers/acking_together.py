@@ -1,0 +1,84 @@
+"""Acking many messages at once: deliveries and ids, in a transaction of ours or of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.errors import LeaseLostError
+from waterclock.tables.catalogue.caller_connections import CallerConnections
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.consumers.attendance import note_acked
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.undecided import decide
+from waterclock.tables.messages import acking
+from waterclock.tables.messages.acking_rows import is_one_statement
+from waterclock.tables.messages.putting import check_id
+from waterclock.tables.model.held import Acked, Held
+
+
+def ack_together(context: TableContext, callers: CallerConnections, given: Sequence[Any], connection: Any) -> int:
+    """Ack ids and deliveries; `MessageTable.ack` explains it."""
+    deliveries = [one for one in given if isinstance(one, Delivery)]
+    ids = [check_id(context, one) for one in given if not isinstance(one, Delivery)]
+    if connection is None:
+        count, lost = _ack(context, deliveries, ids)
+    else:
+        count, lost = _ack_for_caller(context, callers, deliveries, ids, connection)
+    if lost:
+        names = ", ".join(dict.fromkeys(repr(one.id) for one in deliveries if one.held in lost))
+        raise LeaseLostError(
+            f"ack: {names} of {context.name!r} are not ours any more: their lease ended and they were sent to somebody"
+            f" else, acked or rescheduled; the other {count} are acked"
+        )
+    return count
+
+
+def _ack(context: TableContext, deliveries: Sequence[Delivery], ids: Sequence[Any]) -> tuple[int, frozenset[Held]]:
+    decide(context, deliveries, "ack")
+    held = _held(deliveries)
+    one_statement = is_one_statement(held, ids)
+
+    def work(own: sa.Connection) -> tuple[Acked, int]:
+        return _write(context, own, held, ids)
+
+    acked, by_id = acking.run(context, work) if one_statement else context.backend.transact(work)
+    for delivery in deliveries:
+        if delivery.held in acked.lost:
+            delivery.lose()
+        else:
+            delivery.end()
+    if ids:
+        note_acked(context, ids)
+    # What was acked again was acked by this, in an attempt whose answer was lost.
+    return by_id + len(held) - len(acked.lost), acked.lost
+
+
+def _ack_for_caller(
+    context: TableContext,
+    callers: CallerConnections,
+    deliveries: Sequence[Delivery],
+    ids: Sequence[Any],
+    connection: Any,
+) -> tuple[int, frozenset[Held]]:
+    held = _held(deliveries)
+    with callers.use(connection) as theirs:
+        for delivery in deliveries:
+            if not delivery.over:
+                delivery.leave_to_caller()
+        acked, by_id = _write(context, theirs, held, ids)
+    # Nothing is noted: what was found may have been changed by the caller, and may be undone.
+    return by_id + len(held) - len(acked.lost) - acked.again, acked.lost
+
+
+def _held(deliveries: Sequence[Delivery]) -> list[Held]:
+    return list(dict.fromkeys(one.held for one in deliveries if not one.over))
+
+
+def _write(
+    context: TableContext, connection: sa.Connection, held: Sequence[Held], ids: Sequence[Any]
+) -> tuple[Acked, int]:
+    acked = acking.ack_held(context, connection, held)
+    return acked, acking.ack_ids(context, connection, ids) if ids else 0

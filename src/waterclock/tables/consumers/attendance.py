@@ -1,0 +1,220 @@
+"""Who takes messages from a table, and how fast: a row for each process, so that every other one can tell.
+
+A claim counts in memory only. The row is written when a subscription begins and when it is closed, and in between every
+ten seconds by the process's heart. A process that has no subscription and just receives writes it every ten seconds in
+which it does so. A row that is not written anew for thirty seconds counts no more: its process is gone, or hangs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakSet, ref
+
+import sqlalchemy as sa
+
+from waterclock.database.backend import Backend
+from waterclock.database.table_catalogue import attendance
+from waterclock.errors import ForbiddenError, WaterclockError
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.consumers.heartbeat import heart_of
+
+_SECOND = 1_000_000_000
+
+RATE_SECONDS = 60
+"""Rates are those of the last minute."""
+
+TELL_EVERY = 10 * _SECOND
+"""After this long a process tells again who is there, ns."""
+
+LASTS = 30 * _SECOND
+"""For this long what a process told counts, ns."""
+
+_PATIENCE = 1.0  # s; nobody waits longer for figures
+
+_log = logging.getLogger(__name__)
+
+
+class Lately:
+    """Counts what happened in the last `RATE_SECONDS`, to a second. Pure: takes the time, in ns that pass."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[tuple[int, int]] = deque()
+
+    def note(self, count: int, now: int) -> None:
+        """Note that ``count`` more happened; less where some turned out not to have happened."""
+        second = now // _SECOND
+        if self._seconds and self._seconds[-1][0] == second:
+            count += self._seconds.pop()[1]
+        self._seconds.append((second, count))
+        self._forget(second)
+
+    def count(self, now: int) -> int:
+        """Tell how many happened."""
+        self._forget(now // _SECOND)
+        return max(0, sum(count for _, count in self._seconds))
+
+    def _forget(self, second: int) -> None:
+        while self._seconds and self._seconds[0][0] <= second - RATE_SECONDS:
+            self._seconds.popleft()
+
+
+class Hand(Protocol):
+    """A subscription, with what it has claimed and not handed out yet."""
+
+    def note_acked(self, ids: Collection[Any]) -> None:
+        """Note that these messages were acked by their ids."""
+        ...
+
+    def note_changes(self) -> None:
+        """Note that messages may have gone that wait here."""
+        ...
+
+
+class Attendance:
+    """What one process has to do with one table. Safe to share between threads.
+
+    Attributes
+    ----------
+    session
+        A number that no other process, and no other opening of the database in this one, has.
+    beat_at
+        When it is to be told again, in ns of the monotonic clock.
+    """
+
+    def __init__(self, context: TableContext, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        # Weak, because what is kept for a database must not keep it.
+        self._backend = ref(context.backend)
+        self._table_id = context.table_id
+        self._clock = clock
+        self._counting = threading.Lock()
+        self._telling = threading.Lock()
+        self._hands: WeakSet[Hand] = WeakSet()
+        self._sent = Lately()
+        self._told = False
+        self._forbidden = False
+        self.session = secrets.randbits(63)
+        self.beat_at = clock() + TELL_EVERY
+
+    def join(self, hand: Hand) -> None:
+        """Count a subscription from now on."""
+        with self._counting:
+            self._hands.add(hand)
+        self.tell()
+        backend = self._backend()
+        if backend is not None:
+            heart_of(backend).attend(self)
+
+    def leave(self, hand: Hand) -> None:
+        """Count a subscription no more."""
+        with self._counting:
+            self._hands.discard(hand)
+        self.tell()
+
+    @property
+    def over(self) -> bool:
+        """Whether the heart need not tell anything any more."""
+        with self._counting:
+            return not self._hands or self._forbidden or self._backend() is None
+
+    def note_sent(self, count: int) -> None:
+        """Note that so many messages were claimed; fewer than none where some were given back unstarted."""
+        now = self._clock()
+        with self._counting:
+            self._sent.note(count, now)
+            due = now >= self.beat_at and not self._hands
+        if due:
+            self.tell(patience=0)
+
+    def hands(self) -> list[Hand]:
+        """List the subscriptions of this process."""
+        with self._counting:
+            return list(self._hands)
+
+    def now(self) -> tuple[int, int]:
+        """Tell how many subscriptions are open, and how many messages were taken lately, in this process."""
+        with self._counting:
+            return len(self._hands), self._sent.count(self._clock())
+
+    def tell(self, patience: float = _PATIENCE) -> None:
+        """Write this process's row. What fails is tried again at the next time: figures stop nobody."""
+        backend = self._backend()
+        with self._telling:
+            self.beat_at = self._clock() + TELL_EVERY
+            subscribers, sent = self.now()
+            if backend is None or self._forbidden or not (subscribers or sent or self._told):
+                return
+            try:
+                with backend.patience(patience):
+                    backend.transact(lambda own: self._write(own, backend.now(own), subscribers, sent))
+            except WaterclockError as error:
+                self._forbidden = isinstance(error, ForbiddenError)
+                _log.info("cannot tell who takes messages: %s", error)
+            else:
+                self._told = bool(subscribers or sent)
+
+    def _write(self, connection: sa.Connection, now: int, subscribers: int, sent: int) -> None:
+        mine = (attendance.c.table_id == self._table_id) & (attendance.c.session == self.session)
+        values = {"subscribers": subscribers, "sent": sent, "told_at": now}
+        if not (subscribers or sent):
+            connection.execute(sa.delete(attendance).where(mine))
+        elif not connection.execute(sa.update(attendance).where(mine).values(values)).rowcount:
+            connection.execute(sa.delete(attendance).where(attendance.c.told_at <= now - LASTS))
+            connection.execute(sa.insert(attendance).values(table_id=self._table_id, session=self.session, **values))
+
+
+_known: WeakKeyDictionary[Backend, dict[tuple[int, int], Attendance]] = WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def attendance_of(context: TableContext) -> Attendance:
+    """Give what this process, also one that was forked, has to do with a table."""
+    key = os.getpid(), context.table_id
+    found = _known.get(context.backend, {}).get(key)
+    if found is None:
+        with _making:
+            found = _known.setdefault(context.backend, {}).setdefault(key, Attendance(context))
+    return found
+
+
+def forget(backend: Backend) -> None:
+    """Count what this process has in a database no more, because it closes the database."""
+    for own in _known.pop(backend, {}).values():
+        for hand in own.hands():
+            own.leave(hand)
+
+
+def note_acked(context: TableContext, ids: Collection[Any]) -> None:
+    """Keep the subscriptions of this process from handing out messages that were acked by their ids."""
+    for hand in attendance_of(context).hands():
+        hand.note_acked(frozenset(ids))
+
+
+@contextmanager
+def changing(context: TableContext) -> Generator[None]:
+    """Let the subscriptions of this process look again at what waits in them, once the block has done something."""
+    yield
+    for hand in attendance_of(context).hands():
+        hand.note_changes()
+
+
+def everywhere(context: TableContext, connection: sa.Connection, now: int) -> tuple[int, int]:
+    """Tell how many subscriptions are open, and how many messages were taken in the last minute, in all processes."""
+    own = attendance_of(context)
+    others = (
+        (attendance.c.table_id == context.table_id)
+        & (attendance.c.session != own.session)
+        & (attendance.c.told_at > now - LASTS)
+    )
+    told = connection.execute(
+        sa.select(sa.func.sum(attendance.c.subscribers), sa.func.sum(attendance.c.sent)).where(others)
+    ).one()
+    subscribers, sent = own.now()
+    return subscribers + int(told[0] or 0), sent + int(told[1] or 0)

@@ -1,0 +1,360 @@
+"""A delivery: one message in the hands of a consumer, for as long as the lease lasts."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import sqlalchemy as sa
+
+from waterclock.errors import LeaseLostError
+from waterclock.tables.catalogue.caller_connections import CallerConnections
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.table_row import explaining
+from waterclock.tables.consumers.attendance import changing
+from waterclock.tables.consumers.heartbeat import beat_after, heart_of
+from waterclock.tables.consumers.undecided import decide, find_out
+from waterclock.tables.messages import acking
+from waterclock.tables.messages.dead_letters import bury_held, exhausted_reason, is_exhausted
+from waterclock.tables.messages.putting import MessageId, user_column_names
+from waterclock.tables.model.claim import Claimed
+from waterclock.tables.model.held import Held
+from waterclock.tables.model.reading import unreadable
+from waterclock.tables.model.texts import storable
+from waterclock.time import Duration, format_duration, format_time, to_duration
+
+_T = TypeVar("_T")
+
+
+class Delivery:
+    """A message that was handed out. In ``with`` it is acked at the end, or backs off where an exception ends it.
+
+    What the block acked with ``connection=`` is left to the caller's transaction: where that is rolled back, the
+    message is sent again.
+
+    While the block in ``with`` runs, heartbeats extend the lease, and those of what waits behind it in the same
+    subscription.
+
+    Attributes
+    ----------
+    id
+        The message's id.
+    payload
+        Bytes, text or a JSON value, as the table's ``payload`` says.
+    group
+        Its group; None where it names none.
+    epoch
+        How often it has been sent by now: 1 for the first time.
+    lease_until
+        Until when nobody else is sent it, ns. Afterwards an ack is still taken, unless somebody else was.
+    priority
+        Higher ones are sent earlier.
+    time_created, time_scheduled
+        When it was put and for when, ns.
+    columns
+        The values of the table's further columns.
+    lost
+        Whether it is known that the message is not ours any more: a heartbeat found it so, or it was acked by its id.
+        Its ack will raise a LeaseLostError.
+    """
+
+    __slots__ = (
+        "_callers",
+        "_headers",
+        "_heartbeat",
+        "_over",
+        "_undecided",
+        "_when_over",
+        "beat_at",
+        "columns",
+        "context",
+        "epoch",
+        "group",
+        "held",
+        "id",
+        "lease_until",
+        "lost",
+        "payload",
+        "priority",
+        "time_created",
+        "time_scheduled",
+        "waiting",
+    )
+
+    def __init__(
+        self, context: TableContext, callers: CallerConnections, claimed: Claimed, lease: int, beat_at: int
+    ) -> None:
+        row = claimed.row
+        self.context = context
+        self._callers = callers
+        self._heartbeat = True
+        self.beat_at = beat_at
+        self.waiting: Sequence[Delivery] = ()
+        self.lost = False
+        self._headers: str | None = row.headers
+        self._over = False
+        self._undecided = False
+        self._when_over: Callable[[], None] | None = None
+        self.id: MessageId = row.id
+        self.payload: Any = row.message
+        self.group: str | None = row.group_id or None
+        self.epoch: int = (row.epoch or 0) + 1
+        self.lease_until = claimed.lease_until
+        self.priority: int = row.priority
+        self.time_created: int = row.time_created
+        self.time_scheduled: int = row.time_scheduled
+        further = user_column_names(context.rows)
+        self.columns: dict[str, Any] = {name: getattr(row, name) for name in further} if further else {}
+        self.held = Held(row.seq, row.id, lease, row.group_id, row.position, row.time_next, self.epoch)
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Text by text; those who do not look at them do not pay for reading them."""
+        return {} if self._headers is None else json.loads(self._headers)
+
+    def ack(self, *, connection: Any = None) -> None:
+        """Say that the message is handled: it is never sent again. To ack twice is to ack once.
+
+        Parameters
+        ----------
+        connection
+            As in `MessageTable.put`: the ack counts when the caller commits. Until then the message is ours, so after a
+            rollback it can be acked again, or given back.
+
+        Raises
+        ------
+        LeaseLostError
+            Where the lease ended and the message was sent to somebody else, acked or rescheduled.
+        OrderError
+            Where an earlier message of its group is not acked.
+        UnavailableError
+            Without ``connection``, where a transaction in which it was acked has not ended.
+        """
+        if self._over:
+            return
+        if connection is not None:
+            with self._callers.use(connection) as theirs:
+                self.leave_to_caller()
+                if acking.ack_held(self.context, theirs, [self.held]).lost:
+                    raise self._lost_error("ack")
+            return
+        self._decide("ack")
+        if self._over:
+            return
+        if self._run(lambda own: acking.ack_held(self.context, own, [self.held])).lost:
+            raise self._lost("ack")
+        self.end()
+
+    def nack(self, delay: Duration | None = None, *, error: str | None = None) -> None:
+        """Give the message back, to be sent again after ``delay``; by default after its exponential back-off.
+
+        In a sequenced group those behind it wait with it; what is out of them goes back too, and counts no attempt.
+
+        Parameters
+        ----------
+        error
+            Why; kept in the column ``last_error``.
+
+        Raises
+        ------
+        LeaseLostError
+            Where the lease ended and the message was sent to somebody else, acked or rescheduled.
+        """
+        self._decide("nack")
+        if self._over:
+            return
+        pause = None if delay is None else to_duration(delay, "delay")
+        why = None if error is None else storable(error)
+        dies = is_exhausted(self.context, self.epoch)
+        # Those behind it in its group go back with it, and must not be handed out by who has claimed them.
+        with changing(self.context) if self.context.options.groups else nullcontext():
+            kept = self._run(lambda own: self.nack_in(own, pause, why), whole=dies)
+        if not kept:
+            raise self._lost("nack")
+        self.end()
+
+    def _run(self, work: Callable[[sa.Connection], _T], *, whole: bool = False) -> _T:
+        """Run ``work`` as `acking.run` does, or where it is several statements in a ``whole`` transaction."""
+        with explaining(self.context):
+            return self.context.backend.transact(work) if whole else acking.run(self.context, work)
+
+    def nack_in(self, connection: sa.Connection, delay: int | None, error: str | None) -> bool:
+        """Give the message back in a transaction of ours; False where the lease was lost. `end` it after the commit."""
+        if is_exhausted(self.context, self.epoch):
+            return bury_held(self.context, connection, self.held, exhausted_reason(self.context), error)
+        return acking.back_off(self.context, connection, self.held, self.retry_delay(delay), error)
+
+    def retry_delay(self, delay: int | None) -> int:
+        """Give how long it waits before it is sent again, ns: by the table's back-off where no delay is given."""
+        if delay is not None:
+            return delay
+        return self.context.options.backoff.delay(self.epoch - 1, random.uniform(-1, 1))  # noqa: S311  # no secret
+
+    def dead_letter(self, why: str) -> None:
+        """Move the message to the table's dead-letter table, whatever attempts it has left.
+
+        Parameters
+        ----------
+        why
+            Kept in the column ``dead_reason``.
+
+        Raises
+        ------
+        LeaseLostError
+            Where the lease ended and the message was sent to somebody else, acked or rescheduled.
+        InvalidArgumentError
+            Where the table has no ``dead_letter``.
+        """
+        self._decide("dead_letter")
+        if self._over:
+            return
+        if not self._run(lambda own: bury_held(self.context, own, self.held, storable(why)), whole=True):
+            raise self._lost("dead_letter")
+        self.end()
+
+    def extend(self, duration: Duration) -> None:
+        """Keep the message for ``duration`` from now on, if that is longer than the lease lasts anyway.
+
+        Raises
+        ------
+        LeaseLostError
+            Where the lease ended and the message was sent to somebody else, acked or rescheduled.
+        """
+        length = to_duration(duration, "duration")
+        self._decide("extend")
+        until = self._run(lambda own: acking.extend(self.context, own, self.held, length), whole=True)
+        if until is None:
+            raise self._lost("extend")
+        self.lease_until = until
+
+    @property
+    def over(self) -> bool:
+        """Whether it was acked or given back. An ack in a transaction of the caller's counts once that is committed."""
+        return self._over
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it was acked in a transaction of the caller's of which it is not known whether it has ended."""
+        return self._undecided
+
+    def end(self) -> None:
+        """Note that it was acked or given back, so that nothing more is done for it."""
+        self._over = True
+        self._undecided = False
+        self._nudge()
+
+    def leave_to_caller(self) -> None:
+        """Note that a transaction of the caller's is about to ack it."""
+        self._undecided = True
+        self._nudge()
+
+    def take_back(self) -> None:
+        """Note that the transaction in which it was acked was rolled back."""
+        self._undecided = False
+
+    def lose(self) -> None:
+        """Note that the message is not ours any more."""
+        self.lost = True
+        self._undecided = False
+        self._nudge()
+
+    def _nudge(self) -> None:
+        if self._when_over is not None:
+            self._when_over()
+
+    def _decide(self, verb: str) -> None:
+        if self._undecided:
+            decide(self.context, [self], verb)
+
+    def when_over(self, tell: Callable[[], None]) -> None:
+        """Have ``tell`` called when the delivery ends, is lost, or is acked in a transaction of the caller's."""
+        self._when_over = tell
+
+    def behind(self) -> Sequence[Delivery]:
+        """Give the deliveries that wait in the same subscription until this one is handled."""
+        return tuple(self.waiting)
+
+    def extended(self, until: int | None) -> None:
+        """Note what a heartbeat found: when the lease ends now, ns, or that it was lost."""
+        if until is None:
+            self.lost = not (self._over or self._undecided)
+        else:
+            self.lease_until = until
+
+    def without_heartbeat(self) -> None:
+        """Let the lease end where nobody extends it, also in ``with``."""
+        self._heartbeat = False
+
+    def _lost(self, verb: str) -> LeaseLostError:
+        self.lose()
+        return self._lost_error(verb)
+
+    def _lost_error(self, verb: str) -> LeaseLostError:
+        return LeaseLostError(
+            f"{verb}: message {self.id!r} of {self.context.name!r} is not ours any more: its lease lasted until"
+            f" {format_time(self.lease_until)}, and it was sent to somebody else, acked or rescheduled; use a longer"
+            f" ack_wait than {format_duration(self.context.options.ack_wait)}, or extend the lease"
+        )
+
+    def __enter__(self) -> Self:
+        if self._heartbeat:
+            heart_of(self.context.backend).hold(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._heartbeat:
+            heart_of(self.context.backend).release(self)
+        if error is None:
+            if not self._undecided:  # else the caller's transaction acks it, or does not
+                self.ack()
+            return
+        if self.lost and isinstance(error, LeaseLostError):
+            return
+        find_out(self.context, [self])
+        if self._undecided:
+            error.add_note(f"message {self.id!r} is not given back: a transaction in which it was acked has not ended")
+            return
+        try:
+            self.nack(error=f"{type(error).__name__}: {error}")
+        except LeaseLostError as lost:
+            error.add_note(str(lost))
+
+    def __repr__(self) -> str:
+        group = f" of group {self.group!r}" if self.group else ""
+        return f"<Delivery {self.id!r}{group}, epoch {self.epoch}, until {format_time(self.lease_until)}>"
+
+
+def hand_over(
+    context: TableContext, callers: CallerConnections, claimed: Sequence[Claimed], lease: int, begun: int
+) -> list[Delivery]:
+    """Make deliveries of messages that were claimed.
+
+    One that cannot be read fails like one whose handler failed: nobody else would fare better with it now.
+
+    Parameters
+    ----------
+    begun
+        When the claim began, in ns of the monotonic clock.
+    """
+    deliveries: list[Delivery] = []
+    failed: set[str | None] = set()
+    further = user_column_names(context.rows)
+    beat_at = begun + beat_after(context.options.backoff.wait_bounds[0])
+    for one in claimed:
+        if context.options.groups and one.row.group_id in failed:
+            continue  # it went back with the one before it
+        delivery = Delivery(context, callers, one, lease, beat_at)
+        problem = unreadable(one.row, further)
+        if problem is None:
+            deliveries.append(delivery)
+            continue
+        failed.add(one.row.group_id)
+        with suppress(LeaseLostError):
+            delivery.nack(error=problem)
+    return deliveries

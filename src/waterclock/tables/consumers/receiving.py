@@ -1,0 +1,162 @@
+"""Receiving: one claim under the table's rules, and the wait for what the next one may find."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from dataclasses import dataclass, replace
+
+import sqlalchemy as sa
+
+from waterclock.errors import RefusedError
+from waterclock.tables.catalogue.caller_connections import CallerConnections
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.rate_limit import note_sent, rate_allows, rate_free_at
+from waterclock.tables.catalogue.selection import Selection, select_on
+from waterclock.tables.catalogue.table_row import LOOK_EVERY, Entry
+from waterclock.tables.consumers.attendance import attendance_of
+from waterclock.tables.consumers.delivery import Delivery, hand_over
+from waterclock.tables.databases.changes import Changes, Stop
+from waterclock.tables.messages.claiming import claim, claim_within, next_due
+from waterclock.tables.messages.dead_letters import bury_claimed, is_exhausted
+from waterclock.tables.model.claim import Claimed, Wanted
+
+_SECOND = 1_000_000_000
+_TOKENS_FOR = 0.01  # s
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a consumer asks for.
+
+    Attributes
+    ----------
+    consumer
+        Who asks, for those who look.
+    selection
+        Which messages, and in which order; None: all, in the table's order.
+    max_groups
+        How many exclusive groups it has at the most; None: any number.
+    """
+
+    consumer: str | None
+    selection: Selection | None = None
+    max_groups: int | None = None
+
+
+def receive(entry: Entry, callers: CallerConnections, limit: int, request: Request) -> list[Delivery]:
+    """Claim up to ``limit`` messages that are due, without waiting."""
+    context = entry.now()
+    try:
+        return _receive(context, callers, limit, request)
+    except RefusedError:
+        # The SQL table may have been dropped or altered under us.
+        fresh = entry.read()
+        if fresh.rows.columns.keys() == context.rows.columns.keys():
+            raise
+        return _receive(fresh, callers, limit, request)
+
+
+def receive_waiting(
+    entry: Entry, callers: CallerConnections, limit: int, request: Request, wait: int
+) -> list[Delivery]:
+    """Claim up to ``limit`` messages that are due; where none is, wait for some for ``wait`` ns at the most."""
+    until = time.monotonic() + wait / _SECOND
+    context = entry.now()
+    changes = context.sql.changes(context.backend, context.name)
+    stop = Stop()
+    try:
+        while not (found := receive(entry, callers, limit, request)):
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            pause(entry, changes, stop, left, request)
+    finally:
+        changes.close()
+    return found
+
+
+def _receive(context: TableContext, callers: CallerConnections, limit: int, request: Request) -> list[Delivery]:
+    where, order = select_on(context, request.selection)
+    if context.paused_until is not None and context.backend.now() < context.paused_until:
+        return []
+    has_more = context.marks.any() or context.reached.now() is not None
+    if context.sql.one_writer and not has_more:
+        # Where writers take turns, consumers that find nothing should not ask for one, nor wait for a long one to end.
+        with context.backend.snapshot(indexed=True) as connection:
+            due, now = next_due(context, connection, where, request.consumer, request.max_groups)
+        if due is None or due > now:
+            return []
+    while True:
+        begun = time.monotonic_ns()
+        wanted = Wanted(
+            limit, request.consumer, secrets.randbits(63), context.options.backoff, where, order, request.max_groups
+        )
+        claimed = _claim(context, wanted)
+        exhausted = {one.row.seq for one in claimed if is_exhausted(context, one.row.epoch or 0)}
+        if exhausted:
+            _bury(context, sorted(exhausted), wanted.lease)
+        living = [one for one in claimed if one.row.seq not in exhausted]
+        if living:
+            attendance_of(context).note_sent(len(living))
+        deliveries = hand_over(context, callers, living, wanted.lease, begun)
+        if deliveries or not claimed:
+            return deliveries
+
+
+def _claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
+    if context.options.rate_limit is None:
+        return claim(context, wanted, context.marks)
+    return context.backend.transact(lambda own: _claim_at_rate(context, own, wanted), indexed=True)
+
+
+def _claim_at_rate(context: TableContext, connection: sa.Connection, wanted: Wanted) -> list[Claimed]:
+    allowed = rate_allows(context, connection, wanted.limit)
+    if not allowed:
+        return []
+    claimed = claim_within(context, connection, replace(wanted, limit=allowed))
+    note_sent(context, connection, sum(not is_exhausted(context, one.row.epoch or 0) for one in claimed))
+    return claimed
+
+
+def _bury(context: TableContext, seqs: list[int], lease: int) -> None:
+    context.backend.transact(lambda own: bury_claimed(context, own, seqs, lease))
+
+
+def pause(
+    entry: Entry,
+    changes: Changes,
+    stop: Stop,
+    longest: float | None,
+    request: Request,
+) -> None:
+    """Wait until something changed, or is due, or a poll interval is over; at most ``longest`` seconds."""
+    context = entry.last_seen
+    try:
+        _pause(context, changes, stop, longest, request)
+    except RefusedError:
+        # As in `receive`. What changed, or was made anew, is looked at by the next claim.
+        fresh = entry.read()
+        if fresh.table_id == context.table_id and fresh.rows.columns.keys() == context.rows.columns.keys():
+            raise
+
+
+def _pause(context: TableContext, changes: Changes, stop: Stop, longest: float | None, request: Request) -> None:
+    where, _ = select_on(context, request.selection)
+    changes.arm()
+    with context.backend.snapshot(indexed=True) as connection:
+        due, now = next_due(context, connection, where, request.consumer, request.max_groups)
+        free_at = rate_free_at(context, connection)
+    if due is not None and due <= now and free_at is not None and free_at > now:
+        # What waits is known, so changes tell nothing new. Some messages at a time, lest each be a claim of its own.
+        seconds = max((free_at - now) / _SECOND, _TOKENS_FOR)
+        stop.wait(min(seconds, LOOK_EVERY, math.inf if longest is None else longest))
+        return
+    if context.paused_until is not None and due is not None:
+        due = max(due, context.paused_until)
+    # Options that changed and tables that were dropped are noticed while waiting, too.
+    seconds = min(context.options.poll_interval / _SECOND, LOOK_EVERY)
+    if due is not None:
+        seconds = min(seconds, max(0, due - now) / _SECOND)
+    changes.wait(seconds if longest is None else min(seconds, longest), stop)

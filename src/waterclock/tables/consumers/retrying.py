@@ -1,0 +1,90 @@
+"""Giving back and sending again, many messages in bounded transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.undecided import decide
+from waterclock.tables.messages import acking, acking_rows
+from waterclock.tables.messages.dead_letters import bury, exhausted_reason, is_exhausted
+
+_CHUNK = 500  # messages in one transaction, so that nobody waits long for them
+_T = TypeVar("_T")
+
+
+def nack_all(context: TableContext, deliveries: Iterable[Delivery], delay: int | None) -> int:
+    """Give deliveries back; return how many were still held. The others are noted as lost."""
+    deliveries = list(deliveries)
+    decide(context, deliveries, "nack")
+    ours = sorted({one for one in deliveries if not one.over}, key=lambda one: one.held.seq)
+    count = 0
+    for chunk in _chunks(ours):
+        given_back = context.backend.transact(lambda own, chunk=chunk: _nack_chunk(context, own, chunk, delay))
+        for one, kept in zip(chunk, given_back, strict=True):
+            if kept:
+                one.end()
+            else:
+                one.lose()
+            count += kept
+    return count
+
+
+def _nack_chunk(
+    context: TableContext, connection: sa.Connection, chunk: Sequence[Delivery], delay: int | None
+) -> list[bool]:
+    if context.options.groups:  # one that goes back takes those behind it along
+        return [one.nack_in(connection, delay, None) for one in chunk]
+    held = acking.still_held(context, connection, [one.held for one in chunk])
+    ours = [one for one, kept in zip(chunk, held, strict=True) if kept]
+    dying = [one for one in ours if is_exhausted(context, one.epoch)]
+    if dying:
+        bury(context, connection, [one.held.seq for one in dying], exhausted_reason(context))
+    living = [one for one in ours if not is_exhausted(context, one.epoch)]
+    delays = {(one.held.seq, one.held.lease): one.retry_delay(delay) for one in living}
+    acking_rows.back_off_all(context, connection, delays)
+    return held
+
+
+def retry_ids(context: TableContext, ids: Sequence[Any]) -> int:
+    """Send messages now, as if for the first time; return how many were not acked."""
+    return sum(
+        context.backend.transact(lambda own, chunk=chunk: _send_now(context, own, chunk)) for chunk in _chunks(ids)
+    )
+
+
+def retry_delayed(context: TableContext) -> int:
+    """Send every message now that was sent before, is with nobody, and is due later; return how many."""
+    rows = context.rows
+    total = last = 0
+    while True:
+        with context.backend.snapshot() as connection:
+            later = connection.execute(
+                sa.select(rows.c.seq, rows.c.id)
+                .where(
+                    rows.c.time_acked.is_(None),
+                    rows.c.lease.is_(None),
+                    rows.c.epoch > 0,
+                    rows.c.time_next > context.backend.now_sql(),
+                    rows.c.seq > last,
+                )
+                .order_by(rows.c.seq)
+                .limit(_CHUNK)
+            ).all()
+        if not later:
+            return total
+        last = later[-1].seq
+        total += retry_ids(context, [row.id for row in later])
+
+
+def _send_now(context: TableContext, connection: sa.Connection, ids: Sequence[Any]) -> int:
+    return acking.reschedule(context, connection, ids, context.backend.now(connection), 0)
+
+
+def _chunks(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    for start in range(0, len(items), _CHUNK):
+        yield items[start : start + _CHUNK]

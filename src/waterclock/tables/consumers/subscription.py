@@ -1,0 +1,274 @@
+"""The subscription: deliveries one after another, as they become due."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from contextlib import ExitStack, suppress
+from types import TracebackType
+from typing import Any, Self
+
+from waterclock.errors import ForbiddenError, NotFoundError, RefusedError, TimedOutError, UnavailableError
+from waterclock.tables.catalogue.caller_connections import CallerConnections
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.table_row import LOOK_EVERY, Entry
+from waterclock.tables.consumers.attendance import attendance_of
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard
+from waterclock.tables.consumers.presence import stay_present
+from waterclock.tables.consumers.receiving import Request, pause, receive
+from waterclock.tables.consumers.undecided import find_out, see_committed
+from waterclock.tables.databases.changes import Changes, Stop
+from waterclock.tables.messages import acking
+from waterclock.tables.messages.purging import purge_some
+from waterclock.tables.model.rate import Rate
+
+_SECOND = 1_000_000_000
+
+logger = logging.getLogger(__name__)
+
+_PURGE_EVERY = 1.0  # s
+_RETRY_EVERY = 0.2  # s
+_LONGEST_PAUSE = 30.0  # s; the database answers, so asking seldom spares it, and its limits may be changed
+
+
+class Subscription:
+    """Iterates over deliveries, and waits for the next one where none is due. Close it, or use it in ``with``.
+
+    It holds no more than the table's ``cache_size`` messages that are not over. Closing it gives back at once what it
+    claimed and did not hand out, and counts no attempt. In a table with groups it gives back what it handed out and is
+    not over, too, so that the groups can go on: ack before. While it is used it purges the table once a second, where
+    the database lets it delete.
+
+    Where the database ends a statement because it took too long, or waited too long for a lock, the subscription logs a
+    warning, and tries again after pauses that grow to half a minute.
+
+    What was acked, rescheduled, moved or removed elsewhere while it waited here is not handed out: at once where this
+    process did it and committed it itself, and otherwise where it was done more than a second before.
+
+    Attributes
+    ----------
+    consumer
+        Who takes the messages.
+    patience
+        For how many seconds it waits for a database that is away.
+    """
+
+    def __init__(
+        self,
+        entry: Entry,
+        callers: CallerConnections,
+        changes: Changes,
+        request: Request,
+        limit: int,
+        *,
+        rate: Rate | None = None,
+        heartbeat: bool = True,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._entry = entry
+        self._callers = callers
+        self._changes = changes
+        self._request = request
+        self._limit = limit
+        self._heartbeat = heartbeat
+        self._rate = rate
+        self._rate_due = 0
+        self._clock = clock
+        self._waiting: deque[Delivery] = deque()
+        self._handed_out: list[Delivery] = []
+        self._stop = Stop()
+        self._closed = False
+        self._purged_at = -math.inf
+        self._away_since: float | None = None
+        self._pause = _RETRY_EVERY
+        self.consumer = request.consumer
+        self.patience = 60.0
+        self._looked_at = 0
+        self._saw_at = 0
+        self._in_doubt = False
+        self._claims = False
+        self._presence = stay_present(entry.last_seen, request.consumer)
+        self._attendance = attendance_of(entry.last_seen)
+        self._attendance.join(self)
+
+    def stop(self) -> None:
+        """End the iteration after the delivery that is in hand; other threads and signal handlers may call it.
+
+        What is in hand is finished; what waits behind it goes back when the subscription is closed.
+        """
+        self._stop.set()
+
+    def close(self) -> None:
+        """Give back what was not handed out, at once and without counting an attempt."""
+        self._stop.set()
+        if self._closed:
+            return
+        self._closed = True
+        self._attendance.leave(self)
+        with ExitStack() as leaving:
+            leaving.callback(self._changes.close)
+            leaving.callback(self._presence.close)
+            try:
+                self._give_back(self._entry.last_seen)
+            except RefusedError as error:
+                with suppress(NotFoundError):  # to a table that was dropped nothing is given back
+                    self._entry.check(error)
+
+    def _give_back(self, context: TableContext) -> None:
+        find_out(context, self._handed_out)
+        unstarted = [delivery.held for delivery in self._waiting]
+        self._waiting.clear()
+        context.backend.transact(lambda own: acking.give_back(context, own, unstarted))
+        self._attendance.note_sent(-len(unstarted))
+        if not context.options.groups:
+            return
+        # The next consumer need not wait for the lease of what was handed out of groups and is not over.
+        for delivery in self._handed_out:
+            if not (delivery.over or delivery.undecided):
+                context.backend.transact(lambda own, held=delivery.held: acking.back_off(context, own, held, 0, None))
+                delivery.end()
+
+    def put_back(self, delivery: Delivery) -> None:
+        """Take a delivery back that nobody began to handle: it comes next, or is given back when this closes."""
+        self._handed_out.remove(delivery)
+        self._waiting.appendleft(delivery)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delivery:
+        while not self._stop.is_set():
+            try:
+                delivery = self._next()
+            except TimedOutError as error:
+                self._back_off(error)
+                continue
+            except UnavailableError:
+                if not self._may_wait_longer():
+                    raise
+                continue
+            except RefusedError as error:
+                self._entry.check(error)
+            self._away_since = None
+            self._pause = _RETRY_EVERY
+            if delivery is not None:
+                return delivery
+        raise StopIteration
+
+    def _next(self) -> Delivery | None:
+        """Give the next delivery, or None after having waited for one."""
+        context = self._entry.now()
+        self._purge(context)
+        now = context.backend.now_about()
+        self._look(now)
+        while self._waiting:
+            delivery = self._waiting.popleft()
+            if delivery.lease_until > now and not delivery.lost:
+                return self._hand_out(delivery)
+        self._handed_out = [one for one in self._handed_out if self._is_out(one, now)]
+        self._see_committed(context, now)
+        in_hand = sum(not one.undecided for one in self._handed_out)
+        room = min(self._limit, context.options.cache_size - in_hand)
+        room, rate_pause = self._allowed(room)
+        if rate_pause:
+            self._stop.wait(min(rate_pause, LOOK_EVERY))
+            return None
+        if room > 0:
+            self._claims = True
+            self._waiting.extend(receive(self._entry, self._callers, room, self._request))
+            self._claims = False
+            self._looked_at = now
+            if self._rate is not None:
+                self._rate_due = self._rate.taken(self._rate_due, self._clock(), len(self._waiting))
+            if not self._waiting:
+                pause(self._entry, self._changes, self._stop, None, self._request)
+        else:
+            # What ends a delivery nudges; a lease may also just end.
+            self._stop.wait(min(LOOK_EVERY, (min(one.lease_until for one in self._handed_out) - now) / _SECOND))
+        return None
+
+    def _hand_out(self, delivery: Delivery) -> Delivery:
+        delivery.when_over(self._stop.nudge)
+        self._handed_out.append(delivery)
+        if self._heartbeat:
+            delivery.waiting = self._waiting
+        else:
+            delivery.without_heartbeat()
+        return delivery
+
+    def _is_out(self, delivery: Delivery, now: int) -> bool:
+        return not (delivery.over or delivery.lost) and delivery.lease_until > now
+
+    def _look(self, now: int) -> None:
+        """See whether what waits is still ours, where that may have changed or was seen longer ago than a second."""
+        if self._waiting and (self._in_doubt or not 0 <= now - self._looked_at < LOOK_AGAIN_AFTER):
+            self._in_doubt = False
+            discard(tuple(self._waiting), extended=any(self._is_out(one, now) for one in self._handed_out))
+            self._looked_at = now
+
+    def _see_committed(self, context: TableContext, now: int) -> None:
+        """Let go of what callers' transactions acked; once a second, and only where there is such."""
+        if not 0 <= now - self._saw_at < LOOK_AGAIN_AFTER and any(one.undecided for one in self._handed_out):
+            see_committed(context, self._handed_out)
+            self._saw_at = now
+            self._handed_out = [one for one in self._handed_out if self._is_out(one, now)]
+
+    def note_acked(self, ids: Collection[Any]) -> None:
+        """Note that these messages were acked by their ids; other threads call it."""
+        for delivery in (*self._waiting, *self._handed_out):
+            if delivery.id in ids:
+                delivery.lost = not delivery.over
+        self._in_doubt |= self._claims
+        self._stop.nudge()
+
+    def note_changes(self) -> None:
+        """Note that messages may have gone that wait here; other threads call it."""
+        self._in_doubt = True
+
+    def _allowed(self, room: int) -> tuple[int, float]:
+        """How many messages the subscriber's own rate limit lets it take, and how many seconds to wait where none."""
+        if self._rate is None or room <= 0:
+            return room, 0
+        now = self._clock()
+        allowed = self._rate.allowed(self._rate_due, now, room)
+        return allowed, 0 if allowed else (self._rate.free_at(self._rate_due) - now) / _SECOND
+
+    def _may_wait_longer(self) -> bool:
+        """Wait a little for a database that restarts; False where it has been away for long."""
+        self._away_since = self._away_since or time.monotonic()
+        if time.monotonic() - self._away_since > self.patience:
+            return False
+        self._stop.wait(_RETRY_EVERY)
+        return True
+
+    def _back_off(self, error: TimedOutError) -> None:
+        """Leave a database alone that has ended a statement for the time it took, longer each time."""
+        name = self._entry.last_seen.name
+        logger.warning("%s takes nothing from %r for %g s: %s", self.consumer, name, self._pause, error)
+        self._stop.wait(self._pause)
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+
+    def _purge(self, context: TableContext) -> None:
+        if time.monotonic() - self._purged_at < _PURGE_EVERY:
+            return
+        try:
+            purge_some(context)
+        except ForbiddenError:
+            logger.info("%s may not delete from %r, and leaves purging to others", self.consumer, context.name)
+            self._purged_at = math.inf
+            return
+        except TimedOutError as error:  # what is due must not wait for it
+            logger.warning("%s cannot purge %r, and tries again: %s", self.consumer, context.name, error)
+        self._purged_at = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,311 @@
+"""The statements of claims in a table without groups, as far as the databases share them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+
+from waterclock.tables.model.claim import Claimed, Wanted
+from waterclock.tables.model.schema import is_waiting, not_acked
+from waterclock.time import MIN_NS
+
+ABOVE_EVERY_PRIORITY = 2**31
+BELOW_EVERY_PRIORITY = -(2**31) - 1
+BEFORE_EVERY_TIME = MIN_NS
+"""From where on a level is looked through that has no mark: what was due before 1970 is due."""
+
+_Row = sa.Row[*tuple[Any, ...]]
+
+_UNREAD = frozenset({"time_acked", "last_error", "lease", "consumer", "routed", "held_at"})
+
+
+@lru_cache(maxsize=256)
+def columns_read(rows: sa.Table) -> tuple[sa.Column[Any], ...]:
+    """Choose the columns that a delivery is made of."""
+    return tuple(column for column in rows.columns if column.name not in _UNREAD)
+
+
+_HOPS = 2
+"""Levels that a claim asks one by one before it looks at many together: most tables have no more."""
+
+_FIRST_LOOK, _LONG_LOOK = 256, 16_384
+"""How many messages it looks at together at first, and where that was worth while."""
+
+_DEEP = 32
+"""Where levels have more messages than this, on average, asking one by one is quicker."""
+
+
+class StepDialect(Protocol):
+    """What a claim in steps needs of a database."""
+
+    latest_first: bool
+    """Whether its index, read from the highest priority down, gives the latest message of a level first."""
+
+    def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+        """Say that ``column`` is one of the values in the list bound as ``name``."""
+        ...
+
+    def take(self, connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
+        """Make messages that are locked ours: their seqs, each with the end of its lease in ns."""
+        ...
+
+
+def claim_in_steps(
+    sql: StepDialect,
+    connection: sa.Connection,
+    rows: sa.Table,
+    wanted: Wanted,
+    begin: Mapping[int, int],
+    now: sa.ColumnElement[int],
+) -> list[Claimed]:
+    """Claim where no one statement can: lock the messages, then make them ours."""
+    if wanted.order:
+        statement = _due_in_order(rows, now, wanted.where, wanted.order)
+        found = list(connection.execute(statement, {"count": wanted.limit}))
+    else:
+        search = _Search(sql, connection, rows, wanted, now)
+        search.find(begin)
+        found = search.found
+    if not found:
+        return []
+    wait = wanted.backoff.wait
+    claimed = [Claimed(row, row[-1] + wait(row.epoch or 0, random.uniform(-1, 1))) for row in found]  # noqa: S311  # no secret
+    sql.take(connection, rows, wanted, [(one.row.seq, one.lease_until) for one in claimed])
+    return claimed
+
+
+class _Search:
+    """Locks messages that are due and that nobody else has locked, in the order of a claim.
+
+    Level by level from the top, because a walk through one index from the highest priority down would step over all
+    that is out or scheduled there. A level that is known from earlier claims is asked at once, together with the
+    question whether there is one above it by now. But where many levels have few messages each, and nothing is due in
+    them, it looks at the messages of many levels together.
+
+    Attributes
+    ----------
+    found
+        `columns_read`, and behind them the time, ns.
+    """
+
+    def __init__(
+        self,
+        sql: StepDialect,
+        connection: sa.Connection,
+        rows: sa.Table,
+        wanted: Wanted,
+        now: sa.ColumnElement[int],
+    ) -> None:
+        self._sql = sql
+        self._connection = connection
+        self._rows = rows
+        self._wanted = wanted
+        self._now = now
+        self._above = ABOVE_EVERY_PRIORITY
+        self.found: list[_Row] = []
+
+    def find(self, begin: Mapping[int, int]) -> None:
+        """Go on until enough is found, or no level is left."""
+        known = sorted(begin, reverse=True)
+        hops = pause = _HOPS
+        look = _FIRST_LOOK
+        while self._left:
+            if hops:
+                level = next((priority for priority in known if priority < self._above), None)
+                passed = self._hop(level, 0 if level is None else begin[level])
+                if passed is None:
+                    return
+                hops -= passed
+                continue
+            levels = self._look_at_many(look)
+            if levels is None:
+                return
+            if levels * _DEEP < look:
+                pause = hops = 2 * pause
+                look = _FIRST_LOOK
+            else:
+                look = _LONG_LOOK
+                pause = hops = 1
+
+    @property
+    def _left(self) -> int:
+        return self._wanted.limit - len(self.found)
+
+    def _hop(self, level: int | None, low: int) -> int | None:
+        """Look at the next level, known or not; say how many unknown ones that were, None where there is none."""
+        if level is not None:
+            self._lock_level(level, low)
+            if not self._left:
+                return 0
+        between = {"above": self._above, "beneath": BELOW_EVERY_PRIORITY if level is None else level}
+        higher = self._connection.execute(_next_level(self._rows), between).scalar()
+        if higher is not None:
+            self._lock_level(higher, BEFORE_EVERY_TIME)
+            self._above = higher
+            return 1
+        if level is None:
+            return None
+        self._above = level
+        return 0
+
+    def _lock_level(self, level: int, low: int) -> None:
+        values = {"of": level, "low": low, "above": self._above, "count": self._left}
+        self.found += self._connection.execute(_due_at_level(self._rows, self._now, self._wanted.where), values).all()
+
+    def _look_at_many(self, most: int) -> int | None:
+        """Look at so many messages, of all the levels that they are in; say how many levels, None where all is seen.
+
+        The last level, of which there may be more, is left for later.
+        """
+        rows, now, where = self._rows, self._now, self._wanted.where
+        near = _near(rows, now, where, latest_first=self._sql.latest_first)
+        edge = self._connection.execute(near, {"above": self._above, "most": most}).one()
+        below = edge.lowest if edge.looked == most else BELOW_EVERY_PRIORITY
+        if edge.looked and edge.due is not None and edge.due > below:
+            values = {"above": self._above, "beneath": below, "count": self._left}
+            seen = self._connection.execute(_due_between(rows, now, where), values).all()
+            seqs = [row.seq for row in seen]
+            locked = (
+                self._connection.execute(_due_of(rows, now, where, self._sql), {"seqs": seqs}).all() if seqs else []
+            )
+            self.found += locked
+            if len(seqs) == values["count"]:
+                if locked:  # what is missing somebody else is claiming just now
+                    return None
+                below = seen[-1].priority
+        if below == BELOW_EVERY_PRIORITY:
+            return None
+        self._above = below + 1
+        return edge.levels
+
+
+@lru_cache(maxsize=256)
+def _next_level(rows: sa.Table) -> sa.Select[Any]:
+    return (
+        sa.select(rows.c.priority)
+        .where(
+            is_waiting(rows),
+            rows.c.priority < sa.bindparam("above", type_=sa.BigInteger),
+            rows.c.priority > sa.bindparam("beneath", type_=sa.BigInteger),
+        )
+        .order_by(rows.c.priority.desc())
+        .limit(1)
+    )
+
+
+@lru_cache(maxsize=256)
+def _due_at_level(
+    rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None
+) -> sa.Select[*tuple[Any, ...]]:
+    level = sa.bindparam("of", type_=sa.BigInteger)
+    other = rows.alias("other")
+    between = sa.exists().where(
+        is_waiting(other),
+        other.c.priority > level,
+        other.c.priority < sa.bindparam("above", type_=sa.BigInteger),
+    )
+    return (
+        sa.select(*columns_read(rows), now)
+        .where(
+            rows.c.time_acked.is_(None),
+            rows.c.priority == level,
+            rows.c.time_next <= now,
+            rows.c.time_next >= sa.bindparam("low", type_=sa.BigInteger),
+            ~between,
+            sa.true() if where is None else where,
+        )
+        .order_by(rows.c.time_next, rows.c.seq)
+        .limit(sa.bindparam("count"))
+        .with_for_update(skip_locked=True)
+    )
+
+
+@lru_cache(maxsize=256)
+def _near(
+    rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None, *, latest_first: bool
+) -> sa.Select[*tuple[Any, ...]]:
+    """Look at the first messages below a level: how many there are, how far down, and where the first due one is."""
+    due = rows.c.time_next <= now if where is None else (rows.c.time_next <= now) & where
+    near = (
+        sa.select(rows.c.priority, sa.case((due, rows.c.priority)).label("due"))
+        .where(is_waiting(rows), rows.c.priority < sa.bindparam("above", type_=sa.BigInteger))
+        .order_by(rows.c.priority.desc(), rows.c.time_next.desc() if latest_first else rows.c.time_next)
+        .limit(sa.bindparam("most", type_=sa.Integer))
+        .subquery("near")
+    )
+    return sa.select(
+        sa.func.min(near.c.priority).label("lowest"),
+        sa.func.count().label("looked"),
+        sa.func.count(near.c.priority.distinct()).label("levels"),
+        sa.func.max(near.c.due).label("due"),
+    )
+
+
+@lru_cache(maxsize=256)
+def _due_between(
+    rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None
+) -> sa.Select[*tuple[Any, ...]]:
+    return (
+        sa.select(rows.c.seq, rows.c.priority)
+        .where(
+            is_waiting(rows),
+            rows.c.priority < sa.bindparam("above", type_=sa.BigInteger),
+            rows.c.priority > sa.bindparam("beneath", type_=sa.BigInteger),
+            rows.c.time_next <= now,
+            sa.true() if where is None else where,
+        )
+        .order_by(rows.c.priority.desc(), rows.c.time_next, rows.c.seq)
+        .limit(sa.bindparam("count", type_=sa.Integer))
+    )
+
+
+@lru_cache(maxsize=256)
+def _due_of(
+    rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None, sql: StepDialect
+) -> sa.Select[*tuple[Any, ...]]:
+    return (
+        sa.select(*columns_read(rows), now)
+        .where(
+            sql.any_of(rows.c.seq, "seqs"),
+            not_acked(rows),
+            rows.c.time_next <= now,
+            sa.true() if where is None else where,
+        )
+        .order_by(rows.c.priority.desc(), rows.c.time_next, rows.c.seq)
+        .with_for_update(skip_locked=True)
+    )
+
+
+@lru_cache(maxsize=256)
+def _due_in_order(
+    rows: sa.Table,
+    now: sa.ColumnElement[int],
+    where: sa.ColumnElement[bool] | None,
+    order: tuple[sa.ColumnElement[Any], ...],
+) -> sa.Select[*tuple[Any, ...]]:
+    return (
+        sa.select(*columns_read(rows), now)
+        .where(rows.c.time_acked.is_(None), rows.c.time_next <= now, sa.true() if where is None else where)
+        .order_by(*order)
+        .limit(sa.bindparam("count"))
+        .with_for_update(skip_locked=True)
+    )
+
+
+def priority_levels(rows: sa.Table) -> sa.CTE:
+    """Walk down the priorities of messages that are not acked: one look into the index for each."""
+    unacked = is_waiting(rows)
+    top = sa.select(rows.c.priority).where(unacked).order_by(rows.c.priority.desc()).limit(1).scalar_subquery()
+    levels = sa.select(top.label("priority")).cte("levels", recursive=True)
+    below = (
+        sa.select(rows.c.priority)
+        .where(unacked, rows.c.priority < levels.c.priority)
+        .order_by(rows.c.priority.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    return levels.union_all(sa.select(below).where(levels.c.priority.is_not(None)))

@@ -1,0 +1,220 @@
+"""What message tables need of MariaDB. MySQL itself lacks sequences and RETURNING, and is not supported."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.schema import DDL, CreateTable, DropSequence, DropTable
+
+from waterclock.database.backend import Backend
+from waterclock.database.mysql import NOW
+from waterclock.tables.databases.changes import Changes, Polling
+from waterclock.tables.databases.claiming_rows import claim_in_steps
+from waterclock.tables.databases.inserting import NewRows
+from waterclock.tables.databases.mariadb import adopting
+from waterclock.tables.databases.mariadb.inserting import insert_new
+from waterclock.tables.databases.mariadb.partitions import MysqlDays
+from waterclock.tables.databases.plain import PlainStatements
+from waterclock.tables.model.claim import Claimed, Wanted
+from waterclock.tables.model.days import Days
+from waterclock.tables.model.options import IdType
+from waterclock.tables.model.schema import IdItem
+
+_SO_MANY_ROWS = sa.text(
+    "JSON_TABLE(CONCAT('[1', REPEAT(',1', :more), ']'), '$[*]' COLUMNS (one INT PATH '$')) AS numbers"
+)
+_COLUMNS = sa.text(
+    "SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = :name"
+)
+_TAKEN_AT_ONCE = 250
+"""Messages that one statement makes ours: for each of them the server reads the ends of all."""
+
+_TRIGGERS = (
+    """
+    CREATE OR REPLACE TRIGGER %(due)s BEFORE INSERT ON %(table)s FOR EACH ROW
+    BEGIN
+        SET NEW.time_scheduled = COALESCE(NEW.time_scheduled, %(now)s);
+        IF NEW.time_acked IS NULL THEN
+            SET NEW.time_next = COALESCE(NEW.time_next, NEW.time_scheduled);
+        END IF;
+    END""",
+    """
+    CREATE OR REPLACE TRIGGER %(kept)s BEFORE UPDATE ON %(table)s FOR EACH ROW
+    BEGIN
+        IF NEW.time_acked IS NULL THEN
+            SET NEW.time_next = COALESCE(NEW.time_next, %(now)s);
+        END IF;
+    END""",
+)
+# Ours always change the lease where they change what matters to a group.
+_GROUP_TRIGGER = """
+    CREATE OR REPLACE TRIGGER %(moved)s BEFORE UPDATE ON %(table)s FOR EACH ROW
+    BEGIN
+        IF NEW.routed = 1 AND OLD.routed = 1 AND NEW.lease <=> OLD.lease AND NEW.held_at <=> OLD.held_at
+        AND NOT (NEW.group_id IS NULL AND OLD.group_id IS NULL) AND NOT (
+            NEW.time_next <=> OLD.time_next AND NEW.time_acked <=> OLD.time_acked
+            AND NEW.group_id <=> OLD.group_id AND NEW.priority <=> OLD.priority
+        ) THEN
+            SET NEW.routed = 0;
+            IF NOT NEW.group_id <=> OLD.group_id OR OLD.time_acked IS NOT NULL THEN
+                SET NEW.position = NULL;
+            END IF;
+        END IF;
+    END"""
+
+
+class MysqlTables(PlainStatements):
+    """MariaDB's statements for message tables."""
+
+    one_writer = False
+    locks_in_parts = False
+    latest_first = True
+    unacked_apart = False  # an index for each partition, with seq in front
+
+    @property
+    def days(self) -> Days:
+        """Partitions by day."""
+        return MysqlDays(self.create)
+
+    def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
+        """Let a sequence number the ids, because a table has one AUTO_INCREMENT only, and draw UUIDs."""
+        items: dict[IdType, list[IdItem]] = {
+            "bigint": [sa.DefaultClause(sa.Sequence(f"{name}_id_seq").next_value())],
+            "uuid": [sa.DefaultClause(sa.text("UUID()"))],
+            "text": [],
+        }
+        return items[id_type]
+
+    def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
+        """Make the SQL table, its indexes and its triggers."""
+        for column in ("time_scheduled", "time_created"):
+            rows.c[column].server_default = sa.DefaultClause(sa.text(NOW))
+        if id_type == "bigint":
+            sa.Sequence(f"{rows.name}_id_seq").create(connection)
+        connection.execute(CreateTable(rows))
+        self.equip(connection, rows, id_type, grouped=grouped, free=free)
+
+    def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
+        """Make the indexes and triggers of an SQL table that is there."""
+        del id_type  # the columns say it
+        quote = connection.dialect.identifier_preparer.quote
+        name = rows.name
+        # With seq before epoch, which is there for those who count, else each claim sorted what is due.
+        due = (rows.c.time_acked, rows.c.priority, rows.c.time_next, rows.c.seq, rows.c.epoch)
+        indexes = [sa.Index(f"{name}_next_idx", *due)]
+        if grouped:
+            indexes += [
+                sa.Index(f"{name}_group_idx", rows.c.group_id, rows.c.time_acked, rows.c.position),
+                sa.Index(f"{name}_unrouted_idx", rows.c.routed, rows.c.seq),
+            ]
+        if free:
+            due = rows.c.group_id, rows.c.time_acked, rows.c.priority, rows.c.time_next
+            indexes.append(sa.Index(f"{name}_free_idx", *due))
+        for index in indexes:
+            index.create(connection, checkfirst=True)
+        triggers = {verb: quote(f"{name}_{verb}") for verb in ("due", "kept", "moved")}
+        for statement in (*_TRIGGERS, *([_GROUP_TRIGGER] if grouped else [])):
+            connection.execute(DDL(statement, context={"table": quote(name), "now": NOW, **triggers}))
+
+    def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
+        """Give an SQL table of the user's what `create` makes but for `equip`; ``present`` are the columns it has."""
+        adopting.adopt(connection, rows, id_type, present, NOW)
+
+    def type_remedy(self, table: str, column: str, wanted: str) -> str:
+        """Say how a column of the user's gets another type."""
+        return adopting.type_remedy(table, column, wanted)
+
+    def drop(self, connection: sa.Connection, rows: sa.Table) -> None:
+        """Remove the SQL table and the sequence of its ids; its triggers go with it."""
+        connection.execute(DropTable(rows, if_exists=True))
+        connection.execute(DropSequence(sa.Sequence(f"{rows.name}_id_seq"), if_exists=True))
+
+    def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
+        """Draw ids from the table's sequence; where they meet ids that were given, it is brought up to those."""
+        sequence = sa.Sequence(f"{rows.name}_id_seq")
+        # As many rows as there are ids to draw, from no table that one might have no privilege for.
+        drawn = sa.select(sequence.next_value()).select_from(_SO_MANY_ROWS.bindparams(more=count - 1))
+        ids = list(connection.scalars(drawn))
+        if above >= ids[0]:
+            greatest = connection.execute(sa.select(sa.func.max(rows.c.id))).scalar()
+            taken = max(above, greatest or 0)
+            name = sa.literal_column(connection.dialect.identifier_preparer.quote(sequence.name))
+            connection.execute(sa.select(sa.func.setval(name, taken)))
+            ids = list(connection.scalars(drawn))
+        return ids
+
+    def insert_new(
+        self, connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
+    ) -> set[Any]:
+        """Insert messages whose ids are new, and return those ids."""
+        return insert_new(connection, rows, new, now)
+
+    def lesser(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Give the lesser of two values that are not NULL."""
+        return sa.func.least(one, another, type_=sa.BigInteger)
+
+    def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+        """Say that ``column`` is in the list bound as ``name``."""
+        return column.in_(sa.bindparam(name, type_=column.type, expanding=True))
+
+    def computed_any_of(self, value: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+        """Say that a value is in the list bound as ``name``; it is sorted once."""
+        return self.any_of(value, name)
+
+    def claim(
+        self,
+        connection: sa.Connection,
+        rows: sa.Table,
+        wanted: Wanted,
+        begin: Mapping[int, int],
+        now: sa.ColumnElement[int],
+    ) -> list[Claimed]:
+        """Take messages in two statements, because an update neither skips locked rows nor returns any."""
+        return claim_in_steps(self, connection, rows, wanted, begin, now)
+
+    def take(self, connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
+        """Make messages that are locked ours: their seqs, each with the end of its lease in ns."""
+        _take(connection, rows, wanted, ends)
+
+    def column_names(self, connection: sa.Connection, name: str) -> set[str]:
+        """Ask the database's own schema."""
+        return set(connection.scalars(_COLUMNS, {"name": name}))
+
+    def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
+        """Say that a text is like a pattern; the backslash, which escapes here, escapes itself."""
+        return column.like(sa.literal(pattern.replace("\\", "\\\\"), sa.String()))
+
+    def changes(self, backend: Backend, name: str) -> Changes:
+        """Look at intervals."""
+        del backend, name
+        return Polling()
+
+
+def _take(connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
+    for start in range(0, len(ends), _TAKEN_AT_ONCE):
+        some = ends[start : start + _TAKEN_AT_ONCE]
+        by_seq = ",".join(f'"s{seq}":{until}' for seq, until in some)
+        seqs = [seq for seq, _ in some]
+        connection.execute(
+            _taking(rows), {"seqs": seqs, "ends": f"{{{by_seq}}}", "by": wanted.lease, "who": wanted.consumer}
+        )
+
+
+@lru_cache(maxsize=256)
+def _taking(rows: sa.Table) -> sa.Update:
+    # The ends are looked up in a value, not joined: a join may walk through the table, and so wait for rows that others
+    # have locked, where an update of one table passes them by.
+    end = sa.func.json_value(sa.bindparam("ends", type_=sa.Text), sa.func.concat("$.s", rows.c.seq))
+    return (
+        sa.update(rows)
+        .where(rows.c.seq.in_(sa.bindparam("seqs", expanding=True)))
+        .values(
+            time_next=sa.cast(end, sa.BigInteger),
+            epoch=sa.func.coalesce(rows.c.epoch, 0) + 1,
+            lease=sa.bindparam("by"),
+            consumer=sa.bindparam("who"),
+        )
+    )

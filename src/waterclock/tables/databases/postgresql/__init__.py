@@ -1,0 +1,1 @@
+"""Message tables on PostgreSQL."""

@@ -1,0 +1,169 @@
+"""PostgreSQL's claim in a table without groups: one statement, one round trip."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+
+from waterclock.tables.databases.claiming_rows import (
+    ABOVE_EVERY_PRIORITY,
+    BEFORE_EVERY_TIME,
+    BELOW_EVERY_PRIORITY,
+    columns_read,
+)
+from waterclock.tables.model.backoff import Backoff
+from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
+
+# As a text, because a number so low is none of PostgreSQL's bigints before its sign is seen.
+_FROM_THE_FIRST = sa.cast(sa.literal_column(f"'{BEFORE_EVERY_TIME}'"), sa.BigInteger)
+_LOOKED_AT = 128
+"""Messages of many priorities that a step of a claim passes over: as many as cost what a look at one level costs."""
+
+_BEFORE = ("time_next", "epoch")  # columns whose old values a delivery needs: RETURNING gives the new ones
+
+
+def key_is(key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    """Say that a row's key is a value that is computed, so that it is looked up whatever the statistics.
+
+    Those of a time when a table was empty say that it has a row. For ``=`` the planner would go through it by its key,
+    as to merge it, and compare each row with all the values; this it cannot merge.
+    """
+    return key == sa.any_(postgresql.array([value]))
+
+
+@lru_cache(maxsize=1024)
+def claim_statement(
+    rows: sa.Table,
+    now: sa.ColumnElement[int],
+    backoff: Backoff,
+    where: sa.ColumnElement[bool] | None,
+    order: tuple[sa.ColumnElement[Any], ...],
+    limit: int,
+) -> sa.Update:
+    """Build the claim.
+
+    It returns `columns_read`, as they were before, and behind them the place in the order that was asked for and the
+    end of the lease. The limit is written into the statement: only then does the planner know how little it is about.
+    """
+    found = (
+        (_in_order if order else _level_by_level)(rows, now, where, order, limit)
+        .cte("found")
+        .prefix_with("MATERIALIZED")
+    )
+    epoch = sa.func.coalesce(found.c.epoch, 0)
+    swing = 2 * sa.func.random(type_=sa.Float) - 1
+    shortest, longest = backoff.wait_bounds
+    wait = sa.func.least(sa.func.greatest(backoff.wait_sql(epoch, swing), shortest), longest, type_=sa.BigInteger)
+    before = [found.c[column.name] if column.name in _BEFORE else column for column in columns_read(rows)]
+    ours = key_is(rows.c.seq, found.c.seq)
+    if rows.info.get(PARTITIONED):
+        ours &= not_acked(rows)  # else each day of acked messages is looked through
+    return (
+        sa.update(rows)
+        .where(ours)
+        .values(
+            time_next=now + wait,
+            epoch=epoch + 1,
+            lease=sa.bindparam("by", type_=sa.BigInteger),
+            consumer=sa.bindparam("who", type_=sa.Text),
+        )
+        .returning(*before, found.c.place.label(None), rows.c.time_next.label(None))
+    )
+
+
+def _level_by_level(
+    rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None, _order: object, limit: int
+) -> sa.Select[Any, Any, Any, Any]:
+    levels = _levels(rows, now)
+    due = (
+        sa.select(rows.c.seq, rows.c.time_next, rows.c.epoch)
+        .where(
+            rows.c.time_acked.is_(None),
+            rows.c.priority == levels.c.priority,
+            rows.c.time_next <= now,
+            rows.c.time_next >= levels.c.low,
+            sa.true() if where is None else where,
+        )
+        .order_by(rows.c.time_next, rows.c.seq)
+        .limit(sa.literal_column(f"{limit:d}"))
+        .with_for_update(skip_locked=True)
+        .lateral("due")
+    )
+    return (
+        sa.select(due.c.seq, due.c.time_next, due.c.epoch, sa.literal_column("0").label("place"))
+        .select_from(levels.join(due, sa.true()))
+        .limit(sa.literal_column(f"{limit:d}"))
+    )
+
+
+def _in_order(
+    rows: sa.Table,
+    now: sa.ColumnElement[int],
+    where: sa.ColumnElement[bool] | None,
+    order: tuple[sa.ColumnElement[Any], ...],
+    limit: int,
+) -> sa.Select[Any, Any, Any, Any]:
+    due = (
+        sa.select(rows.c.seq, rows.c.time_next, rows.c.epoch)
+        .where(rows.c.time_acked.is_(None), rows.c.time_next <= now, sa.true() if where is None else where)
+        .order_by(*order)
+        .limit(sa.literal_column(f"{limit:d}"))
+        .with_for_update(skip_locked=True)
+        .subquery("due")
+    )
+    return sa.select(due.c.seq, due.c.time_next, due.c.epoch, sa.func.row_number().over().label("place"))
+
+
+def _levels(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.CTE:
+    """Walk down the priorities. Those known from earlier claims come with the mark to begin at.
+
+    Only between them is the index asked, so that it need not step over what was acked at the head of a level.
+    The walk is lazy: a claim that has enough goes no further down. A step goes to the next level with a message that is
+    due among the first `_LOOKED_AT`, or else to the last level of those, in which nothing more can be due: a level has
+    its oldest first.
+    """
+    given = sa.func.unnest(_bigints("known"), _bigints("lows")).table_valued(
+        sa.column("priority", sa.BigInteger), sa.column("low", sa.BigInteger)
+    )
+    given = given.render_derived("given")
+    levels = sa.select(
+        sa.cast(sa.literal_column(str(ABOVE_EVERY_PRIORITY)), sa.BigInteger).label("priority"),
+        _FROM_THE_FIRST.label("low"),
+    ).cte("levels", recursive=True)
+    known = (
+        sa.select(given.c.priority, given.c.low)
+        .where(given.c.priority < levels.c.priority)
+        .order_by(given.c.priority.desc())
+        .limit(sa.literal_column("1"))
+        .lateral("known")
+    )
+    beneath = sa.func.coalesce(known.c.priority, sa.literal_column(str(BELOW_EVERY_PRIORITY), sa.BigInteger))
+    near = (
+        sa.select(rows.c.priority, rows.c.time_next)
+        .where(is_waiting(rows), rows.c.priority < levels.c.priority, rows.c.priority > beneath)
+        .order_by(rows.c.priority.desc(), rows.c.time_next)
+        .limit(sa.literal_column(str(_LOOKED_AT)))
+        .correlate(levels, known)
+    )
+    first_due, all_near = near.subquery("first_due"), near.subquery("all_near")
+    nearest = sa.select(first_due.c.priority).where(first_due.c.time_next <= now).limit(sa.literal_column("1"))
+    lowest = sa.select(sa.func.min(all_near.c.priority))
+    between = sa.select(
+        sa.func.coalesce(nearest.scalar_subquery(), lowest.scalar_subquery()).label("priority")
+    ).lateral("between")
+    step = (
+        sa.select(
+            sa.func.coalesce(between.c.priority, known.c.priority),
+            sa.case((between.c.priority.is_(None), known.c.low), else_=_FROM_THE_FIRST),
+        )
+        .select_from(levels.outerjoin(known, sa.true()).outerjoin(between, sa.true()))
+        .where(sa.or_(between.c.priority.is_not(None), known.c.priority.is_not(None)))
+    )
+    return levels.union_all(step)
+
+
+def _bigints(name: str) -> sa.BindParameter[Any]:
+    return sa.bindparam(name, type_=postgresql.ARRAY(sa.BigInteger))

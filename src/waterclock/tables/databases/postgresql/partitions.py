@@ -1,0 +1,182 @@
+"""PostgreSQL's partitions of a message table.
+
+Two levels: messages that are not acked, with the unique index on ids, beside the acked ones, by day. Nothing is in the
+default partition of the days as a rule, so that adding a day looks through nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.schema import DDL, CreateTable
+
+from waterclock.database.direct import Direct
+from waterclock.tables.databases.inserting import NewRows
+from waterclock.tables.model.days import DAY, Gone
+from waterclock.tables.model.options import IdType
+
+_UNIQUE_VIOLATION = "23505"
+_ONCE = (
+    # After the insert, because only then has it waited for an ack of the same id that is being committed. For all rows
+    # of a statement together, and each looked up: a join might go through all that was acked.
+    """
+    CREATE FUNCTION %(once)s() RETURNS trigger LANGUAGE plpgsql AS $$
+    DECLARE
+        again text;
+    BEGIN
+        SELECT put.id INTO again FROM waterclock_put AS put
+        WHERE put.time_acked IS NULL AND (SELECT true FROM %(acked)s AS acked WHERE acked.id = put.id LIMIT 1)
+        LIMIT 1;
+        IF FOUND THEN
+            RAISE unique_violation USING MESSAGE = format('message %%s was acked, and is not purged yet', again);
+        END IF;
+        RETURN NULL;
+    END $$""",
+    """
+    CREATE TRIGGER %(once)s AFTER INSERT ON %(table)s REFERENCING NEW TABLE AS waterclock_put
+    FOR EACH STATEMENT EXECUTE FUNCTION %(once)s()""",
+)
+
+_MOVE = """
+    WITH moved AS (DELETE FROM %(undated)s WHERE time_acked >= %(from)s AND time_acked < %(to)s RETURNING *)
+    INSERT INTO %(day)s SELECT * FROM moved"""
+
+
+class PostgresqlDays:
+    """Partitions by list and range.
+
+    Parameters
+    ----------
+    now
+        The clock, as a default of columns.
+    index, guard
+        Make the indexes of a table, and its triggers.
+    """
+
+    def __init__(self, now: str, index: Callable[..., None], guard: Callable[..., None]) -> None:
+        self._now = now
+        self._index = index
+        self._guard = guard
+
+    def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
+        """Make the SQL table with its partitions but for those of the days."""
+        parts = _parts(connection, rows.name)
+        # Nothing is unique over partitions, nor numbered by an identity, before PostgreSQL 17.
+        defaults: dict[str, Any] = {"time_scheduled": sa.text(self._now), "time_created": sa.text(self._now)}
+        numbered = ("seq", "id") if id_type == "bigint" else ("seq",)
+        for column in numbered:
+            sequence = sa.Sequence(f"{rows.name}_{column}_seq", data_type=sa.BigInteger)
+            sequence.create(connection)
+            defaults[column] = sequence.next_value()
+        if id_type == "uuid":
+            defaults["id"] = sa.func.gen_random_uuid()
+        columns = [
+            sa.Column(
+                column.name,
+                column.type,
+                nullable=column.nullable and column.name not in ("id", "seq"),
+                server_default=defaults.get(column.name, column.server_default),
+            )
+            for column in rows.columns
+        ]
+        table = sa.Table(rows.name, sa.MetaData(), *columns, postgresql_partition_by="LIST ((time_acked IS NULL))")
+        connection.execute(CreateTable(table))
+        for column in numbered:
+            names = {"sequence": _quoted(connection, f"{rows.name}_{column}_seq"), "column": column, **parts}
+            connection.execute(DDL("ALTER SEQUENCE %(sequence)s OWNED BY %(table)s.%(column)s", context=names))
+        for statement in (
+            "CREATE TABLE %(open)s PARTITION OF %(table)s FOR VALUES IN (true)",
+            "CREATE TABLE %(acked)s PARTITION OF %(table)s FOR VALUES IN (false) PARTITION BY RANGE (time_acked)",
+            "CREATE TABLE %(undated)s PARTITION OF %(acked)s DEFAULT",
+            "ALTER TABLE %(open)s ADD PRIMARY KEY (seq), ADD UNIQUE (id)",
+            "CREATE INDEX ON %(acked)s (id)",
+            *(["CREATE INDEX ON %(acked)s (seq) WHERE routed = 0"] if grouped else []),
+            *_ONCE,
+        ):
+            connection.execute(DDL(statement, context=parts))
+        unacked = rows.to_metadata(sa.MetaData(), name=f"{rows.name}_open")
+        self._index(connection, unacked, None, grouped=grouped, free=free)
+        self._guard(connection, rows, grouped=grouped)
+
+    def known(self, connection: sa.Connection, name: str) -> list[int]:
+        """List the days that have partitions."""
+        names = connection.scalars(
+            sa.text("SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = to_regclass(:acked)"),
+            {"acked": _parts(connection, name)["acked"]},
+        )
+        ends = (one.strip('"').rpartition("_")[2] for one in names)
+        return [int(end) for end in ends if end.isdigit()]
+
+    def add(self, connection: sa.Connection, name: str, days: Sequence[int]) -> None:
+        """Make partitions for days, with what has no partition of its day yet. Attaching them lets others go on."""
+        parts = _parts(connection, name)
+        _hurry(connection)
+        connection.execute(DDL("LOCK TABLE %(undated)s IN ACCESS EXCLUSIVE MODE", context=parts))
+        for day in days:
+            context = {**parts, "day": _quoted(connection, f"{name}_{day}"), "from": day * DAY, "to": (day + 1) * DAY}
+            connection.execute(DDL("CREATE TABLE %(day)s (LIKE %(acked)s INCLUDING ALL)", context=context))
+            connection.execute(DDL(_MOVE, context=context))
+            attach = "ALTER TABLE %(acked)s ATTACH PARTITION %(day)s FOR VALUES FROM (%(from)s) TO (%(to)s)"
+            connection.execute(DDL(attach, context=context))
+
+    def drop_day(self, connection: sa.Connection, name: str, day: int) -> Gone:
+        """Drop a day's partition, and say what it had."""
+        part = sa.table(f"{name}_{day}", sa.column("epoch", sa.BigInteger))
+        counted = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(part.c.epoch), 0)).select_from(part)
+        messages, sent = connection.execute(counted).one()
+        _hurry(connection)
+        connection.execute(DDL("DROP TABLE %(day)s", context={"day": _quoted(connection, part.name)}))
+        return Gone(messages, int(sent))
+
+    def undated(self, rows: sa.Table) -> sa.Select[Any, Any, Any]:
+        """Select seq, time_acked and epoch of the acked messages whose day has no partition."""
+        columns = (sa.column(name, sa.BigInteger) for name in ("seq", "time_acked", "epoch"))
+        part = sa.table(f"{rows.name}_undated", *columns)
+        return sa.select(part.c.seq, part.c.time_acked, part.c.epoch)
+
+
+def insert_unacked(
+    connection: sa.Connection, rows: sa.Table, new: NewRows, insert: Callable[[NewRows], set[Any]]
+) -> set[Any]:
+    """Insert messages, and leave out those whose ids are known, the acked ones included."""
+    while new.count:
+        try:
+            with _part_of(connection):
+                return insert(new)
+        except exc.IntegrityError as error:
+            if getattr(error.orig, "sqlstate", None) != _UNIQUE_VIOLATION:
+                raise
+            ids = sa.bindparam("ids", type_=sa.ARRAY(rows.c.id.type))
+            acked = sa.select(rows.c.id).where(rows.c.id == sa.any_(ids), rows.c.time_acked.is_not(None))
+            known = set(connection.scalars(acked, {"ids": new.columns["id"]}))
+            if not known:  # it is another unique column that has the value already
+                raise
+            kept = [index for index, message_id in enumerate(new.columns["id"]) if message_id not in known]
+            new = replace(
+                new, columns={name: [values[index] for index in kept] for name, values in new.columns.items()}
+            )
+    return set()
+
+
+def _part_of(connection: Any) -> AbstractContextManager[object]:
+    # A statement that fails spoils a transaction, unless it is undone by itself.
+    return nullcontext() if isinstance(connection, Direct) else connection.begin_nested()
+
+
+def _parts(connection: sa.Connection, name: str) -> dict[str, str]:
+    parts = {part: _quoted(connection, f"{name}_{part}") for part in ("open", "acked", "undated", "once")}
+    return {"table": _quoted(connection, name), **parts}
+
+
+def _quoted(connection: sa.Connection, name: str) -> str:
+    return connection.dialect.identifier_preparer.quote(name)
+
+
+def _hurry(connection: sa.Connection) -> None:
+    # Whoever waits for a table's lock holds up all who come after it.
+    connection.exec_driver_sql("SET LOCAL lock_timeout = '500ms'")

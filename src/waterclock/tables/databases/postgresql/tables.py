@@ -1,0 +1,348 @@
+"""What message tables need of PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.schema import DDL, CreateTable, DropTable
+
+from waterclock.database.backend import Backend
+from waterclock.database.direct import Direct
+from waterclock.tables.databases.changes import Changes
+from waterclock.tables.databases.inserting import NewRows
+from waterclock.tables.databases.postgresql import adopting
+from waterclock.tables.databases.postgresql.claiming import claim_statement, key_is
+from waterclock.tables.databases.postgresql.inserting import insert_fresh, insert_unknown
+from waterclock.tables.databases.postgresql.partitions import PostgresqlDays, insert_unacked
+from waterclock.tables.databases.postgresql.waking import TRIGGERS, Listening
+from waterclock.tables.model.claim import Claimed, Wanted
+from waterclock.tables.model.days import Days
+from waterclock.tables.model.options import IdType
+from waterclock.tables.model.schema import PARTITIONED, IdItem
+
+_COLUMNS = sa.text(
+    "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attnum > 0 AND NOT attisdropped"
+)
+_NOW = "CAST(EXTRACT(epoch FROM statement_timestamp()) * 1000000000 AS BIGINT)"
+# The conditions keep our own statements from calling the functions: they name every column, and change the lease.
+_TRIGGERS = (
+    """
+    CREATE FUNCTION %(due)s() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        NEW.time_scheduled := COALESCE(NEW.time_scheduled, %(now)s);
+        IF NEW.time_acked IS NULL THEN
+            NEW.time_next := COALESCE(
+                NEW.time_next, CASE WHEN TG_OP = 'INSERT' THEN NEW.time_scheduled ELSE %(now)s END);
+        END IF;
+        RETURN NEW;
+    END $$""",
+    """
+    CREATE TRIGGER %(due)s BEFORE INSERT OR UPDATE OF time_next, time_acked ON %(table)s
+    FOR EACH ROW WHEN (NEW.time_scheduled IS NULL OR (NEW.time_next IS NULL AND NEW.time_acked IS NULL))
+    EXECUTE FUNCTION %(due)s()""",
+)
+_GROUP_TRIGGERS = (
+    """
+    CREATE FUNCTION %(moved)s() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        NEW.routed := 0;
+        IF NEW.group_id IS DISTINCT FROM OLD.group_id OR OLD.time_acked IS NOT NULL THEN
+            NEW.position := NULL;
+        END IF;
+        RETURN NEW;
+    END $$""",
+    """
+    CREATE TRIGGER %(moved)s BEFORE UPDATE OF time_next, time_acked, group_id, priority ON %(table)s
+    FOR EACH ROW WHEN (
+        NEW.routed = 1 AND OLD.routed = 1
+        AND NEW.lease IS NOT DISTINCT FROM OLD.lease AND NEW.held_at IS NOT DISTINCT FROM OLD.held_at
+        AND NOT (NEW.group_id IS NULL AND OLD.group_id IS NULL)
+    )
+    EXECUTE FUNCTION %(moved)s()""",
+)
+
+
+class _Bigints(sa.types.UserDefinedType[Any]):
+    """A list of whole numbers, written as PostgreSQL reads it: the driver takes five times as long."""
+
+    cache_ok = True
+    render_bind_cast = True
+
+    def get_col_spec(self, **_options: Any) -> str:
+        """Name the type."""
+        return "BIGINT[]"
+
+    def bind_processor(self, dialect: sa.Dialect) -> Any:
+        """Write them in one go; asyncpg, over which a caller's connection may go, takes nothing but lists."""
+        return list if dialect.driver == "asyncpg" else _written
+
+
+def _written(values: Sequence[int]) -> str:
+    return "{" + ",".join(map(str, values)) + "}"
+
+
+def _by_priority(one: Claimed) -> tuple[int, int, int]:
+    return -one.row.priority, one.row.time_next, one.row.seq
+
+
+def _listed(column: sa.Column[Any], name: str) -> sa.TableValuedAlias:
+    """Give the values in the array bound as ``name`` as rows."""
+    values = sa.func.unnest(sa.bindparam(name, type_=sa.ARRAY(column.type)))
+    return values.table_valued(sa.column("value", column.type)).render_derived("wanted")
+
+
+@lru_cache(maxsize=256)
+def _both(one: sa.Update, another: sa.Update | sa.Delete) -> sa.Update | sa.Delete:
+    return another.add_cte(one.cte("one"))
+
+
+@lru_cache(maxsize=256)
+def _drawing(rows: sa.Table, dialect: sa.Dialect) -> sa.Select[Any]:
+    name = sa.func.pg_get_serial_sequence(dialect.identifier_preparer.quote(rows.name), "id")
+    return sa.select(sa.func.nextval(name)).select_from(sa.func.generate_series(1, sa.bindparam("count")).alias())
+
+
+class PostgresqlTables:
+    """PostgreSQL's statements for message tables."""
+
+    one_writer = False
+    locks_in_parts = True
+    unacked_apart = True
+
+    @property
+    def days(self) -> Days:
+        """Partitions by day."""
+        return PostgresqlDays(_NOW, _index_unacked, _guard)
+
+    def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
+        """Let an identity number the ids, and draw UUIDs at random."""
+        del name  # only databases without identities need it
+        items: dict[IdType, list[IdItem]] = {
+            "bigint": [sa.Identity()],
+            "uuid": [sa.DefaultClause(sa.func.gen_random_uuid())],
+            "text": [],
+        }
+        return items[id_type]
+
+    def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
+        """Make the SQL table, its indexes and its triggers."""
+        for column in ("time_scheduled", "time_created"):
+            rows.c[column].server_default = sa.DefaultClause(sa.text(_NOW))
+        connection.execute(CreateTable(rows))
+        self.equip(connection, rows, id_type, grouped=grouped, free=free)
+
+    def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
+        """Make the indexes and triggers of an SQL table that is there."""
+        del id_type  # the columns say it
+        _index(connection, rows, grouped=grouped, free=free)
+        _guard(connection, rows, grouped=grouped)
+
+    def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
+        """Give an SQL table of the user's what `create` makes but for `equip`; ``present`` are the columns it has."""
+        adopting.adopt(connection, rows, id_type, present, _NOW)
+
+    def type_remedy(self, table: str, column: str, wanted: str) -> str:
+        """Say how a column of the user's gets another type."""
+        return adopting.type_remedy(table, column, wanted)
+
+    def drop(self, connection: sa.Connection, rows: sa.Table) -> None:
+        """Remove the SQL table and the functions of its triggers."""
+        connection.execute(DropTable(rows, if_exists=True))
+        quote = connection.dialect.identifier_preparer.quote
+        for verb in ("due", "moved", "wake", "once"):
+            context = {"function": quote(f"{rows.name}_{verb}")}
+            connection.execute(DDL("DROP FUNCTION IF EXISTS %(function)s()", context=context))
+
+    def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
+        """Draw ids from the table's sequence; where they meet ids that were given, it is brought up to those."""
+        drawing = _drawing(rows, connection.dialect)
+        ids = list(connection.scalars(drawing, {"count": count}))
+        if above >= ids[0]:
+            # Not as the greatest, for which a planner that takes the table for empty goes through it.
+            last = sa.select(rows.c.id).order_by(rows.c.id.desc()).limit(1).scalar_subquery()
+            greatest = sa.func.coalesce(last, 0)
+            name = sa.func.pg_get_serial_sequence(connection.dialect.identifier_preparer.quote(rows.name), "id")
+            list(connection.scalars(sa.select(sa.func.setval(name, sa.func.greatest(greatest, above)))))
+            ids = list(connection.scalars(drawing, {"count": count}))
+        return ids
+
+    def insert_new(
+        self, connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
+    ) -> set[Any]:
+        """Insert messages whose ids are new, and return those ids. One statement, one round trip."""
+        # In a transaction, one that fails would spoil it.
+        if new.fresh and isinstance(connection, Direct) and insert_fresh(connection, rows, new, now):
+            return set(new.columns["id"])
+        if rows.info.get(PARTITIONED):
+            return insert_unacked(connection, rows, new, lambda these: insert_unknown(connection, rows, these, now))
+        return insert_unknown(connection, rows, new, now)
+
+    def lesser(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Give the lesser of two values that are not NULL."""
+        return sa.func.least(one, another, type_=sa.BigInteger)
+
+    def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+        """Say that ``column`` is in the array bound as ``name``: one parameter, whatever the length."""
+        listed = _Bigints() if isinstance(column.type, sa.BigInteger) else sa.ARRAY(column.type)
+        return column == sa.any_(sa.bindparam(name, type_=listed))
+
+    def computed_any_of(self, value: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+        """Say that a value is in the array bound as ``name``, which is hashed once.
+
+        A plan that is kept goes through an array for each row, and a subquery at the top of a condition becomes a join,
+        which does so too where hash joins are switched off.
+        """
+        listed = sa.select(sa.func.unnest(sa.bindparam(name, type_=sa.ARRAY(value.type)), type_=value.type))
+        return sa.func.coalesce(value.in_(listed), sa.false())
+
+    def any_key(
+        self, table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], name: str
+    ) -> sa.ColumnElement[bool]:
+        """Say that a row's key is ``value`` with one of the values in the array bound as ``name``.
+
+        Each is looked up by itself. A planner without statistics takes ``value`` alone to be a key, and would go
+        through all rows that have it.
+        """
+        keyed, wanted = table.alias("keyed"), _listed(columns[1], name)
+        one = (
+            sa.select(sa.literal_column("keyed.ctid").label("place"))
+            .select_from(keyed)
+            .where(keyed.c[columns[0].name] == value, keyed.c[columns[1].name] == wanted.c.value)
+            .offset(sa.literal_column("0"))  # keeps it from becoming a join
+            .lateral("one")
+        )
+        places = sa.select(one.c.place).select_from(sa.join(wanted, one, sa.true()))
+        at = sa.literal_column(f"{table.name}.ctid")
+        return at == sa.any_(sa.func.array(places.scalar_subquery()))
+
+    def lock_keys(
+        self,
+        table: sa.Table,
+        value: int,
+        columns: tuple[sa.Column[Any], sa.Column[Any]],
+        name: str,
+        *,
+        skip_locked: bool = False,
+    ) -> sa.Select[*tuple[Any, ...]]:
+        """Select and lock rows one by one.
+
+        By their keys, and not by where they are: who waits for a row that is changed finds it elsewhere, and since
+        15.15, 16.11 and 17.7 PostgreSQL then leaves it out.
+        """
+        wanted = _listed(columns[1], name)
+        one = (
+            sa.select(table)
+            .where(columns[0] == value, columns[1] == wanted.c.value)
+            .with_for_update(skip_locked=skip_locked)  # which also keeps it from becoming a join
+            .lateral("one")
+        )
+        return sa.select(*one.c).select_from(sa.join(wanted, one, sa.true()))
+
+    def key_is(self, key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+        """Say that a row's key is a value that is computed."""
+        return key_is(key, value)
+
+    def of_each(
+        self,
+        parents: sa.Table,
+        columns: Sequence[sa.Column[Any]],
+        belongs: sa.ColumnElement[bool],
+        order: sa.Column[int],
+    ) -> sa.Select[*tuple[Any, ...]]:
+        """Select rows that belong to rows of ``parents``.
+
+        Statistics of a time when all messages were acked say that no message is left. For a join the planner would then
+        begin with those that are left, and look for the parent of each.
+        """
+        its = sa.select(*columns).where(belongs).order_by(order).correlate(parents)
+        each = its.offset(sa.literal_column("0")).lateral("each")  # keeps it from becoming a join
+        return sa.select(*each.c).select_from(sa.join(parents, each, sa.true()))
+
+    def run_both(
+        self, connection: sa.Connection, one: sa.Update, another: sa.Update | sa.Delete, values: Mapping[str, Any]
+    ) -> int:
+        """Run two statements as one, which saves a round trip, and return the second's row count."""
+        return connection.execute(_both(one, another), values).rowcount
+
+    def claim(
+        self,
+        connection: sa.Connection,
+        rows: sa.Table,
+        wanted: Wanted,
+        begin: Mapping[int, int],
+        now: sa.ColumnElement[int],
+    ) -> list[Claimed]:
+        """Take messages in one statement."""
+        found = connection.execute(
+            claim_statement(rows, now, wanted.backoff, wanted.where, wanted.order, wanted.limit),
+            {"known": list(begin), "lows": list(begin.values()), "by": wanted.lease, "who": wanted.consumer},
+        ).all()
+        claimed = [Claimed(row, row[-1]) for row in found]
+        places: dict[int, int] = {row.seq: row[-2] for row in found}
+        claimed.sort(key=(lambda one: places[one.row.seq]) if wanted.order else _by_priority)
+        return claimed
+
+    def column_names(self, connection: sa.Connection, name: str) -> set[str]:
+        """Ask the catalogue: the plan of a SELECT of all columns is good only for as long as these stay."""
+        quoted = connection.dialect.identifier_preparer.quote(name)
+        return set(connection.scalars(_COLUMNS, {"name": quoted}))
+
+    def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
+        """Say that a text is like a pattern; the backslash, which escapes here, escapes itself."""
+        return column.like(sa.literal(pattern.replace("\\", "\\\\"), sa.String()))
+
+    def changes(self, backend: Backend, name: str) -> Changes:
+        """Listen for notifications."""
+        return Listening(backend, name)
+
+
+def _index(connection: sa.Connection, rows: sa.Table, *, grouped: bool, free: bool) -> None:
+    """Make the indexes of a table whose acked messages lie among the others."""
+    unacked, acked = rows.c.time_acked.is_(None), rows.c.time_acked.is_not(None)
+    sa.Index(f"{rows.name}_acked_idx", rows.c.time_acked, rows.c.epoch, postgresql_where=acked).create(
+        connection, checkfirst=True
+    )
+    _index_unacked(connection, rows, unacked, grouped=grouped, free=free)
+
+
+def _index_unacked(
+    connection: sa.Connection, rows: sa.Table, which: sa.ColumnElement[bool] | None, *, grouped: bool, free: bool
+) -> None:
+    """Make the indexes by which messages are claimed; ``which`` tells those that are not acked, where others are."""
+    name = rows.name
+    indexes: list[sa.Index] = []
+    # With seq, else messages that were put together, and so are due together, were sorted at each claim. Of some rows
+    # in any case: a planner that takes the table for empty, as it was when analyzed, thinks any index that has seq as
+    # good as the key, and would go through all of it to find a message by its seq.
+    due = rows.c.priority.desc(), rows.c.time_next, rows.c.seq
+    some = rows.c.time_next.is_not(None) if which is None else which
+    if not grouped:
+        indexes.append(sa.Index(f"{name}_next_idx", *due, postgresql_where=some))
+    else:
+        indexes += [
+            sa.Index(f"{name}_group_idx", rows.c.group_id, rows.c.position, postgresql_where=which),
+            sa.Index(f"{name}_unrouted_idx", rows.c.seq, postgresql_where=rows.c.routed == 0),
+        ]
+    if free:
+        indexes.append(sa.Index(f"{name}_free_idx", *due, postgresql_where=some & rows.c.group_id.is_(None)))
+    for index in indexes:
+        index.create(connection, checkfirst=True)
+
+
+def _guard(connection: sa.Connection, rows: sa.Table, *, grouped: bool) -> None:
+    """Make the triggers."""
+    quote = connection.dialect.identifier_preparer.quote
+    context = {
+        "table": quote(rows.name),
+        "due": quote(f"{rows.name}_due"),
+        "moved": quote(f"{rows.name}_moved"),
+        "wake": quote(f"{rows.name}_wake"),
+        "wake_earlier": quote(f"{rows.name}_wake_earlier"),
+        "name": f"'{rows.name}'",  # of letters, digits and underscores
+        "now": _NOW,
+    }
+    for statement in (*_TRIGGERS, *TRIGGERS, *(_GROUP_TRIGGERS if grouped else ())):
+        connection.execute(DDL(statement, context=context))

@@ -1,0 +1,263 @@
+"""What message tables need of SQLite. Writers take turns there, so a transaction has the table to itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.schema import DDL, CreateTable, DropTable
+
+from waterclock.database.backend import Backend
+from waterclock.tables.databases.claiming_rows import claim_in_steps
+from waterclock.tables.databases.inserting import NewRows
+from waterclock.tables.databases.plain import PlainStatements
+from waterclock.tables.databases.sqlite import adopting
+from waterclock.tables.databases.sqlite.waking import SqliteChanges
+from waterclock.tables.model.claim import Claimed, Wanted
+from waterclock.tables.model.options import IdType
+from waterclock.tables.model.schema import IdItem
+
+_NOW = "((CAST(strftime('%s','now') AS INTEGER) * 1000 + CAST(substr(strftime('%f','now'), 4) AS INTEGER)) * 1000000)"
+# An insert of ours names every column, so that the first trigger runs for plain SQL only. The second keeps a message
+# that lost its time_next from being lost. The third tells the groups of changes that were made past us: ours always
+# change the lease as well.
+_TRIGGERS = {
+    "insert": """
+        CREATE TRIGGER %(trigger)s AFTER INSERT ON %(table)s
+        WHEN NEW.id IS NULL OR NEW.time_scheduled IS NULL OR (NEW.time_next IS NULL AND NEW.time_acked IS NULL)
+        BEGIN
+            UPDATE %(table)s SET
+                id = COALESCE(id, %(new_id)s),
+                time_scheduled = COALESCE(time_scheduled, %(now)s),
+                time_next = CASE WHEN time_acked IS NULL THEN COALESCE(time_next, time_scheduled, %(now)s) END
+            WHERE seq = NEW.seq;
+        END""",
+    "time_next": """
+        CREATE TRIGGER %(trigger)s AFTER UPDATE OF time_next, time_acked ON %(table)s
+        WHEN NEW.time_next IS NULL AND NEW.time_acked IS NULL
+        BEGIN
+            UPDATE %(table)s SET time_next = %(now)s WHERE seq = NEW.seq;
+        END""",
+    "group": """
+        CREATE TRIGGER %(trigger)s AFTER UPDATE OF time_next, time_acked, group_id, priority ON %(table)s
+        WHEN NEW.routed = 1 AND OLD.routed = 1 AND NEW.lease IS OLD.lease AND NEW.held_at IS OLD.held_at
+            AND NOT (NEW.group_id IS NULL AND OLD.group_id IS NULL)
+        BEGIN
+            UPDATE %(table)s SET
+                routed = 0,
+                position = CASE WHEN NEW.group_id IS OLD.group_id AND OLD.time_acked IS NULL THEN position END
+            WHERE seq = NEW.seq;
+        END""",
+}
+_NEW_ID = {
+    "bigint": "MAX(NEW.seq, COALESCE((SELECT MAX(id) FROM %(table)s), 0) + 1)",
+    "text": "RAISE(ABORT, 'id: a table with text ids needs one')",
+    "uuid": (
+        "lower(hex(randomblob(4)) || '-' || hex(randomblob(2)) || '-4' || substr(hex(randomblob(2)), 2)"
+        " || '-8' || substr(hex(randomblob(2)), 2) || '-' || hex(randomblob(6)))"
+    ),
+}
+
+_GLOB = {"%": "*", "_": "?", "*": "[*]", "?": "[?]", "[": "[[]"}
+
+
+_ROWS_OF_A_STATEMENT = 100  # the text of a statement is made once for each number of rows
+
+
+class _JsonList(sa.TypeDecorator[Any]):
+    """A list as JSON text, UUIDs in it as texts."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str:
+        del dialect  # there is one
+        try:
+            return json.dumps(value)  # by the encoder that is kept
+        except TypeError:
+            return json.dumps(list(value), default=str)
+
+
+class SqliteTables(PlainStatements):
+    """SQLite's statements for message tables."""
+
+    one_writer = True
+    locks_in_parts = True  # whoever writes has locked everything
+    latest_first = False
+    unacked_apart = False  # there are no partitions
+    days = None
+
+    def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
+        """Leave ids to the trigger, which sees the row's number."""
+        del name, id_type
+        return []
+
+    def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
+        """Make the SQL table, its indexes and its triggers."""
+        for column in ("time_scheduled", "time_created"):
+            rows.c[column].server_default = sa.DefaultClause(sa.text(_NOW))
+        connection.execute(CreateTable(rows))
+        self.equip(connection, rows, id_type, grouped=grouped, free=free)
+
+    def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
+        """Make the indexes and triggers of an SQL table that is there."""
+        unacked, acked = rows.c.time_acked.is_(None), rows.c.time_acked.is_not(None)
+        name = rows.name
+        indexes = [sa.Index(f"{name}_acked_idx", rows.c.time_acked, rows.c.epoch, sqlite_where=acked)]
+        due = rows.c.priority.desc(), rows.c.time_next
+        if not grouped:
+            indexes.append(sa.Index(f"{name}_next_idx", *due, sqlite_where=unacked))
+        else:
+            indexes += [
+                sa.Index(f"{name}_group_idx", rows.c.group_id, rows.c.position, sqlite_where=unacked),
+                sa.Index(f"{name}_unrouted_idx", rows.c.seq, sqlite_where=rows.c.routed == 0),
+            ]
+        if free:
+            indexes.append(sa.Index(f"{name}_free_idx", *due, sqlite_where=unacked & rows.c.group_id.is_(None)))
+        for index in indexes:
+            index.create(connection, checkfirst=True)
+        quote = connection.dialect.identifier_preparer.quote
+        table = quote(name)
+        for verb, statement in _TRIGGERS.items():
+            if verb != "group" or grouped:
+                context = {
+                    "table": table,
+                    "trigger": quote(f"{name}_{verb}"),
+                    "now": _NOW,
+                    "new_id": _NEW_ID[id_type] % {"table": table},
+                }
+                connection.execute(DDL(statement, context=context))
+
+    def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
+        """Give an SQL table of the user's what `create` makes but for `equip`; ``present`` are the columns it has."""
+        del id_type  # the trigger that numbers them knows it
+
+        def create() -> None:
+            for column in ("time_scheduled", "time_created"):
+                rows.c[column].server_default = sa.DefaultClause(sa.text(_NOW))
+            connection.execute(CreateTable(rows))
+
+        adopting.adopt(connection, rows, present, create)
+
+    def type_remedy(self, table: str, column: str, wanted: str) -> str:
+        """Say how a column of the user's gets another type."""
+        return adopting.type_remedy(table, column, wanted)
+
+    def drop(self, connection: sa.Connection, rows: sa.Table) -> None:
+        """Remove the SQL table; its triggers go with it."""
+        connection.execute(DropTable(rows, if_exists=True))
+
+    def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
+        """Give ``count`` ids greater than ``above`` and than any there was; the write lock keeps others from them."""
+        # Changes nothing, but takes the write lock, which a transaction of the caller's may not have yet.
+        connection.execute(_locking(rows))
+        first = connection.execute(_greatest_id(rows), {"above": above}).scalar_one()
+        return range(first + 1, first + 1 + count)
+
+    def insert_new(
+        self, connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
+    ) -> set[Any]:
+        """Insert messages whose ids are new, and return those ids.
+
+        Many rows go to a statement: for each statement on a table with triggers SQLite keeps a journal, which costs
+        four times as much as a row.
+        """
+        time = now.effective_value if isinstance(now, sa.BindParameter) else 0
+        times = [time] * new.count
+        at = [time if at is None else at for at in new.columns.get("at", times)]
+        columns = {name: values for name, values in new.columns.items() if name != "at"}
+        columns |= {"time_created": times, "time_scheduled": at, "time_next": at}
+        tuples = list(zip(*columns.values(), strict=True))
+        inserted: set[Any] = set()
+        for start in range(0, len(tuples), _ROWS_OF_A_STATEMENT):
+            some = tuples[start : start + _ROWS_OF_A_STATEMENT]
+            text = _insert_text(rows, tuple(columns), len(some), connection.dialect)
+            found = connection.exec_driver_sql(text, tuple(chain.from_iterable(some)))
+            inserted.update(row[0] for row in found)
+        return inserted
+
+    def lesser(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Give the lesser of two values that are not NULL."""
+        return sa.func.min(one, another, type_=sa.BigInteger)
+
+    def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+        """Say that ``column`` is in the JSON array bound as ``name``: one parameter, whatever the length."""
+        listed = sa.func.json_each(sa.bindparam(name, type_=_JsonList())).table_valued("value")
+        return column.in_(sa.select(listed.c.value))
+
+    def computed_any_of(self, value: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+        """Say that a value is in the list bound as ``name``; it is sorted once."""
+        return self.any_of(value, name)
+
+    def claim(
+        self,
+        connection: sa.Connection,
+        rows: sa.Table,
+        wanted: Wanted,
+        begin: Mapping[int, int],
+        now: sa.ColumnElement[int],
+    ) -> list[Claimed]:
+        """Take messages in two statements, because RETURNING sees no other rows than the new ones."""
+        return claim_in_steps(self, connection, rows, wanted, begin, now)
+
+    def take(self, connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
+        """Make messages ours: their seqs, each with the end of its lease in ns."""
+        connection.execute(_taking(rows), {"ends": ends, "by": wanted.lease, "who": wanted.consumer})
+
+    def column_names(self, connection: sa.Connection, name: str) -> set[str]:
+        """Ask the schema, which every connection has read."""
+        column = sa.column("name")
+        return set(connection.scalars(sa.select(column).select_from(sa.func.pragma_table_xinfo(name))))
+
+    def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
+        """Say that a text is like a pattern, with GLOB: LIKE ignores case here."""
+        globbed = "".join(_GLOB.get(sign, sign) for sign in pattern)
+        return column.op("GLOB", is_comparison=True, return_type=sa.Boolean())(sa.literal(globbed, sa.String()))
+
+    def changes(self, backend: Backend, name: str) -> SqliteChanges:
+        """Watch the data version and the log, which are the whole file's."""
+        del name
+        return SqliteChanges(backend)
+
+
+@lru_cache(maxsize=256)
+def _locking(rows: sa.Table) -> sa.Delete:
+    return sa.delete(rows).where(rows.c.seq == sa.literal_column("-1"))
+
+
+@lru_cache(maxsize=256)
+def _greatest_id(rows: sa.Table) -> sa.Select[Any]:
+    counter = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
+    last = sa.select(counter.c.seq).where(counter.c.name == rows.name).scalar_subquery()
+    greatest = sa.select(sa.func.max(rows.c.id)).scalar_subquery()
+    above = sa.bindparam("above", type_=sa.BigInteger)
+    return sa.select(sa.func.max(sa.func.coalesce(last, 0), sa.func.coalesce(greatest, 0), above))
+
+
+@lru_cache(maxsize=1024)
+def _insert_text(rows: sa.Table, names: tuple[str, ...], count: int, dialect: sa.Dialect) -> str:
+    into = sa.table(rows.name, *(sa.column(name) for name in names))
+    values = [{name: sa.bindparam(f"{name}_{row}") for name in names} for row in range(count)]
+    insert = sqlite.insert(into).values(values).on_conflict_do_nothing(index_elements=["id"])
+    return str(insert.returning(into.c.id).compile(dialect=dialect))
+
+
+@lru_cache(maxsize=256)
+def _taking(rows: sa.Table) -> sa.Update:
+    listed = sa.func.json_each(sa.bindparam("ends", type_=_JsonList())).table_valued("value")
+    seq, until = (sa.func.json_extract(listed.c.value, f"$[{place}]", type_=sa.BigInteger) for place in (0, 1))
+    return (
+        sa.update(rows)
+        .where(rows.c.seq == seq)
+        .values(
+            time_next=until,
+            epoch=sa.func.coalesce(rows.c.epoch, 0) + 1,
+            lease=sa.bindparam("by"),
+            consumer=sa.bindparam("who"),
+        )
+    )

@@ -1,0 +1,128 @@
+"""SQLite: consumers that wait watch the data version, and on Linux are told by the kernel when to look.
+
+The data version moves with every commit of another connection. Reading it costs some microseconds, but who waits for
+hours should not read it five hundred times a second. A commit appends to the file's write-ahead log, and inotify tells
+of that a moment before the commit shows; so whoever is told looks several times shortly after each other. Where the
+kernel cannot tell (another system, a folder of the network, a database in memory) the version is read at intervals.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sqlite3
+import struct
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from waterclock.database.backend import Backend
+from waterclock.tables.databases.changes import Stop
+
+GLANCE_EVERY = 0.002  # s
+GLANCE_EVERY_WHERE_TOLD = 0.1  # s; what other machines write is not told
+_GLANCE_SHORTLY = 0.0002  # s
+_SHOWS_WITHIN = 0.02  # s from the write to the commit that follows it; a sync takes up to ten milliseconds
+_MODIFIED = 0x2  # IN_MODIFY of inotify(7)
+_EVENT = struct.Struct("iIII")  # inotify_event, before its name
+_ROOM = 65536  # bytes
+
+
+class SqliteChanges:
+    """Looks at SQLite's data version when its log was written to."""
+
+    def __init__(self, backend: Backend) -> None:
+        # The driver's own connection, because one of SQLAlchemy's would begin a transaction, which sees no changes;
+        # and none of the pool's, because a subscription keeps it for as long as it lives.
+        self._backend = backend
+        self._connection = backend.driver_connection("watch")
+        self._log = LogWatch.of(backend.url.database)
+        self._seen = self._version()
+
+    def arm(self) -> bool:
+        """Nothing to do: the version that was seen last is the one to compare with."""
+        return True
+
+    def wait(self, seconds: float, stop: Stop) -> None:
+        """Return when another connection has committed."""
+        until = time.monotonic() + seconds
+        while not self._changed() and (left := until - time.monotonic()) > 0:
+            if self._log is None:
+                if stop.wait(min(GLANCE_EVERY, left)):
+                    return
+                continue
+            ready = stop.wait_for(min(GLANCE_EVERY_WHERE_TOLD, left), self._log.descriptor)
+            if ready - {self._log.descriptor}:
+                return
+            if ready and self._log.written():
+                self._look_shortly(min(until, time.monotonic() + _SHOWS_WITHIN), stop)
+
+    def close(self) -> None:
+        """Give the connection back."""
+        if self._log is not None:
+            self._log.close()
+        self._connection.close()
+
+    def _look_shortly(self, until: float, stop: Stop) -> None:
+        while self._version() == self._seen and time.monotonic() < until and not stop.is_set():
+            time.sleep(_GLANCE_SHORTLY)
+
+    def _changed(self) -> bool:
+        before, self._seen = self._seen, self._version()
+        return self._seen != before
+
+    def _version(self) -> int:
+        try:
+            ((version,),) = self._connection.execute("PRAGMA data_version").fetchall()
+        except sqlite3.Error:
+            with self._backend.translated("watch"):
+                raise
+        return version
+
+
+class LogWatch:
+    """Linux's inotify on the folder of a database, because the log in it comes and goes.
+
+    Attributes
+    ----------
+    descriptor
+        Can be read when something in the folder was written to.
+    """
+
+    def __init__(self, descriptor: int, log: str) -> None:
+        self.descriptor = descriptor
+        self._log = os.fsencode(log)
+
+    @classmethod
+    def of(cls, database: str | None) -> LogWatch | None:
+        """Watch the log of a database file; None where the kernel cannot tell."""
+        if not database or not Path(database).is_file():
+            return None
+        path = Path(database).resolve()
+        libc = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(libc, "inotify_init1"):
+            return None
+        descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if descriptor < 0:  # a user has so many of them
+            return None
+        if libc.inotify_add_watch(descriptor, os.fsencode(path.parent), _MODIFIED) < 0:
+            os.close(descriptor)
+            return None
+        return cls(descriptor, f"{path.name}-wal")
+
+    def written(self) -> bool:
+        """Say whether the log was written to since the last look, and forget that it was."""
+        told = False
+        with suppress(BlockingIOError):
+            while True:
+                events = os.read(self.descriptor, _ROOM)
+                at = 0
+                while at < len(events):
+                    *_, length = _EVENT.unpack_from(events, at)
+                    at += _EVENT.size + length
+                    told = told or events[at - length : at].rstrip(b"\0") in (self._log, b"")
+        return told
+
+    def close(self) -> None:
+        """Watch no more."""
+        os.close(self.descriptor)

@@ -1,0 +1,266 @@
+"""Acking messages that are in groups: in order, or as the table's ``ack_order`` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.errors import OrderError
+from waterclock.quoting import quoted
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.groups.heads import UNGROUPED, lock_groups, settle, settle_starts
+from waterclock.tables.model.held import Acked, Held
+
+_Row = sa.Row[*tuple[Any, ...]]
+
+
+def ack_held(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> Acked:
+    """Ack messages that a consumer holds.
+
+    Raises
+    ------
+    OrderError
+        Where an earlier message of the group is not acked, and ``ack_order`` is strict.
+    """
+    if not held:
+        return Acked(frozenset(), 0)
+    noted = lock_groups(context, connection, [one.group_id or UNGROUPED for one in held])
+    seqs = [one.seq for one in held]
+    last = _last_of_starts(noted, held) if len({one.lease for one in held}) == 1 else None
+    if last is not None and context.options.ack_order != "hold":
+        changed = connection.execute(_acking_ours(context), {"seqs": seqs, "by": held[0].lease}).rowcount
+        lost = frozenset[Held]() if changed == len(held) else _lost(context, connection, held)
+        if lost:
+            _check_order(context, connection, [one for one in held if one not in lost])
+        _settle_acked(context, connection, last, noted)
+        return Acked(lost, len(held) - changed - len(lost))
+    places = {(one.seq, one.lease) for one in held}
+    found = connection.execute(_to_ack(context), {"seqs": sorted(set(seqs))}).all()
+    ours = [row for row in found if (row.seq, row.lease) in places]
+    _ack(context, connection, ours, noted, _acking(context))
+    still = {(row.seq, row.lease) for row in ours}
+    lost = _lost(context, connection, [one for one in held if (one.seq, one.lease) not in still])
+    return Acked(lost, len(held) - len(ours) - len(lost))
+
+
+def acked_by(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> set[Held]:
+    """Tell which messages are acked, or have an ack that is held back, by the consumer that holds them. Reads only."""
+    # An acked row keeps the claim's number, negated: so when the answer to an ack was lost, and the ack is tried
+    # again, it is told from an ack by somebody else.
+    if not held:
+        return set()
+    chosen = {"seqs": [one.seq for one in held], "ids": [one.id for one in held]}
+    found = {(row.seq, row.lease) for row in connection.execute(_acked(context), chosen)}
+    ours = {one for one in held if (one.seq, -one.lease) in found}
+    if context.options.ack_order == "hold":
+        # What is or was held back has no claim's number, lest it count as out, but nobody is sent it again either.
+        kept = {(row.seq, row.epoch) for row in connection.execute(_held_back(context), chosen)}
+        kept |= {(row.seq, row.epoch) for row in connection.execute(_acked(context), chosen) if row.lease is None}
+        ours.update(one for one in held if (one.seq, one.epoch) in kept)
+    return ours
+
+
+def ack_rows(
+    context: TableContext, connection: sa.Connection, found: Sequence[_Row], noted: dict[str, sa.Row[Any]]
+) -> int:
+    """Ack messages, whoever has them, whose groups and rows are locked; return how many. Who has one finds it lost.
+
+    Raises
+    ------
+    OrderError
+        As `ack_held`.
+    """
+    _ack(context, connection, [row for row in found if row.held_at is None], noted, _acking_anybodys(context))
+    return sum(row.held_at is None for row in found)
+
+
+def release_behind(
+    context: TableContext,
+    connection: sa.Connection,
+    places: Iterable[tuple[str | None, int | None]],
+    now: int,
+    *,
+    started: bool = False,
+) -> None:
+    """Take back at once what is out behind places in groups, each a group and a position.
+
+    Parameters
+    ----------
+    started
+        Whether that counts as an attempt.
+    """
+    for group_id, position in places:
+        if position is not None:
+            at = {"of": group_id, "behind": position, "now": now, "uncounted": 0 if started else 1}
+            connection.execute(_releasing(context), at)
+
+
+def _last_of_starts(noted: dict[str, sa.Row[Any]], messages: Sequence[Held | _Row]) -> dict[str, int] | None:
+    """Give the last position of each group where the messages are the first of their groups, without a gap.
+
+    Then no message is passed over. None where the database has to be asked: a gap may have been acked before.
+    """
+    places: dict[str, list[int]] = {}
+    for one in messages:
+        if one.position is None:
+            return None
+        places.setdefault(one.group_id or UNGROUPED, []).append(one.position)
+    for name, positions in places.items():
+        if (
+            name not in noted
+            or min(positions) != noted[name].head
+            or len(positions) != 1 + max(positions) - min(positions)
+        ):
+            return None
+    return {name: max(positions) for name, positions in places.items()}
+
+
+def _lost(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> frozenset[Held]:
+    return frozenset(held).difference(acked_by(context, connection, held))
+
+
+def _ack(
+    context: TableContext,
+    connection: sa.Connection,
+    messages: Sequence[_Row],
+    noted: dict[str, sa.Row[Any]],
+    acking: sa.Update,
+) -> None:
+    if not messages:
+        return
+    chosen = {"seqs": [row.seq for row in messages]}
+    grouped = [row for row in messages if row.position is not None]
+    if context.options.ack_order == "hold":
+        # Settling acks those of them that have nothing before them.
+        connection.execute(_holding(context), {"seqs": [row.seq for row in grouped]})
+        chosen["seqs"] = [row.seq for row in messages if row.position is None]
+    elif context.options.ack_order == "strict" and _last_of_starts(noted, messages) is None:
+        _check_order(context, connection, grouped)
+    connection.execute(acking, chosen)
+    _settle_acked(context, connection, {row.group_id: row.position for row in sorted(grouped, key=_position)}, noted)
+
+
+def _position(row: _Row) -> int:
+    return row.position
+
+
+def _settle_acked(
+    context: TableContext, connection: sa.Connection, last: dict[str, int], noted: dict[str, sa.Row[Any]]
+) -> None:
+    ending = {name for name, position in last.items() if name not in noted or noted[name].tail <= position}
+    if context.options.groups == "sequenced" and context.options.ack_order == "strict":
+        settle_starts(context, connection, last.keys() - ending, ending)
+    else:
+        # With acks that were held back before, the last message of a group may be acked by an ack of an earlier one.
+        settle(context, connection, last, may_end=bool(ending) or context.options.ack_order == "hold")
+
+
+def _check_order(context: TableContext, connection: sa.Connection, messages: Iterable[Held | _Row]) -> None:
+    """Refuse to ack messages that pass over others, whether they are acked already or not; OrderError."""
+    last: dict[str, tuple[int, int]] = {}
+    seqs: list[int] = []
+    for one in messages:
+        seqs.append(one.seq)
+        if one.position is not None:
+            name = one.group_id or UNGROUPED
+            last[name] = max(last.get(name, (-1, -1)), (one.position, one.seq))
+    for name, (position, seq) in sorted(last.items()):
+        at = {"of": name, "before": position, "seqs": seqs}
+        blocking = connection.execute(_blocking(context), at).scalar()
+        if blocking is not None:
+            rows = context.rows
+            refused = connection.execute(sa.select(rows.c.id).where(rows.c.seq == seq)).scalar()
+            raise OrderError(
+                f"message {refused!r} of group {quoted(name)} cannot be acked before message"
+                f" {blocking!r}; ack that one first, or both together",
+                blocking,
+            )
+
+
+@lru_cache(maxsize=256)
+def _to_ack(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    return (
+        sa.select(rows.c.seq, rows.c.group_id, rows.c.lease, rows.c.position, rows.c.held_at)
+        .where(context.unacked())
+        .order_by(rows.c.seq)
+        .with_for_update()
+    )
+
+
+@lru_cache(maxsize=256)
+def _acked(context: TableContext) -> sa.Select[Any, Any, Any]:
+    rows = context.rows
+    return sa.select(rows.c.seq, rows.c.lease, rows.c.epoch).where(context.acked())
+
+
+@lru_cache(maxsize=256)
+def _held_back(context: TableContext) -> sa.Select[Any, Any]:
+    rows = context.rows
+    return sa.select(rows.c.seq, rows.c.epoch).where(context.unacked(), rows.c.held_at.is_not(None))
+
+
+def _done(context: TableContext) -> dict[str, Any]:
+    return {"time_acked": context.backend.now_sql(), "time_next": None, "lease": -context.rows.c.lease}
+
+
+@lru_cache(maxsize=256)
+def _acking_ours(context: TableContext) -> sa.Update:
+    rows = context.rows
+    by = sa.bindparam("by", type_=sa.BigInteger)
+    return sa.update(rows).where(context.unacked(), rows.c.lease == by).values(_done(context))
+
+
+@lru_cache(maxsize=256)
+def _acking(context: TableContext) -> sa.Update:
+    return sa.update(context.rows).where(context.unacked()).values(_done(context))
+
+
+@lru_cache(maxsize=256)
+def _acking_anybodys(context: TableContext) -> sa.Update:
+    return sa.update(context.rows).where(context.unacked()).values({**_done(context), "lease": None})
+
+
+@lru_cache(maxsize=256)
+def _holding(context: TableContext) -> sa.Update:
+    rows = context.rows
+    return sa.update(rows).where(context.unacked()).values(held_at=context.backend.now_sql(), lease=None)
+
+
+@lru_cache(maxsize=256)
+def _blocking(context: TableContext) -> sa.Select[Any]:
+    # Group by group: as a join of all, a planner that guesses goes through whole groups.
+    rows = context.rows
+    return (
+        sa.select(rows.c.id)
+        .where(
+            rows.c.group_id == sa.bindparam("of"),
+            rows.c.position < sa.bindparam("before", type_=sa.BigInteger),
+            rows.c.time_acked.is_(None),
+            ~context.sql.any_of(rows.c.seq, "seqs"),
+        )
+        .order_by(rows.c.position)
+        .limit(1)
+    )
+
+
+@lru_cache(maxsize=256)
+def _releasing(context: TableContext) -> sa.Update:
+    rows = context.rows
+    return (
+        sa.update(rows)
+        .where(
+            rows.c.group_id == sa.bindparam("of"),
+            rows.c.position > sa.bindparam("behind", type_=sa.BigInteger),
+            rows.c.time_acked.is_(None),
+            rows.c.lease.is_not(None),
+        )
+        .values(
+            time_next=sa.bindparam("now", type_=sa.BigInteger),
+            epoch=rows.c.epoch - sa.bindparam("uncounted", type_=sa.BigInteger),
+            lease=None,
+        )
+    )

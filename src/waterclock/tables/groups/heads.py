@@ -1,0 +1,253 @@
+"""What is known of a group: its first messages, when it may be handed out, and who may have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.table_catalogue import consumers, groups
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.time import MAX_NS
+
+UNGROUPED = ""
+"""The group of the messages that name none."""
+
+ANYBODY = ""
+"""Who a group is assigned to that anybody may have."""
+
+_SETTLED_AT_ONCE = 5000
+
+
+def these_groups(context: TableContext, name: str = "groups") -> sa.ColumnElement[bool]:
+    """Choose the table's groups that are bound as ``name``, of which the transaction changes only those it locked."""
+    return context.sql.any_key(groups, context.table_id, (groups.c.table_id, groups.c.group_id), name)
+
+
+def is_assigned(who: Any) -> sa.ColumnElement[bool]:
+    """Say whose a group is, of groups that are chosen otherwise: no index is to be used for this."""
+    return sa.func.coalesce(groups.c.assigned, ANYBODY) == who
+
+
+def belongs_to(consumer: Any) -> sa.ColumnElement[bool]:
+    """Choose the groups of a consumer, by the index that holds those that somebody has."""
+    return (groups.c.assigned == consumer) & (groups.c.assigned != sa.literal_column("''"))
+
+
+def lock_groups(context: TableContext, connection: sa.Connection, group_ids: Iterable[str]) -> dict[str, sa.Row[Any]]:
+    """Keep groups from changing until the transaction ends; in order, so that nobody waits in a circle.
+
+    Returns
+    -------
+    dict
+        Their rows, as they are now, by name. A group that has ended has none.
+    """
+    found = connection.execute(_locked(context), {"groups": sorted(set(group_ids))})
+    return {row.group_id: row for row in found}
+
+
+@lru_cache(maxsize=256)
+def _locked(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    return context.sql.lock_keys(groups, context.table_id, (groups.c.table_id, groups.c.group_id), "groups")
+
+
+def settle(context: TableContext, connection: sa.Connection, group_ids: Iterable[str], *, may_end: bool = True) -> None:
+    """Note groups anew after their messages changed: the first ones, and when they may be handed out.
+
+    A group without messages ends, unless it has an owner or was paused or pinned: then its row goes, too. The caller
+    has locked the groups.
+
+    Parameters
+    ----------
+    may_end
+        False where the caller knows that messages are left.
+    """
+    names = sorted(set(group_ids))
+    for start in range(0, len(names), _SETTLED_AT_ONCE):
+        chosen = {"groups": names[start : start + _SETTLED_AT_ONCE]}
+        if context.options.ack_order == "hold":
+            _apply_held(context, connection, chosen["groups"])
+        connection.execute(_note(context), chosen)
+        if context.options.groups == "exclusive":
+            connection.execute(_drained(context), chosen)
+        if may_end:
+            connection.execute(_ended(context), chosen)
+
+
+def settle_starts(
+    context: TableContext, connection: sa.Connection, going_on: Iterable[str], ending: Iterable[str]
+) -> None:
+    """Note groups anew of which nothing but the first messages was acked, as `settle` does; with fewer statements.
+
+    Parameters
+    ----------
+    going_on
+        Groups that have messages left.
+    ending
+        Groups that have none left, unless one came meanwhile.
+    """
+    values = {"groups": sorted(going_on), "ending": sorted(ending)}
+    if not values["ending"]:
+        connection.execute(_note(context), values)
+        return
+    if values["groups"]:
+        ended = context.sql.run_both(connection, _note(context), _empty(context), values)
+    else:
+        ended = connection.execute(_empty(context), values).rowcount
+    if ended < len(values["ending"]):
+        settle(context, connection, values["ending"])
+
+
+@lru_cache(maxsize=256)
+def _empty(context: TableContext) -> sa.Delete:
+    first = first_of(context, context.rows.c.position, context.rows.c.position.is_not(None))
+    return sa.delete(groups).where(these_groups(context, "ending"), first.is_(None), *_needless())
+
+
+def settle_exhausted(context: TableContext, connection: sa.Connection, after: str | None = None) -> str | None:
+    """Note groups anew that are never due by themselves, because other options may let them go on.
+
+    Parameters
+    ----------
+    after
+        Look at groups after this one, in the database's order; None: at all of them.
+
+    Returns
+    -------
+    str | None
+        The last of the groups that were looked at; None where there are no more.
+    """
+    never_due = (groups.c.table_id == context.table_id) & groups.c.ready_at.is_(None) & groups.c.head.is_not(None)
+    chosen = sa.select(groups.c.group_id).where(never_due).order_by(groups.c.group_id).limit(_SETTLED_AT_ONCE)
+    if after is not None:
+        chosen = chosen.where(groups.c.group_id > after)
+    names = list(connection.scalars(chosen))
+    if not names:
+        return None
+    lock_groups(context, connection, names)
+    settle(context, connection, names)
+    return names[-1]
+
+
+def first_of(context: TableContext, value: Any, *conditions: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
+    """Look at the first message of a group that is not acked, in a statement about `groups`."""
+    rows = context.rows
+    return (
+        sa.select(value)
+        .where(rows.c.group_id == groups.c.group_id, rows.c.time_acked.is_(None), *conditions)
+        .order_by(rows.c.position)
+        .limit(1)
+        .correlate(groups)
+        .scalar_subquery()
+    )
+
+
+def is_exhausted_sql(context: TableContext) -> sa.ColumnElement[bool]:
+    """Say that a message holds up its group, because it has used up its attempts."""
+    most = context.options.max_attempts
+    return sa.false() if most is None or context.options.on_exhausted == "dead_letter" else context.rows.c.epoch >= most
+
+
+@lru_cache(maxsize=256)
+def _note(context: TableContext) -> sa.Update:
+    rows = context.rows
+    waiting = (rows.c.position.is_not(None), rows.c.lease.is_(None), rows.c.held_at.is_(None))
+    last = (
+        sa.select(rows.c.position)
+        .where(rows.c.group_id == groups.c.group_id, rows.c.time_acked.is_(None), rows.c.position.is_not(None))
+        .order_by(rows.c.position.desc())
+        .limit(1)
+        .correlate(groups)
+        .scalar_subquery()
+    )
+    routed = rows.c.position.is_not(None)
+    head = first_of(context, rows.c.position, routed)
+    values: dict[str, Any] = {
+        "head": head,
+        "tail": sa.func.coalesce(last, groups.c.tail),
+        "priority": sa.func.coalesce(first_of(context, rows.c.priority, routed), groups.c.priority),
+    }
+    if context.options.groups == "exclusive":
+        values["next_position"] = first_of(context, rows.c.position, *waiting)
+        values["idle_since"] = sa.case(
+            (head.is_(None), sa.func.coalesce(groups.c.idle_since, context.backend.now_sql())), else_=sa.null()
+        )
+        lapse = first_of(context, sa.case((rows.c.lease.is_not(None), rows.c.time_next), else_=sa.null()), routed)
+        due = first_of(
+            context, _due(context, sa.or_(is_exhausted_sql(context), groups.c.drain_to.is_not(None))), *waiting
+        )
+        never = sa.literal(MAX_NS, sa.BigInteger)
+        earliest = context.sql.lesser(sa.func.coalesce(lapse, never), sa.func.coalesce(due, never))
+        values["ready_at"] = sa.func.nullif(earliest, never)
+    else:
+        values["next_position"] = head
+        over = rows.c.lease.is_(None) | (rows.c.time_next <= context.backend.now_sql())
+        values["ready_at"] = first_of(context, _due(context, is_exhausted_sql(context) & over), routed)
+    return sa.update(groups).where(these_groups(context)).values(values)
+
+
+def _due(context: TableContext, never: sa.ColumnElement[bool]) -> sa.ColumnElement[Any]:
+    paused_until, due = groups.c.paused_until, sa.func.coalesce(context.rows.c.time_next, 0)
+    return sa.case((never, sa.null()), (paused_until > due, paused_until), else_=due)
+
+
+@lru_cache(maxsize=256)
+def _drained(context: TableContext) -> sa.Update:
+    # Those that are out are always the first ones, so nothing is out where the head is not.
+    rows = context.rows
+    out = sa.exists().where(
+        rows.c.group_id == groups.c.group_id,
+        rows.c.position == groups.c.head,
+        rows.c.time_acked.is_(None),
+        rows.c.lease.is_not(None),
+    )
+    due = first_of(context, _due(context, is_exhausted_sql(context)), rows.c.position.is_not(None))
+    lives = sa.exists().where(consumers.c.table_id == groups.c.table_id, consumers.c.name == groups.c.drain_to)
+    heir = sa.case((lives | (groups.c.pinned == 1), groups.c.drain_to), else_=ANYBODY)
+    return (
+        sa.update(groups)
+        .where(these_groups(context), groups.c.drain_to.is_not(None), ~out)
+        .values(ready_at=due, assigned=heir, drain_to=None)
+    )
+
+
+@lru_cache(maxsize=256)
+def _ended(context: TableContext) -> sa.Delete:
+    return sa.delete(groups).where(these_groups(context), groups.c.head.is_(None), *_needless())
+
+
+def _needless() -> tuple[sa.ColumnElement[bool], ...]:
+    """Say that nothing of a group must be remembered when it has no messages."""
+    return is_assigned(ANYBODY), groups.c.paused_until.is_(None), groups.c.pinned == 0
+
+
+def _apply_held(context: TableContext, connection: sa.Connection, names: list[str]) -> None:
+    """Ack what was held back and has nothing before it any more."""
+    for row in connection.execute(_first_unheld(context), {"groups": names}).all():
+        until = MAX_NS if row.until is None else row.until
+        connection.execute(_ack_held(context), {"of": row.group_id, "until": until})
+
+
+@lru_cache(maxsize=256)
+def _first_unheld(context: TableContext) -> sa.Select[Any, Any]:
+    rows = context.rows
+    unheld = first_of(context, rows.c.position, rows.c.position.is_not(None), rows.c.held_at.is_(None))
+    first_is_held = first_of(context, rows.c.held_at, rows.c.position.is_not(None)).is_not(None)
+    return sa.select(groups.c.group_id, unheld.label("until")).where(these_groups(context), first_is_held)
+
+
+@lru_cache(maxsize=256)
+def _ack_held(context: TableContext) -> sa.Update:
+    rows = context.rows
+    return (
+        sa.update(rows)
+        .where(
+            rows.c.group_id == sa.bindparam("of"),
+            rows.c.position < sa.bindparam("until"),
+            rows.c.time_acked.is_(None),
+            rows.c.held_at.is_not(None),
+        )
+        .values(time_acked=context.backend.now_sql(), time_next=None, held_at=None)
+    )

@@ -1,0 +1,232 @@
+"""Looking at groups: who has them, how many messages wait, and what holds them up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.table_catalogue import groups
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.groups.heads import ANYBODY, UNGROUPED, these_groups
+from waterclock.tables.groups.routing import group_of, is_unrouted
+from waterclock.tables.model.options import TableOptions
+from waterclock.tables.model.states import (
+    GROUPS,
+    GroupFacts,
+    GroupState,
+    MessageColumns,
+    MessageState,
+    state_of,
+    state_of_group,
+)
+from waterclock.time import MAX_NS, format_time
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """A group as it is now. Times in ns.
+
+    Attributes
+    ----------
+    group
+        Its name; None: that of the messages that name none.
+    owner
+        Who alone may have it, or else who has its first message just now; None: nobody.
+    pinned
+        Whether it was given to its owner by hand.
+    in_flight, waiting, held
+        How many messages are with the owner, how many are to come, and how many are handled but acked only after
+        those before them.
+    head_id, head_age, head_attempts
+        Its first message: which, since when it has been due (ns), and how often it was sent. None and 0 without one.
+    due_at
+        When it may be handed out next, or its lease ends; None: never by itself.
+    paused_until
+        None where it is not paused; a time without end where nobody said until when.
+    blocked_by
+        Why its next message is not out, in words; None: nothing, any consumer that asks and may have it gets it.
+    state
+        What it is, in a word.
+    """
+
+    group: str | None
+    owner: str | None
+    pinned: bool
+    in_flight: int
+    waiting: int
+    held: int
+    head_id: Any
+    head_age: int | None
+    head_attempts: int
+    due_at: int | None
+    paused_until: int | None
+    blocked_by: str | None
+    state: GroupState
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A message of a group that decides on it, as its row has it."""
+
+    id: Any
+    epoch: int
+    time_scheduled: int
+    time_next: int
+    consumer: str | None
+    leased: bool
+
+    def state(self, now: int, most: int | None) -> MessageState:
+        """Say what it is at ``now``, ns; ``most`` is how often it may be sent."""
+        return state_of(MessageColumns(None, None, self.leased, self.time_next, self.epoch), now, most=most)
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Those messages of a group that decide on it.
+
+    Attributes
+    ----------
+    head
+        The first one that is not acked; None: no message has its place in the group yet.
+    next
+        The first one that may be handed out next; None: none before others are acked.
+    """
+
+    head: Member | None
+    next: Member | None
+
+
+def blocked_by(state: GroupState, members: Members, paused_until: int | None, drain_to: str | None) -> str | None:
+    """Say in words why the next message of a group in a state is not out."""
+    told = members.head if state in ("leased", "draining") else members.next
+    if told is None or not GROUPS[state].reason:
+        return None
+    return GROUPS[state].reason.format(
+        id=repr(told.id),
+        epoch=told.epoch,
+        verb="backs off" if told.epoch else "is scheduled",
+        when=format_time(told.time_next),
+        who=told.consumer or "a consumer without a name",
+        where=f"to {drain_to}" if drain_to else "to the next consumer that asks",
+        until="" if paused_until is None or paused_until == MAX_NS else f" until {format_time(paused_until)}",
+    )
+
+
+def first_names(context: TableContext, connection: sa.Connection, limit: int) -> list[str]:
+    """Give the names of groups that come first where the database sorts them."""
+    rows = context.rows
+    # A message that has its place in its group has it in the catalogue, too.
+    routed = sa.select(groups.c.group_id.label("name")).where(groups.c.table_id == context.table_id)
+    name = group_of(rows)
+    new = sa.select(name.label("name")).distinct().where(is_unrouted(rows), rows.c.time_acked.is_(None))
+    if context.options.ungrouped == "free":
+        new = new.where(name != UNGROUPED)
+    first = [each.order_by("name").limit(limit).subquery() for each in (routed, new)]
+    every = sa.union(*(sa.select(each.c.name) for each in first)).subquery()
+    return list(connection.scalars(sa.select(every.c.name).order_by(every.c.name).limit(limit)))
+
+
+def list_groups(
+    context: TableContext, connection: sa.Connection, names: Sequence[str] | None = None
+) -> list[GroupInfo]:
+    """Look at groups: at some, or at all in the order of their names."""
+    rows = context.rows
+    now = context.backend.now(connection)
+    chosen: dict[str, Any] = {} if names is None else {"groups": list(names)}
+    which = groups.c.table_id == context.table_id if names is None else these_groups(context)
+    counts = {row.group: row for row in connection.execute(_counts(context, names), {"now": now, **chosen})}
+    found = {row.group_id: row for row in connection.execute(sa.select(groups).where(which), chosen)}
+
+    def members_at(place: sa.Column[int]) -> dict[str, Member]:
+        at_place = (rows.c.group_id == groups.c.group_id) & (rows.c.position == place) & rows.c.time_acked.is_(None)
+        first = context.sql.of_each(groups, _member_columns(rows), at_place, rows.c.position).where(which)
+        return {row.group_id: _member(row) for row in connection.execute(first, chosen)}
+
+    heads = members_at(groups.c.head)
+    later = members_at(groups.c.next_position) if context.options.groups == "exclusive" else {}
+    there = counts.keys() | found.keys()
+    listed = sorted(there) if names is None else [name for name in names if name in there]
+    infos: list[GroupInfo] = []
+    for name in listed:
+        head = heads.get(name)
+        is_out = head is not None and head.leased and head.time_next > now
+        members = Members(head, later.get(name) if is_out else head)
+        infos.append(_info(context, name, found.get(name), members, counts.get(name), now))
+    return infos
+
+
+def _member_columns(rows: sa.Table) -> list[sa.Column[Any]]:
+    names = ("group_id", "id", "epoch", "time_scheduled", "time_next", "consumer", "lease")
+    return [rows.c[name] for name in names]
+
+
+def _member(row: sa.Row[*tuple[Any, ...]]) -> Member:
+    return Member(
+        row.id, row.epoch or 0, row.time_scheduled or 0, row.time_next or 0, row.consumer, row.lease is not None
+    )
+
+
+def _counts(context: TableContext, names: Sequence[str] | None) -> sa.Select[Any, Any, Any, Any]:
+    rows = context.rows
+    name = group_of(rows)
+    out = rows.c.lease.is_not(None) & (rows.c.time_next > sa.bindparam("now", type_=sa.BigInteger))
+    held = rows.c.held_at.is_not(None)
+    statement = (
+        sa.select(
+            name.label("group"),
+            sa.func.count(sa.case((out, 1))).label("in_flight"),
+            sa.func.count(sa.case((held, 1))).label("held"),
+            sa.func.count().label("messages"),
+        )
+        .where(rows.c.time_acked.is_(None))
+        .group_by(name)
+    )
+    if context.options.ungrouped == "free":
+        statement = statement.where(name != UNGROUPED)
+    if names is None:
+        return statement
+    these = context.sql.any_of(rows.c.group_id, "groups")
+    return statement.where(these | rows.c.group_id.is_(None) if UNGROUPED in names else these)
+
+
+def _info(
+    context: TableContext,
+    name: str,
+    row: sa.Row[*tuple[Any, ...]] | None,
+    members: Members,
+    counts: sa.Row[*tuple[Any, ...]] | None,
+    now: int,
+) -> GroupInfo:
+    in_flight, held, messages = (counts.in_flight, counts.held, counts.messages) if counts else (0, 0, 0)
+    head = members.head
+    owner = None if row is None or row.assigned == ANYBODY else row.assigned
+    if owner is None and head is not None and head.leased and head.time_next > now:
+        owner = head.consumer
+    paused_until = None if row is None else row.paused_until
+    drain_to = None if row is None else row.drain_to
+    next_state = None if members.next is None else members.next.state(now, most_attempts(context.options))
+    facts = GroupFacts(messages, head is not None, next_state, drain_to is not None, paused_until)
+    state = state_of_group(facts, now)
+    return GroupInfo(
+        group=name or None,
+        owner=owner,
+        pinned=row is not None and bool(row.pinned),
+        in_flight=in_flight,
+        waiting=messages - in_flight - held,
+        held=held,
+        head_id=None if head is None else head.id,
+        head_age=None if head is None else max(0, now - head.time_scheduled),
+        head_attempts=0 if head is None else head.epoch,
+        due_at=None if row is None else row.ready_at,
+        paused_until=paused_until,
+        blocked_by=blocked_by(state, members, paused_until, drain_to),
+        state=state,
+    )
+
+
+def most_attempts(options: TableOptions) -> int | None:
+    """Say how often a message of a group is sent before it holds up its group; None: it never does."""
+    return options.max_attempts if options.on_exhausted == "block" else None

@@ -1,0 +1,166 @@
+"""The groups of a message table, as people who run it see and handle them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import sqlalchemy as sa
+
+from waterclock.errors import InvalidArgumentError, NotFoundError
+from waterclock.quoting import quoted
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.table_row import explaining
+from waterclock.tables.consumers.attendance import changing
+from waterclock.tables.groups.heads import UNGROUPED
+from waterclock.tables.groups.info import GroupInfo, first_names, list_groups
+from waterclock.tables.messages import group_commands, group_moving
+from waterclock.tables.messages.group_commands import GroupChange
+from waterclock.tables.model.options import check_count
+from waterclock.tables.model.texts import check_text
+from waterclock.time import MAX_NS, Time, to_time
+
+Group = str | None
+"""A group's name; None: the group of the messages that name none."""
+
+
+class NamedTable(Protocol):
+    """A message table, as far as a move must know it."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the catalogue."""
+        ...
+
+
+class MessageGroups:
+    """The groups of one message table (message groups, "Manageability").
+
+    What is in flight is left alone, and counted as skipped, unless ``force=True``. With ``dry_run=True`` a command
+    says what it would do, and does nothing.
+    """
+
+    def __init__(self, context: TableContext, load: Callable[[str], TableContext]) -> None:
+        if context.options.groups is None:
+            raise InvalidArgumentError(
+                f"groups: message table {context.name!r} has none; make one with groups='sequenced' or 'exclusive'"
+            )
+        self._context = context
+        self._load = load
+
+    def list(self, limit: int | None = None) -> list[GroupInfo]:
+        """Look at all groups in the order of their names, or at ``limit`` of them, which reads no others.
+
+        Those are the first ones as the database orders names, which need not be by code points.
+        """
+        with explaining(self._context), self._context.backend.snapshot() as connection:
+            names = None if limit is None else first_names(self._context, connection, check_count(limit))
+            return list_groups(self._context, connection, names)
+
+    def info(self, group: Group) -> GroupInfo:
+        """Look at one group; NotFoundError where there is none of this name."""
+        with explaining(self._context), self._context.backend.snapshot() as connection:
+            found = list_groups(self._context, connection, [_name(group)])
+        if not found:
+            raise NotFoundError(
+                f"there is no group {quoted(group)} in {self._context.name!r}: it never was, or it has ended"
+            )
+        return found[0]
+
+    def purge(
+        self, group: Group, *, count: int | None = None, force: bool = False, dry_run: bool = False
+    ) -> GroupChange:
+        """Delete a group's messages that are not acked, the first ``count`` of them."""
+        return self._run(
+            lambda own: group_commands.purge(self._context, own, _name(group), count, force=force, dry_run=dry_run)
+        )
+
+    def move(
+        self,
+        group: Group,
+        to: NamedTable | str,
+        *,
+        count: int | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> GroupChange:
+        """Move a group's messages to another message table, in their order; those whose id is there stay.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Where that table cannot take them.
+        NotFoundError
+            Where there is no such table.
+        """
+        target = self._load(to if isinstance(to, str) else to.name)
+        group_moving.check_target(self._context, target)
+        if target.options.groups and target.options.ungrouped == "reject" and not group:
+            raise InvalidArgumentError(f"to: {target.name!r} takes no messages without a group (ungrouped='reject')")
+        return self._run(
+            lambda own: group_moving.move(self._context, target, own, _name(group), count, force=force, dry_run=dry_run)
+        )
+
+    def reroute(
+        self, group: Group, to: str, *, count: int | None = None, force: bool = False, dry_run: bool = False
+    ) -> GroupChange:
+        """Put a group's messages behind those of the group ``to`` of the same table, in their order."""
+        if not to or to == _name(group):
+            raise InvalidArgumentError(f"to: {quoted(to)} is not the name of another group")
+        return self._run(
+            lambda own: group_moving.reroute(self._context, own, _name(group), to, count, force=force, dry_run=dry_run)
+        )
+
+    def pause(self, group: Group, until: Time | None = None, *, dry_run: bool = False) -> GroupChange:
+        """Hand out nothing of a group until then, or until `resume`; what is in flight may be acked."""
+        end = MAX_NS if until is None else to_time(until, "until")
+        return self._run(lambda own: group_commands.pause(self._context, own, _name(group), end, dry_run=dry_run))
+
+    def resume(self, group: Group, *, dry_run: bool = False) -> GroupChange:
+        """End a group's pause."""
+        return self._run(lambda own: group_commands.pause(self._context, own, _name(group), None, dry_run=dry_run))
+
+    def close(self, group: Group, *, dry_run: bool = False) -> GroupChange:
+        """Let an exclusive group go from its consumer, as soon as nothing of it is in flight."""
+        return self._run(lambda own: group_commands.close(self._context, own, _name(group), dry_run=dry_run))
+
+    def release(self, group: Group, *, force: bool = False, dry_run: bool = False) -> GroupChange:
+        """Take a group from its consumer now. Forced, what is in flight is sent again, and cannot be acked any more."""
+        return self._run(
+            lambda own: group_commands.release(self._context, own, _name(group), force=force, dry_run=dry_run)
+        )
+
+    def pin(self, group: Group, consumer: str, *, dry_run: bool = False) -> GroupChange:
+        """Give a group to one consumer alone, whether it lives or not, until `unpin`."""
+        if not consumer:
+            raise InvalidArgumentError(f"consumer: {quoted(consumer)} is not the name of a consumer")
+        return self._run(lambda own: group_commands.pin(self._context, own, _name(group), consumer, dry_run=dry_run))
+
+    def unpin(self, group: Group, *, dry_run: bool = False) -> GroupChange:
+        """Let anybody have a group that was pinned."""
+        return self._run(lambda own: group_commands.unpin(self._context, own, _name(group), dry_run=dry_run))
+
+    def skip_head(self, group: Group, *, force: bool = False, dry_run: bool = False) -> GroupChange:
+        """Ack a group's first message although nobody handled it, so that the group goes on."""
+        return self._run(
+            lambda own: group_commands.skip_head(self._context, own, _name(group), force=force, dry_run=dry_run)
+        )
+
+    def rebalance(self, *, dry_run: bool = False) -> GroupChange:
+        """Share exclusive groups evenly among the consumers that live, for example when one has joined.
+
+        A group of which something is in flight moves when that is acked or given back; the result counts it as skipped.
+        """
+        return self._run(lambda own: group_moving.rebalance(self._context, own, dry_run=dry_run))
+
+    def _run(self, work: Callable[[sa.Connection], GroupChange]) -> GroupChange:
+        with explaining(self._context), changing(self._context):
+            return self._context.backend.transact(work)
+
+
+def _name(group: Group) -> str:
+    if group is None or group == "":
+        return UNGROUPED
+    if not isinstance(group, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
+        raise InvalidArgumentError(f"group: {quoted(group)} is no text; give the group's name")
+    return check_text("group", group)

@@ -1,0 +1,1 @@
+"""What is done with messages: each file is one verb."""

@@ -1,0 +1,254 @@
+"""Ending deliveries: acking, backing off, giving back, and holding on for longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.totals import add_totals
+from waterclock.tables.groups import acking as group_acking
+from waterclock.tables.groups import consumers
+from waterclock.tables.groups.acking import release_behind
+from waterclock.tables.groups.heads import UNGROUPED, lock_groups, settle
+from waterclock.tables.groups.routing import route
+from waterclock.tables.messages import acking_rows
+from waterclock.tables.model.held import Acked, Held
+from waterclock.tables.model.schema import not_acked
+
+_T = TypeVar("_T")
+_Row = sa.Row[*tuple[Any, ...]]
+
+
+def run(context: TableContext, work: Callable[[sa.Connection], _T]) -> _T:
+    """Run a function of this file in a transaction of our own; without groups it is one statement in nearly all cases.
+
+    What follows such a statement only looks, so that each may commit by itself.
+    """
+    return context.backend.transact(work, indexed=True) if context.options.groups else context.backend.alone(work)
+
+
+def ack_ids(context: TableContext, connection: sa.Connection, ids: Sequence[Any]) -> int:
+    """Ack messages by id, whoever has them; return how many were not acked before.
+
+    Raises
+    ------
+    OrderError
+        Where an earlier message of the group is not acked.
+    """
+    if not context.options.groups:
+        return acking_rows.ack_ids(context, connection, ids)
+    found, noted = _lock_unacked(context, connection, ids)
+    return group_acking.ack_rows(context, connection, found, noted)
+
+
+def ack_held(context: TableContext, connection: sa.Connection, held: Iterable[Held]) -> Acked:
+    """Ack messages that a consumer holds.
+
+    Raises
+    ------
+    OrderError
+        Where an earlier message of the group is not acked.
+    """
+    if not context.options.groups:
+        return acking_rows.ack_held(context, connection, list(held))
+    return group_acking.ack_held(context, connection, list(held))
+
+
+def acked_by(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> set[Held]:
+    """Tell which messages are acked by the consumer that holds them. Reads only."""
+    if not context.options.groups:
+        return acking_rows.acked_by(context, connection, held)
+    return group_acking.acked_by(context, connection, held)
+
+
+def back_off(context: TableContext, connection: sa.Connection, held: Held, delay: int, error: str | None) -> bool:
+    """Give a message back to be sent again after ``delay`` ns; False where the lease was lost.
+
+    In a group those behind it go back as well, at once and without counting an attempt: they may not overtake it.
+    """
+    _lock(context, connection, [held])
+    changed = acking_rows.back_off(context, connection, (held.seq, held.lease), delay, error)
+    if changed and context.options.groups:
+        release_behind(context, connection, [(held.group_id, held.position)], context.backend.now(connection))
+        settle(context, connection, [held.group_id or UNGROUPED])
+    return changed
+
+
+def give_back(context: TableContext, connection: sa.Connection, held: Iterable[Held]) -> None:
+    """Return messages that nobody began to handle as if they had never been sent. Leases that were lost are left."""
+    rows = context.rows
+    ours = list(held)
+    if not ours:
+        return
+    _lock(context, connection, ours)
+    connection.execute(
+        sa.update(rows)
+        .where(rows.c.seq == sa.bindparam("of"), rows.c.lease == sa.bindparam("by"), not_acked(rows))
+        .values(time_next=sa.bindparam("due"), epoch=rows.c.epoch - 1, lease=None),
+        [{"of": one.seq, "by": one.lease, "due": one.due} for one in ours],
+    )
+    context.marks.forget()  # they are due before what came after them
+    if context.options.groups:
+        settle(context, connection, [one.group_id or UNGROUPED for one in ours])
+
+
+def still_held(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> list[bool]:
+    """Say of each message whether a consumer still holds it, and keep it so until the transaction ends."""
+    _lock(context, connection, held)
+    leases = {row.seq: row.lease for row in _lock_rows(context, connection, [one.seq for one in held])}
+    return [leases.get(one.seq) == one.lease for one in held]
+
+
+def unlocked(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> Sequence[_Row]:
+    """Lock those of these rows that are not acked and that nobody else has locked; return seq and lease of each."""
+    return connection.execute(_unlocked_rows(context), {"seqs": list(seqs)}).all()
+
+
+def unacked(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> dict[int, _Row]:
+    """Look at those of these rows that are not acked: lease, epoch and time_next, by seq."""
+    return {row.seq: row for row in connection.execute(_unacked(context), {"seqs": list(seqs)})}
+
+
+def extend(context: TableContext, connection: sa.Connection, held: Held, duration: int) -> int | None:
+    """Hold a message for ``duration`` ns from now, never shorter than before; None where the lease was lost.
+
+    In a group those that went out together are held together.
+
+    Returns
+    -------
+    int | None
+        When the lease ends now, ns.
+    """
+    rows = context.rows
+    until = context.backend.now(connection) + duration
+    _lock(context, connection, [held])
+    ours = _holds(rows, held)
+    if context.options.groups and connection.execute(sa.select(rows.c.seq).where(ours)).first() is not None:
+        if held.position is not None:
+            ours = (rows.c.group_id == held.group_id) & rows.c.lease.is_not(None) & rows.c.time_acked.is_(None)
+        if context.options.groups == "exclusive":
+            _renew_holder(context, connection, held, until)
+    connection.execute(
+        sa.update(rows).where(ours).values(time_next=sa.case((rows.c.time_next < until, until), else_=rows.c.time_next))
+    )
+    if context.options.groups:
+        settle(context, connection, [held.group_id or UNGROUPED])
+    return connection.execute(sa.select(rows.c.time_next).where(_holds(rows, held))).scalar()
+
+
+def extend_all(
+    context: TableContext, connection: sa.Connection, held: Sequence[Held], duration: int
+) -> dict[tuple[int, int], int]:
+    """Hold messages for ``duration`` ns from now, never shorter than before, and with them what went out together.
+
+    Returns
+    -------
+    dict
+        When the leases end now, ns, by seq and lease; those that were lost are not in it.
+    """
+    rows = context.rows
+    if context.options.groups:
+        places = {(one.group_id, one.lease): one for one in held}
+        for one in places.values():
+            extend(context, connection, one, duration)
+    else:
+        until = context.backend.now(connection) + duration
+        wanted = {(one.seq, one.lease) for one in held}
+        # A transaction in which one of them is being acked is not waited for.
+        locked = unlocked(context, connection, [one.seq for one in held])
+        connection.execute(
+            sa.update(rows).where(context.unacked(), rows.c.time_next < until).values(time_next=until),
+            {"seqs": [row.seq for row in locked if (row.seq, row.lease) in wanted]},
+        )
+    ends = sa.select(rows.c.seq, rows.c.lease, rows.c.time_next).where(context.unacked(), rows.c.lease.is_not(None))
+    found = connection.execute(ends, {"seqs": [one.seq for one in held]})
+    return {(row.seq, row.lease): row.time_next for row in found}
+
+
+def reschedule(context: TableContext, connection: sa.Connection, ids: Sequence[Any], at: int, epoch: int | None) -> int:
+    """Set when messages are sent next (ns), and their epoch; return how many. Those that are out lose their lease."""
+    rows = context.rows
+    known, _ = _lock_unacked(context, connection, ids)
+    told: Any = 0
+    values: dict[str, Any] = {"time_next": at, "lease": None}
+    these = context.unacked()
+    seqs = {"seqs": [row.seq for row in known]}
+    if epoch is not None:
+        values["epoch"] = epoch
+        told = connection.execute(sa.select(sa.func.sum(rows.c.epoch)).where(these), seqs).scalar()
+    connection.execute(sa.update(rows).where(these).values(values), seqs)
+    context.marks.forget()
+    if context.options.groups:
+        out = [(row.group_id, row.position) for row in known if row.lease is not None]
+        release_behind(context, connection, out, context.backend.now(connection))
+        settle(context, connection, [row.group_id or UNGROUPED for row in known])
+    if epoch is not None:
+        add_totals(connection, context.table_id, sent=int(told or 0) - epoch * len(known))
+    return len(known)
+
+
+@lru_cache(maxsize=256)
+def _unacked(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    return sa.select(rows.c.seq, rows.c.lease, rows.c.epoch, rows.c.time_next).where(context.unacked())
+
+
+def _renew_holder(context: TableContext, connection: sa.Connection, held: Held, until: int) -> None:
+    rows = context.rows
+    holder = connection.execute(sa.select(rows.c.consumer).where(_holds(rows, held))).scalar()
+    consumers.renew(context, connection, holder or "", until)
+
+
+def _lock_unacked(
+    context: TableContext, connection: sa.Connection, ids: Sequence[Any]
+) -> tuple[Sequence[_Row], dict[str, sa.Row[Any]]]:
+    """Lock messages by id, after their groups; return both, those by name."""
+    if context.options.groups:
+        route(context, connection)
+    known = connection.execute(_of_ids(context), {"ids": list(ids)}).all()
+    noted: dict[str, sa.Row[Any]] = {}
+    if context.options.groups:
+        noted = lock_groups(context, connection, [row.group_id or UNGROUPED for row in known])
+    return _lock_rows(context, connection, [row.seq for row in known]), noted
+
+
+def _lock_rows(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> Sequence[_Row]:
+    return connection.execute(_locked_rows(context), {"seqs": list(seqs)}).all()
+
+
+@lru_cache(maxsize=256)
+def _of_ids(context: TableContext) -> sa.Select[Any, Any]:
+    rows = context.rows
+    return sa.select(rows.c.seq, rows.c.group_id).where(context.sql.any_of(rows.c.id, "ids"), not_acked(rows))
+
+
+@lru_cache(maxsize=256)
+def _unlocked_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    these = sa.select(rows.c.seq, rows.c.lease).where(context.unacked())
+    return these.order_by(rows.c.seq).with_for_update(skip_locked=True)
+
+
+@lru_cache(maxsize=256)
+def _locked_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    return (
+        sa.select(rows.c.seq, rows.c.id, rows.c.group_id, rows.c.lease, rows.c.position, rows.c.held_at)
+        .where(context.unacked())
+        .order_by(rows.c.seq)
+        .with_for_update()
+    )
+
+
+def _lock(context: TableContext, connection: sa.Connection, held: Iterable[Held]) -> None:
+    # The groups before the rows, as every other operation does.
+    if context.options.groups:
+        lock_groups(context, connection, [one.group_id or UNGROUPED for one in held])
+
+
+def _holds(rows: sa.Table, held: Held) -> sa.ColumnElement[bool]:
+    return (rows.c.seq == held.seq) & (rows.c.lease == held.lease) & not_acked(rows)

@@ -1,0 +1,130 @@
+"""Claiming messages that are due: lease, back-off and epoch move in the statement or transaction that finds them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.errors import ConstraintError
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.claiming_rows import priority_levels
+from waterclock.tables.messages.claiming_groups import claim_groups
+from waterclock.tables.messages.group_levels import next_group_due
+from waterclock.tables.model.claim import Claimed, Marks, Wanted
+from waterclock.tables.model.schema import is_waiting
+
+_NO_MARKS: dict[int, int] = {}
+
+
+def claim(context: TableContext, wanted: Wanted, marks: Marks | None = None) -> list[Claimed]:
+    """Take messages that are due for the consumer: highest priority first, then the oldest due first.
+
+    A claim whose answer was lost is no harm: it is a lease that runs out.
+
+    Parameters
+    ----------
+    marks
+        Where the consumer's claims have come to; None: look from the very first message.
+    """
+    if context.options.groups is not None:
+        return _claim_groups(context, wanted)
+    if marks is None or wanted.where is not None or wanted.order:
+        return _claim_rows(context, wanted, _NO_MARKS)
+    begin = marks.now()
+    claimed = _claim_rows(context, wanted, begin)
+    if len(claimed) == wanted.limit:
+        marks.advance(claimed)
+        return claimed
+    marks.forget()
+    if begin:
+        rest = Wanted(wanted.limit - len(claimed), wanted.consumer, wanted.lease, wanted.backoff)
+        claimed += _claim_rows(context, rest, _NO_MARKS)
+    return claimed
+
+
+def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
+    claimed, more = _try_claim_groups(context, wanted)
+    while more and not claimed:  # what may be taken may lie behind a hundred thousand messages of a group that is out
+        claimed, more = _try_claim_groups(context, wanted)
+    return claimed
+
+
+def _try_claim_groups(context: TableContext, wanted: Wanted) -> tuple[list[Claimed], bool]:
+    def attempt() -> tuple[list[Claimed], bool]:
+        return context.backend.transact(
+            lambda own: claim_groups(context, own, wanted), indexed=True, durable=_must_last(context)
+        )
+
+    try:
+        return attempt()
+    except ConstraintError:
+        return attempt()  # another thread signed the same consumer in just now
+
+
+def claim_within(context: TableContext, connection: sa.Connection, wanted: Wanted) -> list[Claimed]:
+    """Take messages as `claim` does, from the very first one on, in a transaction that does more than this."""
+    if context.options.groups is not None:
+        return claim_groups(context, connection, wanted)[0]
+    return context.sql.claim(connection, context.rows, wanted, _NO_MARKS, context.backend.now_sql())
+
+
+def _claim_rows(context: TableContext, wanted: Wanted, begin: dict[int, int] | Any) -> list[Claimed]:
+    return context.backend.alone(
+        lambda own: context.sql.claim(own, context.rows, wanted, begin, context.backend.now_sql()),
+        durable=_must_last(context),
+    )
+
+
+def _must_last(context: TableContext) -> bool:
+    # Who has claimed something does not outlast the computer, but the count of attempts does, where there is a limit.
+    return context.options.max_attempts is not None
+
+
+def next_due(
+    context: TableContext,
+    connection: sa.Connection,
+    where: sa.ColumnElement[bool] | None = None,
+    consumer: str | None = None,
+    max_groups: int | None = None,
+) -> tuple[int | None, int]:
+    """Find when something may be due that is not out now, and what the clock says; both ns. Reads only.
+
+    The former is None where nothing waits, and the latter itself where something may be due already.
+
+    Parameters
+    ----------
+    where
+        Which messages, as in a claim; None: all.
+    consumer, max_groups
+        For whom; in a table with groups this matters.
+    """
+    now = context.backend.now_sql()
+    if where is not None:
+        due, at = connection.execute(_next_due_chosen(context.rows, now, where)).one()
+        return due, at
+    if not context.options.groups:
+        due, at = connection.execute(_next_due_row(context.rows, now)).one()
+        return due, at
+    return next_group_due(context, connection, consumer, max_groups)
+
+
+@lru_cache(maxsize=256)
+def _next_due_row(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Select[Any, Any]:
+    unacked = is_waiting(rows)
+    levels = priority_levels(rows)
+    earliest = (
+        sa.select(rows.c.time_next)
+        .where(unacked, rows.c.priority == levels.c.priority)
+        .order_by(rows.c.time_next)
+        .limit(1)
+        .scalar_subquery()
+    )
+    due = sa.select(earliest.label("due")).select_from(levels).subquery()
+    return sa.select(sa.func.min(due.c.due), now)
+
+
+@lru_cache(maxsize=256)
+def _next_due_chosen(rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool]) -> sa.Select[Any, Any]:
+    return sa.select(sa.func.min(rows.c.time_next), now).where(rows.c.time_acked.is_(None), where)

@@ -1,0 +1,207 @@
+"""Dead letters: messages whose attempts are used up, moved to a message table of their own, and brought back.
+
+A dead letter keeps its id, and all that its row said. The dead-letter table serves one message table, because the ids
+of two may be equal. A message that dies while a dead letter of the same id is there replaces it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.errors import ConstraintError, InvalidArgumentError, SchemaError
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.totals import add_totals
+from waterclock.tables.groups.heads import UNGROUPED, settle
+from waterclock.tables.messages import acking
+from waterclock.tables.messages.acking import Held
+from waterclock.tables.messages.putting import user_column_names
+from waterclock.tables.model.schema import has_id, not_acked
+
+REASON, SOURCE, DIED, ORDER = "dead_reason", "dead_source", "time_died", "dead_seq"
+
+DEAD_COLUMNS = {REASON: "text", SOURCE: "text", DIED: "bigint", ORDER: "bigint"}
+"""The columns that a dead-letter table has beside those of its message table: why, from where, when (ns), and where in
+the order of that table."""
+
+_KEPT = ("id", "message", "headers", "priority", "group_id", "epoch", "time_scheduled", "time_created", "last_error")
+_RETURNED = ("id", "message", "headers", "priority", "group_id", "time_created", "last_error")
+_CHUNK = 500  # messages moved in one transaction
+
+
+def is_exhausted(context: TableContext, epoch: int) -> bool:
+    """Say whether a message that was sent ``epoch`` times is not sent again.
+
+    In a table with groups it depends on its group, too.
+    """
+    most = context.options.max_attempts
+    return most is not None and context.options.groups is None and epoch >= most
+
+
+def exhausted_reason(context: TableContext) -> str:
+    """Say why a message died that nobody acked in all its attempts."""
+    return f"sent {context.options.max_attempts} times without an ack"
+
+
+def bury(context: TableContext, connection: sa.Connection, seqs: Sequence[int], why: str) -> None:
+    """Move messages to the dead-letter table, in the connection's transaction; the caller has locked their rows.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Where the message table has no dead-letter table.
+    SchemaError
+        Where that is gone, or lacks a column.
+    """
+    dead = dead_letter_table(context)
+    rows, graves = context.rows, dead.rows
+    now = context.backend.now(connection)
+    kept = (*_KEPT, *_shared_columns(context, dead))
+    these = context.unacked()
+    chosen = {"seqs": list(seqs)}
+    facts = connection.execute(sa.select(rows.c.id, rows.c.group_id, rows.c.epoch).where(these), chosen).all()
+    same, ids = context.sql.any_of(graves.c.id, "ids"), {"ids": [row.id for row in facts]}
+    replaced = connection.execute(sa.select(sa.func.sum(graves.c.epoch)).where(same), ids).scalar()
+    connection.execute(sa.delete(graves).where(same), ids)
+    values = [sa.literal(now, sa.BigInteger), sa.literal(why), sa.literal(context.name), sa.literal(now, sa.BigInteger)]
+    moved = sa.select(*(rows.c[name] for name in kept), *values, rows.c.seq).where(these).order_by(rows.c.seq)
+    names = [*kept, "time_next", REASON, SOURCE, DIED, ORDER]
+    connection.execute(sa.insert(graves).from_select(names, moved.params(chosen), include_defaults=False))
+    connection.execute(sa.delete(rows).where(these), chosen)
+    if context.options.groups:
+        settle(context, connection, [row.group_id or UNGROUPED for row in facts])
+    sent = sum(row.epoch or 0 for row in facts)
+    add_totals(connection, context.table_id, sent=sent)
+    add_totals(connection, dead.table_id, sent=int(replaced or 0) - sent)
+
+
+def bury_held(context: TableContext, connection: sa.Connection, held: Held, why: str, error: str | None = None) -> bool:
+    """Move a message that a consumer holds to the dead-letter table; False where the lease was lost."""
+    dead_letter_table(context)
+    if not all(acking.still_held(context, connection, [held])):
+        return False
+    if error is not None:
+        rows = context.rows
+        connection.execute(sa.update(rows).where(rows.c.seq == held.seq, not_acked(rows)).values(last_error=error))
+    bury(context, connection, [held.seq], why)
+    return True
+
+
+def bury_claimed(context: TableContext, connection: sa.Connection, seqs: Sequence[int], lease: int) -> None:
+    """Move messages to the dead-letter table that a claim has just met and that are not to be sent again.
+
+    Where a process dies before it comes to this, the next claim after its lease meets them again.
+    """
+    rows = context.rows
+    these = context.unacked()
+    held = sa.select(rows.c.seq).where(these, rows.c.lease == lease)
+    ours = list(connection.scalars(held.order_by(rows.c.seq).with_for_update(), {"seqs": list(seqs)}))
+    if not ours:
+        return
+    # The claim counted them as sent, which they were not.
+    connection.execute(sa.update(rows).where(these).values(epoch=rows.c.epoch - 1), {"seqs": ours})
+    bury(context, connection, ours, exhausted_reason(context))
+
+
+def redrive(context: TableContext, ids: Iterable[Any] | None, limit: int | None) -> int:
+    """Bring dead letters back to their table in the order that they had there; return how many.
+
+    They are due at once and count as never sent. Dead letters that were acked stay, and so do those whose id was put
+    again meanwhile.
+    """
+    dead = dead_letter_table(context)
+    wanted = None if ids is None else list(ids)
+    total = 0
+    while limit is None or total < limit:
+        most = _CHUNK if limit is None else min(_CHUNK, limit - total)
+        try:
+            moved = context.backend.transact(lambda own, most=most: _redrive_chunk(context, dead, own, wanted, most))
+        except ConstraintError:
+            continue  # somebody has just put one of the ids again: that one stays
+        total += moved
+        if moved < most:
+            break
+    return total
+
+
+def _redrive_chunk(
+    context: TableContext, dead: TableContext, connection: sa.Connection, ids: list[Any] | None, most: int
+) -> int:
+    rows, graves = context.rows, dead.rows
+    returning = (
+        sa.select(graves.c.seq, graves.c.epoch)
+        .where(
+            graves.c.time_acked.is_(None),
+            graves.c[SOURCE] == context.name,
+            ~has_id(rows, graves.c.id),
+        )
+        .order_by(graves.c[ORDER])
+        .limit(most)
+        .with_for_update(skip_locked=True, of=graves)
+    )
+    if ids is not None:
+        returning = returning.where(context.sql.any_of(graves.c.id, "ids")).params(ids=ids)
+    found = connection.execute(returning).all()
+    if not found:
+        return 0
+    chosen = {"seqs": [row.seq for row in found]}
+    these = dead.unacked()
+    back = (*_RETURNED, *_shared_columns(context, dead))
+    now = sa.literal(context.backend.now(connection), sa.BigInteger)
+    moved = sa.select(*(graves.c[name] for name in back), now, now.label("due")).where(these).order_by(graves.c[ORDER])
+    names = [*back, "time_scheduled", "time_next"]
+    connection.execute(sa.insert(rows).from_select(names, moved.params(chosen), include_defaults=False))
+    connection.execute(sa.delete(graves).where(these), chosen)
+    add_totals(connection, dead.table_id, sent=sum(row.epoch or 0 for row in found))
+    return len(found)
+
+
+def list_dead_letters(context: TableContext, limit: int) -> list[dict[str, Any]]:
+    """Read dead letters that were not acked, those that died last first."""
+    dead = dead_letter_table(context)
+    graves = dead.rows
+    chosen = (graves.c[name] for name in ("id", DIED, REASON, "last_error", "epoch", "group_id"))
+    with context.backend.snapshot() as connection:
+        found = connection.execute(
+            sa.select(*chosen, graves.c.message.label("payload"))
+            .where(graves.c.time_acked.is_(None), graves.c[SOURCE] == context.name)
+            .order_by(graves.c[DIED].desc(), graves.c.seq.desc())
+            .limit(limit)
+        )
+        return [dict(row) for row in found.mappings()]
+
+
+def dead_letter_table(context: TableContext) -> TableContext:
+    """Give the table that takes a table's dead letters.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Where it has none.
+    SchemaError
+        Where that is gone.
+    """
+    name = context.options.dead_letter
+    if name is None:
+        raise InvalidArgumentError(
+            f"dead_letter: message table {context.name!r} has no dead-letter table; name one with"
+            " alter(dead_letter=…), or give max_attempts"
+        )
+    if context.dead is None:
+        raise SchemaError(
+            f"message table {context.name!r}: its dead-letter table {name!r} is gone; alter(dead_letter={name!r})"
+            " makes it anew"
+        )
+    return context.dead
+
+
+def _shared_columns(context: TableContext, dead: TableContext) -> tuple[str, ...]:
+    own = user_column_names(context.rows)
+    for name in own:
+        if name not in dead.rows.c:
+            raise SchemaError(
+                f"dead_letter: {dead.name!r} lacks the column {name!r} of message table {context.name!r}; add it"
+            )
+    return own

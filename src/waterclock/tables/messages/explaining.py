@@ -1,0 +1,171 @@
+"""Saying why a message is not out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.errors import NotFoundError
+from waterclock.quoting import quoted
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.rate_limit import rate_free_at
+from waterclock.tables.groups.heads import UNGROUPED
+from waterclock.tables.groups.info import GroupInfo, list_groups, most_attempts
+from waterclock.tables.messages.dead_letters import DIED, REASON
+from waterclock.tables.model.states import (
+    HOLDS,
+    MESSAGES,
+    GroupState,
+    Hold,
+    MessageColumns,
+    MessageState,
+    state_of,
+)
+from waterclock.time import MAX_NS, format_time
+
+State = MessageState | Hold
+"""What becomes of a message: its state, or what keeps it from going out although it is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a message is not out.
+
+    Attributes
+    ----------
+    id
+        Which message.
+    state
+        In a word.
+    reason
+        In a sentence.
+    due_at
+        When it can be sent at the earliest, ns; None where that is not a matter of time.
+    consumer
+        Who has the message, or had it last.
+    blocking_id
+        The message of its group that has to be acked first.
+    """
+
+    id: Any
+    state: State
+    reason: str
+    due_at: int | None = None
+    consumer: str | None = None
+    blocking_id: Any = None
+
+    def __str__(self) -> str:
+        return f"message {self.id!r} {self.reason}"
+
+
+def explain_message(context: TableContext, connection: sa.Connection, message_id: Any) -> Explanation:
+    """Look up the facts of a message, and judge it; NotFoundError where there is none with this id."""
+    rows = context.rows
+    row = connection.execute(sa.select(rows).where(rows.c.id == message_id)).first()
+    if row is None:
+        dead = _dead_letter(context, connection, message_id)
+        if dead is not None:
+            return dead
+        raise NotFoundError(f"message {quoted(message_id)} is not in {context.name!r}: it never was, or it was purged")
+    now = context.backend.now(connection)
+    due = next(time for time in (row.time_next, row.time_scheduled, 0) if time is not None)
+    columns = MessageColumns(row.time_acked, row.held_at, row.lease is not None, due, row.epoch or 0)
+    if context.options.groups is None or (context.options.ungrouped == "free" and not row.group_id):
+        return _explain_ready(context, connection, _explain(row, columns, state_of(columns, now)), None, now)
+    found = list_groups(context, connection, [row.group_id or UNGROUPED])
+    group = found[0] if found else None
+    blocking = _blocking_id(context, connection, row, None if group is None else group.state)
+    most = most_attempts(context.options)
+    state = state_of(columns, now, blocked=blocking is not None, most=most)
+    return _explain_ready(context, connection, _explain(row, columns, state, group, blocking), group, now)
+
+
+def _explain(
+    row: sa.Row[Any],
+    columns: MessageColumns,
+    state: MessageState,
+    group: GroupInfo | None = None,
+    blocking: Any = None,
+) -> Explanation:
+    """Put a message's state into words."""
+    when = columns.time_next if columns.time_acked is None else columns.time_acked
+    owner = None if group is None else group.owner
+    name = f"group {row.group_id!r}" if row.group_id else "the group of messages that name none"
+    exhausted = f"message {row.id!r} was sent {columns.epoch} times, which is all it may be; skip it, or reschedule it"
+    reason = MESSAGES[state].reason.format(
+        when=format_time(when),
+        epoch=columns.epoch,
+        who=(row.consumer or "a consumer without a name")
+        if state == "leased"
+        else (f"{owner} alone" if owner else "any consumer that asks"),
+        blocking=repr(blocking),
+        group=name,
+        why=exhausted,
+    )
+    waits_for_time = state in ("leased", "scheduled", "backing_off", "ready")
+    return Explanation(
+        row.id,
+        state,
+        reason,
+        columns.time_next if waits_for_time else None,
+        row.consumer if state in ("leased", "acked") else None,
+        blocking if state in ("blocked", "ack_held_back") else None,
+    )
+
+
+def _explain_ready(
+    context: TableContext, connection: sa.Connection, explanation: Explanation, group: GroupInfo | None, now: int
+) -> Explanation:
+    """Say what keeps a message from going out that is ready."""
+    if explanation.state != "ready":
+        return explanation
+    pauses = {"its table": context.paused_until, "its group": None if group is None else group.paused_until}
+    for what, until in pauses.items():
+        if until is not None and until > now:
+            forever = until == MAX_NS
+            words = " until it is resumed" if forever else f" until {format_time(until)}"
+            reason = HOLDS["paused"].reason.format(what=what, until=words)
+            return replace(explanation, state="paused", reason=reason, due_at=None if forever else until)
+    free_at = rate_free_at(context, connection)
+    if free_at is not None and free_at > now:
+        reason = HOLDS["rate"].reason.format(when=format_time(free_at))
+        return replace(explanation, state="rate", reason=reason, due_at=free_at)
+    return explanation
+
+
+def _dead_letter(context: TableContext, connection: sa.Connection, message_id: Any) -> Explanation | None:
+    if context.dead is None:
+        return None
+    graves = context.dead.rows
+    row = connection.execute(
+        sa.select(graves.c.id, graves.c[REASON], graves.c[DIED]).where(graves.c.id == message_id)
+    ).first()
+    if row is None:
+        return None
+    when = format_time(getattr(row, DIED))
+    reason = MESSAGES["dead"].reason.format(when=when, why=getattr(row, REASON), table=context.dead.name)
+    return Explanation(row.id, "dead", reason)
+
+
+def _blocking_id(
+    context: TableContext, connection: sa.Connection, row: sa.Row[Any], group_state: GroupState | None
+) -> Any:
+    """Find the message that has to be acked before another one of its group goes out."""
+    rows = context.rows
+    # A message that no consumer has routed yet comes after all of its group that are.
+    routed = rows.c.position.is_not(None)
+    earlier = rows.c.position < row.position if row.position is not None else routed | (rows.c.seq < row.seq)
+    group = sa.func.coalesce(rows.c.group_id, UNGROUPED) == (row.group_id or UNGROUPED)
+    blocks = sa.true()
+    if context.options.groups == "exclusive" and group_state != "draining" and row.held_at is None:
+        # The owner gets what follows while it has what comes before.
+        out = rows.c.lease.is_not(None) & (rows.c.time_next > context.backend.now_sql())
+        blocks = ~out & rows.c.held_at.is_(None)
+    return connection.execute(
+        sa.select(rows.c.id)
+        .where(group, earlier, rows.c.time_acked.is_(None), blocks)
+        .order_by(rows.c.position.is_(None), rows.c.position, rows.c.seq)
+        .limit(1)
+    ).scalar()

@@ -1,0 +1,225 @@
+"""What people do to groups by hand. Messages in flight are left alone unless they say otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.table_catalogue import groups, message_tables
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.totals import add_totals
+from waterclock.tables.groups.acking import release_behind
+from waterclock.tables.groups.heads import ANYBODY, lock_groups, settle
+from waterclock.tables.groups.routing import route
+from waterclock.tables.model.schema import not_acked
+
+_AT_ONCE = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChange:
+    """What a command did, or in a dry run would do.
+
+    Attributes
+    ----------
+    done
+        How many messages it changed; for commands that are about groups, how many groups.
+    skipped
+        How many messages it left as they are: in flight, or in the way of another one.
+    """
+
+    done: int
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The messages of a group that a command is about.
+
+    Attributes
+    ----------
+    seqs
+        Those to change, in order.
+    in_flight
+        How many of the group are with a consumer.
+    skipped
+        How many of those in flight are left alone.
+    now
+        The clock, ns.
+    group
+        The group's row; None where it has none.
+    """
+
+    seqs: list[int]
+    in_flight: int
+    skipped: int
+    now: int
+    group: sa.Row[Any] | None
+
+
+def choose(
+    context: TableContext, connection: sa.Connection, group_id: str, *, count: int | None, force: bool
+) -> Chosen:
+    """Lock a group and choose its messages, the first ``count`` of those that may be changed; the routing is ours."""
+    take_turn(context, connection)
+    route(context, connection)
+    noted = lock_groups(context, connection, [group_id])
+    rows = context.rows
+    now = context.backend.now(connection)
+    found = connection.execute(
+        sa.select(rows.c.seq, rows.c.lease, rows.c.time_next)
+        .where(
+            rows.c.group_id == group_id,
+            rows.c.time_acked.is_(None),
+            rows.c.position.is_not(None),
+            rows.c.held_at.is_(None),
+        )
+        .order_by(rows.c.position)
+    ).all()
+    out = {row.seq for row in found if row.lease is not None and row.time_next is not None and row.time_next > now}
+    seqs = [row.seq for row in found if force or row.seq not in out][:count]
+    return Chosen(seqs, len(out), 0 if force else len(out), now, noted.get(group_id))
+
+
+def take_turn(context: TableContext, connection: sa.Connection) -> None:
+    """Wait until nobody routes, and let nobody route until the transaction ends."""
+    turn = sa.select(message_tables.c.table_id).where(message_tables.c.table_id == context.table_id)
+    connection.execute(turn.with_for_update())
+
+
+def ensure_group(context: TableContext, connection: sa.Connection, group_id: str) -> sa.Row[Any]:
+    """Lock a group's row, which is made where there is none; the caller has the turn to route."""
+    noted = lock_groups(context, connection, [group_id])
+    if group_id not in noted:
+        connection.execute(sa.insert(groups).values(table_id=context.table_id, group_id=group_id, tail=0, priority=0))
+        noted = lock_groups(context, connection, [group_id])
+    return noted[group_id]
+
+
+def in_parts(seqs: Sequence[int], work: Callable[[Sequence[int]], object]) -> None:
+    """Work on so many messages at a time as a statement takes."""
+    for start in range(0, len(seqs), _AT_ONCE):
+        work(seqs[start : start + _AT_ONCE])
+
+
+def sent_before(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> int:
+    """Count how often messages were sent; those who remove them note it for the table."""
+    rows = context.rows
+    epochs = sa.select(sa.func.sum(rows.c.epoch)).where(context.unacked())
+    counts: list[int] = []
+    in_parts(seqs, lambda part: counts.append(int(connection.execute(epochs, {"seqs": part}).scalar() or 0)))
+    return sum(counts)
+
+
+def purge(
+    context: TableContext, connection: sa.Connection, group_id: str, count: int | None, *, force: bool, dry_run: bool
+) -> GroupChange:
+    """Delete messages that are not acked."""
+    chosen = choose(context, connection, group_id, count=count, force=force)
+    if not dry_run:
+        rows = context.rows
+        statement = sa.delete(rows).where(context.unacked())
+        sent = sent_before(context, connection, chosen.seqs)
+        in_parts(chosen.seqs, lambda part: connection.execute(statement, {"seqs": part}))
+        settle(context, connection, [group_id])
+        add_totals(connection, context.table_id, sent=sent)
+    return GroupChange(len(chosen.seqs), chosen.skipped)
+
+
+def skip_head(
+    context: TableContext, connection: sa.Connection, group_id: str, *, force: bool, dry_run: bool
+) -> GroupChange:
+    """Ack the first message although nobody handled it."""
+    chosen = choose(context, connection, group_id, count=1, force=True)
+    if not chosen.seqs:
+        return GroupChange(0)
+    if chosen.in_flight and not force:
+        return GroupChange(0, 1)
+    if not dry_run:
+        rows = context.rows
+        connection.execute(
+            sa.update(rows)
+            .where(rows.c.seq == chosen.seqs[0], not_acked(rows))
+            .values(time_acked=context.backend.now_sql(), time_next=None, lease=None, last_error="skipped by hand")
+        )
+        settle(context, connection, [group_id])
+    return GroupChange(1)
+
+
+def pause(
+    context: TableContext, connection: sa.Connection, group_id: str, until: int | None, *, dry_run: bool
+) -> GroupChange:
+    """Hand out nothing of a group until then (ns); None: end its pause."""
+    chosen = choose(context, connection, group_id, count=0, force=False)
+    if until is None and (chosen.group is None or chosen.group.paused_until is None):
+        return GroupChange(0)
+    if not dry_run:
+        ensure_group(context, connection, group_id)
+        _set(context, connection, group_id, paused_until=until)
+        settle(context, connection, [group_id])
+    return GroupChange(1, chosen.in_flight if until is not None else 0)
+
+
+def close(context: TableContext, connection: sa.Connection, group_id: str, *, dry_run: bool) -> GroupChange:
+    """Let a group go from its owner, as soon as nothing of it is in flight."""
+    chosen = choose(context, connection, group_id, count=0, force=False)
+    if chosen.group is None or chosen.group.assigned == ANYBODY:
+        return GroupChange(0, chosen.in_flight)
+    if not dry_run:
+        _hand_to(context, connection, group_id, ANYBODY, chosen)
+    return GroupChange(1, chosen.in_flight)
+
+
+def release(
+    context: TableContext, connection: sa.Connection, group_id: str, *, force: bool, dry_run: bool
+) -> GroupChange:
+    """Take a group from its consumer, with all that is in flight where it is forced."""
+    chosen = choose(context, connection, group_id, count=0, force=force)
+    if chosen.in_flight and not force:
+        return GroupChange(0, chosen.in_flight)
+    if not dry_run:
+        release_behind(context, connection, [(group_id, -1)], chosen.now, started=True)
+        if chosen.group is not None and not chosen.group.pinned:
+            _set(context, connection, group_id, assigned=ANYBODY, drain_to=None)
+        settle(context, connection, [group_id])
+    return GroupChange(chosen.in_flight)
+
+
+def pin(
+    context: TableContext, connection: sa.Connection, group_id: str, consumer: str, *, dry_run: bool
+) -> GroupChange:
+    """Give a group to one consumer for good, as soon as nothing of it is in flight with another."""
+    chosen = choose(context, connection, group_id, count=0, force=False)
+    if not dry_run:
+        ensure_group(context, connection, group_id)
+        _set(context, connection, group_id, pinned=1)
+        _hand_to(context, connection, group_id, consumer, chosen)
+    return GroupChange(1, chosen.in_flight)
+
+
+def unpin(context: TableContext, connection: sa.Connection, group_id: str, *, dry_run: bool) -> GroupChange:
+    """End a pin."""
+    chosen = choose(context, connection, group_id, count=0, force=False)
+    if chosen.group is None or not chosen.group.pinned:
+        return GroupChange(0)
+    if not dry_run:
+        _set(context, connection, group_id, pinned=0)
+        _hand_to(context, connection, group_id, ANYBODY, chosen)
+    return GroupChange(1, chosen.in_flight)
+
+
+def _hand_to(context: TableContext, connection: sa.Connection, group_id: str, consumer: str, chosen: Chosen) -> None:
+    waits = context.options.groups == "exclusive" and chosen.in_flight and chosen.group is not None
+    if waits and chosen.group is not None and chosen.group.assigned != consumer:
+        _set(context, connection, group_id, drain_to=consumer)
+    else:
+        _set(context, connection, group_id, assigned=consumer, drain_to=None)
+    settle(context, connection, [group_id])
+
+
+def _set(context: TableContext, connection: sa.Connection, group_id: str, **values: Any) -> None:
+    one = (groups.c.table_id == context.table_id) & (groups.c.group_id == group_id)
+    connection.execute(sa.update(groups).where(one).values(values))

@@ -1,0 +1,239 @@
+"""What a claim in a table with groups looks at first: what is new, what time it is, and which priorities there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.table_catalogue import groups
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY
+from waterclock.tables.groups import consumers
+from waterclock.tables.groups.heads import ANYBODY, belongs_to
+from waterclock.tables.groups.routing import is_unrouted
+from waterclock.tables.messages.claiming_free import free_due_times, free_priority
+from waterclock.tables.model.schema import PARTITIONED, not_acked
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What there is for a consumer.
+
+    Attributes
+    ----------
+    now
+        The clock, ns.
+    unrouted
+        Whether there are messages that have no place in their groups yet.
+    of_anybody, of_mine
+        The highest priority, below the one asked for, of groups that anybody may have and of the consumer's own.
+    newest
+        The seq up to which messages were looked at.
+    free
+        The first groups of that priority that anybody may have and that are due, which are now the transaction's; None:
+        nobody looked.
+    """
+
+    now: int
+    unrouted: bool
+    of_anybody: int | None
+    of_mine: int | None
+    newest: int | None
+    free: Sequence[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Groups of one priority, and whose they are: the consumer's own first."""
+
+    priority: int
+    whose: tuple[str, ...]
+
+
+def look(
+    context: TableContext,
+    connection: sa.Connection,
+    me: str,
+    below: int = ABOVE_EVERY_PRIORITY,
+    after: int | None = None,
+    count: int | None = None,
+) -> Look:
+    """Look at everything at once, because each question would be a round trip.
+
+    Parameters
+    ----------
+    after
+        Look for new messages from this seq on; None: from the very first one on.
+    count
+        How many groups to lock, if nothing is unrouted and it is worth a round trip; None: none.
+    """
+    values: dict[str, Any] = {"below": below, "me": me, "anybody": ANYBODY, "after": after}
+    looking = _looking(context, all_rows=after is None)
+    if count is None or after is None or not context.sql.locks_in_parts:
+        found = connection.execute(looking, values).one()
+        newest = found.newest if after is None else after
+        return Look(found.now, bool(found.unrouted), found.of_anybody, found.of_mine, newest)
+    rows = connection.execute(_looking_and_locking(context), {**values, "count": count}).all()
+    free = [row for row in rows if row.group_id is not None]
+    return Look(rows[0].now, bool(rows[0].unrouted), rows[0].of_anybody, rows[0].of_mine, after, free)
+
+
+def levels(context: TableContext, connection: sa.Connection, me: str, top: Look | None = None) -> Iterator[Level]:
+    """Give the priorities one by one from the top: usually there is one, and who has enough asks no further.
+
+    Parameters
+    ----------
+    top
+        What is known of the highest one.
+    """
+    below = ABOVE_EVERY_PRIORITY
+    while True:
+        found = top or look(context, connection, me, below)
+        top = None
+        free = free_priority(context, connection, below) if context.options.ungrouped == "free" else None
+        known = [priority for priority in (found.of_anybody, found.of_mine, free) if priority is not None]
+        if not known:
+            return
+        below = max(known)
+        whose = ((me, found.of_mine), (ANYBODY, found.of_anybody))
+        yield Level(below, tuple(dict.fromkeys(who for who, priority in whose if priority == below)))
+
+
+def next_group_due(
+    context: TableContext, connection: sa.Connection, consumer: str | None, max_groups: int | None
+) -> tuple[int | None, int]:
+    """Find when something may be due for a consumer, and what the clock says, both ns. Reads only.
+
+    What is found first that may be due already is answer enough.
+    """
+    me = consumer or ANYBODY
+    top = look(context, connection, me)
+    earliest: int | None = None
+    for due in _due_times(context, connection, me, max_groups, top):
+        earliest = due if earliest is None else min(earliest, due)
+        if earliest <= top.now:
+            break
+    return earliest, top.now
+
+
+def _due_times(
+    context: TableContext, connection: sa.Connection, me: str, max_groups: int | None, top: Look
+) -> Iterator[int]:
+    if top.unrouted:
+        yield 0
+    full = False
+    if context.options.groups == "exclusive":
+        yield consumers.sign_of_life_due(context, connection, me)
+        lapse = consumers.next_lapse(context, connection)
+        if lapse is not None:
+            yield lapse
+        full = max_groups is not None and room_of(context, connection, me, max_groups) == 0
+    for level in levels(context, connection, me, top):
+        for who in level.whose:
+            if who == ANYBODY and full:
+                continue
+            at = {"table_id": context.table_id, "who": who, "of": level.priority}
+            found = connection.execute(_earliest_group(), at).scalar()
+            if found is not None:
+                yield found
+        if context.options.ungrouped == "free":
+            yield from free_due_times(context, connection, level.priority)
+
+
+def room_of(context: TableContext, connection: sa.Connection, me: str, most: int) -> int:
+    """Say how many more groups a consumer may have that takes ``most``; looks at no more than those."""
+    has = connection.execute(_counting(), {"table": context.table_id, "who": me, "most": most}).scalar_one()
+    return most - has
+
+
+@lru_cache(maxsize=1)
+def _counting() -> sa.Select[Any]:
+    its = (
+        sa.select(groups.c.group_id)
+        .where(groups.c.table_id == sa.bindparam("table"), belongs_to(sa.bindparam("who")))
+        .limit(sa.bindparam("most"))
+    )
+    return sa.select(sa.func.count()).select_from(its.subquery())
+
+
+FREE_COLUMNS = (groups.c.group_id, groups.c.assigned, groups.c.head, groups.c.next_position, groups.c.tail)
+"""What a claim needs to know of a group that is free."""
+
+
+def at_level() -> tuple[sa.ColumnElement[bool], ...]:
+    """Choose the groups of the table bound as ``table_id``, of the priority ``of``, that are assigned to ``who``."""
+    return (
+        groups.c.table_id == sa.bindparam("table_id"),
+        groups.c.assigned == sa.bindparam("who"),
+        groups.c.priority == sa.bindparam("of"),
+    )
+
+
+@lru_cache(maxsize=256)
+def _looking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, ...]]:
+    def greatest(who: str) -> sa.ScalarSelect[Any]:
+        return (
+            sa.select(groups.c.priority)
+            .where(
+                groups.c.table_id == context.table_id,
+                groups.c.assigned == sa.bindparam(who, type_=groups.c.assigned.type),
+                groups.c.ready_at.is_not(None),
+                groups.c.priority < sa.bindparam("below", type_=sa.BigInteger),
+            )
+            .order_by(groups.c.priority.desc())
+            .limit(1)
+            .scalar_subquery()
+        )
+
+    rows = context.rows
+    # In the index's order, else a planner reads through the table where few of it are unrouted.
+    unrouted = sa.select(rows.c.seq).where(is_unrouted(rows)).order_by(rows.c.seq).limit(1)
+    # Not as the greatest, for which a planner that takes the table for empty goes through it.
+    last = sa.select(rows.c.seq).order_by(rows.c.seq.desc()).limit(1)
+    if context.sql.unacked_apart and rows.info.get(PARTITIONED):
+        last = last.where(not_acked(rows))  # else each day of acked messages is looked through
+    newest = last.scalar_subquery()
+    if not all_rows:
+        unrouted = unrouted.where(rows.c.seq > sa.bindparam("after", type_=sa.BigInteger))
+    return sa.select(
+        context.backend.now_sql().label("now"),
+        unrouted.scalar_subquery().is_not(None).label("unrouted"),
+        greatest("anybody").label("of_anybody"),
+        greatest("me").label("of_mine"),
+        *([newest.label("newest")] if all_rows else []),
+    )
+
+
+@lru_cache(maxsize=256)
+def _looking_and_locking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    top = _looking(context, all_rows=False).cte("top")
+    nothing_new = sa.select(top.c.unrouted).scalar_subquery() == sa.false()
+    free = (
+        sa.select(*FREE_COLUMNS)
+        .where(
+            groups.c.table_id == context.table_id,
+            groups.c.assigned == sa.bindparam("anybody", type_=groups.c.assigned.type),
+            groups.c.priority == sa.select(top.c.of_anybody).scalar_subquery(),
+            groups.c.ready_at <= sa.select(top.c.now).scalar_subquery(),
+            nothing_new,
+        )
+        .order_by(groups.c.ready_at, groups.c.came)
+        .limit(sa.bindparam("count"))
+        .with_for_update(skip_locked=True)
+        .cte("free")
+    )
+    return sa.select(top, free).select_from(top.outerjoin(free, sa.true()))
+
+
+@lru_cache(maxsize=1)
+def _earliest_group() -> sa.Select[Any]:
+    return (
+        sa.select(groups.c.ready_at)
+        .where(*at_level(), groups.c.ready_at.is_not(None))
+        .order_by(groups.c.ready_at)
+        .limit(1)
+    )

@@ -1,0 +1,273 @@
+"""Putting messages into a message table."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.inserting import new_rows
+from waterclock.tables.model.schema import OWN_COLUMNS
+from waterclock.tables.model.texts import check_json, check_text
+from waterclock.time import to_time
+
+MessageId = int | str | uuid.UUID
+"""What identifies a message; which of these it is, is the table's ``id_type``."""
+
+_FIELDS = frozenset({"payload", "id", "at", "group", "headers", "priority"})
+_LONGEST_NAME = 255
+_PRIORITIES = range(-(2**31), 2**31)
+_BIGINTS = range(-(2**63), 2**63)
+
+
+class PutIds(list[MessageId]):
+    """The ids of messages that were put, in their order.
+
+    Attributes
+    ----------
+    existing
+        Those that were there before, or came twice; putting them changed nothing.
+    """
+
+    existing: list[MessageId]
+
+    def __init__(self, ids: Iterable[MessageId] = (), existing: Iterable[MessageId] = ()) -> None:
+        super().__init__(ids)
+        self.existing = list(existing)
+
+
+@dataclass(slots=True)
+class PreparedRows:
+    """Messages as rows, checked.
+
+    Attributes
+    ----------
+    rows
+        Column by column name.
+    nameless
+        Those of the rows that get their ids from the database.
+    fresh
+        Whether nobody but us can have chosen any of the ids.
+    tried
+        Whether inserting them was tried before.
+    """
+
+    rows: list[dict[str, Any]]
+    nameless: list[dict[str, Any]]
+    fresh: bool
+    tried: bool = False
+
+
+def prepare_rows(context: TableContext, messages: Iterable[Mapping[str, Any]]) -> PreparedRows:
+    """Check messages, each a dict of the arguments of `MessageTable.put`."""
+    rows = [_row(context, message) for message in messages]
+    nameless = [row for row in rows if row["id"] is None]
+    if nameless and context.options.id_type == "text":
+        raise InvalidArgumentError(f"id: message table {context.name!r} has text ids, which only you can give")
+    if context.options.id_type == "uuid":
+        for row in nameless:
+            row["id"] = _uuid7()
+        return PreparedRows(rows, [], fresh=len(nameless) == len(rows))
+    return PreparedRows(rows, nameless, fresh=len(nameless) == len(rows))
+
+
+def put_rows(context: TableContext, connection: sa.Connection, prepared: PreparedRows) -> PutIds:
+    """Insert the messages whose ids are new, and return the ids of all.
+
+    A second try of the same rows, after a commit of which nobody knows whether it was done, inserts nothing twice.
+    """
+    if not prepared.rows:
+        return PutIds()
+    first_try, prepared.tried = not prepared.tried, True
+    _number(context, connection, prepared)
+    if any(row["at"] is not None for row in prepared.rows):
+        context.marks.forget()  # it may be due before what was claimed last
+    existing = _insert(context, connection, prepared.rows, fresh=prepared.fresh)
+    while prepared.nameless and first_try:
+        # Somebody chose an id that the database had not given out yet, and we drew it.
+        taken = [row for row in prepared.nameless if any(row is one for one in existing)]
+        if not taken:
+            break
+        _draw(context, connection, taken, max(row["id"] for row in taken))
+        still = _insert(context, connection, taken, fresh=True)
+        existing = [one for one in existing if not any(one is row for row in taken)] + still
+    return PutIds((row["id"] for row in prepared.rows), (row["id"] for row in existing))
+
+
+def _number(context: TableContext, connection: sa.Connection, prepared: PreparedRows) -> None:
+    # A sequence never gives a number twice, so those of an earlier try are still ours. Where a transaction that
+    # failed gives its numbers back, they are drawn anew.
+    if not prepared.nameless or (prepared.nameless[0]["id"] is not None and not context.sql.one_writer):
+        return
+    for row in prepared.nameless:
+        row["id"] = None
+    chosen = [row["id"] for row in prepared.rows if row["id"] is not None]
+    if chosen or context.sql.one_writer:
+        _draw(context, connection, prepared.nameless, max(chosen, default=0))
+        return
+    drawn = context.drawn_ids.take(
+        len(prepared.nameless), lambda count: context.sql.reserve_ids(connection, context.rows, count, 0)
+    )
+    for row, new_id in zip(prepared.nameless, drawn, strict=True):
+        row["id"] = new_id
+
+
+def _draw(context: TableContext, connection: sa.Connection, nameless: list[dict[str, Any]], above: int) -> None:
+    drawn = context.sql.reserve_ids(connection, context.rows, len(nameless), above)
+    for row, new_id in zip(nameless, drawn, strict=True):
+        row["id"] = new_id
+
+
+def _insert(
+    context: TableContext, connection: sa.Connection, messages: list[dict[str, Any]], *, fresh: bool
+) -> list[dict[str, Any]]:
+    """Insert messages; return those whose ids were there."""
+    new = new_rows(context.rows, connection.dialect, messages, fresh=fresh)
+    inserted = context.sql.insert_new(connection, context.rows, new, context.backend.now_sql())
+    existing: list[dict[str, Any]] = []
+    for message_id, message in zip(new.columns["id"], messages, strict=True):
+        if message_id in inserted:
+            inserted.remove(message_id)
+        else:
+            existing.append(message)
+    return existing
+
+
+@lru_cache(maxsize=256)
+def user_column_names(rows: sa.Table) -> tuple[str, ...]:
+    """Name the columns that are the user's."""
+    return tuple(column.name for column in rows.columns if column.name not in OWN_COLUMNS)
+
+
+def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
+    if "payload" not in message:
+        raise InvalidArgumentError(f"payload: {quoted(message)} has none; every message has a payload")
+    own = user_column_names(context.rows)
+    if not message.keys() <= _FIELDS:
+        _refuse_unknown(context, message, own)
+    headers = message.get("headers")
+    at, given_id = message.get("at"), message.get("id")
+    row = {
+        "id": None if given_id is None else _new_id(context, given_id),
+        "at": None if at is None else to_time(at, "at"),
+        "message": _payload(context, message["payload"]),
+        "group_id": _group(context, message.get("group"), headers),
+        "headers": None if headers is None else _headers(headers),
+        "priority": _priority(message.get("priority", 0)),
+    }
+    for name in own:
+        row[name] = _checked(context, name, message.get(name))
+    return row
+
+
+def _new_id(context: TableContext, value: Any) -> MessageId:
+    checked = check_id(context, value)
+    return check_text("id", checked) if isinstance(checked, str) else checked
+
+
+def _checked(context: TableContext, name: str, value: Any) -> Any:
+    if value is not None and name in _json_columns(context.rows):
+        check_json(name, value)
+    elif isinstance(value, str):
+        check_text(name, value)
+    return value
+
+
+@lru_cache(maxsize=256)
+def _json_columns(rows: sa.Table) -> frozenset[str]:
+    kinds = ((column.name, getattr(column.type, "impl_instance", column.type)) for column in rows.columns)
+    return frozenset(name for name, kind in kinds if isinstance(kind, sa.JSON))
+
+
+def _refuse_unknown(context: TableContext, message: Mapping[str, Any], own: tuple[str, ...]) -> None:
+    for name in message:
+        if name not in _FIELDS and name not in own:
+            raise InvalidArgumentError(
+                f"{name}: message table {context.name!r} has no such column;"
+                f" it has {', '.join((*sorted(_FIELDS), *own))}"
+            )
+
+
+def check_id(context: TableContext, value: Any) -> MessageId:
+    """Return an id in the table's type; InvalidArgumentError where it is of another type."""
+    kind = context.options.id_type
+    if kind == "bigint" and type(value) is int and value in _BIGINTS:
+        return value
+    if kind == "text" and isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME:
+        return value
+    if kind == "uuid":
+        if isinstance(value, uuid.UUID):
+            return value
+        try:
+            return uuid.UUID(value)  # pyright: ignore[reportArgumentType]  # what is no text is refused below
+        except (ValueError, AttributeError, TypeError):
+            pass
+    wanted = {
+        "bigint": "a 64-bit int",
+        "text": f"a text of 1 to {_LONGEST_NAME} characters",
+        "uuid": "a UUID, as object or text",
+    }
+    raise InvalidArgumentError(f"id: {quoted(value)} does not fit message table {context.name!r}; give {wanted[kind]}")
+
+
+def _uuid7() -> uuid.UUID:
+    # RFC 9562, section 5.7: milliseconds first, so that ids made later sort later and stay together in an index.
+    milliseconds = time.time_ns() // 1_000_000
+    random = secrets.randbits(74)
+    return uuid.UUID(int=milliseconds << 80 | 0x7 << 76 | (random >> 62) << 64 | 0b10 << 62 | random & (1 << 62) - 1)
+
+
+def _payload(context: TableContext, value: Any) -> Any:
+    kind = context.options.payload
+    if kind == "json":
+        check_json("payload", value)
+        return sa.JSON.NULL if value is None else value
+    if kind == "text" and isinstance(value, str):
+        return check_text("payload", value)
+    if kind == "bytes" and isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise InvalidArgumentError(
+        f"payload: {quoted(value)} is a {type(value).__name__}; message table {context.name!r} takes {kind}"
+    )
+
+
+def _group(context: TableContext, group: Any, headers: Any) -> str | None:
+    if group is None and headers is not None and isinstance(headers, Mapping):
+        group = headers.get(context.options.group_header)
+    if group is not None and (not isinstance(group, str) or len(group) > _LONGEST_NAME):
+        raise InvalidArgumentError(f"group: {quoted(group)} is not a text of up to {_LONGEST_NAME} characters")
+    if group:
+        return check_text("group", group)
+    _refuse_ungrouped(context)
+    return None  # an empty one counts as none
+
+
+def _refuse_ungrouped(context: TableContext) -> None:
+    if context.options.groups and context.options.ungrouped == "reject":
+        raise InvalidArgumentError(
+            f"group: message table {context.name!r} takes no message without one (ungrouped='reject'); give group=,"
+            f" or the header {quoted(context.options.group_header)}"
+        )
+
+
+def _headers(headers: Any) -> str:
+    texts = isinstance(headers, Mapping) and all(isinstance(text, str) for pair in headers.items() for text in pair)
+    if not texts:
+        raise InvalidArgumentError(f"headers: {quoted(headers)} is not a dict of texts by texts")
+    return check_text("headers", json.dumps(dict(headers), ensure_ascii=False))
+
+
+def _priority(value: Any) -> int:
+    if type(value) is not int or value not in _PRIORITIES:
+        raise InvalidArgumentError(f"priority: {quoted(value)} is not a 32-bit int; a higher one is sent earlier")
+    return value

@@ -1,0 +1,148 @@
+"""Counting a message table's messages by what becomes of them, and how fast they come and go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from waterclock.database.table_catalogue import totals
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.consumers.attendance import RATE_SECONDS, everywhere
+from waterclock.tables.messages.dead_letters import SOURCE
+
+_FIRST_LOOK = 1000
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TableStats:
+    """How many messages a table has. Every message that is there counts once. All are of one moment.
+
+    Attributes
+    ----------
+    ready
+        Due, and with nobody. In a group they may have to wait for those before them.
+    scheduled
+        Never sent, and due later.
+    in_flight
+        With a consumer whose lease lasts.
+    delayed
+        Sent before, given back, and due later.
+    acked
+        Handled, and not purged yet.
+    oldest_age
+        For how long the message has been due that was scheduled earliest and is not acked, ns; None where none is due.
+    dead
+        In the dead-letter table, and not acked there.
+    sent
+        Deliveries ever, those of messages that are gone included. What a closed consumer gives back unstarted does not
+        count. An ``UPDATE`` in plain SQL that sets ``epoch`` changes it.
+    purged
+        Messages ever that were acked and purged.
+    put_rate
+        Messages a second that were put in the last minute; those that are gone by now do not count.
+    ack_rate
+        Messages a second that were acked in the last minute; with a ``purge_after`` below a minute, those still there.
+    held
+        Handled, but acked only after those before them in their group (``ack_order="hold"``).
+    sent_rate
+        Messages a second that consumers took in the last minute, each time that one was taken; what a closed consumer
+        gives back unstarted does not count. Other processes tell it every ten seconds; what one took that has ended
+        since counts for half a minute at the most, or not at all where it lived for less than ten seconds.
+    subscribers
+        Subscriptions that are open, in all processes. One whose process died counts for up to half a minute more.
+    """
+
+    ready: int
+    scheduled: int
+    in_flight: int
+    delayed: int
+    acked: int
+    oldest_age: int | None
+    dead: int = 0
+    sent: int = 0
+    purged: int = 0
+    put_rate: float = 0.0
+    ack_rate: float = 0.0
+    held: int = 0
+    sent_rate: float = 0.0
+    subscribers: int = 0
+
+
+def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
+    """Count the messages as they are in the connection's snapshot."""
+    rows = context.rows
+    now = context.backend.now(connection)
+    due = sa.func.coalesce(rows.c.time_next, rows.c.time_scheduled, 0) <= now
+    out = ~due & rows.c.lease.is_not(None)
+    later = ~due & rows.c.lease.is_(None)
+    unheld = rows.c.held_at.is_(None)
+    ready, scheduled, in_flight, delayed, earliest, sent_waiting, held = connection.execute(
+        sa.select(
+            _count(due & unheld),
+            _count(later & unheld & (rows.c.epoch == 0)),
+            _count(out),
+            _count(later & unheld & (rows.c.epoch > 0)),
+            sa.func.min(rows.c.time_scheduled),
+            sa.func.sum(rows.c.epoch),
+            _count(~unheld),
+        ).where(rows.c.time_acked.is_(None))
+    ).one()
+    since = now - RATE_SECONDS * _NS
+    acked, acked_lately, sent_acked = connection.execute(
+        # The index on acked rows has the epoch beside the time, so that no acked row is read.
+        sa.select(sa.func.count(rows.c.time_acked), _count(rows.c.time_acked > since), sa.func.sum(rows.c.epoch)).where(
+            rows.c.time_acked.is_not(None)
+        )
+    ).one()
+    told = connection.execute(
+        sa.select(totals.c.purged, totals.c.sent).where(totals.c.table_id == context.table_id)
+    ).one()
+    subscribers, sent_lately = everywhere(context, connection, now)
+    return TableStats(
+        ready=ready,
+        scheduled=scheduled,
+        in_flight=in_flight,
+        delayed=delayed,
+        acked=acked,
+        oldest_age=now - earliest if earliest is not None and earliest <= now else None,
+        dead=_dead(context, connection),
+        sent=int(sent_waiting or 0) + int(sent_acked or 0) + told.sent,
+        purged=told.purged,
+        put_rate=_put_since(context, connection, since) / RATE_SECONDS,
+        ack_rate=acked_lately / RATE_SECONDS,
+        held=held,
+        sent_rate=sent_lately / RATE_SECONDS,
+        subscribers=subscribers,
+    )
+
+
+def _dead(context: TableContext, connection: sa.Connection) -> int:
+    if context.dead is None:
+        return 0
+    graves = context.dead.rows
+    mine = (graves.c[SOURCE] == context.name) & graves.c.time_acked.is_(None)
+    return connection.execute(sa.select(sa.func.count()).select_from(graves).where(mine)).scalar_one()
+
+
+def _put_since(context: TableContext, connection: sa.Connection, since: int) -> int:
+    """Count rows from the newest on, until a whole piece of them is older: there is no index on when they were put."""
+    rows = context.rows
+    total, below, look = 0, None, _FIRST_LOOK
+    while True:
+        newest = sa.select(rows.c.seq, rows.c.time_created).order_by(rows.c.seq.desc()).limit(look)
+        if below is not None:
+            newest = newest.where(rows.c.seq < below)
+        piece = newest.subquery()
+        looked, lately, below = connection.execute(
+            sa.select(sa.func.count(), _count(piece.c.time_created > since), sa.func.min(piece.c.seq))
+        ).one()
+        total += lately
+        if looked < look or not lately:
+            return total
+        look = min(look * 4, 256_000)
+
+
+def _count(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+    return sa.func.count(sa.case((condition, 1)))

@@ -1,0 +1,162 @@
+"""What a claim asks for, what it takes, and where the next one may begin to look."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.tables.model.backoff import Backoff
+
+LOOK_BACK_EVERY = 1.0
+"""Seconds after which a claim looks from the very first message again."""
+
+LOOK_BACK_SHARE = 20
+"""Where such a look takes long, the next one comes no sooner than after so many times as long."""
+
+LOOK_BACK_AT_LEAST = 30.0
+"""Seconds after which it comes in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A message that was claimed.
+
+    Attributes
+    ----------
+    row
+        As it was before the claim: its columns as attributes.
+    lease_until
+        When it will be sent again, ns.
+    """
+
+    row: Any
+    lease_until: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A claim of messages; choice and order are for tables without groups, ``max_groups`` is for those with.
+
+    Attributes
+    ----------
+    limit
+        How many at the most.
+    consumer
+        Who claims.
+    lease
+        A number that no other claim has; it fences the acks.
+    backoff
+        How long the messages are not sent again.
+    where
+        Which messages; None: all.
+    order
+        What comes first, instead of the highest priority and then the oldest due.
+    max_groups
+        How many exclusive groups the consumer has at the most; None: any number.
+    """
+
+    limit: int
+    consumer: str | None
+    lease: int
+    backoff: Backoff
+    where: sa.ColumnElement[bool] | None = None
+    order: tuple[sa.ColumnElement[Any], ...] = ()
+    max_groups: int | None = None
+
+
+MOST_MARKS = 4
+"""Priorities of which a mark is kept: each is asked by itself, so many would cost more than they spare."""
+
+
+class Marks:
+    """How far the claims of one consumer have come: for each priority, before which time_next nothing is due any more.
+
+    What was claimed and acked stays in a database's index until no snapshot can see it, and a claim that begins at the
+    very first entry steps over all of it. With a snapshot held for minutes that made claims seven times as slow. So a
+    claim begins where the last one stopped. What a transaction that was long under way commits behind the mark is
+    found when a claim comes back short, and within `LOOK_BACK_EVERY` seconds whatever happens. Where the look itself
+    takes long, because a million such entries lie there, it comes less often (`LOOK_BACK_SHARE`, `LOOK_BACK_AT_LEAST`).
+
+    Safe to share between threads.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._marks: dict[int, int] = {}
+        self._had_enough = False
+        self._since = clock()
+        self._looking_since: float | None = None
+        self._every = LOOK_BACK_EVERY
+
+    def now(self) -> Mapping[int, int]:
+        """Give the marks, ns by priority; none once they are too old."""
+        with self._lock:
+            now = self._clock()
+            if now - self._since >= self._every:
+                self._marks = {}
+                self._had_enough = False
+            if not self._marks:
+                self._since = self._looking_since = now
+            return dict(self._marks)
+
+    def any(self) -> bool:
+        """Say whether the last claim got all that it wanted, not long ago."""
+        return self._had_enough
+
+    def advance(self, claimed: Sequence[Claimed]) -> None:
+        """Note a claim that got as many messages as it wanted, in its order."""
+        with self._lock:
+            if self._looking_since is not None:
+                took = self._clock() - self._looking_since
+                self._every = min(max(LOOK_BACK_EVERY, LOOK_BACK_SHARE * took), LOOK_BACK_AT_LEAST)
+                self._looking_since = None
+            self._had_enough = True
+            for one in claimed:
+                self._marks[one.row.priority] = one.row.time_next
+            if len(self._marks) > MOST_MARKS:
+                self._marks = {}
+
+    def forget(self) -> None:
+        """Begin at the very first message again."""
+        with self._lock:
+            self._marks = {}
+            self._had_enough = False
+
+
+class Reached:
+    """Up to which seq a table with groups has been seen to have no message that must be routed.
+
+    As with `Marks`: what was routed stays in a database's index for a while, and who looked for new messages from the
+    very first one on would step over all of it at each claim.
+
+    Safe to share between threads.
+
+    Attributes
+    ----------
+    per_group
+        How many messages a group gave in the last claim, or might have: so the next one knows how many it takes.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.per_group = 1
+        self._clock = clock
+        self._seen: tuple[int, float] | None = None
+
+    def now(self) -> int | None:
+        """Give the seq; None once it is too old."""
+        seen = self._seen
+        return None if seen is None or self._clock() - seen[1] >= LOOK_BACK_EVERY else seen[0]
+
+    def note(self, seq: int) -> None:
+        """Note that nothing must be routed up to ``seq``."""
+        self._seen = (seq, self._clock())
+
+    def forget(self) -> None:
+        """Begin at the very first message again."""
+        self._seen = None

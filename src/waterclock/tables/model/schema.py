@@ -1,0 +1,282 @@
+"""The SQL table behind a message table: the document's columns, ours beside them, and any the user adds."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql, postgresql
+from sqlalchemy.types import TypeEngine
+
+from waterclock.database.types import BigInt, Key, LongText, Name
+from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.quoting import quoted
+from waterclock.tables.model.options import IdType, Payload, TableOptions
+from waterclock.tables.model.reading import Guarded, Unreadable
+
+IdItem = sa.Identity | sa.DefaultClause
+"""What makes a database generate ids."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
+_RESERVED = ("waterclock_", "sqlite_", "pg_")
+
+
+class Bytes(sa.LargeBinary):
+    """Bytes, also where a plain-SQL client wrote a text into the column, as SQLite allows."""
+
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
+        """Encode texts; copy buffers."""
+        del dialect, coltype  # the same for all
+        return _to_bytes
+
+
+class Text(sa.TypeDecorator[str]):
+    """Text, also where a plain-SQL client wrote bytes into the column, as SQLite allows."""
+
+    impl = LongText
+    cache_ok = True
+
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
+        """Decode bytes; elsewhere none come, and the driver's texts are taken as they are."""
+        return _to_text if dialect.name == "sqlite" else self.impl_instance.result_processor(dialect, coltype)
+
+
+class UuidText(sa.TypeDecorator[uuid.UUID]):
+    """A UUID as its 36 characters, so that plain-SQL clients can read and write it; PostgreSQL has a type for it."""
+
+    impl = sa.CHAR(36)
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: sa.Dialect) -> TypeEngine[Any]:
+        """Use PostgreSQL's own type there."""
+        return dialect.type_descriptor(postgresql.UUID() if dialect.name == "postgresql" else sa.CHAR(36))
+
+    def process_bind_param(self, value: uuid.UUID | None, dialect: sa.Dialect) -> Any:
+        """Write it in lower case with hyphens."""
+        return value if value is None or dialect.name == "postgresql" else str(value)
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
+        """Read any spelling of it."""
+        del dialect  # the same for all
+        if value is None or isinstance(value, uuid.UUID):
+            return value
+        try:
+            return uuid.UUID(value)
+        except (ValueError, AttributeError, TypeError) as error:
+            return Unreadable(value, error)
+
+    @property
+    def python_type(self) -> type[uuid.UUID]:
+        """What its values are in Python."""
+        return uuid.UUID
+
+
+def _to_text(value: Any) -> Any:
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        return Unreadable(value, error)
+
+
+def _to_bytes(value: Any) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    # SQLite keeps numbers, too, and bytes(17) would be seventeen zeros.
+    return str(value).encode() if isinstance(value, str | int | float) else bytes(value)
+
+
+_ID_TYPES: dict[IdType, Any] = {"bigint": BigInt, "text": Name, "uuid": UuidText()}
+_PAYLOADS: dict[Payload, Any] = {
+    "bytes": Bytes().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"),
+    "text": Text(),
+    "json": Guarded(sa.JSON().with_variant(postgresql.JSONB(), "postgresql")),
+}
+_COLUMN_TYPES: dict[str, Any] = {
+    "bigint": BigInt,
+    "double": sa.Double(),
+    "boolean": sa.Boolean(),
+    "text": LongText,
+    "bytes": Bytes().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"),
+    "json": sa.JSON().with_variant(postgresql.JSONB(), "postgresql"),
+}
+
+
+def check_table_name(name: object) -> str:
+    """Return the name if a message table may bear it; InvalidArgumentError otherwise."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower().startswith(_RESERVED):
+        raise InvalidArgumentError(
+            f"name: {quoted(name)} cannot name a message table; use up to 48 letters, digits and underscores,"
+            f" not starting with a digit or with {', '.join(_RESERVED)}"
+        )
+    return name
+
+
+def user_columns(columns: Mapping[str, object] | None) -> list[sa.Column[Any]]:
+    """Make columns of what a user wrote: names, each with one of our type names or a SQLAlchemy type."""
+    made: list[sa.Column[Any]] = []
+    for name, kind in (columns or {}).items():
+        if not _NAME.fullmatch(name) or name in OWN_COLUMNS or name in (*_ARGUMENTS, ACKED_DAY):
+            raise InvalidArgumentError(f"columns: {quoted(name)} is taken, or is no column name; choose another")
+        column_type = _COLUMN_TYPES.get(kind) if isinstance(kind, str) else kind
+        if not isinstance(column_type, TypeEngine) and not (
+            isinstance(column_type, type) and issubclass(column_type, TypeEngine)
+        ):
+            raise InvalidArgumentError(
+                f"columns: {quoted(name)} has the type {quoted(kind)}; give one of {', '.join(_COLUMN_TYPES)} or a"
+                " SQLAlchemy type"
+            )
+        made.append(sa.Column(name, column_type))
+    return made
+
+
+def message_rows(
+    name: str,
+    id_type: IdType,
+    payload: Payload,
+    columns: Sequence[sa.Column[Any]],
+    id_items: Sequence[IdItem] = (),
+) -> sa.Table:
+    """Describe the SQL table of a message table.
+
+    The first seven columns are the document's ("Creating a message table"), with its meaning; times in ns.
+    """
+    return sa.Table(
+        name,
+        sa.MetaData(),
+        sa.Column("time_scheduled", BigInt, doc="When the message is to be sent for the first time, ns."),
+        sa.Column("id", _ID_TYPES[id_type], *id_items, unique=True, doc="Names the message; unique."),
+        sa.Column(
+            "time_next",
+            BigInt,
+            doc="When it is sent next, ns: the end of the lease while a consumer has it; NULL once acked.",
+        ),
+        sa.Column("epoch", BigInt, nullable=False, server_default="0", doc="How often it was sent so far."),
+        sa.Column("time_created", BigInt, doc="When it was put, ns."),
+        sa.Column("time_acked", BigInt, doc="When it was acked, ns; NULL: it is not."),
+        sa.Column("message", _PAYLOADS[payload], doc="The payload."),
+        sa.Column("priority", sa.Integer, nullable=False, server_default="0", doc="Higher ones are sent first."),
+        sa.Column("group_id", Name, doc="Its group; NULL: it names none."),
+        sa.Column("headers", LongText, doc="A JSON object of texts; NULL: none."),
+        sa.Column("last_error", LongText, doc="Why it failed last; NULL: it did not."),
+        # In the order of insertion. An identity, where there are such, because whoever may insert may have its numbers.
+        sa.Column("seq", Key, sa.Identity(), primary_key=True, doc="The order of insertion."),
+        sa.Column(
+            "lease",
+            BigInt,
+            doc="Number of the claim that has the message; NULL where none has it. An acked message may keep it, in a"
+            " group negated.",
+        ),
+        sa.Column("consumer", Name, doc="The consumer who has the message, or had it last."),
+        sa.Column("position", BigInt, doc="Its place in its group; NULL: it has none yet."),
+        sa.Column(
+            "routed",
+            sa.SmallInteger,
+            nullable=False,
+            server_default="0",
+            doc="1 once a consumer has given it its place in its group, else 0.",
+        ),
+        sa.Column(
+            "held_at",
+            BigInt,
+            doc="When an ack came that is held back until those before it have come, ns; NULL: none is.",
+        ),
+        *columns,
+        sqlite_autoincrement=True,
+    )
+
+
+OWN_COLUMNS = tuple(column.name for column in message_rows("t", "bigint", "bytes", []).columns)
+"""The names that every message table's columns begin with."""
+
+DOCUMENT_COLUMNS = OWN_COLUMNS[:7]
+"""Those of them that the document names."""
+
+INTERNAL_COLUMNS = ("seq", "lease", "consumer", "position", "routed")
+"""Those of them that nobody but us writes."""
+
+ADOPTED = "Waterclock: order of insertion"
+"""Marks a column of ours in a table that we did not make."""
+
+PARTITIONED = "waterclock_partitioned"
+"""Says in a table's ``info`` whether it has partitions."""
+
+ACKED_DAY = "acked_day"
+"""The column by which MariaDB's partitions are told apart."""
+
+_ARGUMENTS = ("payload", "at", "group", "connection")
+
+
+def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) -> sa.Table:
+    """Describe the SQL table as it is in the database now, with the columns that users added.
+
+    Raises
+    ------
+    SchemaError
+        Where the table is gone or lacks one of our columns.
+    """
+    inspector = sa.inspect(connection)
+    if not inspector.has_table(name):
+        raise SchemaError(f"message table {quoted(name)}: its SQL table is gone; it was dropped outside Waterclock")
+    found = {column["name"]: column["type"] for column in inspector.get_columns(name)}
+    for column in OWN_COLUMNS:
+        if column not in found:
+            raise SchemaError(f"message table {quoted(name)}: its SQL table lacks the column {column!r}; add it")
+    # What a database reports need not be what was asked for: MariaDB calls a JSON column a text.
+    extra = [
+        sa.Column(column, Guarded(_COLUMN_TYPES.get(options.columns.get(column, ""), kind)))
+        for column, kind in found.items()
+        if column not in (*OWN_COLUMNS, ACKED_DAY)
+    ]
+    rows = message_rows(name, options.id_type, options.payload, extra)
+    rows.info[PARTITIONED] = options.purge_by == "partition"
+    return rows
+
+
+def not_acked(rows: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Say that a message is not acked, of messages that are chosen by their keys.
+
+    Written so that no index answers it: a planner without statistics believes that few messages are not acked, and
+    would go through all of those. Where they have a partition of their own it must be told by this condition, of which
+    no index there is made.
+    """
+    table = rows.element if isinstance(rows, sa.Alias) else rows
+    if isinstance(table, sa.Table) and table.info.get(PARTITIONED):
+        return rows.c.time_acked.is_(None)
+    return sa.func.coalesce(rows.c.time_acked, -1) == -1
+
+
+def is_waiting(rows: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Say that a message is not acked, so that the index by which messages are claimed is seen to have it.
+
+    It leaves out none: triggers give every message that is not acked a time at which it is due.
+    """
+    return rows.c.time_acked.is_(None) & rows.c.time_next.is_not(None)
+
+
+def has_id(rows: sa.Table, message_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """Say that a table has a message of an id, which is looked up for each.
+
+    Not as a condition of its own, which becomes a join: a planner that takes the table for empty, as it was when
+    analyzed, would go through it for each id.
+    """
+    return sa.func.coalesce(sa.exists().where(rows.c.id == message_id), sa.false())
+
+
+def has_unique_id(connection: sa.Connection, name: str) -> bool:
+    """Say whether a table's ids are unique by themselves."""
+    inspector = sa.inspect(connection)
+    keys = [
+        inspector.get_pk_constraint(name)["constrained_columns"],
+        *(key["column_names"] for key in inspector.get_unique_constraints(name)),
+        *(
+            index["column_names"]
+            for index in inspector.get_indexes(name)
+            if index["unique"] and not index.get("dialect_options", {}).get("postgresql_where")
+        ),
+    ]
+    return ["id"] in keys
