@@ -1,0 +1,101 @@
+"""What a reader asks about a clause, by the text that it is known by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_NOT_ACKED = r"AND coalesce\(\w+\.time_acked, "
+
+COMMENTS = {
+    # transactions
+    r"^PRAGMA synchronous=NORMAL": "The commit of a claim need not wait for the disk: a claim that a failure of the"
+    " computer undoes is sent again.",
+    r"^PRAGMA synchronous=FULL": "All other commits wait for the disk.",
+    r"^PRAGMA busy_timeout=0": "SQLite's own waiting starves writers; they take turns outside of it.",
+    r"^PRAGMA busy_timeout=30000": "A reader waits at the most so long, ms.",
+    r"^BEGIN IMMEDIATE": "Takes the write lock at once.",
+    r"^SET TRANSACTION ISOLATION LEVEL REPEATABLE READ": "All reads of the transaction see the same state.",
+    r"SET LOCAL plan_cache_mode": "The plan goes down indexes, whatever the server believes of a table's size.",
+    # the clock
+    r":waterclock_now": "The computer's clock, ns; all who use the file are on this computer.",
+    r"EXTRACT\(epoch FROM statement_timestamp|unix_timestamp\(now\(6": "The database's clock, ns.",
+    # put
+    r"^WHERE orders\.seq = -1": "Deletes nothing, but takes the write lock, which a transaction of the caller's may"
+    " not have yet.",
+    r"FROM sqlite_sequence": "The greatest id there ever was, of messages that were purged too.",
+    r"^ON CONFLICT": "A message whose id is there already changes nothing.",
+    r"FROM unnest\(%\(id\)b": "A list for each column: the text is the same for any number of messages.",
+    # claim
+    r"^WITH RECURSIVE levels": "The priorities of messages that are not acked, from the highest down: a look into the"
+    " index for each.",
+    r"FROM unnest\(%\(known\)s": "Priorities that are known from the last claim, and where it stopped in each.",
+    r"AND (other|orders)\.priority > (:of|%\(of\)s|coalesce)": "A message of a priority that is not known yet goes"
+    " first.",
+    r"AND orders\.time_next >= (:low|%\(low\)s|levels\.low)": "Begins where the last claim stopped, behind the dead"
+    " entries of acked messages.",
+    r"^found AS MATERIALIZED": "Looks for messages once.",
+    r"SKIP LOCKED": "Leaves what another transaction has locked to that one.",
+    r"^WHERE orders\.seq = ANY \(ARRAY\[": "By key, whatever the statistics say: `= ANY` cannot become a merge.",
+    r"time_next=\(?json_extract|time_next=CAST\(json_value": "The end of each lease: the claim computes it by the"
+    " back-off.",
+    r"^ +least\(|\+ least\($": "The back-off, with its jitter, between the shortest and the longest wait: the end of"
+    " the lease.",
+    r"epoch=\(coalesce": "Counts the delivery.",
+    # ack, nack, extend
+    r"AND (orders|calls)\.(lease|claim_id) = ": "Refused where another claim has the message now.",
+    _NOT_ACKED: "Not acked. Written so that no index answers it: the key does.",
+    r"last_error=coalesce": "Keeps the last error where this one has no text.",
+    r"SET time_next=CASE": "Never shorter.",
+    # purge
+    r"(orders|calls)\.time_acked IS NOT NULL AND|time_acked IS NOT NULL$": "The oldest first, by the index of acked"
+    " messages.",
+    r"^UPDATE waterclock_table_totals": "What is deleted stays counted.",
+    # groups
+    r"^WHERE waterclock_message_tables\.table_id": "The turn to route: one consumer at a time.",
+    r"^SELECT count\(\*\)": "The window of new messages that this transaction routes.",
+    r"AS fresh": "The groups of new messages; those with a message that has no place yet need a row.",
+    r"^INSERT INTO waterclock_groups": "Begins groups that are new.",
+    r"row_number\(\) OVER": "Places go on behind the last one of the group, in the order of insertion.",
+    r"^SET routed=": "Messages that have a place, or were acked by plain SQL before they had one.",
+    r"^    head=|^SET head=": "The first message of the group that is not acked, and what follows from it.",
+    r"^ +next_position=": "The first message that no consumer has.",
+    r"^ +ready_at=\(": "When there is something to hand out.",
+    r"^DELETE FROM waterclock_groups": "A group without messages ends, unless it has an owner, or was paused or"
+    " pinned.",
+    r"AS unrouted": "Whether there are messages to route first.",
+    r"AS of_anybody": "The highest priority of groups that any consumer may have.",
+    r"AS of_mine": "The highest priority of the consumer's own groups.",
+    r"ORDER BY waterclock_groups\.ready_at, waterclock_groups\.came": "The groups that are due the longest, in the"
+    " order in which they began.",
+    r"calls\.held_at IS NULL": "Without messages whose ack is held back.",
+    r"^WHERE waterclock_groups\.ctid = ANY": "By the places of the rows, each looked up by its key, whatever the"
+    " statistics say.",
+    r"LIMIT ALL OFFSET 0": "Keeps the look-up from becoming a join.",
+    r"^ORDER BY waterclock_groups\.group_id": "In order, so that transactions do not wait for each other in a circle.",
+    r"^SET ready_at=": "Not before the lease ends, unless it is acked.",
+    r"=\(-calls\.lease\)": "Acked by this claim: its ack may be repeated without harm.",
+    # topics
+    r"^WHERE waterclock_topics\.id = (:topic|%\(topic\)s)": "Every append locks this row, so position order is commit"
+    " order.",
+    r"AS unmeasured": "A ledger without time bounds, which has to be looked through.",
+    r"waterclock_ledgers\.peak_publish_time >= ": "The peak never falls from one ledger to the next, so the first one"
+    " is a step down an index.",
+    r"waterclock_entries\.peak_publish_time >= ": "The same within a ledger whose entries are rows.",
+}
+"""Comments by the pattern of a line that they stand above; each once in a call's statements."""
+
+
+def commented(statements: Iterable[str]) -> list[str]:
+    """Give laid-out statements with their comments."""
+    left = {re.compile(pattern): comment for pattern, comment in COMMENTS.items()}
+    result: list[str] = []
+    for statement in statements:
+        lines: list[str] = []
+        for line in statement.splitlines():
+            indent = line[: len(line) - len(line.lstrip())]
+            for pattern in [pattern for pattern in left if pattern.search(line)]:
+                lines.append(f"{indent}-- {left.pop(pattern)}")
+            lines.append(line)
+        result.append("\n".join(lines))
+    return result
