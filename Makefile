@@ -4,7 +4,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 DEMO_FOLDER ?= demo
 
-.PHONY: help setup demo test test-quick soak lint format docs bench lock clean
+.PHONY: help setup demo test test-quick soak lint format docs sql bench lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-11s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ format: setup ## Rewrite the files in the house style
 docs: setup ## Build the documentation into site/
 	@$(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
+
+sql: setup ## Record the statements that run, and write docs/sql.md anew
+	@$(BIN)/python -m tests.sql.write
 
 bench: setup ## Measure, and write benchmarks/results/*.json
 	@$(BIN)/python -m benchmarks

@@ -48,8 +48,7 @@ COMMENTS = {
     r"last_error=coalesce": "Keeps the last error where this one has no text.",
     r"SET time_next=CASE": "Never shorter.",
     # purge
-    r"(orders|calls)\.time_acked IS NOT NULL AND|time_acked IS NOT NULL$": "The oldest first, by the index of acked"
-    " messages.",
+    r"^WHERE orders\.time_acked IS NOT NULL": "The oldest first, by the index of acked messages.",
     r"^UPDATE waterclock_table_totals": "What is deleted stays counted.",
     # groups
     r"^WHERE waterclock_message_tables\.table_id": "The turn to route: one consumer at a time.",
@@ -59,7 +58,7 @@ COMMENTS = {
     r"row_number\(\) OVER": "Places go on behind the last one of the group, in the order of insertion.",
     r"^SET routed=": "Messages that have a place, or were acked by plain SQL before they had one.",
     r"^    head=|^SET head=": "The first message of the group that is not acked, and what follows from it.",
-    r"^ +next_position=": "The first message that no consumer has.",
+    r"^ +next_position=": "Where the next claim begins.",
     r"^ +ready_at=\(": "When there is something to hand out.",
     r"^DELETE FROM waterclock_groups": "A group without messages ends, unless it has an owner, or was paused or"
     " pinned.",
@@ -76,7 +75,7 @@ COMMENTS = {
     r"^SET ready_at=": "Not before the lease ends, unless it is acked.",
     r"=\(-calls\.lease\)": "Acked by this claim: its ack may be repeated without harm.",
     # topics
-    r"^WHERE waterclock_topics\.id = (:topic|%\(topic\)s)": "Every append locks this row, so position order is commit"
+    r"^UPDATE waterclock_topics": "Every append has this row locked from its beginning, so position order is commit"
     " order.",
     r"AS unmeasured": "A ledger without time bounds, which has to be looked through.",
     r"waterclock_ledgers\.peak_publish_time >= ": "The peak never falls from one ledger to the next, so the first one"

@@ -139,7 +139,8 @@ def _item(tokens: tuple[_Token, ...], indent: str) -> list[str]:
 def _items(tokens: tuple[_Token, ...]) -> list[tuple[_Token, ...]]:
     items: list[list[_Token]] = [[]]
     for place, token in enumerate(tokens):
-        if place and token.text in _BREAKS_BEFORE and tokens[place + 1].text != "true":
+        is_short = [each.text for each in tokens[place : place + 2]] == ["ON", "true"]
+        if place and token.text in _BREAKS_BEFORE and not is_short:
             items.append([token])
         elif items[-1] and items[-1][-1].text == ",":
             items.append([token])

@@ -185,7 +185,9 @@ MESSAGE_TABLES = (
         " row where the message has been sent again since: the ack is then refused.",
         Scene.ready_to_ack,
     ),
-    Verb("Nack", "delivery.nack()", "Gives the message back, to be sent again after its back-off.", Scene.ready_to_nack),
+    Verb(
+        "Nack", "delivery.nack()", "Gives the message back, to be sent again after its back-off.", Scene.ready_to_nack
+    ),
     Verb(
         "Extend",
         'delivery.extend("1min")',

@@ -10,22 +10,33 @@ from waterclock.database.types import BigInt, Key, LongText, Name
 message_tables = sa.Table(
     "waterclock_message_tables",
     metadata,
-    sa.Column("table_id", Key, primary_key=True),
-    sa.Column("name", Name, nullable=False, unique=True),
-    sa.Column("options", LongText, nullable=False),  # JSON, durations in ns
-    sa.Column("revision", BigInt, nullable=False),  # grows with every change of the options
-    sa.Column("paused_until", BigInt),  # ns; no message is sent before then
-    sa.Column("time_created", BigInt, nullable=False),
+    sa.Column("table_id", Key, primary_key=True, doc="Names the message table in the other tables."),
+    sa.Column(
+        "name",
+        Name,
+        nullable=False,
+        unique=True,
+        doc="Name of the table, and of the SQL table with its messages.",
+    ),
+    sa.Column("options", LongText, nullable=False, doc="The options, as JSON; durations in ns."),
+    sa.Column("revision", BigInt, nullable=False, doc="Grows with each change of the options."),
+    sa.Column("paused_until", BigInt, doc="No message is sent before this time, ns; NULL: the table is not paused."),
+    sa.Column("time_created", BigInt, nullable=False, doc="When the table was made, ns."),
 )
 """One row for each message table. The messages are in the SQL table of that name."""
 
 totals = sa.Table(
     "waterclock_table_totals",
     metadata,
-    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False),
-    sa.Column("purged", BigInt, nullable=False),  # messages that were purged
-    sa.Column("sent", BigInt, nullable=False),  # deliveries that the rows do not tell (any more), see tables/totals.py
-    sa.Column("rate_next", BigInt, nullable=False),  # ns: when the next message was due at a steady rate_limit
+    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
+    sa.Column("purged", BigInt, nullable=False, doc="Messages that were purged."),
+    sa.Column(
+        "sent",
+        BigInt,
+        nullable=False,
+        doc="Deliveries that the rows do not count, because a row was removed or its epoch was set back.",
+    ),
+    sa.Column("rate_next", BigInt, nullable=False, doc="When the next message was due at a steady `rate_limit`, ns."),
 )
 """One row for each message table: what its rows do not tell.
 
@@ -42,19 +53,53 @@ def _index_of(name: str, where: str, *columns: str) -> sa.Index:
 groups = sa.Table(
     "waterclock_groups",
     metadata,
-    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False),
-    sa.Column("group_id", Name, primary_key=True),  # "" is the group of messages that name none
-    sa.Column("head", BigInt),  # position of the first message that is not acked
-    sa.Column("next_position", BigInt),  # of the first message that nobody has
-    sa.Column("tail", BigInt, nullable=False),  # position of the last message that was routed here
-    sa.Column("priority", sa.Integer, nullable=False),  # the head's
-    sa.Column("ready_at", BigInt),  # ns: when there is something to hand out, or a lease ends; NULL: never by itself
-    sa.Column("assigned", Name, nullable=False, server_default=""),  # who alone may have the group; "": anybody
-    sa.Column("drain_to", Name),  # who it is assigned to as soon as nothing of it is out; NULL: it stays
-    sa.Column("pinned", sa.SmallInteger, nullable=False, server_default="0"),  # 1: assigned by hand
-    sa.Column("paused_until", BigInt),  # ns
-    sa.Column("idle_since", BigInt),  # ns; NULL while it has messages
-    sa.Column("came", BigInt, nullable=False, server_default="0"),  # seq of the message that began it
+    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
+    sa.Column("group_id", Name, primary_key=True, doc="The group; empty for messages that name none."),
+    sa.Column("head", BigInt, doc="Position of the first message that is not acked; NULL: the group has none."),
+    sa.Column(
+        "next_position",
+        BigInt,
+        doc="Position of the first message that no consumer has, of a sequenced group that of the head; NULL: none.",
+    ),
+    sa.Column("tail", BigInt, nullable=False, doc="Position of the last message that was routed."),
+    sa.Column("priority", sa.Integer, nullable=False, doc="Priority of the head."),
+    sa.Column(
+        "ready_at",
+        BigInt,
+        doc="When the group has something to hand out, or a lease of it ends, ns; NULL: never by itself.",
+    ),
+    sa.Column(
+        "assigned",
+        Name,
+        nullable=False,
+        server_default="",
+        doc="The consumer who alone may have the group; empty: any consumer.",
+    ),
+    sa.Column(
+        "drain_to",
+        Name,
+        doc="The consumer it is assigned to as soon as none of its messages is leased; NULL: it stays.",
+    ),
+    sa.Column(
+        "pinned",
+        sa.SmallInteger,
+        nullable=False,
+        server_default="0",
+        doc="1 where the group was assigned by hand, else 0.",
+    ),
+    sa.Column(
+        "paused_until",
+        BigInt,
+        doc="No message of the group is sent before this time, ns; NULL: it is not paused.",
+    ),
+    sa.Column("idle_since", BigInt, doc="Since when an exclusive group has no message, ns; NULL while it has some."),
+    sa.Column(
+        "came",
+        BigInt,
+        nullable=False,
+        server_default="0",
+        doc="`seq` of the message that began the group: groups that are due together go in this order.",
+    ),
     # Each holds only the groups that it is for: a planner that takes the catalogue for empty, as it was when analysed,
     # thinks any index with the table's number as good as the key, and would go through all groups for one.
     # Groups that are due together go as they came: their messages lie together, unlike those of neighbours by name.
@@ -67,11 +112,16 @@ groups = sa.Table(
 consumers = sa.Table(
     "waterclock_consumers",
     metadata,
-    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False),
-    sa.Column("name", Name, primary_key=True),
-    sa.Column("session", BigInt, nullable=False),  # the process that goes by the name
-    sa.Column("lease_until", BigInt, nullable=False),  # ns: without a sign of life until then its groups go to others
-    sa.Column("max_groups", BigInt),  # how many it takes at the most
+    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
+    sa.Column("name", Name, primary_key=True, doc="The consumer."),
+    sa.Column("session", BigInt, nullable=False, doc="Number of the process that goes by the name."),
+    sa.Column(
+        "lease_until",
+        BigInt,
+        nullable=False,
+        doc="Without a sign of life until then, its groups go to other consumers, ns.",
+    ),
+    sa.Column("max_groups", BigInt, doc="How many groups it takes at the most; NULL: any number."),
     sa.Index("waterclock_consumers_lease_idx", "table_id", "lease_until"),
 )
 """One row for each consumer of a table with exclusive groups that lives."""
@@ -79,10 +129,15 @@ consumers = sa.Table(
 attendance = sa.Table(
     "waterclock_attendance",
     metadata,
-    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False),
-    sa.Column("session", BigInt, primary_key=True, autoincrement=False),  # the process
-    sa.Column("subscribers", BigInt, nullable=False),  # subscriptions that it has open
-    sa.Column("sent", BigInt, nullable=False),  # messages that it took in the minute before told_at
-    sa.Column("told_at", BigInt, nullable=False),  # ns; a row that is not told anew counts only for a while
+    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
+    sa.Column("session", BigInt, primary_key=True, autoincrement=False, doc="Number of the process."),
+    sa.Column("subscribers", BigInt, nullable=False, doc="Subscriptions that it has open."),
+    sa.Column("sent", BigInt, nullable=False, doc="Messages that it took in the minute before `told_at`."),
+    sa.Column(
+        "told_at",
+        BigInt,
+        nullable=False,
+        doc="When the process wrote the row, ns; one that is older than half a minute does not count.",
+    ),
 )
 """One row for each process that takes messages from a table, as it told last; see tables/attendance.py."""

@@ -148,24 +148,43 @@ def message_rows(
     return sa.Table(
         name,
         sa.MetaData(),
-        sa.Column("time_scheduled", BigInt),
-        sa.Column("id", _ID_TYPES[id_type], *id_items, unique=True),
-        sa.Column("time_next", BigInt),  # when it is sent next, so also the end of the lease; NULL once acked
-        sa.Column("epoch", BigInt, nullable=False, server_default="0"),
-        sa.Column("time_created", BigInt),
-        sa.Column("time_acked", BigInt),
-        sa.Column("message", _PAYLOADS[payload]),
-        sa.Column("priority", sa.Integer, nullable=False, server_default="0"),  # higher first
-        sa.Column("group_id", Name),
-        sa.Column("headers", LongText),  # a JSON object of texts
-        sa.Column("last_error", LongText),
+        sa.Column("time_scheduled", BigInt, doc="When the message is to be sent for the first time, ns."),
+        sa.Column("id", _ID_TYPES[id_type], *id_items, unique=True, doc="Names the message; unique."),
+        sa.Column(
+            "time_next",
+            BigInt,
+            doc="When it is sent next, ns: the end of the lease while a consumer has it; NULL once acked.",
+        ),
+        sa.Column("epoch", BigInt, nullable=False, server_default="0", doc="How often it was sent so far."),
+        sa.Column("time_created", BigInt, doc="When it was put, ns."),
+        sa.Column("time_acked", BigInt, doc="When it was acked, ns; NULL: it is not."),
+        sa.Column("message", _PAYLOADS[payload], doc="The payload."),
+        sa.Column("priority", sa.Integer, nullable=False, server_default="0", doc="Higher ones are sent first."),
+        sa.Column("group_id", Name, doc="Its group; NULL: it names none."),
+        sa.Column("headers", LongText, doc="A JSON object of texts; NULL: none."),
+        sa.Column("last_error", LongText, doc="Why it failed last; NULL: it did not."),
         # In the order of insertion. An identity, where there are such, because whoever may insert may have its numbers.
-        sa.Column("seq", Key, sa.Identity(), primary_key=True),
-        sa.Column("lease", BigInt),  # fences acks; NULL when nobody has the message
-        sa.Column("consumer", Name),  # who has the message, or had it last
-        sa.Column("position", BigInt),  # place in its group
-        sa.Column("routed", sa.SmallInteger, nullable=False, server_default="0"),  # 0: its group has not seen it yet
-        sa.Column("held_at", BigInt),  # when an ack came that waits for those before it
+        sa.Column("seq", Key, sa.Identity(), primary_key=True, doc="The order of insertion."),
+        sa.Column(
+            "lease",
+            BigInt,
+            doc="Number of the claim that has the message; NULL where none has it. An acked message may keep it, in a"
+            " group negated.",
+        ),
+        sa.Column("consumer", Name, doc="The consumer who has the message, or had it last."),
+        sa.Column("position", BigInt, doc="Its place in its group; NULL: it has none yet."),
+        sa.Column(
+            "routed",
+            sa.SmallInteger,
+            nullable=False,
+            server_default="0",
+            doc="1 once a consumer has given it its place in its group, else 0.",
+        ),
+        sa.Column(
+            "held_at",
+            BigInt,
+            doc="When an ack came that is held back until those before it have come, ns; NULL: none is.",
+        ),
         *columns,
         sqlite_autoincrement=True,
     )

@@ -1,0 +1,94 @@
+"""Putting docs/sql.md together: what the statements are taken from is in `verbs`, what is said of them in `comments`."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from textwrap import indent
+
+from tests.sql.comments import commented
+from tests.sql.layout import laid_out
+from tests.sql.schema import catalogue_tables, column_lines, meaning, message_table
+from tests.sql.verbs import GROUPS, MESSAGE_TABLES, TOPICS, Verb, statements_of
+
+from waterclock.connection import connect
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "sql.md"
+
+DATABASES = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mariadb": "MariaDB"}
+"""How the page names each."""
+
+Part = tuple[str, str]
+"""A call's title, and the page's name of a database."""
+
+_INTRODUCTION = """\
+<!-- `make sql` writes this page; a test for each database keeps it current. -->
+
+# SQL
+
+The statements that run often, and the tables that they are about.
+
+## How to read them
+
+- The statements are those that the driver gets, in their order, recorded while the call runs. White space and comments are the page's.
+- The table without groups is called `orders`, the one with `groups="sequenced"` is called `calls`, both with `payload="text"`. Options, columns of
+  your own and `groups="exclusive"` change statements.
+- The consumer or the producer has been busy for a while. Once a second it also looks whether options have changed, which is not shown.
+- `%(name)s` and `:name` are parameters. SQLite's driver counts its parameters, and gets a `?` in place of each name.
+- `BEGIN` and `COMMIT` stand around a transaction, also where the driver sends them. A statement without them commits by itself.
+"""
+
+_SCHEMA = """\
+## Tables
+
+Times are int nanoseconds since the epoch. Texts are compared byte by byte. `BIGINT; SQLite: INTEGER` is `BIGINT` but on SQLite.
+
+### A table of messages
+
+It has the name that you give. `id` is `TEXT` or a UUID where `id_type` says so, and `message` a text or JSON where `payload` says so. Your own columns
+follow. With `purge_by="partition"`, MariaDB's has one more, `acked_day`, by which its partitions are told apart.
+"""
+
+
+def recorded_parts(url: str, database: str) -> dict[Part, str]:
+    """Make every call in a database that is empty but for the catalogue, and lay its statements out."""
+    with tempfile.TemporaryDirectory() as folder, connect(url, Path(folder)) as opened:
+        recorded = statements_of(opened, [*MESSAGE_TABLES, *GROUPS, *TOPICS])
+    return {
+        (title, DATABASES[database]): ";\n\n".join(commented(map(laid_out, statements))) + ";"
+        for title, statements in recorded.items()
+    }
+
+
+def written(parts: Mapping[Part, str]) -> str:
+    """Write the page."""
+    chapters = (("Message tables", MESSAGE_TABLES), ("Groups", GROUPS), ("Topics", TOPICS))
+    lines = [_INTRODUCTION]
+    for title, verbs in chapters:
+        lines += [f"## {title}\n", *(_section(verb, parts) for verb in verbs)]
+    lines += [_SCHEMA, *column_lines(message_table()), ""]
+    for table in catalogue_tables():
+        lines += [f"### {table.name}\n", f"{meaning(table)}\n", *column_lines(table), ""]
+    return "\n".join(lines)
+
+
+def parts_of(page: str) -> dict[Part, str]:
+    """Find the statements in a page that `written` made."""
+    return dict(_found(page))
+
+
+def _section(verb: Verb, parts: Mapping[Part, str]) -> str:
+    tabs = [
+        f'=== "{name}"\n\n' + indent(f"```sql\n{parts[verb.title, name]}\n```\n", "    ") for name in DATABASES.values()
+    ]
+    return "\n".join([f"### {verb.title}\n", f"`{verb.python}`\n", f"{verb.text}\n", *tabs])
+
+
+def _found(page: str) -> Iterator[tuple[Part, str]]:
+    for section in re.split(r"^### ", page, flags=re.MULTILINE)[1:]:
+        title = section.splitlines()[0]
+        for tab in re.finditer(r'^=== "(\w+)"\n\n    ```sql\n(.*?)\n    ```$', section, re.MULTILINE | re.DOTALL):
+            text = "\n".join(line.removeprefix("    ") for line in tab.group(2).splitlines())
+            yield (title, tab.group(1)), text
