@@ -26,6 +26,7 @@ COMMENTS = {
     r"FROM sqlite_sequence": "The greatest id there ever was, of messages that were purged too.",
     r"^ON CONFLICT": "A message whose id is there already changes nothing.",
     r"FROM unnest\(%\(id\)b": "A list for each column: the text is the same for any number of messages.",
+    r"^VALUES \(%\(id\)s": "The driver makes one statement of many rows; a trigger and defaults set the other times.",
     # claim
     r"^WITH RECURSIVE levels": "The priorities of messages that are not acked, from the highest down: a look into the"
     " index for each.",
@@ -93,8 +94,7 @@ def commented(statements: Iterable[str]) -> list[str]:
         lines: list[str] = []
         for line in statement.splitlines():
             indent = line[: len(line) - len(line.lstrip())]
-            for pattern in [pattern for pattern in left if pattern.search(line)]:
-                lines.append(f"{indent}-- {left.pop(pattern)}")
-            lines.append(line)
+            found = [pattern for pattern in left if pattern.search(line)]
+            lines += [*(f"{indent}-- {left.pop(pattern)}" for pattern in found), line]
         result.append("\n".join(lines))
     return result

@@ -139,10 +139,8 @@ def _item(tokens: tuple[_Token, ...], indent: str) -> list[str]:
 def _items(tokens: tuple[_Token, ...]) -> list[tuple[_Token, ...]]:
     items: list[list[_Token]] = [[]]
     for place, token in enumerate(tokens):
-        is_short = [each.text for each in tokens[place : place + 2]] == ["ON", "true"]
-        if place and token.text in _BREAKS_BEFORE and not is_short:
-            items.append([token])
-        elif items[-1] and items[-1][-1].text == ",":
+        breaks = token.text in _BREAKS_BEFORE and [each.text for each in tokens[place : place + 2]] != ["ON", "true"]
+        if place and (breaks or tokens[place - 1].text == ","):
             items.append([token])
         else:
             items[-1].append(token)
@@ -154,7 +152,7 @@ def _opened(tokens: tuple[_Token, ...], indent: str) -> list[str]:
     lines = [indent]
     for token in tokens:
         before = " " if token.is_apart and lines[-1].strip() else ""
-        if token.inner is None or len(lines[-1] + before + token.flat) <= WIDTH:
+        if not token.inner or len(lines[-1] + before + token.flat) <= WIDTH:
             lines[-1] += before + token.flat
             continue
         lines[-1] += before + "("

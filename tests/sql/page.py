@@ -1,4 +1,4 @@
-"""Putting docs/sql.md together: what the statements are taken from is in `verbs`, what is said of them in `comments`."""
+"""Putting docs/sql.md together: `verbs` says what the statements are taken from, `comments` what is said of them."""
 
 from __future__ import annotations
 
@@ -32,23 +32,28 @@ The statements that run often, and the tables that they are about.
 
 ## How to read them
 
-- The statements are those that the driver gets, in their order, recorded while the call runs. White space and comments are the page's.
-- The table without groups is called `orders`, the one with `groups="sequenced"` is called `calls`, both with `payload="text"`. Options, columns of
-  your own and `groups="exclusive"` change statements.
-- The consumer or the producer has been busy for a while. Once a second it also looks whether options have changed, which is not shown.
+- The statements are those that the driver gets, in their order, recorded while the call runs. White space and comments
+  are the page's.
+- The table without groups is called `orders`, the one with `groups="sequenced"` is called `calls`, both with
+  `payload="text"`. Options, columns of your own and `groups="exclusive"` change statements.
+- The consumer or the producer has been busy for a while. Once a second it also looks whether options have changed;
+  that is not shown.
 - `%(name)s` and `:name` are parameters. SQLite's driver counts its parameters, and gets a `?` in place of each name.
-- `BEGIN` and `COMMIT` stand around a transaction, also where the driver sends them. A statement without them commits by itself.
+- `BEGIN` and `COMMIT` also stand where the driver has methods of its own for them. A statement without them commits by
+  itself.
 """
 
 _SCHEMA = """\
 ## Tables
 
-Times are int nanoseconds since the epoch. Texts are compared byte by byte. `BIGINT; SQLite: INTEGER` is `BIGINT` but on SQLite.
+Times are int nanoseconds since the epoch, and names are compared byte by byte. "BIGINT; SQLite: INTEGER" means BIGINT
+on all databases but SQLite. The catalogue has one more table, `waterclock_migrations`, with its version.
 
 ### A table of messages
 
-It has the name that you give. `id` is `TEXT` or a UUID where `id_type` says so, and `message` a text or JSON where `payload` says so. Your own columns
-follow. With `purge_by="partition"`, MariaDB's has one more, `acked_day`, by which its partitions are told apart.
+It has the name that you give. `id` is a text or a UUID where `id_type` says so, and `message` a text or JSON where
+`payload` says so. Your own columns follow. With `purge_by="partition"`, MariaDB's has one more, `acked_day`, by which
+its partitions are told apart.
 """
 
 

@@ -8,8 +8,23 @@ from tests.sql.layout import WIDTH, laid_out
 
 NAMES = st.sampled_from(["orders.id", "`position`", '"end"', "'a (text), FROM'", ":now", "%(count)s::BIGINT", "?", "*"])
 WORDS = st.sampled_from(
-    ["SELECT", "FROM", "WHERE", "AND", "OR", "CASE", "WHEN", "ELSE", "END", "UPDATE", "SET", "VALUES", "FOR UPDATE"]
-    + ["LEFT OUTER JOIN", "ON", "ON true", "WITH", ",", "=", "<=", "LIMIT 1", "UNION ALL", "ORDER BY"]
+    [
+        "SELECT",
+        "FROM",
+        "WHERE",
+        "AND",
+        "OR",
+        "CASE",
+        "WHEN",
+        "ELSE",
+        "END",
+        "UPDATE",
+        "SET",
+        "VALUES",
+        "WITH",
+        "ON",
+        ",",
+    ]
 )
 
 
@@ -37,13 +52,13 @@ def test_a_short_clause_is_a_line() -> None:
 
 def test_a_long_condition_has_a_line_for_each_part() -> None:
     parts = [f"orders.column_{number} = %(value_{number})s" for number in range(4)]
-    lines = laid_out(f"DELETE FROM orders WHERE {' AND '.join(parts)}").splitlines()
+    lines = laid_out(f"DELETE FROM orders WHERE {' AND '.join(parts)}").splitlines()  # noqa: S608  # never run
     assert lines == ["DELETE FROM orders", f"WHERE {parts[0]}", *(f"    AND {part}" for part in parts[1:])]
 
 
 def test_a_query_within_a_query_stands_below_its_bracket() -> None:
     inner = "SELECT other.seq FROM orders AS other WHERE other.time_acked IS NULL AND other.time_next IS NOT NULL"
-    lines = laid_out(f"SELECT orders.id FROM orders WHERE orders.seq IN ({inner})").splitlines()
+    lines = laid_out(f"SELECT orders.id FROM orders WHERE orders.seq IN ({inner})").splitlines()  # noqa: S608  # never run
     assert lines[2:] == [
         "WHERE orders.seq IN (",
         "    SELECT other.seq",
@@ -54,5 +69,5 @@ def test_a_query_within_a_query_stands_below_its_bracket() -> None:
 
 
 def test_a_text_is_not_taken_for_clauses() -> None:
-    statement = f"SELECT '{'FROM ' * WIDTH}' FROM orders"
+    statement = f"SELECT '{'FROM ' * WIDTH}' FROM orders"  # noqa: S608  # never run
     assert laid_out(statement).count("\nFROM") == 1

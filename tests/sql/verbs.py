@@ -1,4 +1,4 @@
-"""The calls that run often, each made ready as a consumer or a producer would make it that has been busy for a while."""
+"""The calls that run often, each made ready as a consumer or producer makes it that has been busy for a while."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ MESSAGE_TABLES = (
     Verb(
         "Put",
         'orders.put("x")',
-        "Inserts the message. A message with a time, headers or a priority has more columns. Where ids are bigints, a"
-        " server gives numbers ahead of their use to a program that puts often.",
+        "Inserts the message. A message with a time, headers or a priority has more columns. A program that puts"
+        " often draws the numbers for its messages ahead on a server.",
         Scene.ready_to_put,
     ),
     Verb(
@@ -174,8 +174,8 @@ MESSAGE_TABLES = (
     Verb(
         "Claim",
         "orders.receive(1)",
-        "Takes the messages that are due, highest priority first. The consumer knows from its last claim which priorities"
-        " there are and where to begin ([why](concepts/message-tables.md#where-a-claim-begins)).",
+        "Takes the messages that are due, highest priority first. The consumer knows from its last claim which"
+        " priorities there are and where to begin ([why](concepts/message-tables.md#where-a-claim-begins)).",
         Scene.ready_to_claim,
     ),
     Verb(
@@ -226,7 +226,7 @@ GROUPS = (
     Verb(
         "Settle",
         "calls.nack([delivery])",
-        "After any change but the ack of the first messages, a group is noted anew and ends where nothing is left of it."
+        "After any change but the ack of the first messages, a group is noted anew, and ends where it has no message."
         " These are the statements of that alone.",
         Scene.ready_to_settle,
     ),

@@ -140,4 +140,4 @@ attendance = sa.Table(
         doc="When the process wrote the row, ns; one that is older than half a minute does not count.",
     ),
 )
-"""One row for each process that takes messages from a table, as it told last; see tables/attendance.py."""
+"""One row for each process that takes messages from a table, as it was when the process wrote it last."""

@@ -44,11 +44,7 @@ stores = sa.Table(
     sa.Column("created_at", BigInt, nullable=False, doc="When the store was first used, ns."),
     sqlite_autoincrement=True,
 )
-"""One row a folder or bucket that holds ledger files: the identity in its marker, and its URL without secrets.
-
-``is_complete`` is 1 where the root is all that it takes to open the store, and 0 where credentials, options or a
-filesystem of the caller's were given with it, which the catalogue does not keep.
-"""
+"""One row a folder or bucket that holds ledger files: the identity in its marker, and its URL without secrets."""
 
 topics = sa.Table(
     "waterclock_topics",
@@ -105,18 +101,7 @@ topics = sa.Table(
     sa.Column("expiring_until", BigInt, doc="When the turn of that process ends, ns."),
     sqlite_autoincrement=True,  # the id of a topic that was removed must never name another one
 )
-"""One row a topic, and at once the counter that every append locks: position order is commit order.
-
-``ledger`` is the open one; ``entries``, ``messages``, ``bytes``, ``opened_at``, ``begin_*`` and ``end_*`` are what it
-holds so far. ``ordinal`` numbers the next message of the topic, and ``peak_*`` is the running maximum of each time
-over all ledgers that are closed. ``first_ledger`` and ``first_ordinal`` are the first that were not deleted on purpose:
-a ledger that is missing after them is a fault. ``store_id`` is the store of its files; NULL until the topic is first
-opened by a version that knows stores. ``origin`` is a number that no other topic has, in whichever database: its files
-bear it. ``max_ahead`` and ``on_ahead`` say how far ahead of the clock a publish_time may
-be, and what becomes of a message that is further (`waterclock.topics.ahead`). ``stored_bytes`` are the bytes of all
-ledgers but the open one. ``stale_peaks``: up to this ledger, and behind it until they agree, peaks may still be those
-of ledgers that were deleted; NULL where none are (`waterclock.topics.peaks`).
-"""
+"""One row a topic, and at once the counter that every append locks: position order is commit order."""
 
 ledgers = sa.Table(
     "waterclock_ledgers",
@@ -173,14 +158,8 @@ ledgers = sa.Table(
 """One row a ledger that is ``closed`` (its entries are rows), ``sealed`` (its messages are a file) or ``lost``
 (they are gone for good, and a repair has recorded that, so that ordinals add up).
 
-``bytes`` are those of its entries until it is sealed, then those of its file, of which a ledger that shares it with
-others has its part; ``file_bytes`` is the length of the whole file.
-``peak_*`` is the running maximum over this ledger and all before it: it never falls from one ledger to the next, so
-the first ledger with ``peak >= t`` is one step down an index however disordered the times are. ``footer`` is the
-file's own, kept here so that reading a part of the file needs no other read. Of a file that ledgers share, the last of
-them has the copy, as ``shared_footer``. ``checksums`` are those of the row groups' columns in the file
-(`waterclock.topics.file_checksums`). ``lost_in_file`` counts the messages of damaged row groups of the file that
-are recorded as lost.
+``peak_*`` never falls from one ledger to the next, so the first ledger with ``peak >= t`` is one step down an index
+however disordered the times are.
 """
 
 entries = sa.Table(
@@ -204,10 +183,7 @@ entries = sa.Table(
     sa.Column("data", Blob, nullable=False, doc="The messages, as Arrow IPC."),
     *(sa.Index(f"waterclock_entries_{time}_idx", "topic_id", "ledger", f"peak_{time}", "entry") for time in BOUNDED),
 )
-"""One row an append to a ledger that is not sealed. ``data`` is Arrow IPC; ``peak_*`` runs over the ledger alone.
-
-``token`` is drawn for each append, so that one whose commit was cut off can look whether it arrived.
-"""
+"""One row an append to a ledger that is not sealed."""
 
 files = sa.Table(
     "waterclock_files",
@@ -236,11 +212,7 @@ files = sa.Table(
     sa.Index("waterclock_files_ledger_idx", "topic_id", "ledger"),
     sa.Index("waterclock_files_until_idx", "topic_id", "until"),
 )
-"""Files that belong to no sealed ledger: ``pending`` (being written, until the lease ends) or ``deleted`` (waiting).
-
-``path`` is the name below the root of the topic's store; of a file that was left in another store, from which the
-topic has moved, it is ``IDENTITY:NAME``.
-"""
+"""Files that belong to no sealed ledger: ``pending`` (being written, until the lease ends) or ``deleted`` (waiting)."""
 
 producers = sa.Table(
     "waterclock_producers",
@@ -268,12 +240,7 @@ producers = sa.Table(
         " NULL: not known.",
     ),
 )
-"""Producers that number their messages.
-
-``recent`` holds the last appends: [first, last, ledger, entry, checksum, judged_at] each; ledger and entry are null
-where every message was rejected, and judged_at is null where none was. ``covered`` holds the ranges of numbers that
-were ever appended: [first, last] each, joined where they touch.
-"""
+"""Producers that number their messages."""
 
 subscriptions = sa.Table(
     "waterclock_subscriptions",
@@ -296,7 +263,4 @@ subscriptions = sa.Table(
     sa.Column("holder", Name, doc="The reader that has the subscription; NULL: none has."),
     sa.Column("held_until", BigInt, doc="When the turn of that reader ends, ns."),
 )
-"""Durable reading positions: the next message to be read, and its number in the topic.
-
-Messages whose time ``not_before_by`` (NULL: publish_time) is before ``not_before`` are not delivered.
-"""
+"""Durable reading positions: the next message to be read, and its number in the topic."""
