@@ -19,7 +19,7 @@ COMMENTS = {
     r"SET LOCAL plan_cache_mode": "The plan goes down indexes, whatever the server believes of a table's size.",
     # the clock
     r":waterclock_now": "The computer's clock, ns; all who use the file are on this computer.",
-    r"EXTRACT\(epoch FROM statement_timestamp|unix_timestamp\(now\(6": "The database's clock, ns.",
+    r"EXTRACT\(epoch FROM statement_timestamp|TIMESTAMPDIFF\(MICROSECOND": "The database's clock, ns.",
     # put
     r"^WHERE orders\.seq = -1": "Deletes nothing, but takes the write lock, which a transaction of the caller's may"
     " not have yet.",
@@ -28,8 +28,8 @@ COMMENTS = {
     r"FROM unnest\(%\(id\)b": "A list for each column: the text is the same for any number of messages.",
     r"^VALUES \(%\(id\)s": "The driver makes one statement of many rows; a trigger and defaults set the other times.",
     # claim
-    r"^WITH RECURSIVE levels": "The priorities of messages that are not acked, from the highest down: a look into the"
-    " index for each.",
+    r"^WITH RECURSIVE levels": "The priorities to look at, from the highest down.",
+    r"LIMIT 128": "So many messages are looked at in a step, because most priorities may have nothing that is due.",
     r"FROM unnest\(%\(known\)s": "Priorities that are known from the last claim, and where it stopped in each.",
     r"AND (other|orders)\.priority > (:of|%\(of\)s|coalesce)": "A message of a priority that is not known yet goes"
     " first.",
