@@ -13,8 +13,7 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.errors import TimedOutError
-from waterclock.tables.consumers import receiving
-from waterclock.tables.consumers import subscription
+from waterclock.tables.consumers import receiving, subscription
 from waterclock.tables.message_table import MessageTable
 
 
