@@ -48,7 +48,7 @@ class RateLanes:
         self.batchers[source] = batcher
 
     def check(self, together: dict[str, list[Message]]) -> dict[str, list[Message]]:
-        """Check what arrived together, by source. What one batcher refuses, or a user's function raises, changes none."""
+        """Check what arrived together, by source: what one batcher refuses, or a function raises, changes none."""
         return {source: self.batchers[source].check(messages) for source, messages in together.items()}
 
     def take(self, source: str, messages: list[Message]) -> list[Batch]:
