@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 import zlib
 from itertools import pairwise
@@ -180,6 +181,16 @@ def test_the_columns_hold_as_much_as_the_class_where_every_clock_stands_still() 
 
 def _batches(batcher: RateAwareBatcher, arrivals: list[list[Message]]) -> list[Batch]:
     return [b for call in arrivals for b in batcher.add(call)]
+
+
+def test_a_broken_stream_does_not_draw_the_window_away_from_what_waits_where_there_is_no_timeout() -> None:
+    arrivals = in_calls(arriving(on_time(pulses("det", 14, 0, 40)), wild((0, 40), -43 * YEAR)), None)
+    batches = _batches(RateAwareBatcher(timeout=math.inf, clock=frozen), arrivals)
+    assert all(abs(b.start - at(0)) < YEAR for b in batches)
+    assert {b.reason for b in batches[5:]} == {"slots"}
+    columns = RateAwareColumns(NAMES, timeout=math.inf)
+    expected = run_class(arrivals, {"timeout": math.inf})
+    assert described_columns(columns.add(*laid_out(arrivals, NAMES), flush=True)) == expected
 
 
 def test_a_live_source_is_not_thrown_back_by_a_late_gateway() -> None:

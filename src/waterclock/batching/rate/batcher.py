@@ -377,7 +377,12 @@ class RateAwareBatcher:
         if assembly.active:
             # What came while the mark moved tells where the traffic was.
             recent = assembly.active[-self._stall.unmoved :]
-            _, anchor = plausible_range(map(_event_time, recent), assembly.rule.batch_length, moving=True)
+            times, length = list(map(_event_time, recent)), assembly.rule.batch_length
+            _, anchor = plausible_range(times, length, moving=True)
+            if assembly.piled:
+                times += map(_event_time, assembly.waiting_messages())
+                if plausible_range(times, length, moving=True)[1] != anchor:
+                    anchor = window.end  # the bulk waits for the windows that follow
             if window.start <= anchor <= window.end:
                 batches.append(assembly.close("stall"))
             else:

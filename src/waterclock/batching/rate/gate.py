@@ -32,7 +32,9 @@ class Gate:
         """Ask the function about the streams that it was not asked about lately. What it raises changes nothing."""
         if len(self._answers) > _MOST_ANSWERS:
             self._answers = {}
-        self._answers |= {stream: bool(self._choose(stream)) for stream in {*streams} - self._answers.keys()}
+        for stream in dict.fromkeys(streams):
+            if stream not in self._answers:
+                self._answers[stream] = bool(self._choose(stream))
 
     def __call__(self, stream: str) -> bool:
         """Answer; a function has to have been asked."""

@@ -42,6 +42,7 @@ from waterclock.batching.rate.stream_kernel import (
     PILE_NEWEST,
     PILED,
     RATE,
+    ROOT,
     SATISFIED,
     SETBACKS,
     SINCE,
@@ -235,6 +236,31 @@ def _place_anew(anchor: int, known: Known, messages: Waiting, out: Out) -> None:
 
 
 @njit(error_model="numpy")
+def _with_piled(times: Ints, known: Known, messages: Waiting) -> Ints:
+    """Put the event times of all that waits behind others."""
+    together = np.empty(len(times) + known.facts[ALL_PILED], np.int64)
+    for k in range(len(times)):
+        together[k] = times[k]
+    count = len(times)
+    for row in range(len(known.tracks)):
+        if not known.tracks[row, PILED]:
+            continue
+        heap = np.empty(known.tracks[row, PILED] + 1, np.int64)
+        heap[0] = known.tracks[row, ROOT]
+        open_ = 1
+        while open_:
+            open_ -= 1
+            message = heap[open_]
+            together[count] = messages.times[message]
+            count += 1
+            for child in (messages.left[message], messages.right[message]):
+                if child != NONE:
+                    heap[open_] = child
+                    open_ += 1
+    return together
+
+
+@njit(error_model="numpy")
 def _recover(known: Known, messages: Waiting, out: Out) -> None:
     facts = known.facts
     start, length = facts[WINDOW_START], facts[LENGTH]
@@ -245,6 +271,8 @@ def _recover(known: Known, messages: Waiting, out: Out) -> None:
         for k in range(recent):
             times[k] = messages.times[out.joined[facts[JOINED] - 1 - k]]
         anchor = plausible_range(times, length, True)[1]
+        if facts[ALL_PILED] and plausible_range(_with_piled(times, known, messages), length, True)[1] != anchor:
+            anchor = start + length
         if start <= anchor <= start + length:
             give_out(STALL, known, out)
             open_window(start + length, 1, known, messages, out)
