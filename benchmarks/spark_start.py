@@ -16,9 +16,9 @@ import time
 from typing import Any
 
 from benchmarks.measure import cpu_seconds, write_results
+from waterclock.spark.preparing.make_class_archive import make_class_archive
 from waterclock.spark.session.class_archive import SWITCH, archive_options
 from waterclock.spark.session.java import find_java
-from waterclock.spark.session.make_class_archive import make_class_archive
 from waterclock.spark.session.session import session
 
 ROUNDS = 5

@@ -291,14 +291,14 @@ class Database:
 
     def tables(self) -> list[str]:
         """Name every message table, in alphabetical order."""
-        from waterclock.tables.open_table import message_table_names
+        from waterclock.tables.message_table import message_table_names
 
         return message_table_names(self.backend)
 
     def close(self) -> None:
         """Give the connections back."""
         if self._has_opened_tables:
-            from waterclock.tables.consumers.attendance import forget
+            from waterclock.tables.messages.attendance import forget
 
             forget(self.backend)
         self.backend.close()

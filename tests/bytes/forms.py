@@ -19,9 +19,9 @@ from waterclock.batching.rate.columns import RateAwareColumns
 from waterclock.checksum import FRAME_BYTES
 from waterclock.errors import WaterclockError
 from waterclock.message import Message, Position
+from waterclock.spark.packing import POSITIONED, gathered, pack
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
 from waterclock.spark.streaming.judging import judge
-from waterclock.spark.streaming.packing import POSITIONED, gathered, pack
 from waterclock.spark.streaming.rate_stream import RateOptions, RateStream
 from waterclock.spark.writing.batch_rows import messages_in
 

@@ -16,9 +16,9 @@ from waterclock.arrow import to_arrow
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message
+from waterclock.spark.packing import PLAIN, POSITIONED, PackedRow, pack
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
 from waterclock.spark.streaming.outcome_rows import Outcome, expand, outcome_rows
-from waterclock.spark.streaming.packing import PLAIN, POSITIONED, PackedRow, pack
 from waterclock.time import MAX_NS
 
 MS = 1_000_000

@@ -16,9 +16,10 @@ from tests.spark.fates import METADATA, Fates, fates_in_rows, fates_one_by_one, 
 from waterclock.arrow import to_arrow
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.message import Message, Position
-from waterclock.spark.streaming import judging, packing
+from waterclock.spark import packing
+from waterclock.spark.packing import PLAIN, POSITIONED, pack
+from waterclock.spark.streaming import judging
 from waterclock.spark.streaming.judging import judge
-from waterclock.spark.streaming.packing import PLAIN, POSITIONED, pack
 from waterclock.time import MAX_NS
 
 

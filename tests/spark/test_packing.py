@@ -17,8 +17,8 @@ from tests.spark.fates import METADATA, in_entries
 from waterclock.arrow import to_arrow
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message
-from waterclock.spark.streaming import packing
-from waterclock.spark.streaming.packing import PLAIN, POSITIONED, gathered, pack, records, unpack
+from waterclock.spark import packing
+from waterclock.spark.packing import PLAIN, POSITIONED, gathered, pack, records, unpack
 
 
 def columns_of(messages: list[Message], batch_size: int) -> Iterator[pa.RecordBatch]:

@@ -20,8 +20,8 @@ from waterclock.batching.batch import Batch
 from waterclock.batching.rate.batcher import RateAwareBatcher
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position
+from waterclock.spark.packing import POSITIONED, PackedRow, pack
 from waterclock.spark.streaming.outcome_rows import Outcome, expand, outcome_rows
-from waterclock.spark.streaming.packing import POSITIONED, PackedRow, pack
 from waterclock.spark.streaming.rate_stream import RateOptions, RateStream, judge_by_rate
 
 # Calls drawn at random bring anything.

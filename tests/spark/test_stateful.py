@@ -12,8 +12,8 @@ from waterclock.arrow import to_arrow
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
+from waterclock.spark.packing import POSITIONED, pack
 from waterclock.spark.streaming.outcome_rows import BATCH
-from waterclock.spark.streaming.packing import POSITIONED, pack
 from waterclock.spark.streaming.rate_stream import RateOptions
 from waterclock.spark.streaming.stateful import EventTimeProcessor, RateProcessor
 from waterclock.time import MAX_NS

@@ -26,12 +26,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import waterclock as wc
 from waterclock.errors import InvalidArgumentError
+from waterclock.spark.packing import unpack
 from waterclock.spark.reading.columns import check_columns
 from waterclock.spark.reading.pushdown import exact_test
 from waterclock.spark.reading.read_options import ReadOptions
 from waterclock.spark.reading.source import TopicReader
 from waterclock.spark.reading.topic_stream import TopicStreamReader
-from waterclock.spark.streaming.packing import unpack
 from waterclock.topics.slicing import Slice
 
 SECOND = 1_000_000_000

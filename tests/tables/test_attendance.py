@@ -10,9 +10,9 @@ import pytest
 
 from waterclock.connection import Database
 from waterclock.errors import UnavailableError
-from waterclock.tables.consumers.attendance import LASTS, RATE_SECONDS, TELL_EVERY, Lately, attendance_of
 from waterclock.tables.consumers.heartbeat import Heart
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.attendance import LASTS, RATE_SECONDS, TELL_EVERY, Lately, attendance_of
 
 from .conftest import MovableClock
 from .test_killing import start
@@ -44,7 +44,7 @@ def test_a_subscription_counts_for_as_long_as_it_is_open_whether_it_is_asked_or_
     orders: MessageTable, elsewhere: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heart = Heart(lambda: time.monotonic_ns() + TELL_EVERY, beats=False)
-    monkeypatch.setattr("waterclock.tables.consumers.attendance.heart_of", lambda _backend: heart)
+    monkeypatch.setattr("waterclock.tables.consumers.subscription.heart_of", lambda _backend: heart)
     with elsewhere.subscribe():
         for _ in range(4):
             clock.move(TELL_EVERY)

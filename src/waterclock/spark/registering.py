@@ -15,13 +15,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from waterclock.spark.options import plainly
+from waterclock.spark.packing import CLOCKED_SCHEMA
 from waterclock.spark.reading.columns import spark_schema
 from waterclock.spark.reading.read_options import ReadOptions, refuse_expired, refuse_for
 from waterclock.spark.reading.source import TopicReader
 from waterclock.spark.reading.table_read_options import TableReadOptions, refuse_batch_read
 from waterclock.spark.reading.table_stream import TableStreamReader
 from waterclock.spark.reading.topic_stream import TopicStreamReader
-from waterclock.spark.streaming.packing import CLOCKED_SCHEMA
 from waterclock.spark.writing.sink import make_writer
 from waterclock.spark.writing.write_options import WriteOptions
 

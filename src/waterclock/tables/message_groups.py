@@ -11,10 +11,10 @@ from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import explaining
-from waterclock.tables.consumers.attendance import changing
 from waterclock.tables.groups.heads import UNGROUPED
 from waterclock.tables.groups.info import GroupInfo, first_names, list_groups
 from waterclock.tables.messages import group_commands, group_moving
+from waterclock.tables.messages.attendance import changing
 from waterclock.tables.messages.group_commands import GroupChange
 from waterclock.tables.model.options import check_count
 from waterclock.tables.model.texts import check_text

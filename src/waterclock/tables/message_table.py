@@ -5,39 +5,174 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import Any, Self, Unpack
 
-from waterclock.errors import InvalidArgumentError
+import sqlalchemy as sa
+
+from waterclock.database.backend import Backend
+from waterclock.database.table_catalogue import message_tables
+from waterclock.errors import InvalidArgumentError, RefusedError
 from waterclock.quoting import quoted
+from waterclock.tables.catalogue.adopting import adopt as adopt_table
+from waterclock.tables.catalogue.caller_connections import CallerConnections
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.creating import create, ensure_dead_letter_table
+from waterclock.tables.catalogue.rate_limit import forget_rate
 from waterclock.tables.catalogue.selection import make_selection
-from waterclock.tables.catalogue.table_row import load
+from waterclock.tables.catalogue.table_row import Entry, change, drop, load
 from waterclock.tables.consumers.acking_together import ack_together
-from waterclock.tables.consumers.attendance import changing
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.receiving import Request, receive, receive_waiting
 from waterclock.tables.consumers.retrying import nack_all, retry_delayed, retry_ids
 from waterclock.tables.consumers.subscription import Subscription
+from waterclock.tables.groups.heads import settle_exhausted
 from waterclock.tables.message_groups import MessageGroups
 from waterclock.tables.messages import acking
+from waterclock.tables.messages.attendance import changing
 from waterclock.tables.messages.dead_letters import list_dead_letters, redrive
 from waterclock.tables.messages.explaining import Explanation, explain_message
 from waterclock.tables.messages.purging import purge_some
-from waterclock.tables.messages.putting import MessageId, PutIds, check_id, prepare_rows
-from waterclock.tables.messages.putting_sized import put_sized
+from waterclock.tables.messages.putting import MessageId, PutIds, check_id, prepare_rows, put_rows
 from waterclock.tables.messages.stats import TableStats, table_stats
 from waterclock.tables.model.keyspace import check_unsharded
-from waterclock.tables.model.options import check_count, check_rate
+from waterclock.tables.model.options import OptionChanges, TableOptions, check_count, check_rate
 from waterclock.tables.model.rate import Rate
-from waterclock.tables.open_table import OpenTable
-from waterclock.time import Duration, Time, to_duration, to_time
+from waterclock.tables.model.schema import user_column_names
+from waterclock.time import MAX_NS, Duration, Time, to_duration, to_time
 
 
-class MessageTable(OpenTable):
+class MessageTable:
     """A queue in a SQL table (message tables). Safe to share between threads.
 
     Plain SQL works beside it: ``INSERT INTO name(id, message) VALUES …`` enqueues, SELECT looks.
     """
+
+    def __init__(self, context: TableContext) -> None:
+        self._entry = Entry(context)
+        self._callers = CallerConnections(context.backend)
+
+    @property
+    def _context(self) -> TableContext:
+        return self._entry.last_seen
+
+    @property
+    def context(self) -> TableContext:
+        """What the operations on the table need to know of it."""
+        return self._context
+
+    @property
+    def name(self) -> str:
+        """The table's name, also in SQL."""
+        return self._context.name
+
+    @property
+    def options(self) -> TableOptions:
+        """The table's options, durations in ns; another process's changes show after a second."""
+        return self._entry.now().options
+
+    @classmethod
+    def create(
+        cls,
+        backend: Backend,
+        name: str,
+        options: TableOptions,
+        columns: Mapping[str, object] | None = None,
+        *,
+        adopt: bool = False,
+        exist_ok: bool = False,
+    ) -> Self:
+        """Make a message table; `Database.create_table` explains the options.
+
+        Raises
+        ------
+        AlreadyExistsError
+            Where the table exists and ``exist_ok`` is False, or where another SQL table has the name.
+        NotFoundError, SchemaError
+            Where there is no SQL table to adopt, or none that can be adopted as it is.
+        InvalidArgumentError
+            For a name or a further column that a table cannot have.
+        """
+        make = adopt_table if adopt else create
+        make(backend, name, options.with_dead_letter(name), columns, exist_ok=exist_ok)
+        return cls.open(backend, name)
+
+    @classmethod
+    def open(cls, backend: Backend, name: str) -> Self:
+        """Open a message table.
+
+        Raises
+        ------
+        NotFoundError
+            Where there is none of this name.
+        SchemaError
+            Where its SQL table is gone or lacks a column, or its options are incomplete.
+        """
+        return cls(load(backend, name))
+
+    def alter(self, **options: Unpack[OptionChanges]) -> None:
+        """Change options; those that are not given stay. Subscribers carry on under them within a second.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For an option that cannot be meant, or that cannot change once the table is there.
+        SchemaError
+            Where the dead-letter table is there and does not fit.
+        """
+        context = self._entry.read()
+        changed = context.options.changed(options).with_dead_letter(self.name)
+
+        def work(own: sa.Connection) -> None:
+            further = [context.rows.c[name] for name in user_column_names(context.rows)]
+            ensure_dead_letter_table(context.backend, own, self.name, changed, further)
+            change(own, context.table_id, options=changed.to_json())
+            if "rate_limit" in options:
+                forget_rate(own, context.table_id)
+
+        context.backend.transact(work)
+        self._entry.read()
+        if changed.groups and not {"max_attempts", "on_exhausted"}.isdisjoint(options):
+            self._settle_exhausted()
+
+    def _settle_exhausted(self) -> None:
+        """Let groups go on whose first message had used up its attempts by the options as they were before."""
+        context = self._context
+        after: str | None = None
+        while True:
+            after = context.backend.transact(lambda own, after=after: settle_exhausted(context, own, after))
+            if after is None:
+                return
+
+    def pause(self, until: Time | None = None) -> None:
+        """Send nothing until then, or until `resume`; what is out already may be acked. Noticed within a second."""
+        self._change(paused_until=MAX_NS if until is None else to_time(until, "until"))
+
+    def resume(self) -> None:
+        """End a pause."""
+        self._change(paused_until=None)
+
+    def drop(self) -> None:
+        """Remove the table with its messages. Subscribers end with a NotFoundError within a second."""
+        context = self._context
+        context.backend.transact(lambda own: drop(context, own))
+
+    def _change(self, **values: Any) -> None:
+        context = self._context
+        context.backend.transact(lambda own: change(own, context.table_id, **values))
+        self._entry.read()
+
+    @contextmanager
+    def _loaded(self) -> Generator[TableContext]:
+        """Give the table as it is now, and refuse to work on one that cannot be loaded any more."""
+        try:
+            yield self._entry.now()
+        except RefusedError as error:
+            self._entry.check(error)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
 
     def put(
         self,
@@ -104,9 +239,9 @@ class MessageTable(OpenTable):
             prepared = prepare_rows(context, rows)
             if connection is None:
                 # One statement inserts them. One that failed before, for an id that is known, did nothing.
-                return context.backend.alone(lambda own: put_sized(context, own, prepared))
+                return context.backend.alone(lambda own: put_rows(context, own, prepared))
             with self._callers.use(connection) as theirs:
-                return put_sized(context, theirs, prepared)
+                return put_rows(context, theirs, prepared)
 
     def receive(
         self,
@@ -355,3 +490,9 @@ class MessageTable(OpenTable):
 
 def _this_process() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def message_table_names(backend: Backend) -> list[str]:
+    """Name every message table, in alphabetical order."""
+    with backend.snapshot() as connection:
+        return list(connection.scalars(sa.select(message_tables.c.name).order_by(message_tables.c.name)))

@@ -47,7 +47,7 @@ class ReadOptions(NamedTuple):
     columns
         The columns wanted, in order.
     packed
-        Whether messages come packed (`waterclock.spark.streaming.packing`), which takes `METADATA_COLUMNS` of them.
+        Whether messages come packed (`waterclock.spark.packing`), which takes `METADATA_COLUMNS` of them.
     since, until
         Times to begin at and to stop before, ns; None: not given.
     by

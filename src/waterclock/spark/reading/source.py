@@ -11,11 +11,11 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from waterclock.errors import NotFoundError
 from waterclock.message import Position
 from waterclock.spark.options import plainly
+from waterclock.spark.packing import POSITIONED, pack
 from waterclock.spark.reading.columns import laid_out, stored_columns
 from waterclock.spark.reading.pushdown import Test, exact_test, passing, positions_by, wanted_by
 from waterclock.spark.reading.read_options import ReadOptions, refuse_expired
 from waterclock.spark.session.workers import settle
-from waterclock.spark.streaming.packing import POSITIONED, pack
 from waterclock.topics.damage import Damage
 from waterclock.topics.finding import find_first, find_start
 from waterclock.topics.pruning import ALL

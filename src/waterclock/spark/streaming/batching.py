@@ -14,10 +14,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, Long
 from waterclock.batching.event_time.rule import EventTimeRule, OnConflict
 from waterclock.batching.rate.rule import Gated
 from waterclock.errors import InvalidArgumentError
-from waterclock.spark.reading.column_types import time_problem
-from waterclock.spark.session.workers import settling
-from waterclock.spark.streaming.judging import OUTCOMES_SCHEMA, judge
-from waterclock.spark.streaming.packing import (
+from waterclock.spark.packing import (
     CLOCKED_SCHEMA,
     PLAIN,
     POSITIONED,
@@ -25,6 +22,9 @@ from waterclock.spark.streaming.packing import (
     pack,
     unpack,
 )
+from waterclock.spark.reading.column_types import time_problem
+from waterclock.spark.session.workers import settling
+from waterclock.spark.streaming.judging import OUTCOMES_SCHEMA, judge
 from waterclock.spark.streaming.rate_stream import RateOptions, judge_by_rate
 from waterclock.spark.streaming.stateful import event_time_stream, rate_stream
 from waterclock.time import Duration, to_duration
@@ -74,7 +74,7 @@ def event_time_batches(
         One row a batch: id (STRING, as `waterclock.Batch.id`), source, start, end, closed_at (BIGINT ns), reason
         (``"timeout"`` or ``"conflict"``: a replay is judged as if the clock had run to its end), count (INT), streams
         (ARRAY<STRING>) and messages (BINARY: their times, streams and positions in order of event time and stream, laid
-        out as `waterclock.spark.streaming.packing` says).
+        out as `waterclock.spark.packing` says).
 
     Raises
     ------

@@ -15,8 +15,8 @@ from waterclock.batching.facts import each, flag, moment, parsed, read_as, text
 from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed
 from waterclock.errors import InvalidArgumentError
+from waterclock.spark.packing import POSITIONED, PackedRow, Records, gathered, reading_order
 from waterclock.spark.streaming.outcome_rows import BATCH, NO_BATCHES, REASONS, Outcome, outcome
-from waterclock.spark.streaming.packing import POSITIONED, PackedRow, Records, gathered, reading_order
 from waterclock.spark.streaming.stream_state import REMEDY, kept_messages, state_parts
 from waterclock.time import MAX_NS, MIN_NS
 
@@ -44,7 +44,7 @@ class EventTimeStream:
     rule
         The checked options.
     record
-        `waterclock.spark.streaming.packing.PLAIN` or `POSITIONED`.
+        `waterclock.spark.packing.PLAIN` or `POSITIONED`.
     """
 
     __slots__ = ("_clock", "_messages", "_record", "_rule", "_streams")

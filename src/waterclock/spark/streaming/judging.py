@@ -13,8 +13,7 @@ import pyarrow as pa
 from waterclock.batching.event_time.columns import Assignment, assign_arrays
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.errors import SchemaError
-from waterclock.spark.streaming.outcome_rows import BATCH, BATCHES_TYPE, REASONS, batch_structs
-from waterclock.spark.streaming.packing import (
+from waterclock.spark.packing import (
     PACKED_SCHEMA,
     POSITIONED,
     Records,
@@ -25,6 +24,7 @@ from waterclock.spark.streaming.packing import (
     row_counts,
     stream_numbers,
 )
+from waterclock.spark.streaming.outcome_rows import BATCH, BATCHES_TYPE, REASONS, batch_structs
 from waterclock.time import MAX_NS
 
 OUTCOMES_SCHEMA = f"{PACKED_SCHEMA}, rejection STRING, batches {BATCHES_TYPE}"
@@ -63,7 +63,7 @@ def judge(batches: Iterable[pa.RecordBatch], record: np.dtype[Any], rule: EventT
     Parameters
     ----------
     batches
-        Packed rows (see `waterclock.spark.streaming.packing`), those of a source one after another.
+        Packed rows (see `waterclock.spark.packing`), those of a source one after another.
     record
         `PLAIN` or `POSITIONED`, whichever they were packed with.
     rule

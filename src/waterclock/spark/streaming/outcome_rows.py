@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from waterclock.spark.streaming.packing import PACKED_SCHEMA, Records, renumbered
+from waterclock.spark.packing import PACKED_SCHEMA, Records, renumbered
 
 REASONS = ("timeout", "conflict", "slots", "gap", "start", "stall", "flush")
 """Why a batch closed, by the number that stands for it in `BATCH`."""

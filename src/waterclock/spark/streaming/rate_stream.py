@@ -18,8 +18,8 @@ from waterclock.batching.rate.rule import Gated, RateRule, gate_chooser
 from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed
 from waterclock.errors import DamagedError, InvalidArgumentError
+from waterclock.spark.packing import POSITIONED, PackedRow, Records, gathered, reading_order
 from waterclock.spark.streaming.outcome_rows import BATCH, REASONS, Outcome, expand, outcome, outcome_rows
-from waterclock.spark.streaming.packing import POSITIONED, PackedRow, Records, gathered, reading_order
 from waterclock.spark.streaming.stream_state import REMEDY, kept_messages, state_parts
 from waterclock.time import Duration
 

@@ -18,11 +18,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.errors import InvalidArgumentError
+from waterclock.spark.packing import PackedRow
 from waterclock.spark.session.workers import settle, settling
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
 from waterclock.spark.streaming.judging import OUTCOMES_SCHEMA
 from waterclock.spark.streaming.outcome_rows import OUTCOME_ROW_SCHEMA, Outcome, expand
-from waterclock.spark.streaming.packing import PackedRow
 from waterclock.spark.streaming.rate_stream import RateOptions, RateStream
 
 if TYPE_CHECKING:

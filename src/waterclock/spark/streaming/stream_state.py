@@ -8,7 +8,7 @@ import numpy as np
 
 from waterclock.checksum import has_form, unframed
 from waterclock.errors import DamagedError, SchemaError
-from waterclock.spark.streaming.packing import Records
+from waterclock.spark.packing import Records
 
 REMEDY = "start the query with a new checkpoint, from the position after its last batches"
 """What to do about a state that cannot be gone on with."""

@@ -9,7 +9,7 @@ import pyarrow as pa
 from waterclock.arrow import POSITION_FIELDS, POSITIONED_SCHEMA, cut_apart
 from waterclock.batching.batch import encode_batch
 from waterclock.errors import SchemaError
-from waterclock.spark.streaming.packing import unpack
+from waterclock.spark.packing import unpack
 from waterclock.topics.topic import Topic
 
 POSITION = tuple(field.name for field in POSITION_FIELDS)

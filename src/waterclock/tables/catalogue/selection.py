@@ -11,8 +11,8 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.condition_sql import Binder, check_parameters
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.messages.putting import user_column_names
 from waterclock.tables.model.condition_parser import parse_condition, parse_order
+from waterclock.tables.model.schema import user_column_names
 
 OWN_WORDS = ("id", "time_scheduled", "time_created", "epoch", "priority", "group_id")
 """Columns of every message table that conditions may name, beside the table's further columns."""

@@ -15,15 +15,16 @@ from waterclock.errors import LeaseLostError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import explaining
-from waterclock.tables.consumers.attendance import changing
 from waterclock.tables.consumers.heartbeat import beat_after, heart_of
 from waterclock.tables.consumers.undecided import decide, find_out
 from waterclock.tables.messages import acking
+from waterclock.tables.messages.attendance import changing
 from waterclock.tables.messages.dead_letters import bury_held, exhausted_reason, is_exhausted
-from waterclock.tables.messages.putting import MessageId, user_column_names
+from waterclock.tables.messages.putting import MessageId
 from waterclock.tables.model.claim import Claimed
 from waterclock.tables.model.held import Held
 from waterclock.tables.model.reading import unreadable
+from waterclock.tables.model.schema import user_column_names
 from waterclock.tables.model.texts import storable
 from waterclock.time import Duration, format_duration, format_time, to_duration
 

@@ -15,9 +15,9 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.rate_limit import note_sent, rate_allows, rate_free_at
 from waterclock.tables.catalogue.selection import Selection, select_on
 from waterclock.tables.catalogue.table_row import LOOK_EVERY, Entry
-from waterclock.tables.consumers.attendance import attendance_of
 from waterclock.tables.consumers.delivery import Delivery, hand_over
 from waterclock.tables.databases.changes import Changes, Stop
+from waterclock.tables.messages.attendance import attendance_of
 from waterclock.tables.messages.claiming import claim, claim_within, next_due
 from waterclock.tables.messages.dead_letters import bury_claimed, is_exhausted
 from waterclock.tables.model.claim import Claimed, Wanted

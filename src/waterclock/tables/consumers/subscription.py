@@ -15,14 +15,15 @@ from waterclock.errors import ForbiddenError, NotFoundError, RefusedError, Timed
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import LOOK_EVERY, Entry
-from waterclock.tables.consumers.attendance import attendance_of
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard
+from waterclock.tables.consumers.heartbeat import heart_of
 from waterclock.tables.consumers.presence import stay_present
 from waterclock.tables.consumers.receiving import Request, pause, receive
 from waterclock.tables.consumers.undecided import find_out, see_committed
 from waterclock.tables.databases.changes import Changes, Stop
 from waterclock.tables.messages import acking
+from waterclock.tables.messages.attendance import attendance_of
 from waterclock.tables.messages.purging import purge_some
 from waterclock.tables.model.rate import Rate
 
@@ -94,6 +95,7 @@ class Subscription:
         self._presence = stay_present(entry.last_seen, request.consumer)
         self._attendance = attendance_of(entry.last_seen)
         self._attendance.join(self)
+        heart_of(entry.last_seen.backend).attend(self._attendance)
 
     def stop(self) -> None:
         """End the iteration after the delivery that is in hand; other threads and signal handlers may call it.

@@ -9,7 +9,8 @@ import sqlalchemy as sa
 
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
-from waterclock.tables.messages.putting import check_id, user_column_names
+from waterclock.tables.messages.putting import check_id
+from waterclock.tables.model.schema import user_column_names
 
 
 def acked_rows(

@@ -17,14 +17,7 @@ from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.groups.heads import UNGROUPED, settle
 from waterclock.tables.messages import acking
 from waterclock.tables.messages.acking import Held
-from waterclock.tables.messages.putting import user_column_names
-from waterclock.tables.model.schema import has_id, not_acked
-
-REASON, SOURCE, DIED, ORDER = "dead_reason", "dead_source", "time_died", "dead_seq"
-
-DEAD_COLUMNS = {REASON: "text", SOURCE: "text", DIED: "bigint", ORDER: "bigint"}
-"""The columns that a dead-letter table has beside those of its message table: why, from where, when (ns), and where in
-the order of that table."""
+from waterclock.tables.model.schema import DIED, ORDER, REASON, SOURCE, has_id, not_acked, user_column_names
 
 _KEPT = ("id", "message", "headers", "priority", "group_id", "epoch", "time_scheduled", "time_created", "last_error")
 _RETURNED = ("id", "message", "headers", "priority", "group_id", "time_created", "last_error")

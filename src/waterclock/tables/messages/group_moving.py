@@ -12,8 +12,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.groups.heads import ANYBODY, settle
 from waterclock.tables.messages.group_commands import GroupChange, choose, ensure_group, in_parts, sent_before
-from waterclock.tables.messages.putting import user_column_names
-from waterclock.tables.model.schema import has_id, not_acked
+from waterclock.tables.model.schema import has_id, not_acked, user_column_names
 
 _KEPT = (
     "id", "message", "headers", "priority", "group_id", "epoch", "time_scheduled", "time_created", "last_error"

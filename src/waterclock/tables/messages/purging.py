@@ -1,14 +1,21 @@
-"""Deleting messages that were acked long enough ago."""
+"""Deleting messages that were acked long enough ago: row by row, or by dropping the partitions of days long past."""
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from waterclock.errors import RefusedError, UnavailableError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
-from waterclock.tables.messages.purging_days import purge_days
+from waterclock.tables.model.days import Days, Gone, days_to_add, days_to_drop
+
+_T = TypeVar("_T")
+
+_log = logging.getLogger(__name__)
 
 _CHUNK = 1000  # rows deleted in one transaction, so that a purge never holds up the others for long
 
@@ -16,7 +23,7 @@ _CHUNK = 1000  # rows deleted in one transaction, so that a purge never holds up
 def purge_some(context: TableContext) -> int:
     """Delete messages that were acked longer ago than ``purge_after``, some thousand at the most; return how many."""
     if context.options.purge_by == "partition" and context.sql.days is not None:
-        return purge_days(context, context.sql.days)
+        return _purge_days(context, context.sql.days)
     if context.options.purge_after is None:
         return 0
     with context.backend.snapshot() as connection:
@@ -44,3 +51,71 @@ def _oldest(context: TableContext) -> sa.Select[Any, Any]:
         .where(rows.c.time_acked.is_not(None), rows.c.time_acked <= before)
         .order_by(rows.c.time_acked)
     )
+
+
+def _purge_days(context: TableContext, days: Days) -> int:
+    """Look after the partitions of a table; return how many messages went.
+
+    Where others have the table locked it leaves things as they are: acks go on without, and the next call sees to it.
+    """
+    backend, name = context.backend, context.name
+    with backend.snapshot() as connection:
+        known = days.known(connection, name)
+        now = backend.now(connection)
+    purged = 0
+    try:
+        with backend.patience(0):
+            if missing := days_to_add(known, now):
+                _change(context, days, lambda own: days.add(own, name, missing), missing, present=True)
+            for day in days_to_drop(known, now, context.options.purge_after):
+                gone = _change(context, days, _dropping(context, days, day), [day], present=False)
+                purged += gone.messages if gone else 0
+    except UnavailableError as error:
+        _log.info("partitions of %r are left for later: %s", name, error)
+    if context.options.purge_after is not None:
+        purged += _purge_undated(context, days, now - context.options.purge_after)
+    return purged
+
+
+def _dropping(context: TableContext, days: Days, day: int) -> Callable[[sa.Connection], Gone]:
+    def work(connection: sa.Connection) -> Gone:
+        gone = days.drop_day(connection, context.name, day)
+        add_totals(connection, context.table_id, purged=gone.messages, sent=gone.sent)
+        return gone
+
+    return work
+
+
+def _change(
+    context: TableContext, days: Days, work: Callable[[sa.Connection], _T], concerned: Collection[int], *, present: bool
+) -> _T | None:
+    """Add or drop days; None where somebody else was faster."""
+    try:
+        return context.backend.transact(work)
+    except RefusedError:
+        with context.backend.snapshot() as connection:
+            known = set(days.known(connection, context.name))
+        if all((day in known) == present for day in concerned):
+            return None
+        raise
+
+
+def _purge_undated(context: TableContext, days: Days, before: int) -> int:
+    undated = days.undated(context.rows).subquery()
+    old = sa.select(undated.c.seq, undated.c.epoch).where(undated.c.time_acked <= before).limit(_CHUNK)
+    with context.backend.snapshot() as connection:
+        if connection.execute(old.limit(1)).first() is None:
+            return 0
+    rows = context.rows
+    these = context.sql.any_of(rows.c.seq, "seqs") & (rows.c.time_acked <= before)
+
+    def work(connection: sa.Connection) -> int:
+        seqs = [row.seq for row in connection.execute(old)]
+        found = connection.execute(
+            sa.select(rows.c.seq, rows.c.epoch).where(these).with_for_update(skip_locked=True), {"seqs": seqs}
+        ).all()
+        connection.execute(sa.delete(rows).where(these), {"seqs": [row.seq for row in found]})
+        add_totals(connection, context.table_id, purged=len(found), sent=sum(row.epoch or 0 for row in found))
+        return len(found)
+
+    return context.backend.transact(work)

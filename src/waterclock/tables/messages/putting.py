@@ -12,18 +12,21 @@ from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 
-from waterclock.errors import InvalidArgumentError
+from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.inserting import new_rows
-from waterclock.tables.model.schema import OWN_COLUMNS
+from waterclock.tables.model.schema import user_column_names
 from waterclock.tables.model.texts import check_json, check_text
 from waterclock.time import to_time
 
 MessageId = int | str | uuid.UUID
 """What identifies a message; which of these it is, is the table's ``id_type``."""
 
+_ALWAYS_FITS = 65_536  # bytes
+_SIZED = (str, bytes)
 _FIELDS = frozenset({"payload", "id", "at", "group", "headers", "priority"})
 _LONGEST_NAME = 255
 _PRIORITIES = range(-(2**31), 2**31)
@@ -84,8 +87,33 @@ def prepare_rows(context: TableContext, messages: Iterable[Mapping[str, Any]]) -
 def put_rows(context: TableContext, connection: sa.Connection, prepared: PreparedRows) -> PutIds:
     """Insert the messages whose ids are new, and return the ids of all.
 
-    A second try of the same rows, after a commit of which nobody knows whether it was done, inserts nothing twice.
+    A second try of the same rows, after a commit whose answer was lost, inserts nothing twice.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Where a value is larger than the database takes; it names the column, the message, its size and the remedy.
     """
+    for row in prepared.rows:
+        payload = row["message"]
+        if type(payload) in _SIZED and len(payload) > _ALWAYS_FITS:
+            _check_sizes(context, row, ["message"])
+    try:
+        return _put(context, connection, prepared)
+    except exc.DBAPIError as error:
+        try:
+            for row in prepared.rows:
+                _check_sizes(context, row, row)
+        except InvalidArgumentError as reason:
+            if isinstance(connection, sa.Connection):  # pyright: ignore[reportUnnecessaryIsInstance]  # it may be a Direct
+                connection.invalidate()  # the server has hung up, so there is nothing to roll back
+            raise reason from error
+        except UnavailableError:  # a database that is away says nothing of sizes
+            pass
+        raise
+
+
+def _put(context: TableContext, connection: sa.Connection, prepared: PreparedRows) -> PutIds:
     if not prepared.rows:
         return PutIds()
     first_try, prepared.tried = not prepared.tried, True
@@ -141,12 +169,6 @@ def _insert(
         else:
             existing.append(message)
     return existing
-
-
-@lru_cache(maxsize=256)
-def user_column_names(rows: sa.Table) -> tuple[str, ...]:
-    """Name the columns that are the user's."""
-    return tuple(column.name for column in rows.columns if column.name not in OWN_COLUMNS)
 
 
 def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,3 +293,20 @@ def _priority(value: Any) -> int:
     if type(value) is not int or value not in _PRIORITIES:
         raise InvalidArgumentError(f"priority: {quoted(value)} is not a 32-bit int; a higher one is sent earlier")
     return value
+
+
+def _check_sizes(context: TableContext, row: Mapping[str, Any], columns: Iterable[str]) -> None:
+    backend = context.backend
+    for column in columns:
+        value = json.dumps(row[column]) if type(row[column]) in (dict, list) else row[column]
+        if type(value) not in _SIZED or len(value) <= _ALWAYS_FITS:
+            continue
+        if backend.dialect.size_in_statement(value) > backend.largest_value:
+            name = "payload" if column == "message" else column
+            which = "a message" if row["id"] is None else f"message {quoted(row['id'])}"
+            size = len(value) if isinstance(value, bytes) else len(value.encode())
+            raise InvalidArgumentError(
+                f"{name}: that of {which} has {size} bytes, which is more than {backend.name} takes;"
+                " put what is so large elsewhere and its address here, or raise the database's limit"
+                " (max_allowed_packet on MariaDB and MySQL)"
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -196,6 +197,12 @@ OWN_COLUMNS = tuple(column.name for column in message_rows("t", "bigint", "bytes
 DOCUMENT_COLUMNS = OWN_COLUMNS[:7]
 """Those of them that the document names."""
 
+REASON, SOURCE, DIED, ORDER = "dead_reason", "dead_source", "time_died", "dead_seq"
+
+DEAD_COLUMNS = {REASON: "text", SOURCE: "text", DIED: "bigint", ORDER: "bigint"}
+"""The columns that a dead-letter table has beside those of its message table: why, from where, when (ns), and where in
+the order of that table."""
+
 INTERNAL_COLUMNS = ("seq", "lease", "consumer", "position", "routed")
 """Those of them that nobody but us writes."""
 
@@ -235,6 +242,12 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
     rows = message_rows(name, options.id_type, options.payload, extra)
     rows.info[PARTITIONED] = options.purge_by == "partition"
     return rows
+
+
+@lru_cache(maxsize=256)
+def user_column_names(rows: sa.Table) -> tuple[str, ...]:
+    """Name the columns that are the user's."""
+    return tuple(column.name for column in rows.columns if column.name not in OWN_COLUMNS)
 
 
 def not_acked(rows: sa.FromClause) -> sa.ColumnElement[bool]:

@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from waterclock.errors import InvalidArgumentError, PartlyPutError, UnavailableError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.putting import MessageId, PreparedRows, PutIds, check_id, prepare_rows
-from waterclock.tables.messages.putting_sized import put_sized
+from waterclock.tables.messages.putting import MessageId, PreparedRows, PutIds, check_id, prepare_rows, put_rows
 from waterclock.tables.model.keyspace import KeyRange, keyspace_id
 from waterclock.tables.sharding.drawing_ids import draw_id
 from waterclock.tables.sharding.shard import Shard
@@ -118,7 +117,7 @@ def _put_on(
     def work(own: sa.Connection) -> list[MessageId]:
         nonlocal tries
         tries += 1
-        found = put_sized(context, own, PreparedRows(rows, [], fresh=False)).existing
+        found = put_rows(context, own, PreparedRows(rows, [], fresh=False)).existing
         taken = {message_id for message_id in found if message_id in ids.drawn}
         # What a first try finds under an id that was drawn for it is somebody else's. What a later one finds is its
         # own: the earlier one's commit arrived, although nobody heard of it.
@@ -126,7 +125,7 @@ def _put_on(
             again = [row for row in rows if row["id"] in taken]
             for row in again:
                 row["id"] = ids.draw(shard.key_range)
-            taken = set(put_sized(context, own, PreparedRows(again, [], fresh=False)).existing)
+            taken = set(put_rows(context, own, PreparedRows(again, [], fresh=False)).existing)
         return [message_id for message_id in found if message_id not in ids.drawn]
 
     return context.backend.transact(work)

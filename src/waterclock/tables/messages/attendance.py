@@ -24,7 +24,6 @@ from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import attendance
 from waterclock.errors import ForbiddenError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.consumers.heartbeat import heart_of
 
 _SECOND = 1_000_000_000
 
@@ -104,13 +103,10 @@ class Attendance:
         self.beat_at = clock() + TELL_EVERY
 
     def join(self, hand: Hand) -> None:
-        """Count a subscription from now on."""
+        """Count a subscription from now on. The process's heart has to tell it again, at `beat_at`."""
         with self._counting:
             self._hands.add(hand)
         self.tell()
-        backend = self._backend()
-        if backend is not None:
-            heart_of(backend).attend(self)
 
     def leave(self, hand: Hand) -> None:
         """Count a subscription no more."""

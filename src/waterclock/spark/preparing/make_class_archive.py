@@ -6,10 +6,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from waterclock.spark.preparing.warm_up import warm_up
 from waterclock.spark.session.class_archive import BUILDS_WITHIN_S, QUIET, build
 from waterclock.spark.session.java import find_java
 from waterclock.spark.session.session import JAVA_OPTIONS, session
-from waterclock.spark.session.warm_up import warm_up
 
 
 def make_class_archive() -> Path:

@@ -1,0 +1,1 @@
+"""What `waterclock spark prepare` runs, once on a machine."""
