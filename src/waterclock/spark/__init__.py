@@ -38,4 +38,4 @@ def __getattr__(name: str) -> object:
     # of Spark's Python workers passes here on its way to one module.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'batching')}"), name)
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'streaming.batching')}"), name)

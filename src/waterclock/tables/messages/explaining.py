@@ -145,7 +145,7 @@ def _dead_letter(context: TableContext, connection: sa.Connection, message_id: A
     if row is None:
         return None
     when = format_time(getattr(row, DIED))
-    reason = MESSAGES["dead"].reason.format(when=when, why=getattr(row, REASON), table=context.dead.name)
+    reason = MESSAGES["dead"].reason.format(when=when, why=getattr(row, REASON), table=repr(context.dead.name))
     return Explanation(row.id, "dead", reason)
 
 
