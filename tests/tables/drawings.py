@@ -47,6 +47,8 @@ _GROUP_PLACES: Places = {
 _GROUP_COURSES: Courses = {
     ("ready", "leased"): {"shift": -9},
     ("leased", "ready"): {"shift": -9},
+    ("ready", "draining"): {"shift": -9, "at": 0.36},
+    ("draining", "ready"): {"shift": -9, "at": 0.36},
     ("exhausted", "ready"): {"at": 0.25},
     ("leased", "due_later"): {"at": 0.25},
     ("ready", "paused"): {"shift": -26},

@@ -9,6 +9,7 @@ from typing import Any, cast
 import sqlalchemy as sa
 
 from waterclock.connection import Database
+from waterclock.database.table_catalogue import consumers, groups
 from waterclock.errors import LeaseLostError, OrderError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups.info import most_attempts
@@ -61,18 +62,34 @@ class Walk:
         fixed: dict[str, Any] = {"payload": "text", "jitter": 0, "ack_wait": "10s", "purge_after": "1s"}
         self.table: MessageTable = database.create_table(name, **{**fixed, **options})
         self.other: MessageTable = database.create_table(f"{name}_other", **fixed, groups="sequenced")
+        self.as_made = self.table.options
         self.ids: list[int] = []
         self.out: dict[int, Delivery] = {}
         self.messages: set[MessageMove] = set()
         self.groups: set[GroupMove] = set()
         self.seen: tuple[dict[int, MessageState], dict[str, GroupState]] = ({}, {})
 
+    def begin_anew(self) -> None:
+        """Empty the table; making another one would compile every statement anew."""
+        context = self.table._context
+        emptied = [context.rows, self.other._context.rows, groups, consumers]
+        emptied += [] if context.dead is None else [context.dead.rows]
+        with self.database.backend.engine.begin() as connection:
+            for table in emptied:
+                connection.execute(sa.delete(table))
+        self.table.alter(max_attempts=self.as_made.max_attempts, on_exhausted=self.as_made.on_exhausted)
+        context = self.table._context
+        context.marks.forget()
+        context.reached.forget()
+        self.ids, self.out, self.seen = [], {}, ({}, {})
+
     # What is there
 
     def look(self) -> tuple[dict[int, MessageState], dict[str, GroupState]]:
         """Say what each message is by its columns, its group and the clock; and each group."""
         context = self.table._context
-        groups = {info.group or "": info.state for info in self.table.groups.list()} if context.options.groups else {}
+        infos = self.table.groups.list() if context.options.groups else []
+        noted = {info.group or "": info.state for info in infos}
         with self.database.backend.snapshot() as connection:
             rows = connection.execute(sa.select(context.rows)).all()
             graves = [] if context.dead is None else connection.scalars(sa.select(context.dead.rows.c.id)).all()
@@ -82,14 +99,14 @@ class Walk:
                 context.options.ungrouped == "free" and not row.group_id
             )
             group = [other for other in rows if grouped and (other.group_id or "") == (row.group_id or "")]
-            drains = groups.get(row.group_id or "") == "draining"
+            drains = noted.get(row.group_id or "") == "draining"
             found[row.id] = state_of(
                 MessageColumns(row.time_acked, row.held_at, row.lease is not None, row.time_next or 0, row.epoch),
                 self.clock.now,
                 blocked=any(self.blocks(other, row, drains) for other in group),
                 most=most_attempts(context.options) if grouped else None,
             )
-        return found, groups
+        return found, noted
 
     def blocks(self, other: Any, row: Any, drains: bool) -> bool:
         """Say whether a message of a group must be acked before another one of it goes out."""
