@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime, timedelta
+from heapq import heapreplace
 from typing import Any
 
 import pytest
@@ -195,6 +196,29 @@ def test_a_message_of_a_stream_that_was_not_declared_is_an_error_and_changes_not
     with pytest.raises(InvalidArgumentError, match="stream: 'c' was not declared; streams= named a, b"):
         arrive(b, "c300@300")
     assert b.state() == before
+
+
+@pytest.mark.parametrize("order", ["in turns", "one far ahead", "newest first"])
+def test_many_declared_streams_cost_as_much_as_their_messages(monkeypatch: pytest.MonkeyPatch, order: str) -> None:
+    count = 0
+
+    def counted(*given: Any) -> Any:
+        nonlocal count
+        count += 1
+        return heapreplace(*given)
+
+    monkeypatch.setattr("waterclock.batching.event_time.batcher.heapreplace", counted)
+    streams = [f"s{number}" for number in range(200)]
+    times = [(stream, time) for time in range(10) for stream in streams]
+    if order == "one far ahead":
+        times = [(streams[0], time) for time in range(1000)] + times
+    b = EventTimeBatcher(window=2, max_delay=10**6, streams=streams)
+    closed = []
+    for stream, time in reversed(times) if order == "newest first" else times:
+        closed += b.add(Message("press", stream, time, b"", receive_time=10**5))
+    assert count <= len(times) + len(streams)
+    assert {batch.reason for batch in closed} <= {"complete"}
+    assert order == "newest first" or closed
 
 
 def test_after_a_flush_what_belongs_to_a_window_given_out_is_rejected() -> None:

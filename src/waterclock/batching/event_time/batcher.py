@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from heapq import heapreplace
 
 from waterclock.batching.batch import Batch, CloseReason, Rejection
 from waterclock.batching.event_time.given_out import GivenOut
@@ -67,7 +68,7 @@ class EventTimeBatcher:
     authors put off.
     """
 
-    __slots__ = ("_ahead", "_floor", "_given_out", "_newest", "_open", "_rejected", "_rule", "_source")
+    __slots__ = ("_ahead", "_floor", "_given_out", "_newest", "_open", "_rejected", "_rule", "_slowest", "_source")
 
     def __init__(
         self,
@@ -79,6 +80,7 @@ class EventTimeBatcher:
     ) -> None:
         self._rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict)
         self._newest = None if streams is None else dict.fromkeys(_declared(streams), _BEFORE_ALL)
+        self._slowest = _heap(self._newest)
         self._source: str | None = None
         self._floor = MIN_NS  # the least receive time that may still come
         self._ahead = 0  # how far the newest arrival was received before it, ns
@@ -195,6 +197,7 @@ class EventTimeBatcher:
         self._given_out.begun_anew = True
         if self._newest is not None:
             self._newest = dict.fromkeys(self._newest, _BEFORE_ALL)
+            self._slowest = _heap(self._newest)
         return batches
 
     def stats(self) -> BatcherStats:
@@ -255,6 +258,7 @@ class EventTimeBatcher:
         known = EventTimeState.from_bytes(state)
         batcher = cls(*known.rule, known.newest)
         batcher._newest = known.newest
+        batcher._slowest = _heap(known.newest)
         batcher._source = known.source
         batcher._floor = known.floor
         batcher._open = OpenWindows(known.rule, isolated=bool(known.windows) and known.windows[0].isolated)
@@ -286,7 +290,11 @@ class EventTimeBatcher:
 
     def _close_complete(self, message: Message, newest: dict[str, int], batches: list[Batch]) -> None:
         newest[message.stream] = max(newest[message.stream], message.event_time)
-        self._give_out(self._open.take_passed(min(newest.values())), "complete", batches)
+        # A place in the heap is brought up to date when it comes to the top, so a message costs log n of the streams.
+        slowest = self._slowest
+        while slowest[0][0] < newest[slowest[0][1]]:
+            heapreplace(slowest, (newest[slowest[0][1]], slowest[0][1]))
+        self._give_out(self._open.take_passed(slowest[0][0]), "complete", batches)
 
     def _give_out(self, windows: list[Window], reason: CloseReason, batches: list[Batch]) -> None:
         if not windows:
@@ -302,6 +310,10 @@ class EventTimeBatcher:
             self._given_out.add(window.start, window.last)
             if reason != "timeout":
                 self._given_out.early.update(dict.fromkeys(window.keys(), batch.closed_at))
+
+
+def _heap(newest: Mapping[str, int] | None) -> list[tuple[int, str]]:
+    return sorted((time, stream) for stream, time in (newest or {}).items())
 
 
 def _declared(streams: Iterable[str]) -> list[str]:
