@@ -8,25 +8,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.any_messages import messages
 
 from waterclock.arrow import MESSAGE_SCHEMA, as_message_columns, from_arrow, from_ipc, to_arrow, to_ipc
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position
-from waterclock.time import MAX_NS, MIN_NS
-
-names = st.text(min_size=1, max_size=8).filter(lambda text: text.isprintable())
-times = st.integers(MIN_NS, MAX_NS)
-messages = st.builds(
-    Message,
-    names,
-    names,
-    times,
-    st.binary(max_size=20),
-    publish_time=st.none() | times,
-    receive_time=st.none() | times,
-    headers=st.none() | st.dictionaries(names, names, max_size=3),
-    position=st.none() | st.builds(Position, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)),
-)
 
 
 @pytest.mark.parametrize(

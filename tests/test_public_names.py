@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from tests.imports import HEAVY, loaded_after
 
 import waterclock as wc
-
-HEAVY = {"numba", "numpy", "pandas", "pyarrow", "pyspark", "sqlalchemy"}
-
-
-def loaded_after(code: str) -> set[str]:
-    """Give the packages that a fresh Python has imported after ``code``."""
-    code += "\nimport sys; print(*{name.partition('.')[0] for name in sys.modules})"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(ran.stdout.split())
 
 
 @pytest.mark.parametrize("name", wc.__all__)

@@ -138,3 +138,8 @@ def _unpacked(row: pa.RecordBatch) -> list[Facts]:
 
 def _numbers(message: Any) -> Facts:
     return tuple(message[name].item() for name in message.dtype.names if name != "stream")
+
+
+def without(source: str, fates: Fates) -> Fates:
+    """Leave a source's batches out."""
+    return Fates({s: b for s, b in fates.batches.items() if s != source}, fates.rejected)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pyspark
 import pytest
-from tests.spark.test_exactly_once import Pipeline, end_group, kill_executors
+from tests.spark.pipeline_process import Pipeline, end_group, kill_executors
 
 from waterclock.spark.session.java import find_java, make_java_home
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.spark.fates import METADATA, Fates, assert_same, fates_in_frames, fates_in_rows
+from tests.spark.fates import METADATA, Fates, assert_same, fates_in_frames, fates_in_rows, without
 from tests.spark.topics import CLOCK, RULE, event_time_fates, gated_streams, rate_fates, whole_topic
 
 from waterclock.arrow import to_arrow
@@ -69,10 +69,6 @@ def streamed(
 def replayed(spark: SparkSession, messages: list[Message], operator: Callable[[DataFrame], DataFrame]) -> Fates:
     table = pa.Table.from_batches([to_arrow(messages, positions=True)]).select(METADATA)
     return fates_in_frames(operator(spark.createDataFrame(table).repartition(4)))
-
-
-def without(source: str, fates: Fates) -> Fates:
-    return Fates({s: b for s, b in fates.batches.items() if s != source}, fates.rejected)
 
 
 def test_by_event_time(spark: SparkSession, tmp_path: Path, topic: list[Message]) -> None:

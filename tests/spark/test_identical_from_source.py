@@ -14,8 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.spark.fates import METADATA, Fates, assert_same, fates_in_frames, fates_in_rows
-from tests.spark.test_identical_everywhere import without
+from tests.spark.fates import METADATA, Fates, assert_same, fates_in_frames, fates_in_rows, without
 from tests.spark.topics import CLOCK, RULE, event_time_fates, rate_fates, whole_topic
 
 import waterclock as wc

@@ -3,55 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.spark.pipeline_files import PIPELINE, SECOND, START, expected, landed, write
 
 import waterclock as wc
 from waterclock.cli.app import run
 from waterclock.spark.pipeline.file import AVAILABLE_NOW, PipelineFile
 from waterclock.spark.pipeline.running import Progress, replay_pipeline, run_pipeline
 from waterclock.spark.writing.message_writer import REASON_HEADER
-from waterclock.time import MAX_NS
-
-SECOND = 1_000_000_000
-START = 1_782_900_000 * SECOND
-PIPELINE = """\
-# The press shop.
-[source]
-url = "sqlite:///{folder}/f.db"
-topic = "telemetry"
-start = "2026-07-01T10:00:00Z"
-max_messages_per_trigger = 70
-
-[batching]
-window = "500ms"
-max_delay = "400ms"
-
-[[output]]
-what = "batches"
-table = "batches"
-
-[[output]]
-what = "batches"
-parquet = "{folder}/batches"
-
-[[output]]
-what = "rejected"
-topic = "rejected"
-
-[run]
-checkpoint = "{folder}/checkpoint"
-trigger = "5s"
-"""
-
-
-def write(folder: Path, text: str = PIPELINE) -> Path:
-    path = folder / "press.toml"
-    path.write_text(text.replace("{folder}", str(folder)), encoding="utf-8")
-    return path
 
 
 @pytest.mark.parametrize(
@@ -102,48 +64,6 @@ def test_a_file_that_is_right_is_read(tmp_path: Path) -> None:
     assert (file.trigger, file.source.start) == (AVAILABLE_NOW, {"startingPosition": "3:0:1"})
     with pytest.raises(wc.NotFoundError, match="there is no file"):
         PipelineFile.read(tmp_path / "other.toml")
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[wc.Database]:
-    """A topic with a sealed ledger and an open one; one message is late."""
-    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
-        topic = database.create_topic("telemetry")
-        sent = [
-            wc.Message(
-                source,
-                f"s{n % 3}",
-                START + n * SECOND // 10,
-                f"{source} {n}".encode(),
-                publish_time=START + n * SECOND // 10 + 1,
-                receive_time=START + n * SECOND // 10 + 5,
-            )
-            for n in range(60)
-            for source in ("a", "b")
-        ]
-        sent.append(
-            wc.Message("a", "s0", START, b"late", publish_time=START + 7 * SECOND, receive_time=START + 9 * SECOND)
-        )
-        topic.append(sent[:70])
-        topic.roll()
-        topic.seal()
-        topic.append(sent[70:])
-        database.create_table("batches", id_type="text", groups="sequenced")
-        database.create_topic("rejected")
-        yield database
-
-
-def expected(database: wc.Database) -> tuple[dict[str, bytes], list[wc.Rejection]]:
-    batcher = wc.BySource(lambda: wc.EventTimeBatcher(window="500ms", max_delay="400ms"))
-    batches = [batch for message in database.topic("telemetry").read() for batch in batcher.add(message)]
-    batches += batcher.advance(MAX_NS)
-    return {batch.id: batch.to_bytes() for batch in batches}, batcher.take_rejected()
-
-
-def landed(database: wc.Database) -> dict[str, bytes]:
-    table = database.table("batches")
-    with table.context.backend.snapshot() as connection:
-        return {row.id: row.message for row in connection.execute(table.context.rows.select())}
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -16,8 +16,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from tests.spark import short_lived
-from tests.spark.test_exactly_once import end_group
-from tests.spark.test_pipeline import PIPELINE, START, expected, landed, write
+from tests.spark.pipeline_files import PIPELINE, START, expected, landed, write
+from tests.spark.pipeline_process import end_group
 
 import waterclock as wc
 from waterclock.spark.writing.message_writer import REASON_HEADER

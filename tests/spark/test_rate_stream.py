@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.batching.rate.test_recovery import before_and_after_the_silence
+from tests.batching.rate.silence import before_and_after_the_silence
 from tests.batching.rate.traffic import SECOND, YEAR, calls, frozen, message, options
 from tests.spark.fates import METADATA, Fates, facts, fates_in_rows, fates_of
 

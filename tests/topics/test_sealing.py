@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 from tests.topics.conftest import MakeTopic, SettableClock
 from tests.topics.flows import append_ledgers, ledger_files_in, ledger_path, on_counting_files, published
+from tests.topics.killed import Killed
 
 from waterclock.database.topic_catalogue import entries, files
 from waterclock.errors import UnavailableError
@@ -20,10 +21,6 @@ from waterclock.topics.topic import Topic
 
 FLOW = [[[0, 1], [2]], [[3, 4, 5]], [[6], [7, 8]]]
 STEPS = ("_begin", "_write", "_commit", "delete_rows")
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing of ours catches it, so no clean-up runs."""
 
 
 def times(topic: Topic) -> list[int | None]:

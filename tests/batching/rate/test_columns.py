@@ -12,54 +12,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.batching.rate.columns import NAMES, Described, described, described_columns, laid_out, run_class
 from tests.batching.rate.scenario import FOLDER, Scenario
 from tests.batching.rate.traffic import SECOND, T0, at, by_time, calls, frozen, message, options, pulses
 
-from waterclock.batching.batch import Batch
 from waterclock.batching.rate.batcher import RateAwareBatcher
-from waterclock.batching.rate.columns import RateAwareColumns, RateBatches
+from waterclock.batching.rate.columns import RateAwareColumns
 from waterclock.checksum import FRAME_BYTES
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message
 
-Described = tuple[int, int, int, str, list[int]]
-
 # Calls drawn at random bring anything.
 pytestmark = pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning")
-
-
-def described(batches: list[Batch], numbers: dict[int, int]) -> list[Described]:
-    return [(b.start, b.end, b.closed_at, b.reason, sorted(numbers[id(m)] for m in b.messages)) for b in batches]
-
-
-def described_columns(batches: RateBatches) -> list[Described]:
-    return [
-        (
-            int(batches.starts[k]),
-            int(batches.ends[k]),
-            int(batches.closed_at[k]),
-            batches.reasons[k],
-            sorted(batches.messages[batches.offsets[k] : batches.offsets[k + 1]].tolist()),
-        )
-        for k in range(len(batches.starts))
-    ]
-
-
-def run_class(arrivals: list[list[Message]], chosen: dict[str, Any], *, flush: bool = True) -> list[Described]:
-    batcher = RateAwareBatcher(**chosen, clock=frozen)
-    numbers = {id(m): number for number, m in enumerate(m for call in arrivals for m in call)}
-    batches = [batch for call in arrivals for batch in batcher.add(call)]
-    return described(batches + (batcher.flush() if flush else []), numbers)
-
-
-def laid_out(arrivals: list[list[Message]], names: list[str]) -> tuple[Any, Any, Any]:
-    messages = [m for call in arrivals for m in call]
-    codes = np.array([names.index(m.stream) for m in messages], np.int32)
-    times = np.array([m.event_time for m in messages], np.int64)
-    return codes, times, np.cumsum([0, *map(len, arrivals)])
-
-
-NAMES = ["log", "a", "b", "c", "late", "det", "mon", "cpu", "disk"]
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,0 +1,26 @@
+"""Any message that there can be."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from waterclock.message import Message, Position
+from waterclock.time import MAX_NS, MIN_NS
+
+names = st.text(min_size=1, max_size=8).filter(lambda text: text.isprintable())
+
+
+times = st.integers(MIN_NS, MAX_NS)
+
+
+messages = st.builds(
+    Message,
+    names,
+    names,
+    times,
+    st.binary(max_size=20),
+    publish_time=st.none() | times,
+    receive_time=st.none() | times,
+    headers=st.none() | st.dictionaries(names, names, max_size=3),
+    position=st.none() | st.builds(Position, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)),
+)

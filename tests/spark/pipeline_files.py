@@ -1,0 +1,94 @@
+"""A pipeline file, the topic that it reads, and what has to land."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import waterclock as wc
+from waterclock.time import MAX_NS
+
+SECOND = 1_000_000_000
+
+
+START = 1_782_900_000 * SECOND
+
+
+PIPELINE = """\
+# The press shop.
+[source]
+url = "sqlite:///{folder}/f.db"
+topic = "telemetry"
+start = "2026-07-01T10:00:00Z"
+max_messages_per_trigger = 70
+
+[batching]
+window = "500ms"
+max_delay = "400ms"
+
+[[output]]
+what = "batches"
+table = "batches"
+
+[[output]]
+what = "batches"
+parquet = "{folder}/batches"
+
+[[output]]
+what = "rejected"
+topic = "rejected"
+
+[run]
+checkpoint = "{folder}/checkpoint"
+trigger = "5s"
+"""
+
+
+def write(folder: Path, text: str = PIPELINE) -> Path:
+    path = folder / "press.toml"
+    path.write_text(text.replace("{folder}", str(folder)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[wc.Database]:
+    """A topic with a sealed ledger and an open one; one message is late."""
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        topic = database.create_topic("telemetry")
+        sent = [
+            wc.Message(
+                source,
+                f"s{n % 3}",
+                START + n * SECOND // 10,
+                f"{source} {n}".encode(),
+                publish_time=START + n * SECOND // 10 + 1,
+                receive_time=START + n * SECOND // 10 + 5,
+            )
+            for n in range(60)
+            for source in ("a", "b")
+        ]
+        sent.append(
+            wc.Message("a", "s0", START, b"late", publish_time=START + 7 * SECOND, receive_time=START + 9 * SECOND)
+        )
+        topic.append(sent[:70])
+        topic.roll()
+        topic.seal()
+        topic.append(sent[70:])
+        database.create_table("batches", id_type="text", groups="sequenced")
+        database.create_topic("rejected")
+        yield database
+
+
+def expected(database: wc.Database) -> tuple[dict[str, bytes], list[wc.Rejection]]:
+    batcher = wc.BySource(lambda: wc.EventTimeBatcher(window="500ms", max_delay="400ms"))
+    batches = [batch for message in database.topic("telemetry").read() for batch in batcher.add(message)]
+    batches += batcher.advance(MAX_NS)
+    return {batch.id: batch.to_bytes() for batch in batches}, batcher.take_rejected()
+
+
+def landed(database: wc.Database) -> dict[str, bytes]:
+    table = database.table("batches")
+    with table.context.backend.snapshot() as connection:
+        return {row.id: row.message for row in connection.execute(table.context.rows.select())}
