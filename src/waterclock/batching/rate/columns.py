@@ -104,13 +104,13 @@ class RateAwareColumns:
         self._names = list(streams)
         self._factor = rule.factor
         may_gate = np.array([*map(gate_chooser(gated), streams), False], np.bool_)
-        layout = _kernel().track_kernel
+        kernel = _kernel()
         self._row_of = np.where(may_gate, np.arange(len(may_gate)), len(may_gate) - 1).astype(np.uint32)
-        self._facts = np.zeros(layout.ALL_FACTS, np.int64)
-        self._facts[[layout.LENGTH, layout.TIMEOUT_NS]] = _in_kernel(rule)
-        self._tracks = np.zeros((len(may_gate), layout.TRACK_COLUMNS), np.int64)
-        self._tracks[:, layout.MAY_GATE] = may_gate
-        self._rings = np.zeros((len(may_gate), layout.KEPT_DIFFERENCES), np.int64)
+        self._facts = np.zeros(kernel.ALL_FACTS, np.int64)
+        self._facts[[kernel.LENGTH, kernel.TIMEOUT_NS]] = _in_kernel(rule)
+        self._tracks = np.zeros((len(may_gate), kernel.TRACK_COLUMNS), np.int64)
+        self._tracks[:, kernel.MAY_GATE] = may_gate
+        self._rings = np.zeros((len(may_gate), kernel.KEPT_DIFFERENCES), np.int64)
         self._paused = True  # no time passes for the clock until it is read again
         self._count = 0
         self._codes = np.empty(0, np.uint32)
@@ -121,7 +121,7 @@ class RateAwareColumns:
     @property
     def batch_length(self) -> int:
         """Length of the window in progress, ns."""
-        return int(self._facts[_kernel().track_kernel.LENGTH])
+        return int(self._facts[_kernel().LENGTH])
 
     @property
     def buffered(self) -> int:
@@ -136,10 +136,10 @@ class RateAwareColumns:
         InvalidArgumentError
             For a length that is not above zero or beyond 30 days.
         """
-        layout = _kernel().track_kernel
+        kernel = _kernel()
         rule = RateRule.of(self.batch_length, self._factor).with_length(batch_length)
-        begun = self._facts[layout.BEGUN]
-        columns = [layout.NEXT_LENGTH, layout.NEXT_TIMEOUT] if begun else [layout.LENGTH, layout.TIMEOUT_NS]
+        begun = self._facts[kernel.BEGUN]
+        columns = [kernel.NEXT_LENGTH, kernel.NEXT_TIMEOUT] if begun else [kernel.LENGTH, kernel.TIMEOUT_NS]
         self._facts[columns] = _in_kernel(rule)
 
     @property
@@ -165,7 +165,7 @@ class RateAwareColumns:
         riding = len(self._row_of) - 1
         added = len(may_gate)
         tracks = np.zeros((added, self._tracks.shape[1]), np.int64)
-        tracks[:, _kernel().track_kernel.MAY_GATE] = may_gate
+        tracks[:, _kernel().MAY_GATE] = may_gate
         rings = np.zeros((added, self._rings.shape[1]), np.int64)
         # Those that ride share the last row, which moves.
         self._tracks = np.concatenate([self._tracks[:riding], tracks, self._tracks[riding:]])
@@ -237,12 +237,12 @@ class RateAwareColumns:
 
     def state(self) -> bytes:
         """Write down everything that is known, options included, for `restore`."""
-        layout = _kernel().track_kernel
+        kernel = _kernel()
         elsewhere, runs = self._rows()
         arrays = {name: getattr(self, f"_{name}") for name in _ARRAYS} | {
-            "facts": self._facts[: layout.FACTS],
-            "elsewhere": elsewhere[: self._facts[layout.EPOCHS]],
-            "runs": runs[: self._facts[layout.RUNS]],
+            "facts": self._facts[: kernel.FACTS],
+            "elsewhere": elsewhere[: self._facts[kernel.EPOCHS]],
+            "runs": runs[: self._facts[kernel.RUNS]],
         }
         return RateColumnsState(self._factor, self._count, **arrays).to_bytes()
 
@@ -268,7 +268,7 @@ class RateAwareColumns:
         -----
         Between the two no time has passed for the clock.
         """
-        known = RateColumnsState.from_bytes(state, _kernel().track_kernel)
+        known = RateColumnsState.from_bytes(state, _kernel())
         restored = cls([])
         restored._factor, restored._count = known.factor, known.taken
         for name in _ARRAYS:
@@ -283,9 +283,9 @@ class RateAwareColumns:
 
     def _rows(self) -> tuple[Ints, Ints]:
         """Look at what is elsewhere and at the runs of starts, which stand behind the other facts."""
-        layout = _kernel().track_kernel
-        elsewhere, runs = np.split(self._facts[layout.ELSEWHERE_FROM :], [layout.RUNS_FROM - layout.ELSEWHERE_FROM])
-        return elsewhere.reshape(-1, layout.ELSEWHERE_COLUMNS), runs.reshape(-1, layout.RUN_COLUMNS)
+        kernel = _kernel()
+        elsewhere, runs = np.split(self._facts[kernel.ELSEWHERE_FROM :], [kernel.RUNS_FROM - kernel.ELSEWHERE_FROM])
+        return elsewhere.reshape(-1, kernel.ELSEWHERE_COLUMNS), runs.reshape(-1, kernel.RUN_COLUMNS)
 
     def _check(self, codes: Ints, times: Ints, bounds: Ints) -> None:
         known = len(self._row_of) - 1
@@ -313,8 +313,8 @@ class RateAwareColumns:
     def _pass_time(self, readings: Ints) -> None:
         """Go on counting from the first reading where the clock was not read for a while."""
         if self._paused and len(readings):
-            layout = _kernel().track_kernel
-            self._facts[layout.SINCE] += readings[0] - self._facts[layout.LOOKED]
+            kernel = _kernel()
+            self._facts[kernel.SINCE] += readings[0] - self._facts[kernel.LOOKED]
             self._paused = False
 
     def _run(
@@ -329,19 +329,18 @@ class RateAwareColumns:
         flush: bool,
     ) -> RateBatches:
         kernel = _kernel()
-        layout = kernel.track_kernel
         count = len(times)
         facts, tracks = self._facts, self._tracks
-        facts[[layout.JOINED, layout.ACTIVE_FROM, layout.BATCHES, layout.ALL_PILED]] = 0
-        tracks[:, layout.ROOT] = layout.NONE
-        tracks[:, layout.PILED] = 0
+        facts[[kernel.JOINED, kernel.ACTIVE_FROM, kernel.BATCHES, kernel.ALL_PILED]] = 0
+        tracks[:, kernel.ROOT] = kernel.NONE
+        tracks[:, kernel.PILED] = 0
         joined, starts, ends, closed_at, reasons, until = (np.empty(count + 1, np.int64) for _ in range(6))
         children = (np.empty(count, np.int32) for _ in range(2))
         kernel.run(
             rows, times, calls, clock, flush, facts, tracks, self._rings,
             *children, waits_for, joined, starts, ends, closed_at, reasons, until,
         )  # fmt: skip
-        closed, given_out = facts[layout.BATCHES], facts[layout.ACTIVE_FROM]
+        closed, given_out = facts[kernel.BATCHES], facts[kernel.ACTIVE_FROM]
         batches = RateBatches(
             starts[:closed].copy(),
             ends[:closed].copy(),
@@ -350,7 +349,7 @@ class RateAwareColumns:
             np.concatenate([[0], until[:closed]]),
             numbers[joined[:given_out]],
         )
-        kept = np.concatenate([joined[given_out : facts[layout.JOINED]], np.flatnonzero(waits_for >= 0)])
+        kept = np.concatenate([joined[given_out : facts[kernel.JOINED]], np.flatnonzero(waits_for >= 0)])
         self._codes, self._times, self._numbers = rows[kept], times[kept], numbers[kept]
         self._waits_for = waits_for[kept]
         return batches
@@ -375,7 +374,7 @@ def _long_calls(times: Ints, bounds: Ints, farthest: int) -> list[int]:
 
 
 def _in_kernel(rule: RateRule) -> tuple[int, int]:
-    return rule.batch_length, _kernel().track_kernel.NEVER if rule.factor is None else int(rule.timeout)
+    return rule.batch_length, _kernel().NEVER if rule.factor is None else int(rule.timeout)
 
 
 def _moved(rows: npt.NDArray[Any], riding: int, by: int) -> npt.NDArray[Any]:
@@ -398,9 +397,9 @@ def _plain(values: npt.NDArray[Any], name: str) -> Ints:
 def _kernel() -> Any:
     try:
         # Importing Numba takes several times as long as all else; whoever batches message by message does without.
-        from waterclock.batching.rate import kernel as rate_kernel  # noqa: PLC0415
+        from waterclock.batching.rate import kernel  # noqa: PLC0415
     except RuntimeError as error:
         raise UnavailableError(
             f"Numba finds no folder for its compiled code ({error}); set NUMBA_CACHE_DIR to one that can be written"
         ) from error
-    return rate_kernel
+    return kernel

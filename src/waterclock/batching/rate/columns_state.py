@@ -81,7 +81,7 @@ class RateColumnsState(NamedTuple):
         state
             The bytes.
         layout
-            `waterclock.batching.rate.stream_kernel`, which only those import who run it.
+            `waterclock.batching.rate.kernel`, which `RateAwareColumns` imports when it is made, because of Numba.
 
         Raises
         ------

@@ -1,82 +1,711 @@
-"""The rules of batching by rate over arrays, compiled with Numba; by the names of `waterclock.batching.rate.window`."""
+"""The rules of batching by rate over arrays, compiled with Numba. Everything that is compiled stands in this file.
+
+The functions have the names of those in `period`, `pile`, `stream`, `starts`, `stall`, `window` and `batcher` whose
+rules they follow, and stand in that order.
+
+Numba keeps machine code per file and looks for changes in that file alone. Of other files come numbers only; a change
+of one needs this file saved too, or the machine code goes on with the old one, and differs from `RateAwareBatcher`.
+"""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit, types
 
-from waterclock.batching.rate import stall_kernel, starts_kernel, window_kernel
-from waterclock.batching.rate import stream_kernel as track_kernel
-from waterclock.batching.rate.period import KEPT_DIFFERENCES
-from waterclock.batching.rate.rule import ABSENT, EPOCH, HORIZON, STALLED
-from waterclock.batching.rate.stall_kernel import is_stuck
-from waterclock.batching.rate.starts_kernel import free_start, remember_run
-from waterclock.batching.rate.stream_kernel import (
-    ACTIVE_FROM,
-    ALL_PILED,
-    BATCHES,
-    BEFORE_ALL,
-    BEGUN,
-    COMPILED_FROM,
-    EPOCHS,
-    FAR_FROM,
-    FURTHEST,
-    GATING,
-    HELD_UNTIL,
-    HIGH_WATER,
-    JOINED,
-    KEPT,
-    LENGTH,
-    LOOKED,
+from waterclock.batching.rate.period import KEPT_DIFFERENCES, MIN_DIFFERENCES
+from waterclock.batching.rate.pulse_grid import DRIFT_TOLERANCE
+from waterclock.batching.rate.rule import ABSENT, EPOCH, HORIZON, MOST_EPOCHS, MOST_UNMOVED, MOVING, STALLED
+from waterclock.batching.rate.starts import MOST_RUNS
+from waterclock.time import MAX_NS, MIN_NS
+
+Ints = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.int32]
+Table = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the test for negative indices
+
+# The columns of a track.
+(
     MAY_GATE,
-    NEVER,
-    NEWEST,
-    NEXT_KEPT,
-    NONE,
-    NOTICE_FROM,
-    OVER_FROM,
-    PILE_NEWEST,
-    PILED,
-    RATE,
-    ROOT,
-    SATISFIED,
-    SETBACKS,
-    SINCE,
-    STRAYS,
-    TIMEOUT_NS,
     TRACKED,
-    UNMOVED,
-    WAITING,
+    NEWEST,
+    KEPT,
+    NEXT_KEPT,
+    ORIGIN,
+    RATE,
+    ABSENT_BATCHES,
+    FIRST,
+    PRESENT,
+    SATISFIED,
+    OVER_FROM,
+    LAST_FROM,
+    FAR_FROM,
+    NOTICE_FROM,
+    SETTLED,
+    ROOT,
+    PILED,
+    PILE_NEWEST,
+    PILE_LAST,
+    TRACK_COLUMNS,
+) = range(21)
+
+# What is known beside the tracks.
+(
+    BEGUN,
     WINDOW_START,
-    Codes,
-    Ints,
-    Known,
-    Rows,
-    Table,
-    Waiting,
-    begin_track,
-    observe,
-    placed,
-    plausible_range,
-    push,
-    push_behind,
-    regrid,
-    take_oldest,
-)
-from waterclock.batching.rate.window_kernel import (
-    Out,
-    gap,
-    give_out,
-    join,
-    notice_and_count,
-    open_window,
-    windows_to_first,
-    write_batch,
-)
+    HIGH_WATER,
+    STRAYS,
+    FURTHEST,
+    SETBACKS,
+    UNMOVED,
+    EPOCHS,
+    RUNS,
+    GATING,
+    CONTRIBUTING,
+    WAITING,
+    ALL_PILED,
+    HELD_UNTIL,
+    JOINED,
+    ACTIVE_FROM,
+    BATCHES,
+    LENGTH,
+    TIMEOUT_NS,
+    NEXT_LENGTH,
+    NEXT_TIMEOUT,
+    SINCE,
+    LOOKED,
+    UNUSED,  # in the states that earlier versions wrote, a number stands here
+    FACTS,
+) = range(25)
+
+# Behind them, in the same array, since each further one costs at every call: the rows of what is elsewhere and of runs.
+ELSEWHERE_FROM = FACTS
+ELSEWHERE_COLUMNS = 4
+RUNS_FROM = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * MOST_EPOCHS
+RUN_COLUMNS = 3
+ALL_FACTS = RUNS_FROM + RUN_COLUMNS * (MOST_RUNS + 1)
+
+NONE = -1
+NEVER = MAX_NS
+BEFORE_ALL = MIN_NS
+
+_SECOND = 1_000_000_000
+_NEAR = 8
+
+
+class Known(NamedTuple):
+    """All but messages; ``tracks`` and ``rings`` have a row for each stream, and a last one for those that ride."""
+
+    facts: Ints
+    tracks: Table
+    rings: Table
+
+
+class Waiting(NamedTuple):
+    """By message: its event time, its children in the pile it waits in, and the track it waits for, or NONE."""
+
+    times: Ints
+    left: Rows
+    right: Rows
+    waits_for: Rows
+
+
+@njit(error_model="numpy")
+def _earliest(origin: int, rate: int, start: int, back: int) -> int:
+    """`PulseGrid.earliest` of the pulse ``back`` before the first of the window at ``start``; by seconds, to fit."""
+    second = (start - origin) // _SECOND
+    product = (start - origin - second * _SECOND) * rate
+    number = product // _SECOND
+    if product - number * _SECOND > min(DRIFT_TOLERANCE * rate, _SECOND // 2):
+        number += 1
+    return origin + second * _SECOND - (1 - 2 * (number - back)) * _SECOND // (2 * rate)
+
+
+@njit(error_model="numpy")
+def _is_near(raw: float, rate: int) -> bool:
+    return abs(raw - rate) <= max(0.1 * rate, 0.1)
+
+
+@njit(error_model="numpy")
+def _period(ordered: Ints, double: int) -> tuple[float, int]:
+    per_pulse = np.empty(ordered.size, np.float64)
+    count = 0
+    for difference in ordered:
+        periods = (4 * difference + double) // (2 * double)
+        if periods >= 1:
+            per_pulse[count] = difference / periods
+            count += 1
+    per_pulse = np.sort(per_pulse[:count])
+    period = (per_pulse[(count - 1) // 2] + per_pulse[count // 2]) / 2
+    fitting = 0
+    for difference in ordered:
+        off = abs(difference - period * max(1, int(difference / period + 0.5)))
+        fitting += _NEAR * off <= period
+    return period, fitting
+
+
+@njit(error_model="numpy")
+def _obvious(ring: Ints, count: int) -> int:
+    """Find the rate where it does not depend on which difference is the median; 0 where it does."""
+    shortest = longest = ring[0]
+    for k in range(1, count):
+        shortest, longest = min(shortest, ring[k]), max(longest, ring[k])
+    if _NEAR * (longest - shortest) > shortest:
+        return 0  # some may be no single periods
+    slow, fast = _SECOND / longest, _SECOND / shortest
+    rate = int(slow + 0.5)
+    return rate if rate == int(fast + 0.5) and _is_near(slow, rate) and _is_near(fast, rate) else 0
+
+
+@njit(error_model="numpy")
+def _estimate(ring: Ints, count: int, current: int) -> int:
+    """As `StreamPeriodEstimator.rate_after`; 0 for None."""
+    if count < MIN_DIFFERENCES:
+        return 0
+    rate = _obvious(ring, count)
+    if rate:
+        return rate
+    ordered = np.empty(count, np.int64)
+    for k in range(count):
+        place = k
+        while place > 0 and ordered[place - 1] > ring[k]:
+            ordered[place] = ordered[place - 1]
+            place -= 1
+        ordered[place] = ring[k]
+    double = ordered[(count - 1) // 2] + ordered[count // 2]
+    period, fitting = double / 2, count
+    if _NEAR * (double - 2 * ordered[0]) > double or _NEAR * (2 * ordered[count - 1] - double) > double:
+        period, fitting = _period(ordered, double)
+        if 2 * fitting < count:
+            other, other_fitting = _period(ordered, 2 * ordered[count // 4])
+            if 4 * other_fitting >= 3 * count:
+                period, fitting = other, other_fitting
+    raw = _SECOND / period
+    if current and 4 * fitting < 3 * count and _is_near(raw, current):
+        return current
+    rate = int(raw + 0.5)
+    return rate if rate >= 1 and _is_near(raw, rate) else 0
+
+
+@njit(error_model="numpy")
+def _merge(one: int, other: int, messages: Waiting) -> int:
+    """Merge two skew heaps (Sleator and Tarjan 1986) of waiting messages."""
+    if one == NONE:
+        return other
+    if other == NONE:
+        return one
+    times, left, right = messages.times, messages.left, messages.right
+    if times[other] < times[one]:
+        one, other = other, one
+    root = one
+    while True:
+        lower = right[one]
+        right[one] = left[one]
+        if lower == NONE:
+            left[one] = other
+            return root
+        if times[other] < times[lower]:
+            lower, other = other, lower
+        left[one] = lower
+        one = lower
+
+
+@njit(error_model="numpy", inline="always")  # passing all these arrays on costs thirty times the work
+def _push_behind(row: int, message: int, tracks: Table, messages: Waiting) -> bool:
+    """Push a message behind the newest of its pile, as nearly all are; False where it belongs elsewhere.
+
+    It waits as long as any, so that it may be below the newest, and catching up stays linear.
+    """
+    event_time = messages.times[message]
+    last = tracks[row, PILE_LAST]
+    if not tracks[row, PILED] or event_time < tracks[row, PILE_NEWEST] or messages.left[last] != NONE:
+        return False
+    messages.left[last] = message
+    messages.left[message] = messages.right[message] = NONE
+    messages.waits_for[message] = row
+    tracks[row, PILE_NEWEST] = event_time
+    tracks[row, PILE_LAST] = message
+    tracks[row, PILED] += 1
+    return True
+
+
+@njit(error_model="numpy")
+def _push(row: int, message: int, tracks: Table, messages: Waiting) -> None:
+    """As `Pile.push`."""
+    if _push_behind(row, message, tracks, messages):
+        return
+    track = tracks[row]
+    event_time = messages.times[message]
+    messages.left[message] = messages.right[message] = NONE
+    messages.waits_for[message] = row
+    if not track[PILED] or event_time >= track[PILE_NEWEST]:
+        track[PILE_NEWEST] = event_time
+        track[PILE_LAST] = message
+    track[ROOT] = _merge(track[ROOT], message, messages)
+    track[PILED] += 1
+
+
+@njit(error_model="numpy")
+def _take_oldest(track: Ints, messages: Waiting) -> int:
+    """Take the oldest message off a pile."""
+    message = int(track[ROOT])
+    track[ROOT] = _merge(int(messages.left[message]), int(messages.right[message]), messages)
+    track[PILED] -= 1
+    messages.waits_for[message] = NONE
+    return message
+
+
+@njit(error_model="numpy")
+def _observe(row: int, event_time: int, set_back: int, known: Known) -> None:
+    """As `StreamPeriodEstimator.observe`."""
+    track = known.tracks[row]
+    if track[NEWEST] == NEVER or event_time < track[NEWEST] - set_back:
+        track[NEWEST] = event_time
+    elif event_time > track[NEWEST]:
+        if track[MAY_GATE]:
+            known.rings[row, track[NEXT_KEPT]] = event_time - track[NEWEST]
+            track[NEXT_KEPT] = (track[NEXT_KEPT] + 1) % KEPT_DIFFERENCES
+            track[KEPT] = min(track[KEPT] + 1, KEPT_DIFFERENCES)
+        track[NEWEST] = event_time
+
+
+@njit(error_model="numpy")
+def _notice(track: Ints, event_time: int) -> None:
+    """As `Track.notice`."""
+    if not track[PRESENT]:
+        track[PRESENT] = 1
+        track[FIRST] = event_time
+    if event_time >= track[LAST_FROM]:
+        track[SATISFIED] = 1
+    track[NOTICE_FROM] = NEVER if not track[RATE] or track[SATISFIED] else track[LAST_FROM]
+
+
+@njit(error_model="numpy")
+def _place_track(track: Ints, start: int, length: int, steps: int) -> None:
+    """As `Track.place`."""
+    if steps and track[SETTLED]:
+        moved = steps * length
+        track[OVER_FROM] += moved
+        if track[RATE]:
+            track[LAST_FROM] += moved
+            track[FAR_FROM] += moved
+    elif not track[RATE]:
+        track[OVER_FROM] = start + length + 1
+        track[LAST_FROM] = track[FAR_FROM] = NEVER
+        track[SETTLED] = 1
+    else:
+        end = start + length
+        track[OVER_FROM] = _earliest(track[ORIGIN], track[RATE], end, 0)
+        track[LAST_FROM] = _earliest(track[ORIGIN], track[RATE], end, 1)
+        track[FAR_FROM] = _earliest(track[ORIGIN], track[RATE], end + HORIZON * length, 0)
+        track[SETTLED] = length % _SECOND * track[RATE] % _SECOND == 0
+    if track[NEWEST] < start - EPOCH * length:
+        track[NEWEST] = NEVER
+    track[PRESENT] = track[SATISFIED] = 0
+    track[FIRST] = NEVER
+    track[NOTICE_FROM] = BEFORE_ALL if track[MAY_GATE] else NEVER
+
+
+@njit(error_model="numpy")
+def _regrid(row: int, start: int, known: Known) -> None:
+    """As `Track.regrid`."""
+    track, length = known.tracks[row], known.facts[LENGTH]
+    rate = _estimate(known.rings[row], track[KEPT], track[RATE])
+    origin = track[ORIGIN]
+    if rate and (_SECOND + rate - 1) // rate > length:
+        rate = 0
+    if rate and (not track[RATE] or abs(origin - start) > EPOCH * length):
+        origin = track[FIRST] if track[PRESENT] else track[NEWEST]
+        if origin == NEVER or abs(origin - start) > EPOCH * length:
+            rate = 0
+    if rate != track[RATE] or (rate and origin != track[ORIGIN]):
+        track[RATE] = rate
+        track[ORIGIN] = origin
+        track[SETTLED] = 0
+
+
+@njit(error_model="numpy")
+def _windows_to(track: Ints, event_time: int, start: int, length: int) -> int:
+    """As `Track.windows_to`."""
+    steps = (event_time - start) // length
+    if track[RATE] and event_time >= _earliest(track[ORIGIN], track[RATE], start + (steps + 1) * length, 0):
+        steps += 1
+    return steps
+
+
+@njit(error_model="numpy")
+def _begin_track(row: int, known: Known) -> None:
+    """Make a track anew."""
+    track = known.tracks[row]
+    track[TRACKED] = 1
+    track[NEWEST] = NEVER
+    track[KEPT] = track[NEXT_KEPT] = track[RATE] = track[SETTLED] = track[ABSENT_BATCHES] = 0
+    track[ROOT] = NONE
+    _place_track(track, known.facts[WINDOW_START], known.facts[LENGTH], 0)
+
+
+@njit(error_model="numpy")
+def _apart(earlier: int, later: int) -> np.uint64:
+    """How far apart two times are; unsigned, since the ends of time are further apart than a signed number holds."""
+    return np.uint64(later) - np.uint64(earlier)
+
+
+@njit(error_model="numpy")
+def _plausible_range(times: Ints, length: int, moving: bool) -> tuple[int, int]:
+    """As `rule.plausible_range`."""
+    ordered = np.sort(times)
+    oldest = newest = ordered[0]
+    most = first = 0
+    moves = False
+    for k in range(1, ordered.size + 1):
+        if k == ordered.size or _apart(ordered[k - 1], ordered[k]) > np.uint64(HORIZON * length):
+            also = moving and _apart(ordered[first], ordered[k - 1]) >= np.uint64(MOVING * length)
+            if (also and not moves) or (also == moves and k - first >= most):
+                most, moves = k - first, also
+                oldest, newest = ordered[first], ordered[k - 1]
+            first = k
+    return oldest, newest
+
+
+@njit(error_model="numpy")
+def _placed(anchor: int, length: int) -> int:
+    """As `rule.placed`."""
+    margin = 2 * EPOCH * length
+    return min(max(anchor, MIN_NS + margin), MAX_NS - margin)
+
+
+# Where the last start and the step of a run of starts stand, behind its first.
+_LAST, _STEP = 1, 2
+
+
+@njit(error_model="numpy")
+def _taken(start: int, facts: Ints) -> int:
+    for k in range(facts[RUNS]):
+        run = RUNS_FROM + RUN_COLUMNS * k
+        first = facts[run]
+        if first <= start <= facts[run + _LAST] and _apart(first, start) % np.uint64(facts[run + _STEP]) == np.uint64(
+            0
+        ):
+            return int(run)
+    return NONE
+
+
+@njit(error_model="numpy")
+def _free_start(start: int, facts: Ints) -> int:
+    """As `Starts.free`."""
+    furthest = int(facts[FURTHEST])
+    if start > furthest:
+        return start
+    for _ in range(2 * MOST_RUNS):
+        run = _taken(start, facts)
+        if run == NONE:
+            return start
+        start = int(facts[run + _LAST]) + 1 if facts[run + _STEP] == 1 else start + 1
+    return furthest + 1
+
+
+@njit(error_model="numpy")
+def _remove_earliest_run(facts: Ints) -> int:
+    count = int(facts[RUNS])
+    earliest = RUNS_FROM
+    for k in range(1, count):
+        run = RUNS_FROM + RUN_COLUMNS * k
+        if facts[run + _LAST] < facts[earliest + _LAST]:
+            earliest = run
+    last = int(facts[earliest + _LAST])
+    for place in range(earliest, RUNS_FROM + RUN_COLUMNS * (count - 1)):
+        facts[place] = facts[place + RUN_COLUMNS]
+    facts[RUNS] -= 1
+    return last
+
+
+@njit(error_model="numpy")
+def _remember_run(first: int, last: int, step: int, facts: Ints) -> None:
+    """Take note of a run that began before all others."""
+    for place in range(RUNS_FROM + RUN_COLUMNS * facts[RUNS] - 1, RUNS_FROM - 1, -1):
+        facts[place + RUN_COLUMNS] = facts[place]
+    facts[RUNS_FROM], facts[RUNS_FROM + _LAST], facts[RUNS_FROM + _STEP] = first, last, step
+    facts[RUNS] += 1
+
+
+@njit(error_model="numpy")
+def _begin_start(start: int, step: int, facts: Ints) -> None:
+    """As `Starts.begin`."""
+    facts[FURTHEST] = max(facts[FURTHEST], start)
+    run = RUNS_FROM + RUN_COLUMNS * facts[RUNS]
+    if facts[RUNS]:
+        before = run - RUN_COLUMNS
+        last = int(facts[before + _LAST])
+        if facts[before + _STEP] == step and start > last and _apart(last, start) % np.uint64(step) == np.uint64(0):
+            facts[before + _LAST] = start
+            return
+    facts[run], facts[run + _LAST], facts[run + _STEP] = start, start, step
+    facts[RUNS] += 1
+    if facts[RUNS] > MOST_RUNS:
+        _remove_earliest_run(facts)
+        _remember_run(MIN_NS, _remove_earliest_run(facts), 1, facts)
+
+
+# Where the other facts of a piece of traffic elsewhere stand, behind its oldest event time.
+_UNTIL, _COVERED, _CALLS = 1, 2, 3
+
+
+@njit(error_model="numpy")
+def _within(low: int, high: int, most: int) -> int:
+    """Give how far apart two times are, but at most so far."""
+    between = _apart(low, high)
+    return most if between > np.uint64(most) else int(between)
+
+
+@njit(error_model="numpy")
+def _move_elsewhere(from_: int, to: int, facts: Ints) -> None:
+    for column in range(ELSEWHERE_COLUMNS):
+        facts[to + column] = facts[from_ + column]
+
+
+@njit(error_model="numpy")
+def _add_elsewhere(oldest: int, newest: int, covered: int, length: int, facts: Ints) -> None:
+    epoch, enough = np.uint64(EPOCH * length), STALLED * length
+    calls = 1
+    place = ELSEWHERE_FROM  # where the next one stays
+    for k in range(facts[EPOCHS]):
+        known = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * k
+        from_, until = int(facts[known]), int(facts[known + _UNTIL])
+        if (oldest > until and _apart(until, oldest) > epoch) or (from_ > newest and _apart(newest, from_) > epoch):
+            _move_elsewhere(known, place, facts)
+            place += ELSEWHERE_COLUMNS
+            continue
+        before = int(facts[known + _COVERED])
+        joined = max(covered, before)
+        if newest > until:
+            gap = _within(until, oldest, HORIZON * length) if oldest > until else 0
+            joined = max(joined, min(before + _within(until, newest, covered + gap), enough))
+        oldest, newest, covered, calls = min(oldest, from_), max(newest, until), joined, 2
+    if place == ELSEWHERE_FROM + ELSEWHERE_COLUMNS * MOST_EPOCHS:
+        place = ELSEWHERE_FROM
+        for _ in range(1, MOST_EPOCHS):
+            _move_elsewhere(place + ELSEWHERE_COLUMNS, place, facts)
+            place += ELSEWHERE_COLUMNS
+    facts[place], facts[place + _UNTIL], facts[place + _COVERED], facts[place + _CALLS] = (
+        oldest,
+        newest,
+        covered,
+        calls,
+    )
+    facts[EPOCHS] = (place - ELSEWHERE_FROM) // ELSEWHERE_COLUMNS + 1
+
+
+@njit(error_model="numpy")
+def _add_pieces_elsewhere(ordered: Ints, length: int, facts: Ints) -> None:
+    oldest = newest = int(ordered[0])
+    covered = 0
+    for k in range(len(ordered)):
+        time = int(ordered[k])
+        if _apart(newest, time) > np.uint64(EPOCH * length):
+            _add_elsewhere(oldest, newest, covered, length, facts)
+            oldest, covered = time, 0
+        else:
+            covered = min(covered + _within(newest, time, HORIZON * length), STALLED * length)
+        newest = time
+    _add_elsewhere(oldest, newest, covered, length, facts)
+
+
+@njit(error_model="numpy")
+def _is_stuck(times: Ints, first: int, stop: int, start: int, length: int, facts: Ints) -> bool:
+    """As `StallWatch.is_stuck`, of the event times of a call and the window at ``start`` that it came to.
+
+    How many messages joined is counted already.
+    """
+    near_from, epoch_until = start - HORIZON * length, start + length + EPOCH * length
+    count = 0
+    for message in range(first, stop):
+        count += times[message] < near_from or times[message] > epoch_until
+    if count:
+        implausible = np.empty(count, np.int64)
+        count = 0
+        for message in range(first, stop):
+            if times[message] < near_from or times[message] > epoch_until:
+                implausible[count] = times[message]
+                count += 1
+        _add_pieces_elsewhere(np.sort(implausible), length, facts)
+        for k in range(facts[EPOCHS]):
+            known = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * k
+            if facts[known + _CALLS] > 1 and facts[known + _COVERED] >= STALLED * length:
+                return True
+    return bool(facts[UNMOVED] >= MOST_UNMOVED)
+
+
+class Out(NamedTuple):
+    """Messages in the order in which they joined a window; by batch its window, closing, reason and where it ends."""
+
+    joined: Ints
+    starts: Ints
+    ends: Ints
+    closed: Ints
+    reasons: Ints
+    until: Ints
+
+
+@njit(error_model="numpy")
+def _join(message: int, facts: Ints, out: Out) -> None:
+    """Let a message join the window."""
+    out.joined[facts[JOINED]] = message
+    facts[JOINED] += 1
+
+
+@njit(error_model="numpy")
+def _notice_and_count(track: Ints, event_time: int, facts: Ints) -> None:
+    """As `Assembly.notice`."""
+    present, satisfied = track[PRESENT], track[SATISFIED]
+    _notice(track, event_time)
+    if track[RATE]:
+        facts[CONTRIBUTING] += track[PRESENT] - present
+        facts[WAITING] -= track[SATISFIED] - satisfied
+
+
+@njit(error_model="numpy")
+def _windows_to_first(gating_only: bool, known: Known, messages: Waiting) -> int:
+    """As `Assembly.windows_to_first`."""
+    nearest = NEVER
+    for row in range(len(known.tracks)):
+        track = known.tracks[row]
+        if track[PILED] and (track[RATE] or not gating_only):
+            oldest = int(messages.times[int(track[ROOT])])
+            nearest = min(nearest, _windows_to(track, oldest, known.facts[WINDOW_START], known.facts[LENGTH]))
+    return 0 if nearest == NEVER else nearest
+
+
+@njit(error_model="numpy")
+def _gap(known: Known, messages: Waiting) -> int:
+    """As `Assembly.gap`."""
+    facts = known.facts
+    if not facts[ALL_PILED]:
+        return 0
+    if not facts[GATING]:
+        empty = facts[JOINED] - facts[ACTIVE_FROM] <= facts[STRAYS]
+        return _windows_to_first(False, known, messages) if empty else 0
+    if facts[CONTRIBUTING]:
+        return 0
+    for row in range(len(known.tracks)):
+        if known.tracks[row, RATE] and not known.tracks[row, PILED]:
+            return 0
+    return _windows_to_first(True, known, messages)
+
+
+@njit(error_model="numpy")
+def _let_in(track: Ints, facts: Ints, messages: Waiting, out: Out) -> None:
+    times, left, right, waits_for = messages  # a field looked up in the loop would cost more than all else in it
+    joined = out.joined
+    root, piled, over_from = int(track[ROOT]), track[PILED], track[OVER_FROM]
+    first = last = facts[JOINED]
+    while piled and times[root] < over_from:
+        joined[last] = root
+        last += 1
+        piled -= 1
+        waits_for[root] = NONE
+        lower = int(left[root])
+        root = lower if right[root] == NONE else _merge(lower, int(right[root]), messages)
+    if last > first:
+        track[ROOT], track[PILED], facts[JOINED] = root, piled, last
+        oldest, newest = int(times[joined[first]]), int(times[joined[last - 1]])
+        facts[HIGH_WATER] = max(facts[HIGH_WATER], newest)
+        _notice(track, oldest)
+        _notice(track, newest)
+    if piled and track[RATE] and times[root] < track[FAR_FROM]:
+        track[SATISFIED] = 1
+
+
+@njit(error_model="numpy")
+def _change_length(start: int, known: Known) -> None:
+    facts = known.facts
+    facts[LENGTH], facts[TIMEOUT_NS] = facts[NEXT_LENGTH], facts[NEXT_TIMEOUT]
+    facts[NEXT_LENGTH] = 0
+    for row in range(len(known.tracks) - 1):
+        if known.tracks[row, TRACKED]:
+            _regrid(row, start, known)
+
+
+@njit(error_model="numpy")
+def _open_window(start: int, steps: int, known: Known, messages: Waiting, out: Out) -> None:
+    """As `Assembly.open`."""
+    facts = known.facts
+    free = _free_start(start, facts)
+    steps *= free == start  # elsewhere, as after a change of length, nothing is just moved on
+    start = free
+    if facts[NEXT_LENGTH]:
+        _change_length(start, known)
+        steps = 0
+    length = facts[LENGTH]
+    _begin_start(start, length, facts)
+    facts[WINDOW_START] = start
+    facts[GATING] = facts[CONTRIBUTING] = facts[WAITING] = facts[ALL_PILED] = 0
+    newest_waiting = BEFORE_ALL
+    newest_gating = start + length
+    for row in range(len(known.tracks)):
+        track = known.tracks[row]
+        if not track[TRACKED]:
+            continue
+        _place_track(track, start, length, steps)
+        if track[PILED]:
+            _let_in(track, facts, messages, out)
+        if track[PILED]:
+            facts[ALL_PILED] += track[PILED]
+            newest_waiting = max(newest_waiting, track[PILE_NEWEST])
+            if track[RATE]:
+                newest_gating = max(newest_gating, track[PILE_NEWEST])
+        if track[RATE]:
+            facts[GATING] += 1
+            facts[CONTRIBUTING] += track[PRESENT]
+            facts[WAITING] += 1 - track[SATISFIED]
+    facts[HELD_UNTIL] = newest_gating + HORIZON * length
+    if not facts[GATING]:
+        facts[WAITING] = NONE
+        if facts[ALL_PILED]:
+            facts[HIGH_WATER] = max(facts[HIGH_WATER], min(newest_waiting, start + HORIZON * length))
+
+
+@njit(error_model="numpy")
+def _review(known: Known) -> None:
+    for row in range(len(known.tracks) - 1):
+        track = known.tracks[row]
+        if not track[TRACKED]:
+            continue
+        if track[PRESENT]:
+            track[ABSENT_BATCHES] = 0
+            _regrid(row, known.facts[WINDOW_START], known)
+            continue
+        track[ABSENT_BATCHES] += 1
+        if track[ABSENT_BATCHES] >= ABSENT:
+            track[NEWEST] = NEVER
+            track[KEPT] = track[NEXT_KEPT] = 0
+            track[RATE] = track[SETTLED] = 0
+            if not track[PILED]:
+                track[TRACKED] = track[ABSENT_BATCHES] = 0
+
+
+@njit(error_model="numpy")
+def _write_batch(start: int, end: int, reason: int, facts: Ints, out: Out) -> None:
+    """Close a batch of all that has joined."""
+    number = facts[BATCHES]
+    out.starts[number] = start
+    out.ends[number] = end
+    out.closed[number] = facts[HIGH_WATER]
+    out.reasons[number] = reason
+    out.until[number] = facts[JOINED]
+    facts[BATCHES] += 1
+    facts[ACTIVE_FROM] = facts[JOINED]
+    facts[STRAYS] = 0
+
+
+@njit(error_model="numpy")
+def _give_out(reason: int, known: Known, out: Out) -> None:
+    """As `Assembly.close`, up to the opening of the next window."""
+    start = known.facts[WINDOW_START]
+    _write_batch(start, start + known.facts[LENGTH], reason, known.facts, out)
+    _review(known)
+
 
 SLOTS, GAP, TIMEOUT, STALL, FLUSH, START = range(6)
 """Why a batch closed, as the kernel writes it."""
@@ -89,7 +718,7 @@ def _settle(known: Known, messages: Waiting, out: Out) -> bool:
     facts = known.facts
     before = facts[BATCHES]
     while True:
-        steps = gap(known, messages)
+        steps = _gap(known, messages)
         if steps:
             reason = GAP
         elif not facts[WAITING]:
@@ -99,9 +728,9 @@ def _settle(known: Known, messages: Waiting, out: Out) -> bool:
         else:
             return facts[BATCHES] > before
         if facts[JOINED] > facts[ACTIVE_FROM]:
-            give_out(reason, known, out)
+            _give_out(reason, known, out)
         steps = max(steps, 1)
-        open_window(facts[WINDOW_START] + steps * facts[LENGTH], steps, known, messages, out)
+        _open_window(facts[WINDOW_START] + steps * facts[LENGTH], steps, known, messages, out)
 
 
 @njit(error_model="numpy")
@@ -109,11 +738,11 @@ def _place_ahead(row: int, message: int, known: Known, messages: Waiting, out: O
     facts, track = known.facts, known.tracks[row]
     event_time = messages.times[message]
     if not track[RATE] and facts[GATING] and event_time > facts[HELD_UNTIL]:
-        join(message, facts, out)
+        _join(message, facts, out)
         if event_time >= track[NOTICE_FROM]:
-            notice_and_count(track, event_time, facts)
+            _notice_and_count(track, event_time, facts)
         return
-    push(row, message, known.tracks, messages)
+    _push(row, message, known.tracks, messages)
     facts[ALL_PILED] += 1
     if not track[RATE]:
         return
@@ -129,19 +758,19 @@ def _place(row: int, message: int, known: Known, messages: Waiting, out: Out) ->
     event_time = messages.times[message]
     start, length = facts[WINDOW_START], facts[LENGTH]
     if event_time < start - EPOCH * length or event_time > start + length + EPOCH * length:
-        join(message, facts, out)
+        _join(message, facts, out)
         facts[STRAYS] += 1
         return False
     track = known.tracks[row]
     if not track[TRACKED]:
-        begin_track(row, known)
-    observe(row, event_time, HORIZON * length, known)
+        _begin_track(row, known)
+    _observe(row, event_time, HORIZON * length, known)
     if event_time >= track[OVER_FROM]:
         _place_ahead(row, message, known, messages, out)
         return True
-    join(message, facts, out)
+    _join(message, facts, out)
     if event_time >= track[NOTICE_FROM]:
-        notice_and_count(track, event_time, facts)
+        _notice_and_count(track, event_time, facts)
     return True
 
 
@@ -162,7 +791,7 @@ def _take(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, o
             tracks[row, NEWEST] = event_time
             if event_time >= tracks[row, OVER_FROM]:
                 held = tracks[row, RATE] or not facts[GATING] or event_time <= facts[HELD_UNTIL]
-                if held and push_behind(row, message, tracks, messages):
+                if held and _push_behind(row, message, tracks, messages):
                     # The stream's gate stays as the message before left it.
                     facts[ALL_PILED] += 1
                     if tracks[row, RATE]:
@@ -173,7 +802,7 @@ def _take(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, o
                 out.joined[facts[JOINED]] = message
                 facts[JOINED] += 1
                 if event_time >= tracks[row, NOTICE_FROM]:
-                    notice_and_count(tracks[row], event_time, facts)
+                    _notice_and_count(tracks[row], event_time, facts)
         elif not _place(row, message, known, messages, out):
             continue
         newest = max(newest, event_time)
@@ -185,35 +814,35 @@ def _take(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, o
 def _begin(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, out: Out) -> None:
     facts = known.facts
     length = facts[LENGTH]
-    oldest, newest = plausible_range(messages.times[first:stop], length, False)
-    start = placed(newest, length)
+    oldest, newest = _plausible_range(messages.times[first:stop], length, False)
+    start = _placed(newest, length)
     facts[BEGUN] = 1
     facts[WINDOW_START] = facts[HIGH_WATER] = start
-    begin_track(len(known.tracks) - 1, known)
+    _begin_track(len(known.tracks) - 1, known)
     for message in range(first, stop):
-        join(message, facts, out)
+        _join(message, facts, out)
         event_time = messages.times[message]
         if start - EPOCH * length <= event_time <= start:
             if not known.tracks[rows[message], TRACKED]:
-                begin_track(rows[message], known)
-            observe(rows[message], event_time, 2 * EPOCH * length, known)  # more than there is
+                _begin_track(rows[message], known)
+            _observe(rows[message], event_time, 2 * EPOCH * length, known)  # more than there is
     for row in range(len(known.tracks) - 1):
         if known.tracks[row, TRACKED]:
-            regrid(row, start, known)
+            _regrid(row, start, known)
     begin = min(oldest, start - 1)
-    write_batch(begin, start, START, facts, out)
+    _write_batch(begin, start, START, facts, out)
     facts[FURTHEST] = begin
-    open_window(start, 0, known, messages, out)
-    remember_run(begin, begin, 1, facts)
+    _open_window(start, 0, known, messages, out)
+    _remember_run(begin, begin, 1, facts)
 
 
 @njit(error_model="numpy")
 def _place_anew(anchor: int, known: Known, messages: Waiting, out: Out) -> None:
     facts = known.facts
-    start = placed(anchor, facts[LENGTH])
+    start = _placed(anchor, facts[LENGTH])
     if start <= facts[FURTHEST]:
         facts[SETBACKS] += 1
-        start = free_start(start + facts[SETBACKS], facts)
+        start = _free_start(start + facts[SETBACKS], facts)
     last_plausible = start + (1 + HORIZON) * facts[LENGTH]
     for row in range(len(known.tracks)):
         track = known.tracks[row]
@@ -222,17 +851,17 @@ def _place_anew(anchor: int, known: Known, messages: Waiting, out: Out) -> None:
         plausible = np.empty(track[PILED], np.int64)
         count = 0
         while track[PILED]:
-            message = take_oldest(track, messages)
+            message = _take_oldest(track, messages)
             if messages.times[message] > last_plausible:
-                join(message, facts, out)
+                _join(message, facts, out)
             else:
                 plausible[count] = message
                 count += 1
         for message in plausible[:count]:
-            push(row, message, known.tracks, messages)
-    give_out(STALL, known, out)
+            _push(row, message, known.tracks, messages)
+    _give_out(STALL, known, out)
     facts[HIGH_WATER] = start
-    open_window(start, 0, known, messages, out)
+    _open_window(start, 0, known, messages, out)
 
 
 @njit(error_model="numpy")
@@ -270,17 +899,17 @@ def _recover(known: Known, messages: Waiting, out: Out) -> None:
         times = np.empty(recent, np.int64)
         for k in range(recent):
             times[k] = messages.times[out.joined[facts[JOINED] - 1 - k]]
-        anchor = plausible_range(times, length, True)[1]
-        if facts[ALL_PILED] and plausible_range(_with_piled(times, known, messages), length, True)[1] != anchor:
+        anchor = _plausible_range(times, length, True)[1]
+        if facts[ALL_PILED] and _plausible_range(_with_piled(times, known, messages), length, True)[1] != anchor:
             anchor = start + length
         if start <= anchor <= start + length:
-            give_out(STALL, known, out)
-            open_window(start + length, 1, known, messages, out)
+            _give_out(STALL, known, out)
+            _open_window(start + length, 1, known, messages, out)
         else:
             _place_anew(anchor, known, messages, out)
     elif facts[ALL_PILED]:
-        steps = max(1, windows_to_first(False, known, messages))
-        open_window(start + steps * length, steps, known, messages, out)
+        steps = max(1, _windows_to_first(False, known, messages))
+        _open_window(start + steps * length, steps, known, messages, out)
     _settle(known, messages, out)
 
 
@@ -309,7 +938,7 @@ def _add(rows: Codes, first: int, stop: int, now: int, known: Known, messages: W
             facts[UNMOVED] = facts[EPOCHS] = 0
         elif first < stop:
             facts[UNMOVED] += facts[JOINED] - held
-            stalled = is_stuck(messages.times, first, stop, start, length, facts)
+            stalled = _is_stuck(messages.times, first, stop, start, length, facts)
         if stalled or now - facts[SINCE] >= STALLED * length:
             _recover(known, messages, out)
             stalled = True
@@ -324,10 +953,10 @@ def _flush(known: Known, messages: Waiting, out: Out) -> None:
     while facts[JOINED] > facts[ACTIVE_FROM] or facts[ALL_PILED]:
         steps = 1
         if facts[JOINED] > facts[ACTIVE_FROM]:
-            give_out(FLUSH, known, out)
+            _give_out(FLUSH, known, out)
         else:
-            steps = max(1, windows_to_first(False, known, messages))
-        open_window(facts[WINDOW_START] + steps * facts[LENGTH], steps, known, messages, out)
+            steps = max(1, _windows_to_first(False, known, messages))
+        _open_window(facts[WINDOW_START] + steps * facts[LENGTH], steps, known, messages, out)
     facts[UNMOVED] = facts[EPOCHS] = 0
     facts[SINCE] = facts[LOOKED]
 
@@ -340,68 +969,53 @@ _tables = types.Array(types.int64, 2, "C")
 _rows = types.Array(types.int32, 1, "C")
 
 
-_SIGNATURE = types.void(
-    _codes_in, _times_in, _times_in, _times_in, types.boolean, _ints, _tables, _tables,
-    _rows, _rows, _rows, _ints, _ints, _ints, _ints, _ints, _ints,
-)  # fmt: skip
+@njit(
+    types.void(
+        *[_codes_in, _times_in, _times_in, _times_in, types.boolean],
+        *[_ints, _tables, _tables],
+        *[_rows] * 3,
+        *[_ints] * 6,
+    ),
+    cache=True,
+    nogil=True,
+    error_model="numpy",
+)
+def run(
+    rows: Codes,
+    times: Ints,
+    calls: Ints,
+    clock: Ints,
+    flush: bool,
+    facts: Ints,
+    tracks: Table,
+    rings: Table,
+    left: Rows,
+    right: Rows,
+    waits_for: Rows,
+    joined: Ints,
+    starts: Ints,
+    ends: Ints,
+    closed: Ints,
+    reasons: Ints,
+    until: Ints,
+) -> None:
+    """Run the calls; see `waterclock.batching.rate.columns.RateAwareColumns`.
 
-
-def _compiled(fingerprint: int) -> Callable[..., None]:
-    # Numba's cache looks for changes in this file alone. What a compiled function closes over is part of its key there,
-    # so that a change of the functions and numbers that this file takes from elsewhere is noticed too.
-    @njit(_SIGNATURE, cache=True, nogil=True, error_model="numpy")
-    def run(
-        rows: Codes,
-        times: Ints,
-        calls: Ints,
-        clock: Ints,
-        flush: bool,
-        facts: Ints,
-        tracks: Table,
-        rings: Table,
-        left: Rows,
-        right: Rows,
-        waits_for: Rows,
-        joined: Ints,
-        starts: Ints,
-        ends: Ints,
-        closed: Ints,
-        reasons: Ints,
-        until: Ints,
-    ) -> None:
-        """Run the calls; see `waterclock.batching.rate.columns.RateAwareColumns`.
-
-        Message k is of track ``rows[k]``; call c brings the messages ``calls[c]`` to ``calls[c + 1]``, at ``clock[c]``
-        where there is a clock. Those before ``calls[0]`` are from earlier: in the window where ``waits_for`` is NONE,
-        else waiting for that track. Afterwards it tells so of all messages that are in no batch.
-        """
-        known = Known(facts, tracks, rings)
-        messages = Waiting(times, left, right, waits_for)
-        out = Out(joined, starts, ends, closed, reasons, until)
-        for message in range(calls[0]):
-            if waits_for[message] == NONE:
-                join(message, facts, out)
-            else:
-                push(waits_for[message], message, tracks, messages)
-                facts[ALL_PILED] += 1
-        for call in range(len(calls) - 1):
-            now = clock[call] if len(clock) else facts[LOOKED]
-            _add(rows, calls[call], calls[call + 1], now, known, messages, out)
-        if flush:
-            _flush(known, messages, out)
-        facts[COMPILED_FROM] = fingerprint  # what is closed over must be used
-
-    return run
-
-
-def _fingerprint() -> int:
-    modules = (track_kernel, starts_kernel, stall_kernel, window_kernel)
-    values = [value for module in modules for value in vars(module).values()]
-    compiled = [value.py_func.__code__ for value in values if hasattr(value, "py_func")]
-    numbers = [value for value in values if isinstance(value, int | float)]
-    parts: list[Any] = [(code.co_code, code.co_consts, code.co_names) for code in compiled]
-    return zlib.crc32(repr((parts, numbers, ABSENT, EPOCH, HORIZON, STALLED, KEPT_DIFFERENCES)).encode())
-
-
-run = _compiled(_fingerprint())
-"""Run the calls of one source; see the inner function."""
+    Message k is of track ``rows[k]``; call c brings the messages ``calls[c]`` to ``calls[c + 1]``, at ``clock[c]``
+    where there is a clock. Those before ``calls[0]`` are from earlier: in the window where ``waits_for`` is NONE,
+    else waiting for that track. Afterwards it tells so of all messages that are in no batch.
+    """
+    known = Known(facts, tracks, rings)
+    messages = Waiting(times, left, right, waits_for)
+    out = Out(joined, starts, ends, closed, reasons, until)
+    for message in range(calls[0]):
+        if waits_for[message] == NONE:
+            _join(message, facts, out)
+        else:
+            _push(waits_for[message], message, tracks, messages)
+            facts[ALL_PILED] += 1
+    for call in range(len(calls) - 1):
+        now = clock[call] if len(clock) else facts[LOOKED]
+        _add(rows, calls[call], calls[call + 1], now, known, messages, out)
+    if flush:
+        _flush(known, messages, out)
