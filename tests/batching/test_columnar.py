@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +17,20 @@ from tests.batching.outcomes import assigned
 from tests.batching.traffic import arrivals, rules
 
 from waterclock.arrow import to_arrow
+from waterclock.batching.batch import RejectReason
 from waterclock.batching.by_source import BySource
 from waterclock.batching.event_time.batcher import EventTimeBatcher
-from waterclock.batching.event_time.columns import assign_arrays, assign_batches
-from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.batching.event_time.columns import assign_arrays, assign_batches, judge_arrivals
+from waterclock.batching.event_time.rule import (
+    ACCEPTED,
+    CONFLICTS,
+    FUTURE,
+    LATE,
+    REJECTIONS,
+    UNDECIDED,
+    EventTimeRule,
+    OnConflict,
+)
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message
 
@@ -78,7 +88,7 @@ def test_the_arrays_know_which_windows_a_conflict_ended(messages: list[Message],
 
     conflicts = {m.payload: w.conflict for w in batches_of(messages, rule).windows for m in w.messages}
     assert {
-        m.payload: bool(c) for m, c, v in zip(messages, found.conflicts, found.verdicts, strict=True) if v == 0
+        m.payload: bool(c) for m, c, v in zip(messages, found.conflicts, found.verdicts, strict=True) if v == ACCEPTED
     } == (conflicts)
 
 
@@ -89,7 +99,7 @@ def test_the_arrays_give_the_order_of_what_can_be_batched(messages: list[Message
     receive_times = np.array([m.receive_time for m in messages], np.int64)
     found = assign_arrays(sources, np.zeros_like(sources), event_times, receive_times, EventTimeRule(*rule))
 
-    candidates = [i for i, verdict in enumerate(found.verdicts) if verdict not in (1, 2)]
+    candidates = [i for i, verdict in enumerate(found.verdicts) if verdict not in (LATE, FUTURE)]
     assert found.order.tolist() == sorted(candidates, key=lambda i: (sources[i], event_times[i]))
 
 
@@ -149,7 +159,7 @@ def test_many_rows_are_sorted_whatever_their_spread(spread: str, count: int) -> 
     found = assign_arrays(sources, streams, event_times, event_times, EventTimeRule(2_000, 0, 0, "split"))
 
     # A window's start says where its rows stand in time: sorting must have put no row into another's window.
-    accepted = found.verdicts == 0
+    accepted = found.verdicts == ACCEPTED
     assert (found.starts[accepted] <= event_times[accepted]).all()
     assert (event_times[accepted] <= found.ends[accepted]).all()
     keys = set(zip(sources.tolist(), streams.tolist(), event_times.tolist(), strict=True))
@@ -277,6 +287,25 @@ def test_an_option_that_cannot_be_meant_is_named(options: dict[str, Any], compla
 def test_only_tables_are_taken() -> None:
     with pytest.raises(InvalidArgumentError, match="table: a RecordBatch is no pyarrow"):
         assign_batches(to_arrow([]), **LENGTHS)
+
+
+@given(arrivals(), rules)
+def test_what_needs_no_other_message_is_judged_alike_before_the_others_come(
+    messages: list[Message], rule: Rule
+) -> None:
+    event_times = np.array([m.event_time for m in messages], np.int64)
+    receive_times = np.array([m.receive_time for m in messages], np.int64)
+    streams = np.zeros(len(messages), np.int32)
+    found = assign_arrays(streams, streams, event_times, receive_times, EventTimeRule(*rule)).verdicts
+    judged = judge_arrivals(event_times, receive_times, EventTimeRule(*rule))
+    assert judged.tolist() == [verdict if verdict in (LATE, FUTURE) else ACCEPTED for verdict in found.tolist()]
+
+
+def test_every_word_of_the_rule_has_a_number() -> None:
+    assert tuple(REJECTIONS.values()) == get_args(RejectReason)
+    assert sorted([ACCEPTED, *REJECTIONS, UNDECIDED]) == list(range(6))
+    assert tuple(CONFLICTS) == get_args(OnConflict)
+    assert len(set(CONFLICTS.values())) == len(CONFLICTS)
 
 
 def test_arrays_must_have_one_length_and_numbers_from_0() -> None:

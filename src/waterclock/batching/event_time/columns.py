@@ -9,13 +9,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waterclock.batching.event_time.rule import EventTimeRule, OnConflict
+from waterclock.batching.event_time.rule import (
+    ACCEPTED,
+    CONFLICTS,
+    FUTURE,
+    LATE,
+    REJECTIONS,
+    UNDECIDED,
+    EventTimeRule,
+    OnConflict,
+)
 from waterclock.errors import InvalidArgumentError, SchemaError, UnavailableError
-from waterclock.time import MAX_NS, Duration, Time, to_time
+from waterclock.time import MAX_NS, MIN_NS, Duration, Time, to_time
 from waterclock.time_columns import as_nanoseconds
 
-_REASONS = ("late", "future", "duplicate", "replaced")
-_CONFLICTS = ("split", "replace", "isolate")
 _ADDED = ("batch_start", "batch_end", "rejected")
 _MOST_ROWS = 2**31
 
@@ -30,7 +37,8 @@ class Assignment(NamedTuple):
     conflicts
         A conflict cut that window, or put it apart: the batch's reason is ``conflict``; uint8, 1 or 0.
     verdicts
-        uint8: 0 accepted, 1 late, 2 future, 3 duplicate, 4 replaced, 5 not decided at ``now``.
+        uint8, the numbers of `waterclock.batching.event_time.rule`: ``ACCEPTED``, a key of ``REJECTIONS``, or
+        ``UNDECIDED`` at ``now``.
     order
         The rows that are neither late nor future nor received after ``now``, source by source in order of event time,
         equal times as they stood; uint32.
@@ -107,13 +115,13 @@ def assign_batches(
         rule,
         now=clock,
     )
-    accepted = found.verdicts == 0
-    rejected = (found.verdicts > 0) & (found.verdicts <= len(_REASONS))
-    reasons = _with_nulls(pa.int8(), (found.verdicts - 1).view(np.int8), rejected)
+    accepted = found.verdicts == ACCEPTED
+    rejected = ~accepted & (found.verdicts != UNDECIDED)
+    reasons = _with_nulls(pa.int8(), (found.verdicts - min(REJECTIONS)).view(np.int8), rejected)
     columns = (
         _with_nulls(pa.int64(), found.starts, accepted),
         _with_nulls(pa.int64(), found.ends, accepted),
-        pa.DictionaryArray.from_arrays(reasons, pa.array(_REASONS), safe=False),
+        pa.DictionaryArray.from_arrays(reasons, pa.array(list(REJECTIONS.values())), safe=False),
     )
     for name, column in zip(_ADDED, columns, strict=True):
         table = table.append_column(name, column)
@@ -174,7 +182,7 @@ def assign_arrays(
         rule.window,
         rule.max_delay,
         rule.max_lead,
-        _CONFLICTS.index(rule.on_conflict),
+        CONFLICTS[rule.on_conflict],
         MAX_NS if now is None else now,
         *found,
         np.empty(count, np.int64),
@@ -184,6 +192,29 @@ def assign_arrays(
         np.empty(count + 2, np.uint32),
     )
     return Assignment(*found, rows[:ordered])
+
+
+def judge_arrivals(
+    event_times: npt.NDArray[np.int64], clock: npt.NDArray[np.int64], rule: EventTimeRule
+) -> npt.NDArray[np.uint8]:
+    """Apply the rule as far as it needs no other message: find each row accepted, late or future.
+
+    Parameters
+    ----------
+    event_times, clock
+        int64 ns; the second when the row was received, or what the receive clock showed then.
+    rule
+        The checked options.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of uint8, as the verdicts of `Assignment`.
+    """
+    verdicts = np.full(len(event_times), ACCEPTED, np.uint8)
+    verdicts[event_times > np.minimum(clock, MAX_NS - rule.max_lead) + rule.max_lead] = FUTURE
+    verdicts[event_times < np.maximum(clock, MIN_NS + rule.max_delay) - rule.max_delay] = LATE
+    return verdicts
 
 
 def _kernel() -> Any:

@@ -1,7 +1,7 @@
 """The rule of event-time batching over arrays, compiled with Numba. Everything that is compiled stands in this file.
 
 Numba keeps machine code per file and looks for changes in that file alone: a compiled function that called one of
-another file would go on calling the old one after a change there.
+another file would go on calling the old one after a change there. Of other files come numbers only, which stay.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit, types
 
+from waterclock.batching.event_time.rule import (
+    ACCEPTED,
+    DUPLICATE,
+    FUTURE,
+    ISOLATE,
+    LATE,
+    REPLACE,
+    REPLACED,
+    UNDECIDED,
+)
 from waterclock.time import MAX_NS, MIN_NS
-
-ACCEPTED, LATE, FUTURE, DUPLICATE, REPLACED, UNDECIDED = range(6)
-"""What became of a row. Undecided: received after the clock's reading, or in a window that is open at it."""
-
-SPLIT, REPLACE, ISOLATE = range(3)
-"""What happens at a conflict."""
 
 Times = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the test for negative indices

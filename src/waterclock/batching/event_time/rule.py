@@ -4,12 +4,32 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
+from waterclock.batching.batch import RejectReason
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
 from waterclock.time import Duration, to_duration
 
 OnConflict = Literal["split", "replace", "isolate"]
 """What happens to a window in which a stream occurs with a second event time."""
+
+SPLIT, REPLACE, ISOLATE = range(3)
+
+CONFLICTS: dict[OnConflict, int] = {"split": SPLIT, "replace": REPLACE, "isolate": ISOLATE}
+"""The numbers of those words, for the compiled rule."""
+
+ACCEPTED, LATE, FUTURE, DUPLICATE, REPLACED, UNDECIDED = range(6)
+"""What the rule finds about a message, as numbers, for many messages at once.
+
+Undecided: received after the clock's reading, or in a window that is open at it.
+"""
+
+REJECTIONS: dict[int, RejectReason] = {
+    LATE: "late",
+    FUTURE: "future",
+    DUPLICATE: "duplicate",
+    REPLACED: "replaced",
+}
+"""The words for those of them that keep a message out of every batch."""
 
 
 class EventTimeRule(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from waterclock.batching.event_time.columns import assign_arrays
-from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.batching.event_time.columns import assign_arrays, judge_arrivals
+from waterclock.batching.event_time.rule import ACCEPTED, FUTURE, LATE, REJECTIONS, UNDECIDED, EventTimeRule
 from waterclock.batching.facts import each, flag, moment, parsed, read_as, text
 from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed
@@ -27,9 +27,6 @@ _UNFRAMED = b"waterclock event-time stream "
 
 _NAME = "the state of batching by event time"
 _NS_PER_MS = 1_000_000
-_ACCEPTED, _UNDECIDED = 0, 5
-_REJECTIONS = {1: "late", 2: "future", 3: "duplicate", 4: "replaced"}
-_LATE, _FUTURE = 1, 2
 _TIMEOUT, _CONFLICT = REASONS.index("timeout"), REASONS.index("conflict")
 
 
@@ -75,12 +72,12 @@ class EventTimeStream:
         outcomes: list[Outcome] = []
         if len(arrived) > known:
             judged = self._judge(arrived[known:])
-            for verdict in (_LATE, _FUTURE):
+            for verdict in (LATE, FUTURE):
                 refused = np.flatnonzero(judged == verdict)
                 if len(refused):
-                    outcomes.append(outcome(arrived[known:].take(refused), streams, _REJECTIONS[verdict], NO_BATCHES))
+                    outcomes.append(outcome(arrived[known:].take(refused), streams, REJECTIONS[verdict], NO_BATCHES))
             if outcomes:
-                accepted = np.concatenate([np.ones(known, np.bool_), judged == _ACCEPTED])
+                accepted = np.concatenate([np.ones(known, np.bool_), judged == ACCEPTED])
                 arrived = arrived.compress(accepted)
         return outcomes + self._decide(arrived, streams)
 
@@ -136,11 +133,7 @@ class EventTimeStream:
         """Apply rules 1 and 2, and move the receive clock."""
         clock = np.maximum.accumulate(np.maximum(arrived["receive_time"], self._clock))
         self._clock = int(clock[-1])
-        rule, event_times = self._rule, arrived["event_time"]
-        verdicts = np.zeros(len(arrived), np.uint8)
-        verdicts[event_times > np.minimum(clock, MAX_NS - rule.max_lead) + rule.max_lead] = _FUTURE
-        verdicts[event_times < np.maximum(clock, MIN_NS + rule.max_delay) - rule.max_delay] = _LATE
-        return verdicts
+        return judge_arrivals(arrived["event_time"], clock, self._rule)
 
     def _decide(self, messages: Records, streams: list[str]) -> list[Outcome]:
         """Apply the other rules to accepted messages, give out what is decided and keep the rest."""
@@ -159,13 +152,13 @@ class EventTimeStream:
             rule._replace(max_lead=MAX_NS),
             now=now,
         )
-        self._keep(messages.compress(found.verdicts == _UNDECIDED), streams)
+        self._keep(messages.compress(found.verdicts == UNDECIDED), streams)
         outcomes = [
-            outcome(messages.compress(found.verdicts == verdict), streams, _REJECTIONS[verdict], NO_BATCHES)
+            outcome(messages.compress(found.verdicts == verdict), streams, REJECTIONS[verdict], NO_BATCHES)
             for verdict in np.unique(found.verdicts).tolist()
-            if verdict not in (_ACCEPTED, _UNDECIDED)
+            if verdict not in (ACCEPTED, UNDECIDED)
         ]
-        closed = np.flatnonzero(found.verdicts == _ACCEPTED)
+        closed = np.flatnonzero(found.verdicts == ACCEPTED)
         if len(closed):
             ranks = np.argsort(np.argsort(np.array(streams, object), kind="stable"))
             closed = closed[np.lexsort((ranks[messages["stream"][closed]], event_times[closed]))]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from waterclock.batching.event_time.columns import Assignment, assign_arrays
-from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.batching.event_time.rule import ACCEPTED, REJECTIONS, UNDECIDED, EventTimeRule
 from waterclock.errors import SchemaError
 from waterclock.spark.packing import (
     PACKED_SCHEMA,
@@ -34,8 +34,8 @@ OUTCOMES_SCHEMA = f"{PACKED_SCHEMA}, rejection STRING, batches {BATCHES_TYPE}"
 ``batches`` says which of them each batch holds: ``count`` from the one numbered ``first`` on.
 """
 
-_ACCEPTED = 0
-_REJECTIONS = pa.array([None, "late", "future", "duplicate", "replaced"])
+# By verdict; of a replay all are decided.
+_REJECTIONS = pa.array([REJECTIONS.get(verdict) for verdict in range(UNDECIDED)])
 # Larger arrays are new memory each time, which takes as long to get as to fill.
 _JUDGED_AT_ONCE = 2**17
 # A source may have any number of messages, a cell of Arrow or Spark no more than 2 GiB.
@@ -151,22 +151,22 @@ def _leaving_order(
     event_times: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.intp]:
     """Order the accepted messages by source, event time and stream, and after them the rejected by verdict."""
-    accepted = found.order[found.verdicts[found.order] == _ACCEPTED].astype(np.intp)
+    accepted = found.order[found.verdicts[found.order] == ACCEPTED].astype(np.intp)
     tied = np.flatnonzero(~_begins(event_times[accepted]))
     tied = np.union1d(tied, tied - 1)
     some = accepted[tied]
     accepted[tied] = some[np.lexsort((streams[some], event_times[some], sources[some]))]
-    rejected = np.flatnonzero(found.verdicts != _ACCEPTED)
+    rejected = np.flatnonzero(found.verdicts != ACCEPTED)
     return np.concatenate([accepted, rejected[np.argsort(found.verdicts[rejected], kind="stable")]])
 
 
 def _outcomes(judged: _Judged, source_names: pa.Array, stream_names: pa.Array, rule: EventTimeRule) -> pa.RecordBatch:
     """Cut judged messages into rows, and those of a row into batches."""
     messages = judged.messages
-    accepted = int(np.count_nonzero(judged.verdicts == _ACCEPTED))
+    accepted = int(np.count_nonzero(judged.verdicts == ACCEPTED))
     # Places where a batch begins; a message that is in none is by itself.
     fates = _begins(judged.verdicts, judged.sources)
-    parts = np.flatnonzero(fates | _begins(judged.starts) | (judged.verdicts != _ACCEPTED))
+    parts = np.flatnonzero(fates | _begins(judged.starts) | (judged.verdicts != ACCEPTED))
     pieces = (parts - np.maximum.accumulate(np.where(fates[parts], parts, 0))) // _LARGEST_ROW
     row_parts = np.flatnonzero(fates[parts] | _begins(pieces))
     begins = parts[row_parts]
