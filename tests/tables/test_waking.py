@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import inotify_simple
 import pytest
 import sqlalchemy as sa
 from tests.services import Service
@@ -160,6 +162,40 @@ def test_a_waiting_consumer_on_sqlite_looks_ten_times_a_second_at_the_most(
 @pytest.mark.parametrize("database", [None, "", ":memory:", "/no/such/file.db"])
 def test_what_is_no_file_is_looked_at_in_intervals(database: str | None) -> None:
     assert waking.LogWatch.of(database) is None
+
+
+def test_a_consumer_waits_also_where_the_library_of_inotify_is_not_installed(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "inotify_simple", None)
+    with connect_to(sqlite_url, tmp_path / "ledgers") as database:
+        table = database.create_table("orders", payload="text")
+        changes = SqliteChanges(database.backend)
+        assert changes._log is None
+        flag = Waits()
+        thread = threading.Thread(target=changes.wait, args=(FAR, flag))
+        thread.start()
+        assert flag.begun.wait(60)
+        table.put("a")
+        thread.join(60)
+        assert not thread.is_alive()
+        changes.close()
+
+
+@pytest.mark.parametrize("refused", [OSError("too many"), AttributeError("inotify_init1")])
+def test_a_kernel_that_refuses_to_watch_leaves_no_descriptor(
+    refused: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[inotify_simple.INotify] = []
+
+    def add_watch(folder: inotify_simple.INotify, *_: object) -> None:
+        made.append(folder)
+        raise refused
+
+    monkeypatch.setattr(inotify_simple.INotify, "add_watch", add_watch)
+    (tmp_path / "a.db").touch()
+    assert waking.LogWatch.of(str(tmp_path / "a.db")) is None
+    assert made[0].closed
 
 
 class Waits(Stop):

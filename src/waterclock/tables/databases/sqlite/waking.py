@@ -8,24 +8,21 @@ kernel cannot tell (another system, a folder of the network, a database in memor
 
 from __future__ import annotations
 
-import ctypes
-import os
 import sqlite3
-import struct
 import time
-from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from waterclock.database.backend import Backend
 from waterclock.tables.databases.changes import Stop
+
+if TYPE_CHECKING:
+    from inotify_simple import INotify
 
 GLANCE_EVERY = 0.002  # s
 GLANCE_EVERY_WHERE_TOLD = 0.1  # s; what other machines write is not told
 _GLANCE_SHORTLY = 0.0002  # s
 _SHOWS_WITHIN = 0.02  # s from the write to the commit that follows it; a sync takes up to ten milliseconds
-_MODIFIED = 0x2  # IN_MODIFY of inotify(7)
-_EVENT = struct.Struct("iIII")  # inotify_event, before its name
-_ROOM = 65536  # bytes
 
 
 class SqliteChanges:
@@ -89,40 +86,37 @@ class LogWatch:
         Can be read when something in the folder was written to.
     """
 
-    def __init__(self, descriptor: int, log: str) -> None:
-        self.descriptor = descriptor
-        self._log = os.fsencode(log)
+    def __init__(self, folder: INotify, log: str) -> None:
+        self.descriptor = folder.fileno()
+        self._folder = folder
+        self._log = log
 
     @classmethod
     def of(cls, database: str | None) -> LogWatch | None:
         """Watch the log of a database file; None where the kernel cannot tell."""
         if not database or not Path(database).is_file():
             return None
+        try:
+            # It is installed where there is an inotify, and only consumers that wait need it.
+            from inotify_simple import INotify, flags  # noqa: PLC0415
+        except ImportError:
+            return None
         path = Path(database).resolve()
-        libc = ctypes.CDLL(None, use_errno=True)
-        if not hasattr(libc, "inotify_init1"):
+        folder = None
+        try:
+            folder = INotify(nonblocking=True)
+            folder.add_watch(path.parent, flags.MODIFY)
+        except (AttributeError, OSError):  # a C library without it; or the user has so many of them
+            if folder is not None:
+                folder.close()
             return None
-        descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if descriptor < 0:  # a user has so many of them
-            return None
-        if libc.inotify_add_watch(descriptor, os.fsencode(path.parent), _MODIFIED) < 0:
-            os.close(descriptor)
-            return None
-        return cls(descriptor, f"{path.name}-wal")
+        return cls(folder, f"{path.name}-wal")
 
     def written(self) -> bool:
         """Say whether the log was written to since the last look, and forget that it was."""
-        told = False
-        with suppress(BlockingIOError):
-            while True:
-                events = os.read(self.descriptor, _ROOM)
-                at = 0
-                while at < len(events):
-                    *_, length = _EVENT.unpack_from(events, at)
-                    at += _EVENT.size + length
-                    told = told or events[at - length : at].rstrip(b"\0") in (self._log, b"")
-        return told
+        # An event without a name says that others were lost.
+        return any(event.name in (self._log, "") for event in self._folder.read(timeout=0))
 
     def close(self) -> None:
         """Watch no more."""
-        os.close(self.descriptor)
+        self._folder.close()
