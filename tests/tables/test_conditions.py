@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.tables.written_conditions import written
 
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
@@ -132,7 +133,7 @@ def bind(condition: tree.Condition, text: str = "", parameters: dict[str, object
 
 @given(conditions)
 def test_a_condition_that_is_written_and_read_is_the_same(condition: tree.Condition) -> None:
-    assert parse_condition(tree.write(condition)) == condition
+    assert parse_condition(written(condition)) == condition
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +151,7 @@ def test_a_database_chooses_what_the_standard_says(
 ) -> None:
     things.execute(sa.delete(THINGS))
     things.execute(sa.insert(THINGS), data)
-    bound = bind(parse_condition(tree.write(condition)))
+    bound = bind(parse_condition(written(condition)))
     chosen = things.execute(sa.select(THINGS).where(bound)).mappings().all()
     assert [dict(row) for row in chosen] == [row for row in data if judge(condition, row)]
 

@@ -32,19 +32,11 @@ class PulseGrid(NamedTuple):
     origin: int
     rate: int
 
-    def pulse(self, event_time: int) -> int:
-        """Give the number of the pulse nearest to ``event_time`` (ns), from 0 at the origin; of two the later."""
-        return (2 * (event_time - self.origin) * self.rate + _SECOND) // (2 * _SECOND)
-
     def first_pulse(self, start: int) -> int:
         """Give the number of the first pulse of a window that begins at ``start`` (ns)."""
         number, past = divmod((start - self.origin) * self.rate, _SECOND)
         on_a_pulse = past <= min(DRIFT_TOLERANCE * self.rate, _SECOND // 2)
         return number if on_a_pulse else number + 1
-
-    def slots(self, start: int, length: int) -> int:
-        """How many pulses a window from ``start`` of ``length`` (ns) holds."""
-        return self.first_pulse(start + length) - self.first_pulse(start)
 
     def earliest(self, pulse: int) -> int:
         """Find the least event time (ns) that is nearest to the pulse of this number or a later one."""

@@ -16,7 +16,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.groups.heads import UNGROUPED, settle
 from waterclock.tables.messages import acking
-from waterclock.tables.messages.acking import Held
+from waterclock.tables.model.held import Held
 from waterclock.tables.model.schema import DIED, ORDER, REASON, SOURCE, has_id, not_acked, user_column_names
 
 _KEPT = ("id", "message", "headers", "priority", "group_id", "epoch", "time_scheduled", "time_created", "last_error")

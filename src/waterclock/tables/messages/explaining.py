@@ -13,7 +13,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.rate_limit import rate_free_at
 from waterclock.tables.groups.heads import UNGROUPED
 from waterclock.tables.groups.info import GroupInfo, list_groups, most_attempts
-from waterclock.tables.messages.dead_letters import DIED, REASON
+from waterclock.tables.model.schema import DIED, REASON
 from waterclock.tables.model.states import (
     HOLDS,
     MESSAGES,

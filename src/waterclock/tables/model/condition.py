@@ -1,4 +1,4 @@
-"""Conditions as a tree: `condition_parser` reads it, `write` writes it, and `condition_sql` binds it. Pure."""
+"""Conditions as a tree: `condition_parser` reads it, and `condition_sql` binds it. Pure."""
 
 from __future__ import annotations
 
@@ -111,43 +111,3 @@ class SortKey:
 
     column: Column
     descending: bool = False
-
-
-def write(condition: Condition) -> str:
-    """Write a condition so that parsing it gives the same tree."""
-    match condition:
-        case Compare(left, comparator, right):
-            text = f"{_operand(left)} {comparator} {_operand(right)}"
-        case In(subject, members, negated):
-            text = f"{_operand(subject)} {_not(negated)}IN ({', '.join(map(_operand, members))})"
-        case Between(subject, low, high, negated):
-            text = f"{_operand(subject)} {_not(negated)}BETWEEN {_operand(low)} AND {_operand(high)}"
-        case Like(subject, pattern, negated):
-            text = f"{_operand(subject)} {_not(negated)}LIKE {_operand(pattern)}"
-        case IsNull(subject, negated):
-            text = f"{_operand(subject)} IS {_not(negated)}NULL"
-        case Not(inner):
-            text = f"NOT ({write(inner)})"
-        case All(parts):
-            text = " AND ".join(f"({write(part)})" for part in parts)
-        case Any(parts):
-            text = " OR ".join(f"({write(part)})" for part in parts)
-    return text
-
-
-def _not(negated: bool) -> str:
-    return "NOT " if negated else ""
-
-
-def _operand(operand: Operand) -> str:
-    match operand:
-        case Column(name):
-            return '"' + name.replace('"', '""') + '"'
-        case Parameter(name):
-            return f":{name}"
-        case Constant(bool() as truth):
-            return "TRUE" if truth else "FALSE"
-        case Constant(str() as text):
-            return "'" + text.replace("'", "''") + "'"
-        case Constant(number):
-            return repr(number)

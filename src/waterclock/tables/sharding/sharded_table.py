@@ -11,12 +11,12 @@ from waterclock.quoting import quoted
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.dead_letters import DIED
 from waterclock.tables.messages.explaining import Explanation
 from waterclock.tables.messages.putting import MessageId, PutIds, check_id
 from waterclock.tables.messages.stats import TableStats
 from waterclock.tables.model.keyspace import choose, keyspace_id
 from waterclock.tables.model.options import OptionChanges, TableOptions
+from waterclock.tables.model.schema import DIED
 from waterclock.tables.sharding.shard import Shard
 from waterclock.tables.sharding.sharded_putting import put_over_shards, put_with
 from waterclock.tables.sharding.sharded_stats import ShardedStats
