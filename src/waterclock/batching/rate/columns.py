@@ -397,7 +397,7 @@ def _plain(values: npt.NDArray[Any], name: str) -> Ints:
 
 def _kernel() -> Any:
     try:
-        # Importing Numba takes several times as long as all else; whoever batches message by message does without.
+        # Importing Numba takes several times as long as all else; batching message by message does not need it.
         from waterclock.batching.rate import kernel as rate_kernel  # noqa: PLC0415
     except RuntimeError as error:
         raise UnavailableError(
