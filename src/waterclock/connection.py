@@ -213,8 +213,8 @@ class Database:
             ``"partition"``: acked messages lie in one partition for each day, on PostgreSQL and MariaDB, and purging
             drops whole days, which writes next to no log. ``"rows"``: they are deleted.
         adopt
-            Make the SQL table of this name, which is there already, a message table: it has to have the document's
-            columns ("Creating a message table"), and gets what it lacks beside them. Its rows are delivered.
+            Make the SQL table of this name, which is there already, a message table: it has to have the columns of
+            *Vitess Messaging* ("Creating a message table"), and gets what it lacks beside them. Its rows are delivered.
         exist_ok
             Return the message table that is there already, as it is, instead of raising.
 
@@ -351,7 +351,7 @@ def connect(
         A filesystem of pyarrow or fsspec, instead of the one that ``ledgers`` names; that is then a path on it.
     shards
         Instead of a URL: several databases whose message tables are spread over them, by key range, such as
-        ``{"-80": url1, "80-": url2}`` ("Subsetting" in the document on message tables).
+        ``{"-80": url1, "80-": url2}`` ("Subsetting" in *Vitess Messaging*).
     clock
         Stands in for the database's clock, for tests and simulations: returns ns since the epoch.
 

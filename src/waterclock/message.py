@@ -50,7 +50,7 @@ class Message:
     source
         The device or instrument it comes from; not empty. The unit of batching and of parallelism.
     stream
-        Which kind of measurement of the source it is; not empty (the documents' "type").
+        Which kind of measurement of the source it is; not empty ("type" in *Message Batching*).
     event_time
         When it happened: an int (ns), an aware datetime, or ISO 8601 with an offset.
     payload
@@ -58,7 +58,7 @@ class Message:
     publish_time
         When its producer sent it. A topic fills it in with the database's clock where it is None.
     receive_time
-        When we received it ("processing time" in message batching). Filled in likewise.
+        When we received it ("processing time" in *Message Batching*). Filled in likewise.
     headers
         Text by text, for example a group.
     position

@@ -22,7 +22,7 @@ from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.topics.ledger_files import LedgerFiles
 from waterclock.topics.places import ledgers_beside
 
-_BESIDE = ("", "-wal", "-shm", "-journal")  # SQLite would take what is left of another database for this one's
+_BESIDE = ("", "-wal", "-shm", "-journal")  # SQLite would take the remains of another database for this one's
 
 
 @dataclass(frozen=True, slots=True)

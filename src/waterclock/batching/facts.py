@@ -19,7 +19,7 @@ _MOMENTS = range(MIN_NS - 1, MAX_NS + 2)
 
 @contextmanager
 def read_as(name: str) -> Generator[None]:
-    """Turn whatever goes wrong with damaged facts into one error that says what they are the facts of.
+    """Turn any error that damaged facts cause into one error that names what they belong to.
 
     Raises
     ------

@@ -51,7 +51,7 @@ class StateForm(NamedTuple):
         InvalidArgumentError
             Where they are no bytes.
         """
-        if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]  # not everybody checks types
+        if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not check types
             raise InvalidArgumentError(
                 f"state: {quoted(data)} is a {type(data).__name__}; give the bytes of {self.name}"
             )

@@ -37,7 +37,7 @@ _GROUP = "Groups of a message table. Commands leave messages in flight alone unl
 COMMANDS = {
     "demo": ("demo:demo", _DEMO),
     "doctor": ("doctor:doctor", _DOCTOR),
-    "topic": ("topic:app", "Logs of messages, found by time."),
+    "topic": ("topic:app", "Logs of messages that can be searched by time."),
     "subscription": ("subscription:app", "Durable reading positions in topics."),
     "table": ("table_settings:app", "Message tables: queues in ordinary SQL tables."),  # what `table` has, and more
     "group": ("group:app", _GROUP),
@@ -64,7 +64,8 @@ _MAY_BE_URL = re.compile(r":.*@|://", re.DOTALL)
 
 app = App(
     name="waterclock",
-    help="Keeps messages found by time, batches them by when they happened, and hands them out as work done once.",
+    help="Stores messages in topics and finds them by time, batches them by when they happened, and hands the batches"
+    " out as work done once.",
     version=lambda: version("waterclock"),
     result_action="return_value",
 )

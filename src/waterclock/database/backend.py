@@ -153,9 +153,9 @@ class Backend:
         Parameters
         ----------
         indexed
-            Whether its statements run very often, on tables that may grow fast: their plans then go down indexes,
-            whatever the database believes of a table's size, and where that is faster ``work`` gets a `Direct`. It may
-            not put messages, which takes each statement of a `Direct` to commit by itself.
+            Whether its statements run very often, on tables that may grow fast: their plans then use indexes,
+            for any size that the database believes a table has. Where that is faster, ``work`` gets a `Direct`. It
+            may not put messages, which takes each statement of a `Direct` to commit by itself.
         durable
             As in `DirectPool.lend`, where ``work`` gets one.
 

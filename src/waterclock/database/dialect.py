@@ -54,7 +54,7 @@ class Dialect(Protocol):
     def indexed(self, engine: sa.Engine) -> sa.Engine:
         """Give a writer or a reader in the form for statements that run very often, on tables that may grow fast.
 
-        Their plans go down indexes, whatever the database believes of a table's size.
+        Their plans use indexes, for any size that the database believes a table has.
         """
         ...
 

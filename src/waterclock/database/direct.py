@@ -57,8 +57,8 @@ class _Compiled:
 @lru_cache(maxsize=1024)
 def _compile(statement: sa.ClauseElement, dialect: sa.Dialect, keys: tuple[str, ...] | None = None) -> _Compiled:
     # An insert of many rows learns from them which columns it has.
-    told: dict[str, Any] = {} if keys is None else {"column_keys": keys}
-    compiled: Any = statement.compile(dialect=dialect, compile_kwargs={"render_postcompile": True}, **told)
+    names: dict[str, Any] = {} if keys is None else {"column_keys": keys}
+    compiled: Any = statement.compile(dialect=dialect, compile_kwargs={"render_postcompile": True}, **names)
     processors: dict[str, Callable[[Any], Any]] = {}
     constants: dict[str, Any] = {}
     computed: list[tuple[str, Callable[[], Any]]] = []
@@ -85,8 +85,8 @@ def _reading(columns: Sequence[sa.ColumnElement[Any]], description: Any, dialect
     row: Any = type("Row", (tuple,), {"__slots__": (), **body})
     mends = [
         (place, process)
-        for place, (column, told) in enumerate(zip(columns, description, strict=True))
-        if (process := column.type.dialect_impl(dialect).result_processor(dialect, told[1])) is not None
+        for place, (column, described) in enumerate(zip(columns, description, strict=True))
+        if (process := column.type.dialect_impl(dialect).result_processor(dialect, described[1])) is not None
     ]
     if not mends:
         return row
@@ -132,14 +132,14 @@ class Found(list[Any]):
         """Give the first column of the first row, or None."""
         return self[0][0] if self else None
 
-    scalar_one = scalar  # for statements that have a row whatever happens
+    scalar_one = scalar  # for statements that always have a row
 
     def first(self) -> Any:
         """Give the first row, or None."""
         return self[0] if self else None
 
     def one(self) -> Any:
-        """Give the only row, of statements that have one whatever happens."""
+        """Give the only row of a statement that always has one."""
         [row] = self
         return row
 
@@ -244,8 +244,8 @@ class DirectPool:
         frame
             Statements that make a transaction of what is done while it is lent; None: each statement commits.
         durable
-            Whether a commit must outlast a failure of the computer; what nobody there outlasts need not. For databases
-            that are on the computer of all who use them; on a server every commit does.
+            Whether a commit must survive a failure of the computer. False is for what concerns only processes of that
+            computer, which do not survive either, in a database on it; on a server every commit survives.
 
         Raises
         ------
@@ -309,7 +309,7 @@ class DirectPool:
             raise
 
     def close(self) -> None:
-        """Give the connections back that nobody has."""
+        """Give back the connections that are not in use."""
         with suppress(IndexError):
             while True:
                 _close(self._idle.pop())

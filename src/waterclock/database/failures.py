@@ -1,7 +1,7 @@
-"""What goes wrong with a statement of ours, as an error of ours. The only place that makes the one of the other.
+"""Errors of drivers and of SQLAlchemy become errors of Waterclock. This is the only place that does it.
 
-Within a transaction of ours, statements fail with SQLAlchemy's errors, which the work in it may answer. Whatever leaves
-the transaction, the commit's error included, leaves it as a `WaterclockError`: `Backend` sees to that. On a connection
+Within a transaction of ours, statements fail with SQLAlchemy's errors, which the work in it may handle. An error that
+leaves the transaction, the commit's included, leaves it as a `WaterclockError`: `Backend` sees to that. On a connection
 of the caller's, that is so for our statements, and for those of the caller's own nothing changes.
 """
 

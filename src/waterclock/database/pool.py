@@ -13,7 +13,7 @@ _RETURNED = "waterclock_returned_at"
 
 
 def ping_after_idling(engine: sa.Engine) -> None:
-    """Replace a connection that broke while nobody used it, so that a restart of the server is no error."""
+    """Replace a connection that broke while it was idle, so that a restart of the server is no error."""
 
     def note(_connection: Any, record: Any) -> None:
         record.info[_RETURNED] = time.monotonic()

@@ -77,7 +77,7 @@ class PostgresqlDialect:
         return connection.info.transaction_status == _IDLE
 
     def indexed(self, engine: sa.Engine) -> sa.Engine:
-        """Let plans go down indexes whatever the planner knows of the tables."""
+        """Make plans use indexes, regardless of the planner's statistics."""
         return engine.execution_options(**{_INDEXED: True})
 
     def reader(self, engine: sa.Engine) -> sa.Engine:
@@ -92,7 +92,7 @@ class PostgresqlDialect:
     def is_transient(self, error: exc.DBAPIError) -> bool:
         """Deadlock, serialisation, a lock not had, or a connection that broke."""
         state = getattr(error.orig, "sqlstate", None)
-        # A server that could not be reached was given no statement, and has told no state. What the driver refuses to
+        # A server that could not be reached received no statement, and returned no state. What the driver refuses to
         # send has none either.
         unreachable = isinstance(error, exc.OperationalError) and state is None and error.statement is None
         return error.connection_invalidated or unreachable or state in _TRANSIENT

@@ -34,12 +34,12 @@ def scenario_drawing(
     *,
     unit: int = 1,
     width: int = 760,
-    title: str = "Event time and processing time",
+    title: str = "Event time and receive time",
 ) -> str:
     """Draw each message twice, at its event time above and at its receive time below, and join the two, as SVG text.
 
     Windows are shades around the messages' event times; a dotted line leads from a window's end to the receive-clock
-    time at which its batch closes. Meant for the documents' scenarios: some messages of one source, times from 0.
+    time at which its batch closes. Meant for scenarios of *Message Batching*: messages of one source, times from 0.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def _draw_rows(parent: Element, scale: Scale, unit: int) -> None:
         x = scale.x(time)
         add(parent, "path", class_="grid", d=f"M{number(x)} {HEADER}V{_AXIS}")
         add(parent, "text", class_="muted small middle", x=x, y=_AXIS + 12, content=_count(time, unit))
-    for y, words in ((_EVENTS, ("event", "time")), (_RECEIVED, ("processing", "time"))):
+    for y, words in ((_EVENTS, ("event", "time")), (_RECEIVED, ("receive", "time"))):
         add(parent, "path", class_="link", d=f"M{number(scale.left)} {y}H{number(scale.right)}")
         for row, word in enumerate(words):
             add(parent, "text", class_="ink end", x=scale.left - 10, y=y - 2 + 13 * row, content=word)

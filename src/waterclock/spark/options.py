@@ -18,7 +18,7 @@ def needed(options: Mapping[str, str], name: str) -> str:
 
 
 def refuse_unknown(options: Mapping[str, str], known: Iterable[str]) -> None:
-    """Refuse options that nobody would read: a typing error must not change what is done."""
+    """Refuse unknown options: a typing error must not change what is done."""
     spelt = {name.lower() for name in known}
     for name in options:
         if name.lower() not in spelt:

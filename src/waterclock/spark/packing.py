@@ -60,7 +60,7 @@ _NUMBERS = {
 _NO_STREAM = "packed messages are damaged: one is of a stream that its row does not name"
 _NS_PER_US = 1_000
 _PACKED_AT_ONCE = 2**20
-# Spark hands 10,000 rows at once to Python whatever their size, once its costly count of bytes is off (see session).
+# Spark hands 10,000 rows of any size to Python at once, when its costly count of bytes is off (see session).
 _LARGEST_CELL = 2**15
 
 

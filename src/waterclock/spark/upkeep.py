@@ -30,7 +30,7 @@ _R = TypeVar("_R")
 
 
 class _Place(NamedTuple):
-    """Where a topic lies, as a task can be told."""
+    """Where a topic lies, in a form that can be sent to a task."""
 
     url: str
     files: LedgerFiles

@@ -1,1 +1,1 @@
-"""Topics: logs of messages, kept in ledgers and found by time."""
+"""Topics: logs of messages, kept in ledgers and searched by time."""

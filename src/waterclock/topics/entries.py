@@ -34,7 +34,7 @@ _LOST = b"WCL1"
 """The form of an entry that is gone for good: an empty frame. Its row says how many messages it held."""
 
 _UNFRAMED = b"\xff\xff\xff\xff"
-"""How the entries of earlier versions begin: an Arrow IPC stream without a frame, hence without a checksum."""
+"""How the entries of earlier versions begin: an Arrow IPC stream without a frame, and so without a checksum."""
 
 _FEW = 64
 """Messages up to which it is faster not to lay them out as columns."""

@@ -48,7 +48,7 @@ def parsed_footer(
     size
         Its length in bytes.
     copy
-        The catalogue's copy, where it is at hand.
+        The catalogue's copy, where the caller has it.
     expected
         The footer's checksum; None for files of earlier versions, whose footers are compared with how such files are
         laid out.

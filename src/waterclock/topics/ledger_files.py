@@ -115,7 +115,7 @@ class LedgerFiles:
             raise UnreachableStoreError(str(error)) from error
         except _FAILURES as error:
             raise UnreachableStoreError(
-                f"cannot reach the ledger store {self.place}: {roots.told(error, self.root)}"
+                f"cannot reach the ledger store {self.place}: {roots.first_line(error, self.root)}"
             ) from error
         return self._identity_in(data)
 
@@ -345,7 +345,7 @@ class LedgerFiles:
         return identity
 
     def _reason(self, error: BaseException) -> str:
-        text = roots.told(error, self.root)
+        text = roots.first_line(error, self.root)
         return f"{text}; is the disk full?" if getattr(error, "errno", None) in _FULL else text
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -79,8 +79,8 @@ def record_lost_entries(storage: Storage, connection: sa.Connection, ledger: int
     """Record that the messages of some entries of a ledger that is not sealed are gone for good; give how many.
 
     Entries without a row get one, with the messages that are missing up to the next entry: of several that are missing
-    side by side, the first counts those of all. The bounds of the ledger become those of what is left, unless nothing
-    is: then they stay.
+    side by side, the first counts those of all. The bounds of the ledger become those of what remains, unless nothing
+    does: then they stay.
 
     Parameters
     ----------

@@ -174,7 +174,7 @@ class _Reader:
                 self._damage.meet(error, left)
             elif path is not None:  # compaction has moved it, under our eyes
                 yield from self.read(position, min(stop, Position(ledger + 1, 0, 0)))
-            # Or retention has deleted it: what is left comes after it.
+            # Or retention has deleted it: what remains comes after it.
 
     def _row_group(
         self, file: SealedLedger, number: int, ordinal: int, start: Position, stop: Position

@@ -203,7 +203,7 @@ def _pieces(files: LedgerFiles, path: str) -> Iterator[bytes]:
             while piece := file.read(_PIECE):
                 yield piece
         except OSError as error:
-            raise UnavailableError(f"cannot read {files.name(path)}: {roots.told(error, files.root)}") from error
+            raise UnavailableError(f"cannot read {files.name(path)}: {roots.first_line(error, files.root)}") from error
 
 
 def _turn_over(storage: Storage, store: int, copied: set[str], connection: sa.Connection) -> bool:

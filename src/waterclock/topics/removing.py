@@ -19,7 +19,7 @@ def remove_topic(storage: Storage) -> None:
     NotFoundError
         Where it was removed already.
     UnavailableError
-        Where a file cannot be deleted; what is left is removed when this is called again.
+        Where a file cannot be deleted; the others are removed when this is called again.
     """
     while True:
         delete_before(storage, storage.head(), force=True, grace=0)

@@ -100,8 +100,8 @@ def opened(root: str) -> tuple[fs.FileSystem, str]:
         pass  # this pyarrow was built without it
     except (pa.ArrowInvalid, ValueError) as error:
         raise InvalidArgumentError(
-            f"ledgers: {without_secrets(root)!r} is no filesystem URL: {told(error, root)}; give a folder or a URL such"
-            " as s3://bucket/folder"
+            f"ledgers: {without_secrets(root)!r} is no filesystem URL: {first_line(error, root)}; give a folder or a"
+            " URL such as s3://bucket/folder"
         ) from None
     except OSError as error:
         if "libjvm" in str(error) or "libhdfs" in str(error):
@@ -109,11 +109,11 @@ def opened(root: str) -> tuple[fs.FileSystem, str]:
                 f"ledgers: {without_secrets(root)!r} needs Java and Hadoop's libhdfs; install them, and set JAVA_HOME"
                 " and HADOOP_HOME"
             ) from None
-        raise UnavailableError(f"cannot reach {without_secrets(root)}: {told(error, root)}") from None
+        raise UnavailableError(f"cannot reach {without_secrets(root)}: {first_line(error, root)}") from None
     return _of_fsspec(root, scheme)
 
 
-def told(error: BaseException, root: str) -> str:
+def first_line(error: BaseException, root: str) -> str:
     """Give the first line of what a library says, without the secrets of the root that it was handed."""
     return (text_without_secrets(str(error), root).splitlines() or [type(error).__name__])[0].strip()
 
@@ -164,13 +164,13 @@ def _of_fsspec(root: str, scheme: str) -> tuple[fs.FileSystem, str]:
         filesystem, base = url_to_fs(root)
     except ImportError as error:
         raise InvalidArgumentError(
-            f"ledgers: {without_secrets(root)!r} needs a library that is not installed: {told(error, root)}"
+            f"ledgers: {without_secrets(root)!r} needs a library that is not installed: {first_line(error, root)}"
         ) from None
     except ValueError as error:
         raise InvalidArgumentError(
-            f"ledgers: {without_secrets(root)!r} is no filesystem URL: {told(error, root)}; give a folder or a URL such"
-            " as s3://bucket/folder"
+            f"ledgers: {without_secrets(root)!r} is no filesystem URL: {first_line(error, root)}; give a folder or a"
+            " URL such as s3://bucket/folder"
         ) from None
     except OSError as error:
-        raise UnavailableError(f"cannot reach {without_secrets(root)}: {told(error, root)}") from None
+        raise UnavailableError(f"cannot reach {without_secrets(root)}: {first_line(error, root)}") from None
     return wrapped(filesystem), base

@@ -69,7 +69,7 @@ class _Reader:
         if size == _LONG:
             size = self._unsigned()
         if size > len(self._data) - self.at:
-            raise ValueError(f"a list of {size} values is longer than what is left")
+            raise ValueError(f"a list of {size} values is longer than what remains")
         return [self._value(kind, depth) for _ in range(size)]
 
     def _integer(self) -> int:

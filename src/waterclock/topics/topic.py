@@ -1,4 +1,4 @@
-"""The topic: a log of messages that can be found by time. The way in; the work is in the files beside it."""
+"""The topic: a log of messages that can be searched by time. It is the way in; the work is in the files beside it."""
 
 from __future__ import annotations
 
@@ -103,12 +103,12 @@ class Topic:
 
     @property
     def info(self) -> TopicInfo:
-        """What the catalogue says about it: what it holds, its options; the same work whatever the topic's size."""
+        """What the catalogue says about it: what it holds, its options; the same work for a topic of any size."""
         return topic_info(self.storage)
 
     @property
     def bounds(self) -> Bounds | None:
-        """Smallest and largest times of what is left; None where nothing is. The same work whatever its size."""
+        """Smallest and largest times of what remains; None where nothing does. The same work for any size."""
         return bounds_of_topic(self.storage)
 
     @property
@@ -243,7 +243,7 @@ class Topic:
     def find(self, time: Time, by: str = "publish_time") -> Found:
         """Find the first message that is left at or after a time, exact to the message, however disordered they are.
 
-        One catalogue query and at most one ranged read of a file, whatever the size of the topic.
+        One catalogue query and at most one ranged read of a file, for a topic of any size.
 
         Parameters
         ----------
@@ -386,7 +386,7 @@ class Topic:
     def producer(self, name: str, *, linger: Duration = "5ms", max_bytes: int = 1 << 20) -> Producer:
         """Open a producer that takes one message at a time and appends many at once, in the background.
 
-        An earlier producer of the same name is fenced: its next append fails with `ProducerFencedError`.
+        A producer of the same name that was opened earlier can append no more: it gets a `ProducerFencedError`.
 
         Parameters
         ----------
@@ -511,7 +511,7 @@ class Topic:
         max_messages
             Size of a slice: it holds more only where a single row group or entry does.
         wanted
-            What is looked for. What the catalogue knows not to hold it is left out; what is left holds other messages
+            What is looked for. What the catalogue knows not to hold it is left out; the rest holds other messages
             too.
         on_damage
             What to do about ledgers that are missing or cannot be set apart, as of `read`. Entries and files are

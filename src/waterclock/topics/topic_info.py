@@ -1,4 +1,4 @@
-"""What the catalogue says about a topic as a whole: read from its row and the ends of indexes, whatever its size."""
+"""What the catalogue says about a topic as a whole: read from its row and the ends of indexes, at any size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TopicInfo(NamedTuple):
     name
         Its name.
     ledgers, messages, size
-        What is left of it, the open ledger counted: how many ledgers and messages, and the bytes of the ledgers' files
+        What remains of it, the open ledger included: how many ledgers and messages, and the bytes of the ledgers' files
         and of the entries that are not sealed.
     head
         Position of the next message to be written.
@@ -66,7 +66,7 @@ def list_topics(backend: Backend) -> list[TopicInfo]:
 
 
 def bounds_of_topic(storage: Storage) -> Bounds | None:
-    """Give the smallest and the largest times of what is left; None where there is nothing, or nothing was measured."""
+    """Give the smallest and the largest times of what remains; None where there is nothing, or nothing was measured."""
     with storage.backend.snapshot(indexed=True) as connection:
         counter = Counter.of_row(storage.row(connection))
         begin = [connection.execute(smallest(time), {"topic": storage.topic_id}).scalar() for time in TIMES]

@@ -219,7 +219,7 @@ def judge_arrivals(
 
 def _kernel() -> Any:
     try:
-        # Importing Numba takes several times as long as all else; whoever batches message by message does without.
+        # Importing Numba takes several times as long as all else; batching message by message does not need it.
         from waterclock.batching.event_time import kernel  # noqa: PLC0415
     except RuntimeError as error:
         raise UnavailableError(

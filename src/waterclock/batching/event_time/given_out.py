@@ -7,15 +7,15 @@ from bisect import insort
 from waterclock.time import MIN_NS
 
 MOST_SPANS = 8
-"""How many stretches of traffic are told apart. Each leap of a clock, there or back, makes one; silences make them too,
-and the narrowest gaps between stretches count as given out first."""
+"""At most this many stretches of traffic are distinguished. Each leap of a clock, there or back, makes one; silences
+make them too, and the narrowest gaps between stretches count as given out first."""
 
 
 class GivenOut:
     """The event times of windows given out.
 
     Windows are given out in order, and what comes for an event time before the newest one is refused. Only where the
-    receive clock was set anew do earlier times come again; then the stretches of time given out are told apart.
+    receive clock was set anew do earlier times come again; then the stretches of time given out are distinguished.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What batching by event time is told: the lengths of its rule and what to do about a conflict."""
+"""The options of batching by event time: the lengths of its rule and what to do about a conflict."""
 
 from __future__ import annotations
 

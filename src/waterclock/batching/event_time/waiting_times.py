@@ -14,7 +14,7 @@ class WaitingTimes:
     """Event times (ns) of which the least is known and can be taken.
 
     Times that come in order stand in a list, the others in a heap: a push or a pop costs at most the logarithm of how
-    many wait, whatever the order in which they came.
+    many wait, in any order of arrival.
 
     Attributes
     ----------

@@ -25,7 +25,7 @@ _stream = attrgetter("stream")
 class RateAwareBatcher:
     """Batches the messages of one source in windows that close as soon as its streams have sent what is due.
 
-    The rules, by their names in the document *RateAwareMessageBatcher*; lengths are batch lengths:
+    The rules, by their names in *RateAwareMessageBatcher*; lengths are batch lengths:
 
     Period estimator
         Of each stream that may gate, `StreamPeriodEstimator` learns the rate.
@@ -48,13 +48,13 @@ class RateAwareBatcher:
         window moves by whole lengths to the first that waits. Where no stream gates, it is enough that something waits
         and the window is empty. What rode along in the window closes (``gap``).
     Contract departures
-        No batch is empty: a window without messages is passed over, whatever ended it.
+        No batch is empty: a window without messages is passed over, for any reason it may end.
     Stream lifecycle
         A stream absent from five batches is forgotten, and may join again.
     Batch length
         A new length holds from the next window on; grids keep their origin.
 
-    And beyond the document:
+    And beyond *RateAwareMessageBatcher*:
 
     Start
         The messages of the first call form the first batch (``start``). The first window begins at its newest plausible

@@ -396,7 +396,7 @@ def _plain(values: npt.NDArray[Any], name: str) -> Ints:
 
 def _kernel() -> Any:
     try:
-        # Importing Numba takes several times as long as all else; whoever batches message by message does without.
+        # Importing Numba takes several times as long as all else; batching message by message does not need it.
         from waterclock.batching.rate import kernel  # noqa: PLC0415
     except RuntimeError as error:
         raise UnavailableError(

@@ -178,7 +178,7 @@ def _arrays(compressed: bytes, shapes: list[list[int]], kinds: dict[str, type[np
     sizes = [prod(shape) * np.dtype(kind).itemsize for kind, shape in zip(kinds.values(), shapes, strict=True)]
     unpacker = zlib.decompressobj()
     try:
-        data = unpacker.decompress(compressed, sum(sizes) + 1)  # no more, whatever the bytes would become
+        data = unpacker.decompress(compressed, sum(sizes) + 1)  # no more, even where the bytes would become more
     except zlib.error as error:
         raise ValueError(str(error)) from None
     if len(data) != sum(sizes) or not unpacker.eof or unpacker.unused_data:

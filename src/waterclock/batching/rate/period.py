@@ -78,8 +78,8 @@ class StreamPeriodEstimator:
         3. The median of these is the period; its rate is rounded to whole Hz where that changes it by at most 10 % or
            0.1 Hz, whichever is more.
 
-        Beyond the document: where less than half of the differences are near multiples of that period, and three in
-        four are near multiples of one that follows from the lower quartile, that one counts.
+        Beyond *RateAwareMessageBatcher*: where less than half of the differences are near multiples of that period, and
+        three in four are near multiples of one that follows from the lower quartile, that one counts.
 
         Parameters
         ----------

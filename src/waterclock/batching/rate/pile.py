@@ -13,8 +13,8 @@ _event_time = attrgetter("event_time")
 class Pile:
     """Waiting messages by event time, equal ones in order of arrival.
 
-    What a window takes from the front costs as much as it takes, whatever waits behind it: that keeps catching up
-    linear.
+    The cost of taking a window from the front depends on what it takes, not on what waits behind it. So the time to
+        catch up is linear.
     """
 
     __slots__ = ("_first", "_messages")

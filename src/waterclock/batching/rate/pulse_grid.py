@@ -26,7 +26,7 @@ class PulseGrid(NamedTuple):
     Notes
     -----
     Source: *RateAwareMessageBatcher*, "PulseGrid" and "Jitter tolerance". Where a batch length is no whole number of
-    periods, its windows hold one pulse more or less by turns; the document's ``slots_per_batch`` is then their mean.
+    periods, its windows hold one pulse more or less by turns; its ``slots_per_batch`` is then their mean.
     """
 
     origin: int

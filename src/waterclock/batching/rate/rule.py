@@ -1,4 +1,4 @@
-"""What batching by rate is told, the numbers of its rules, and how it tells wild event times from plausible ones."""
+"""The options of batching by rate, the numbers of its rules, and how it tells wild event times from plausible ones."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ MOVING = 5
 that stands still."""
 
 MOST_EPOCHS = 16
-"""So many epochs other than the window's are told apart until it stalls: one for each wrong clock. Of more, the ones
-heard of last count."""
+"""At most this many epochs other than the window's are distinguished until it stalls: one for each wrong clock. Of
+more, those with the latest messages count."""
 
 MOST_UNMOVED = 100_000
 """Messages that may join a window one after the other while the high-water mark stands; then it closes. So what is
@@ -43,7 +43,7 @@ MAX_BATCH_LENGTH = 30 * 86_400 * 10**9
 _DEFAULT_TIMEOUT = Fraction(6, 5)
 
 Gated = bool | Collection[str] | Callable[[str], bool]
-"""Which streams may gate: all or none, those named, or those of which a function says so."""
+"""Which streams may gate: all, none, those named, or those for which a function returns True."""
 
 
 class RateRule(NamedTuple):

@@ -79,7 +79,7 @@ class StallWatch:
         """Take note of a call that did not move the high-water mark; tell whether the traffic is elsewhere.
 
         It is where one epoch's has moved on by 10 batch lengths in more than one call: a single call may bring a
-        backlog. Where more has joined the window than one should have to hold, it is stuck whatever came.
+        backlog. Where more has joined the window than one should have to hold, it is stuck in any case.
 
         Parameters
         ----------

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from waterclock.time import MIN_NS
 
 MOST_RUNS = 64
-"""So many runs are told apart. Only a stall that goes back and a new batch length begin one."""
+"""At most this many runs are distinguished. Only a stall that goes back and a new batch length begin one."""
 
 
 @dataclass(slots=True)

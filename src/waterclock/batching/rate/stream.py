@@ -95,7 +95,7 @@ class Track(StreamPeriodEstimator):
 
         A stream without a rate, or with less than one pulse a batch, has no grid and does not gate. The origin is kept
         while it is plausible: not in another epoch. Else it is the stream's first event time in the window, or its
-        newest; where that is implausible too, there is no grid (the document's broken stream).
+        newest; where that is implausible too, there is no grid ("broken stream" in *RateAwareMessageBatcher*).
         """
         rate = self.rate_after(None if self.grid is None else self.grid.rate)
         grid = None

@@ -137,7 +137,7 @@ class PipelineFile:
 
 
 class _Table:
-    """One table of the file, whose keys are taken one by one; what is left over nobody would read."""
+    """One table of the file, whose keys are taken one by one; a key that remains is unknown, and refused."""
 
     def __init__(self, path: Path, lines: TomlLines, name: str, values: object, place: int = 0) -> None:
         self._path = path

@@ -27,7 +27,7 @@ _ARRIVED = "arrived"
 
 
 class PipelineError(WaterclockError):
-    """A pipeline ended with an error; the text is that of whatever failed."""
+    """A pipeline ended with an error, whose text is that of its cause."""
 
 
 @dataclass
@@ -74,9 +74,9 @@ def run_pipeline(
     once
         Read what there is now, and end.
     tell
-        Is told now and then how far it has come.
+        Called now and then with the progress so far.
     stopping
-        Is asked now and then whether to stop. The micro-batch under way is finished first.
+        Called now and then; True stops the pipeline. The micro-batch under way is finished first.
 
     Raises
     ------

@@ -136,7 +136,7 @@ def refuse_expired(topic: Topic, start: Position) -> None:
     if start.ledger < first.ledger:
         raise NotFoundError(
             f"startingPosition: {start} of topic {topic.name!r} has expired; the first message that is left is at"
-            f" {first}: begin there, or leave the option out to begin with what is left"
+            f" {first}: begin there, or leave the option out to begin with the first message that remains"
         )
 
 

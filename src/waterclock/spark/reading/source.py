@@ -109,11 +109,11 @@ def _read_whole(part: Slice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     for batch in read_slice(part, stored_columns(options.columns), encoded=options.packed, damage=damage):
         count += batch.num_rows
         yield laid_out(batch, options.columns)
-    # Rows of the database are gone at once when their ledger is deleted, and whoever reads on finds the next ledger.
+    # When a ledger is deleted, its rows leave the database at once. A reader that goes on finds the next ledger.
     whole = part.path is None and part.start.index == 0 and part.stop.index == 0
     if whole and count + damage.skipped < part.messages:
         raise NotFoundError(
             f"ledger {part.start.ledger} of topic {part.topic!r} was deleted while it was read:"
             f" {part.messages - count - damage.skipped} messages from {part.start} on are gone; read again, from"
-            " what is left"
+            " the first message that remains"
         )

@@ -167,7 +167,7 @@ class _LeaseKeeper:
                 _log.warning("cannot prolong the leases of message table %r: %s", self._table.name, error)
                 continue
             if lost:
-                _log.warning("%d messages of message table %r went to somebody else", lost, self._table.name)
+                _log.warning("%d messages of message table %r went to another consumer", lost, self._table.name)
 
 
 def _rows(table: MessageTable, names: Sequence[int | str]) -> dict[int | str, Any]:

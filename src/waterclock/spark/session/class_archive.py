@@ -1,6 +1,6 @@
 """Java's archive of loaded classes: made once for a Java and a Spark, it halves the time that a session takes to start.
 
-A Java that is told of an archive which was cut short dies, so the name of an archive says for which Java and Spark it
+A Java that loads an archive which was cut short dies, so the name of an archive says for which Java and Spark it
 was made and how long it is, and it gets that name only when it is whole. ``waterclock spark prepare`` makes it; nothing
 else does, since it takes a minute of the processor and some 200 MB of the user's cache folder.
 ``WATERCLOCK_CLASS_ARCHIVE=off`` has sessions start without it.
@@ -26,7 +26,7 @@ BUILDS_WITHIN_S = 600
 """After so long an archive that is not ready is given up."""
 
 _UNUSED_AFTER_S = 30 * 86_400
-_NO_PLACE = (OSError, RuntimeError)  # the latter: nobody knows where this user's home is
+_NO_PLACE = (OSError, RuntimeError)  # the latter: this user has no home
 QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 """Has Java say nothing of the hundreds of classes that cannot be in an archive."""
 

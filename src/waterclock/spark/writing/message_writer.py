@@ -97,7 +97,7 @@ class MessageWriter(Writer):
         return WriterCommitMessage()
 
     def finish(self) -> None:
-        """Forget who wrote, where nobody comes back under that name."""
+        """Forget the producer, where no task will use its name again."""
         if self._streaming or self._options.producer is not None:
             return
         with plainly(), self._options.connect() as database:

@@ -56,7 +56,7 @@ def adopt(
     AlreadyExistsError
         Where it is a message table already and ``exist_ok`` is False.
     SchemaError
-        Where a column of the document is missing or has another type; it says what to run.
+        Where a column of *Vitess Messaging* is missing or has another type; the text says what to run.
     """
     check_table_name(name)
     if options.purge_by != "rows":

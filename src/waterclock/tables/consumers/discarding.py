@@ -1,4 +1,4 @@
-"""Finding out what became of messages while they waited in a hand to be handed out."""
+"""Drop claimed messages that another operation changed before the consumer handed them to its caller."""
 
 from __future__ import annotations
 

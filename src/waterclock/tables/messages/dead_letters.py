@@ -1,7 +1,8 @@
 """Dead letters: messages whose attempts are used up, moved to a message table of their own, and brought back.
 
-A dead letter keeps its id, and all that its row said. The dead-letter table serves one message table, because the ids
-of two may be equal. A message that dies while a dead letter of the same id is there replaces it.
+A dead letter keeps its id, and all that its row said. Each message table has a dead-letter table of its own, because
+two messages of different tables may have the same id. A message that dies while a dead letter of the same id is there
+replaces it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which shard a message belongs to: ids map to 64-bit keyspace ids, and shards hold ranges of these. Pure.
 
-Ranges are written as Vitess writes them ("Subsetting" in the document on message tables): ``-80`` ends before keyspace
-id 0x8000000000000000, ``80-`` begins there, ``40-80`` lies between, ``-`` is all.
+Ranges are written as in *Vitess Messaging* ("Subsetting"): ``-80`` ends before keyspace id 0x8000000000000000, ``80-``
+begins there, ``40-80`` lies between, ``-`` is all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEYSPACE_END = 1 << 64
 WHOLE = "-"
 """The key range of a table that is not sharded."""
 
-_UNSHARDED = ("", "0")  # what the document lets a shard be called where there is but one
+_UNSHARDED = ("", "0")  # names that *Vitess Messaging* allows for the only shard
 _RANGE = re.compile(r"((?:[0-9a-f]{2}){0,8})-((?:[0-9a-f]{2}){0,8})", re.IGNORECASE)
 
 

@@ -1,4 +1,4 @@
-"""The SQL table behind a message table: the document's columns, ours beside them, and any the user adds."""
+"""The SQL table behind a message table: the columns of *Vitess Messaging*, ours beside them, and any the user adds."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def message_rows(
 ) -> sa.Table:
     """Describe the SQL table of a message table.
 
-    The first seven columns are the document's ("Creating a message table"), with its meaning; times in ns.
+    The first seven columns are those of *Vitess Messaging* ("Creating a message table"), with its meaning; times in ns.
     """
     return sa.Table(
         name,
@@ -195,7 +195,7 @@ OWN_COLUMNS = tuple(column.name for column in message_rows("t", "bigint", "bytes
 """The names that every message table's columns begin with."""
 
 DOCUMENT_COLUMNS = OWN_COLUMNS[:7]
-"""Those of them that the document names."""
+"""Those of them that *Vitess Messaging* names."""
 
 REASON, SOURCE, DIED, ORDER = "dead_reason", "dead_source", "time_died", "dead_seq"
 
@@ -204,7 +204,7 @@ DEAD_COLUMNS = {REASON: "text", SOURCE: "text", DIED: "bigint", ORDER: "bigint"}
 the order of that table."""
 
 INTERNAL_COLUMNS = ("seq", "lease", "consumer", "position", "routed")
-"""Those of them that nobody but us writes."""
+"""Those of them that only Waterclock writes."""
 
 ADOPTED = "Waterclock: order of insertion"
 """Marks a column of ours in a table that we did not make."""
@@ -213,7 +213,7 @@ PARTITIONED = "waterclock_partitioned"
 """Says in a table's ``info`` whether it has partitions."""
 
 ACKED_DAY = "acked_day"
-"""The column by which MariaDB's partitions are told apart."""
+"""The column that determines a row's partition on MariaDB."""
 
 _ARGUMENTS = ("payload", "at", "group", "connection")
 

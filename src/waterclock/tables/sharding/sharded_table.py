@@ -157,7 +157,7 @@ class ShardedTable:
         key_range: str | None = None,
         **how: Any,
     ) -> Subscription | ShardedSubscription:
-        """Take messages one after another as they become due ("Subsetting" in the document on message tables).
+        """Take messages one after another as they become due ("Subsetting" in *Vitess Messaging*).
 
         Parameters
         ----------

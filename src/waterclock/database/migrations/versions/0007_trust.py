@@ -1,4 +1,4 @@
-"""Stores have identities, ledgers have checksums, and what was deleted on purpose is told from what is missing."""
+"""Stores have identities, ledgers have checksums, and what was deleted on purpose is not what is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On MariaDB, names, ids and groups that end with spaces are told from those that do not."""
+"""On MariaDB, names, ids and groups that end with spaces differ from those that do not."""
 
 from __future__ import annotations
 
