@@ -16,7 +16,7 @@ COMMENTS = {
     r"^PRAGMA busy_timeout=30000": "A reader waits at the most so long, ms.",
     r"^BEGIN IMMEDIATE": "Takes the write lock at once.",
     r"^SET TRANSACTION ISOLATION LEVEL REPEATABLE READ": "All reads of the transaction see the same state.",
-    r"SET LOCAL plan_cache_mode": "The plan goes down indexes, whatever the server believes of a table's size.",
+    r"SET LOCAL plan_cache_mode": "The plan uses indexes, for any size that the server believes a table has.",
     # the clock
     r":waterclock_now": "The computer's clock, ns; all who use the file are on this computer.",
     r"EXTRACT\(epoch FROM statement_timestamp|TIMESTAMPDIFF\(MICROSECOND": "The database's clock, ns.",
@@ -37,7 +37,7 @@ COMMENTS = {
     " entries of acked messages.",
     r"^found AS MATERIALIZED": "Looks for messages once.",
     r"SKIP LOCKED": "Leaves what another transaction has locked to that one.",
-    r"^WHERE orders\.seq = ANY \(ARRAY\[": "By key, whatever the statistics say: `= ANY` cannot become a merge.",
+    r"^WHERE orders\.seq = ANY \(ARRAY\[": "By key, for any statistics: `= ANY` cannot become a merge.",
     r"time_next=\(?json_extract|time_next=CAST\(json_value": "The end of each lease: the claim computes it by the"
     " back-off.",
     r"^ +least\(|\+ least\($": "The back-off, with its jitter, between the shortest and the longest wait: the end of"
@@ -64,13 +64,13 @@ COMMENTS = {
     r"^DELETE FROM waterclock_groups": "A group without messages ends, unless it has an owner, or was paused or"
     " pinned.",
     r"AS unrouted": "Whether there are messages to route first.",
-    r"AS of_anybody": "The highest priority of groups that any consumer may have.",
+    r"AS of_unassigned": "The highest priority of groups that any consumer may have.",
     r"AS of_mine": "The highest priority of the consumer's own groups.",
     r"ORDER BY waterclock_groups\.ready_at, waterclock_groups\.came": "The groups that are due the longest, in the"
     " order in which they began.",
     r"calls\.held_at IS NULL": "Without messages whose ack is held back.",
-    r"^WHERE waterclock_groups\.ctid = ANY": "By the places of the rows, each looked up by its key, whatever the"
-    " statistics say.",
+    r"^WHERE waterclock_groups\.ctid = ANY": "By the places of the rows, each looked up by its key, for any"
+    " statistics.",
     r"LIMIT ALL OFFSET 0": "Keeps the look-up from becoming a join.",
     r"^ORDER BY waterclock_groups\.group_id": "In order, so that transactions do not wait for each other in a circle.",
     r"^SET ready_at=": "Not before the lease ends, unless it is acked.",

@@ -54,7 +54,7 @@ on all databases but SQLite. The catalogue has one more table, `waterclock_migra
 
 It has the name that you give. `id` is a text or a UUID where `id_type` says so, and `message` a text or JSON where
 `payload` says so. Your own columns follow. With `purge_by="partition"`, MariaDB's has one more, `acked_day`, by which
-its partitions are told apart.
+its partitions are distinguished.
 """
 
 

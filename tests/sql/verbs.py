@@ -243,8 +243,7 @@ TOPICS = (
     Verb(
         "Find",
         'telemetry.find("2026-07-01T12:00:00Z")',
-        "One statement, whatever the size of the topic; where the message is in a sealed ledger, a read of its file"
-        " follows.",
+        "One statement, for a topic of any size; where the message is in a sealed ledger, a read of its file follows.",
         Scene.ready_to_find,
     ),
 )

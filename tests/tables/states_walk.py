@@ -92,8 +92,8 @@ class Walk:
         noted = {info.group or "": info.state for info in infos}
         with self.database.backend.snapshot() as connection:
             rows = connection.execute(sa.select(context.rows)).all()
-            graves = [] if context.dead is None else connection.scalars(sa.select(context.dead.rows.c.id)).all()
-        found: dict[int, MessageState] = dict.fromkeys(self.ids, "absent") | dict.fromkeys(graves, "dead")
+            dead_rows = [] if context.dead is None else connection.scalars(sa.select(context.dead.rows.c.id)).all()
+        found: dict[int, MessageState] = dict.fromkeys(self.ids, "absent") | dict.fromkeys(dead_rows, "dead")
         for row in rows:
             grouped = context.options.groups is not None and not (
                 context.options.ungrouped == "free" and not row.group_id

@@ -234,7 +234,7 @@ def test_a_claim_steps_over_no_remains_of_the_groups_that_were_routed(
         sequenced.receive(1)
         with statements(database) as seen:
             sequenced.receive(1)
-        [(text, values)] = [(text, values) for text, values in seen if "of_anybody" in text]
+        [(text, values)] = [(text, values) for text, values in seen if "of_unassigned" in text]
         with database.backend._indexed_writer.connect() as connection:
             explained = connection.exec_driver_sql(
                 "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + text, values

@@ -137,11 +137,11 @@ class MessageGroups:
         return self._run(lambda own: group_commands.pin(self._context, own, _name(group), consumer, dry_run=dry_run))
 
     def unpin(self, group: Group, *, dry_run: bool = False) -> GroupChange:
-        """Let anybody have a group that was pinned."""
+        """Let any consumer have a group that was pinned."""
         return self._run(lambda own: group_commands.unpin(self._context, own, _name(group), dry_run=dry_run))
 
     def skip_head(self, group: Group, *, force: bool = False, dry_run: bool = False) -> GroupChange:
-        """Ack a group's first message although nobody handled it, so that the group goes on."""
+        """Ack a group's first message although no consumer handled it, so that the group goes on."""
         return self._run(
             lambda own: group_commands.skip_head(self._context, own, _name(group), force=force, dry_run=dry_run)
         )

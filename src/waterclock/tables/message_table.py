@@ -201,7 +201,7 @@ class MessageTable:
         headers
             Text by text.
         priority
-            Higher ones are sent earlier, whatever their age. In a table with groups the head's priority orders groups.
+            Higher ones are sent earlier, at any age. In a table with groups the head's priority orders groups.
         connection
             A SQLAlchemy Connection or Session, Django's ``connection``, or a DB-API connection of the database's
             driver, in whose transaction to put: commit delivers, rollback leaves nothing. On one that commits each
@@ -361,7 +361,8 @@ class MessageTable:
         Parameters
         ----------
         ids
-            Ids, which are acked whoever has them, or deliveries, which are acked where their lease is not lost.
+            Ids, which are acked also where a consumer has them, or deliveries, which are acked where their lease is not
+            lost.
         connection
             As in `put`: the acks count when the caller commits. Until then the deliveries are ours, so after a rollback
             they can be acked again, or given back.

@@ -1,4 +1,4 @@
-"""A driver's connection of the caller's as SQLAlchemy takes it, whatever the caller has set up on it.
+"""A driver's connection of the caller's as SQLAlchemy takes it, with anything the caller has set up on it.
 
 Row factories, cursor classes and loaders are the caller's: our statements get cursors of their own. The transaction is
 the caller's, too: nothing here begins, ends or closes it.

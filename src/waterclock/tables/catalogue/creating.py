@@ -106,7 +106,7 @@ def _make(
         )
     rows = message_rows(name, options.id_type, options.payload, columns, dialect.id_items(name, options.id_type))
     if options.groups and options.ungrouped == "reject":
-        # Also plain SQL must be told, so that such a message is not put and never sent.
+        # Plain SQL must fail, too: else such a message would be put and never sent.
         given = rows.c.group_id.is_not(None) & (rows.c.group_id != "")
         rows.append_constraint(sa.CheckConstraint(given, f"{name}_group"))
     days = days_of(dialect, name, options)
@@ -141,8 +141,8 @@ def _check_name(connection: sa.Connection, name: str, dead: str) -> None:
     for other, text in connection.execute(sa.select(entry, message_tables.c.options).where(entry != name)):
         if json.loads(text).get("dead_letter") == dead:
             raise InvalidArgumentError(
-                f"dead_letter: {quoted(dead)} takes the dead letters of {quoted(other)}; name another one, because ids"
-                " of two tables may be equal"
+                f"dead_letter: {quoted(dead)} takes the dead letters of {quoted(other)}; name another one, because"
+                " messages of two tables may have the same id"
             )
 
 

@@ -56,7 +56,7 @@ def find(backend: Backend, connection: sa.Connection, name: str) -> TableContext
 
 
 def change(connection: sa.Connection, table_id: int, **values: Any) -> None:
-    """Change the entry, so that everybody who has the table open notices."""
+    """Change the row, so that every process that has the table open notices."""
     connection.execute(
         sa.update(message_tables)
         .where(message_tables.c.table_id == table_id)

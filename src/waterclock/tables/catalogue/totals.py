@@ -13,7 +13,7 @@ from waterclock.database.table_catalogue import totals
 
 
 def add_totals(connection: sa.Connection, table_id: int, *, purged: int = 0, sent: int = 0) -> None:
-    """Add to a table's totals. Do it last in a transaction: everybody who removes rows waits for this row."""
+    """Add to a table's totals. Do it last in a transaction: every transaction that removes rows waits for this row."""
     if purged or sent:
         connection.execute(
             sa.update(totals)

@@ -30,8 +30,8 @@ def ack_together(context: TableContext, callers: CallerConnections, given: Seque
     if lost:
         names = ", ".join(dict.fromkeys(repr(one.id) for one in deliveries if one.held in lost))
         raise LeaseLostError(
-            f"ack: {names} of {context.name!r} are not ours any more: their lease ended and they were sent to somebody"
-            f" else, acked or rescheduled; the other {count} are acked"
+            f"ack: {names} of {context.name!r} are not ours any more: their lease ended and they were sent to another"
+            f" consumer, acked or rescheduled; the other {count} are acked"
         )
     return count
 

@@ -51,7 +51,7 @@ class Delivery:
     epoch
         How often it has been sent by now: 1 for the first time.
     lease_until
-        Until when nobody else is sent it, ns. Afterwards an ack is still taken, unless somebody else was.
+        Until when no other consumer gets it, ns. Afterwards an ack still counts, unless another consumer has got it.
     priority
         Higher ones are sent earlier.
     time_created, time_scheduled
@@ -129,7 +129,7 @@ class Delivery:
         Raises
         ------
         LeaseLostError
-            Where the lease ended and the message was sent to somebody else, acked or rescheduled.
+            Where the lease ended and the message was sent to another consumer, acked or rescheduled.
         OrderError
             Where an earlier message of its group is not acked.
         UnavailableError
@@ -163,7 +163,7 @@ class Delivery:
         Raises
         ------
         LeaseLostError
-            Where the lease ended and the message was sent to somebody else, acked or rescheduled.
+            Where the lease ended and the message was sent to another consumer, acked or rescheduled.
         """
         self._decide("nack")
         if self._over:
@@ -196,7 +196,7 @@ class Delivery:
         return self.context.options.backoff.delay(self.epoch - 1, random.uniform(-1, 1))  # noqa: S311  # no secret
 
     def dead_letter(self, why: str) -> None:
-        """Move the message to the table's dead-letter table, whatever attempts it has left.
+        """Move the message to the table's dead-letter table, also where it has attempts left.
 
         Parameters
         ----------
@@ -206,7 +206,7 @@ class Delivery:
         Raises
         ------
         LeaseLostError
-            Where the lease ended and the message was sent to somebody else, acked or rescheduled.
+            Where the lease ended and the message was sent to another consumer, acked or rescheduled.
         InvalidArgumentError
             Where the table has no ``dead_letter``.
         """
@@ -223,7 +223,7 @@ class Delivery:
         Raises
         ------
         LeaseLostError
-            Where the lease ended and the message was sent to somebody else, acked or rescheduled.
+            Where the lease ended and the message was sent to another consumer, acked or rescheduled.
         """
         length = to_duration(duration, "duration")
         self._decide("extend")
@@ -287,7 +287,7 @@ class Delivery:
             self.lease_until = until
 
     def without_heartbeat(self) -> None:
-        """Let the lease end where nobody extends it, also in ``with``."""
+        """Let the lease end unless the caller extends it, also in ``with``."""
         self._heartbeat = False
 
     def _lost(self, verb: str) -> LeaseLostError:
@@ -297,7 +297,7 @@ class Delivery:
     def _lost_error(self, verb: str) -> LeaseLostError:
         return LeaseLostError(
             f"{verb}: message {self.id!r} of {self.context.name!r} is not ours any more: its lease lasted until"
-            f" {format_time(self.lease_until)}, and it was sent to somebody else, acked or rescheduled; use a longer"
+            f" {format_time(self.lease_until)}, and it was sent to another consumer, acked or rescheduled; use a longer"
             f" ack_wait than {format_duration(self.context.options.ack_wait)}, or extend the lease"
         )
 
@@ -336,7 +336,7 @@ def hand_over(
 ) -> list[Delivery]:
     """Make deliveries of messages that were claimed.
 
-    One that cannot be read fails like one whose handler failed: nobody else would fare better with it now.
+    One that cannot be read fails like one whose handler failed: no other consumer could read it now.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ def discard(waiting: Iterable[Delivery], *, extended: bool) -> None:
     context = next(iter(known)).context
     with context.backend.snapshot() as connection:
         rows = acking.unacked(context, connection, [delivery.held.seq for delivery in known])
-    # In a group, whoever extends one lease extends those of what went out with it.
+    # In a group, extending the lease of one delivery extends those of all that one claim gave with it.
     may_last_longer = extended or context.options.groups is not None
     for delivery, until in known.items():
         row = rows.get(delivery.held.seq)

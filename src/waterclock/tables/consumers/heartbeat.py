@@ -53,11 +53,11 @@ class Holding(Undecided, Protocol):
 
 
 class Sign(Protocol):
-    """What is told again and again for as long as the process lives."""
+    """What the heartbeat repeats for as long as the process lives."""
 
     @property
     def beat_at(self) -> int:
-        """When it is to be told again, in ns of the monotonic clock."""
+        """When it is due again, in ns of the monotonic clock."""
         ...
 
     @property
@@ -167,7 +167,7 @@ def _extend(deliveries: Iterable[Holding], now: int) -> None:
     length = context.options.ack_wait
     try:
         find_out(context, mine)
-        undecided = [one for one in mine if one.undecided]  # their rows are somebody's, who is not waited for
+        undecided = [one for one in mine if one.undecided]  # a transaction has locked their rows; do not wait for it
         mine = [one for one in mine if not (one.over or one.undecided)]
         for one in undecided:
             one.beat_at = now + _RETRY
@@ -175,7 +175,7 @@ def _extend(deliveries: Iterable[Holding], now: int) -> None:
             return
         ends = context.backend.transact(lambda own: acking.extend_all(context, own, [one.held for one in mine], length))
     except WaterclockError as error:
-        # Whether the lease lasted is told by the ack, so there is nobody to tell but the log.
+        # The ack will find out whether the lease lasted. Until then only the log says that it was not extended.
         _log.warning("cannot extend the leases of %d messages of %r: %s", len(mine), context.name, error)
         for one in mine:
             one.beat_at = now + _RETRY

@@ -149,7 +149,7 @@ def _pause(context: TableContext, changes: Changes, stop: Stop, longest: float |
         due, now = next_due(context, connection, where, request.consumer, request.max_groups)
         free_at = rate_free_at(context, connection)
     if due is not None and due <= now and free_at is not None and free_at > now:
-        # What waits is known, so changes tell nothing new. Some messages at a time, lest each be a claim of its own.
+        # What waits is known, so changes tell nothing new. A claim for each message would be dear, so wait for several.
         seconds = max((free_at - now) / _SECOND, _TOKENS_FOR)
         stop.wait(min(seconds, LOOK_EVERY, math.inf if longest is None else longest))
         return

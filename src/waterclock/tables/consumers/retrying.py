@@ -13,7 +13,7 @@ from waterclock.tables.consumers.undecided import decide
 from waterclock.tables.messages import acking, acking_rows
 from waterclock.tables.messages.dead_letters import bury, exhausted_reason, is_exhausted
 
-_CHUNK = 500  # messages in one transaction, so that nobody waits long for them
+_CHUNK = 500  # messages in one transaction, so that no consumer waits long for them
 _T = TypeVar("_T")
 
 
@@ -58,7 +58,7 @@ def retry_ids(context: TableContext, ids: Sequence[Any]) -> int:
 
 
 def retry_delayed(context: TableContext) -> int:
-    """Send every message now that was sent before, is with nobody, and is due later; return how many."""
+    """Make every message due now that was sent before, is not leased, and is due later; return how many."""
     rows = context.rows
     total = last = 0
     while True:

@@ -98,9 +98,9 @@ class Subscription:
         heart_of(entry.last_seen.backend).attend(self._attendance)
 
     def stop(self) -> None:
-        """End the iteration after the delivery that is in hand; other threads and signal handlers may call it.
+        """End the iteration after the current delivery; other threads and signal handlers may call it.
 
-        What is in hand is finished; what waits behind it goes back when the subscription is closed.
+        The current delivery is finished; those that wait behind it go back when the subscription is closed.
         """
         self._stop.set()
 
@@ -135,7 +135,7 @@ class Subscription:
                 delivery.end()
 
     def put_back(self, delivery: Delivery) -> None:
-        """Take a delivery back that nobody began to handle: it comes next, or is given back when this closes."""
+        """Take back a delivery whose handling has not begun: it comes next, or is given back when this closes."""
         self._handed_out.remove(delivery)
         self._waiting.appendleft(delivery)
 

@@ -38,7 +38,7 @@ class Stop:
             os.write(self._writer, b"x")
 
     def wait(self, seconds: float, *descriptors: int) -> bool:
-        """Wait until the flag is set, or somebody nudges, or one of the descriptors can be read; say which it was.
+        """Wait until the flag is set, another thread nudges, or a descriptor can be read; say which it was.
 
         Returns
         -------
@@ -61,7 +61,7 @@ class Stop:
         return ready
 
     def __del__(self) -> None:
-        # Not earlier: somebody who still has the flag might write to what another file's descriptor is by then.
+        # Not earlier: a thread that still has the flag might write to another file, which has the descriptor's number.
         os.close(self._reader)
         os.close(self._writer)
 
@@ -70,7 +70,7 @@ class Changes(Protocol):
     """Waits for changes of a table."""
 
     def arm(self) -> bool:
-        """Make sure that whatever is committed from now on ends the next wait; False where that may not be so.
+        """Make sure that every commit from now on ends the next wait; False where that may not be so.
 
         Between arming and waiting one looks once more for what is due.
         """

@@ -79,7 +79,7 @@ def claim_in_steps(
 
 
 class _Search:
-    """Locks messages that are due and that nobody else has locked, in the order of a claim.
+    """Locks messages that are due and that no other transaction has locked, in the order of a claim.
 
     Level by level from the top, because a walk through one index from the highest priority down would step over all
     that is out or scheduled there. A level that is known from earlier claims is asked at once, together with the
@@ -174,7 +174,7 @@ class _Search:
             )
             self.found += locked
             if len(seqs) == values["count"]:
-                if locked:  # what is missing somebody else is claiming just now
+                if locked:  # another consumer is claiming the missing ones just now
                     return None
                 below = seen[-1].priority
         if below == BELOW_EVERY_PRIORITY:

@@ -66,7 +66,7 @@ class TableDialect(Protocol):
         ...
 
     def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
-        """Give ``count`` ids above ``above`` that nobody else is given."""
+        """Give ``count`` ids above ``above`` that no other caller gets."""
         ...
 
     def insert_new(
@@ -75,8 +75,8 @@ class TableDialect(Protocol):
         """Insert messages whose ids are new, and return those ids as the driver has them; ``now`` is the clock, ns."""
         ...
 
-    def lesser(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
-        """Give the lesser of two values that are not NULL."""
+    def smaller(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Give the smaller of two values, which must not be NULL."""
         ...
 
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
@@ -96,7 +96,7 @@ class TableDialect(Protocol):
         """Say that a row's key is ``value`` with one of the values in the list bound as ``name``, in these columns.
 
         It goes down the key's index even where a database believes that few rows have ``value``. For rows that are only
-        read, or that the transaction has locked: of others, what somebody changes meanwhile may be left out.
+        read, or that the transaction has locked: other rows may be left out where they change meanwhile.
         """
         ...
 
@@ -111,17 +111,17 @@ class TableDialect(Protocol):
     ) -> sa.Select[*tuple[Any, ...]]:
         """Select and lock the rows that `any_key` chooses, as they are once they are locked.
 
-        One after another, in an order that is the same for everybody, for a list in the order of its values.
+        One after another, in an order that is the same for all transactions, for a list in the order of its values.
 
         Parameters
         ----------
         skip_locked
-            Whether to leave out those that somebody has locked, instead of waiting for them.
+            Whether to leave out those that another transaction has locked, instead of waiting for them.
         """
         ...
 
     def key_is(self, key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-        """Say that a row's key is a value that is computed; it is looked up, whatever a database believes of them."""
+        """Compare a row's key with a computed value, so that the row is looked up for any statistics."""
         ...
 
     def of_each(

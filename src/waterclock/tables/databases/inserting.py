@@ -29,7 +29,7 @@ class NewRows:
         Their values by column, as the driver takes them; ``at`` is when they are to be sent, None for now. A column in
         which all have what the database puts there by itself is left out.
     fresh
-        Whether nobody else can have chosen their ids.
+        Whether no other writer can have chosen their ids.
     """
 
     columns: dict[str, list[Any]]
@@ -61,7 +61,12 @@ def _processed(name: str, values: list[Any], process: Callable[[Any], Any]) -> l
     value: Any = None
     try:
         return [process(value := one) for one in values]
-    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:  # whatever a type says of another's value
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:  # a type may raise any of these for another type's value
         raise InvalidArgumentError(f"{name}: {quoted(value)} does not fit the column: {error}") from error
 
 

@@ -49,14 +49,15 @@ def ack_held(context: TableContext, connection: sa.Connection, held: Sequence[He
 def acked_by(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> set[Held]:
     """Tell which messages are acked, or have an ack that is held back, by the consumer that holds them. Reads only."""
     # An acked row keeps the claim's number, negated: so when the answer to an ack was lost, and the ack is tried
-    # again, it is told from an ack by somebody else.
+    # again, it differs from an ack by another consumer.
     if not held:
         return set()
     chosen = {"seqs": [one.seq for one in held], "ids": [one.id for one in held]}
     found = {(row.seq, row.lease) for row in connection.execute(_acked(context), chosen)}
     ours = {one for one in held if (one.seq, -one.lease) in found}
     if context.options.ack_order == "hold":
-        # What is or was held back has no claim's number, lest it count as out, but nobody is sent it again either.
+        # An ack that is or was held back leaves no claim's number, so that it does not count as out. It is not sent
+        # again.
         kept = {(row.seq, row.epoch) for row in connection.execute(_held_back(context), chosen)}
         kept |= {(row.seq, row.epoch) for row in connection.execute(_acked(context), chosen) if row.lease is None}
         ours.update(one for one in held if (one.seq, one.epoch) in kept)
@@ -66,7 +67,7 @@ def acked_by(context: TableContext, connection: sa.Connection, held: Sequence[He
 def ack_rows(
     context: TableContext, connection: sa.Connection, found: Sequence[_Row], noted: dict[str, sa.Row[Any]]
 ) -> int:
-    """Ack messages, whoever has them, whose groups and rows are locked; return how many. Who has one finds it lost.
+    """Ack messages whose groups and rows are locked, also leased ones; return how many. Their deliveries are lost.
 
     Raises
     ------

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.groups.heads import ANYBODY, belongs_to, settle, these_groups
+from waterclock.tables.groups.heads import UNASSIGNED, belongs_to, settle, these_groups
 
 _RELEASED_AT_ONCE = 1000
 
@@ -20,15 +20,15 @@ def join(context: TableContext, connection: sa.Connection, name: str, max_groups
     """Sign a consumer in, or renew its lease; False where another process that lives goes by the name."""
     known = connection.execute(_known(), {"table": context.table_id, "who": name}).first()
     session, until = this_session(), now + context.options.ack_wait
-    told = {"table": context.table_id, "who": name, "process": session, "until": until, "most": max_groups}
+    values = {"table": context.table_id, "who": name, "process": session, "until": until, "most": max_groups}
     if known is None:
-        connection.execute(_joining(), told)
+        connection.execute(_joining(), values)
         return True
     if known.session != session and known.lease_until > now:
         return False
     stale = known.lease_until < until - context.options.ack_wait // 3
     if stale or (known.session, known.max_groups) != (session, max_groups):
-        connection.execute(_renewing(), {**told, "until": max(known.lease_until, until)})
+        connection.execute(_renewing(), {**values, "until": max(known.lease_until, until)})
     return True
 
 
@@ -71,7 +71,7 @@ def sign_out(context: TableContext, connection: sa.Connection, name: str) -> boo
     """Take a consumer's groups and all that is out of them, some thousand at a time; False where some are left."""
     found = list(connection.scalars(_assigned(), {"table": context.table_id, "who": name}))
     if found:
-        # Else somebody else would get later messages while it still has the earlier ones.
+        # Else another consumer would get later messages while this one still has the earlier ones.
         connection.execute(_taking_back(context), {"groups": found, "now": context.backend.now(connection)})
     _release(context, connection, found)
     if len(found) == _RELEASED_AT_ONCE:
@@ -112,19 +112,19 @@ def _named() -> tuple[sa.ColumnElement[bool], ...]:
     return consumers.c.table_id == sa.bindparam("table"), consumers.c.name == sa.bindparam("who")
 
 
-def _told() -> dict[str, Any]:
+def _values() -> dict[str, Any]:
     names = {"session": "process", "lease_until": "until", "max_groups": "most"}
     return {column: sa.bindparam(name) for column, name in names.items()}
 
 
 @lru_cache(maxsize=1)
 def _joining() -> sa.Insert:
-    return sa.insert(consumers).values(table_id=sa.bindparam("table"), name=sa.bindparam("who"), **_told())
+    return sa.insert(consumers).values(table_id=sa.bindparam("table"), name=sa.bindparam("who"), **_values())
 
 
 @lru_cache(maxsize=1)
 def _renewing() -> sa.Update:
-    return sa.update(consumers).where(*_named()).values(_told())
+    return sa.update(consumers).where(*_named()).values(_values())
 
 
 @lru_cache(maxsize=1)
@@ -152,7 +152,7 @@ def _assigned() -> sa.Select[Any]:
     return (
         sa.select(groups.c.group_id)
         .where(groups.c.table_id == sa.bindparam("table"), belongs_to(sa.bindparam("who")), groups.c.pinned == 0)
-        # In the index's order, else all of them are read and sorted for each thousand. It waits for nobody.
+        # In the index's order, else all of them are read and sorted for each thousand. It waits for no lock.
         .order_by(groups.c.group_id)
         .limit(_RELEASED_AT_ONCE)
         .with_for_update(skip_locked=True)
@@ -176,7 +176,7 @@ def _idle() -> sa.Select[Any]:
 
 @lru_cache(maxsize=256)
 def _releasing(context: TableContext) -> sa.Update:
-    return sa.update(groups).where(these_groups(context)).values(assigned=ANYBODY, drain_to=None)
+    return sa.update(groups).where(these_groups(context)).values(assigned=UNASSIGNED, drain_to=None)
 
 
 @lru_cache(maxsize=256)

@@ -15,8 +15,8 @@ from waterclock.time import MAX_NS
 UNGROUPED = ""
 """The group of the messages that name none."""
 
-ANYBODY = ""
-"""Who a group is assigned to that anybody may have."""
+UNASSIGNED = ""
+"""What stands in ``assigned`` of a group that any consumer may have."""
 
 _SETTLED_AT_ONCE = 5000
 
@@ -28,16 +28,16 @@ def these_groups(context: TableContext, name: str = "groups") -> sa.ColumnElemen
 
 def is_assigned(who: Any) -> sa.ColumnElement[bool]:
     """Say whose a group is, of groups that are chosen otherwise: no index is to be used for this."""
-    return sa.func.coalesce(groups.c.assigned, ANYBODY) == who
+    return sa.func.coalesce(groups.c.assigned, UNASSIGNED) == who
 
 
 def belongs_to(consumer: Any) -> sa.ColumnElement[bool]:
-    """Choose the groups of a consumer, by the index that holds those that somebody has."""
+    """Choose the groups of a consumer, by the index of assigned groups."""
     return (groups.c.assigned == consumer) & (groups.c.assigned != sa.literal_column("''"))
 
 
 def lock_groups(context: TableContext, connection: sa.Connection, group_ids: Iterable[str]) -> dict[str, sa.Row[Any]]:
-    """Keep groups from changing until the transaction ends; in order, so that nobody waits in a circle.
+    """Keep groups from changing until the transaction ends; in order, so that transactions do not deadlock.
 
     Returns
     -------
@@ -179,7 +179,7 @@ def _note(context: TableContext) -> sa.Update:
             context, _due(context, sa.or_(is_exhausted_sql(context), groups.c.drain_to.is_not(None))), *waiting
         )
         never = sa.literal(MAX_NS, sa.BigInteger)
-        earliest = context.sql.lesser(sa.func.coalesce(lapse, never), sa.func.coalesce(due, never))
+        earliest = context.sql.smaller(sa.func.coalesce(lapse, never), sa.func.coalesce(due, never))
         values["ready_at"] = sa.func.nullif(earliest, never)
     else:
         values["next_position"] = head
@@ -205,7 +205,7 @@ def _drained(context: TableContext) -> sa.Update:
     )
     due = first_of(context, _due(context, is_exhausted_sql(context)), rows.c.position.is_not(None))
     lives = sa.exists().where(consumers.c.table_id == groups.c.table_id, consumers.c.name == groups.c.drain_to)
-    heir = sa.case((lives | (groups.c.pinned == 1), groups.c.drain_to), else_=ANYBODY)
+    heir = sa.case((lives | (groups.c.pinned == 1), groups.c.drain_to), else_=UNASSIGNED)
     return (
         sa.update(groups)
         .where(these_groups(context), groups.c.drain_to.is_not(None), ~out)
@@ -220,7 +220,7 @@ def _ended(context: TableContext) -> sa.Delete:
 
 def _needless() -> tuple[sa.ColumnElement[bool], ...]:
     """Say that nothing of a group must be remembered when it has no messages."""
-    return is_assigned(ANYBODY), groups.c.paused_until.is_(None), groups.c.pinned == 0
+    return is_assigned(UNASSIGNED), groups.c.paused_until.is_(None), groups.c.pinned == 0
 
 
 def _apply_held(context: TableContext, connection: sa.Connection, names: list[str]) -> None:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.groups.heads import ANYBODY, UNGROUPED, these_groups
+from waterclock.tables.groups.heads import UNASSIGNED, UNGROUPED, these_groups
 from waterclock.tables.groups.routing import group_of, is_unrouted
 from waterclock.tables.model.options import TableOptions
 from waterclock.tables.model.states import (
@@ -34,7 +34,7 @@ class GroupInfo:
     group
         Its name; None: that of the messages that name none.
     owner
-        Who alone may have it, or else who has its first message just now; None: nobody.
+        The consumer that alone may have it, or else the one that has its first message just now; None: there is none.
     pinned
         Whether it was given to its owner by hand.
     in_flight, waiting, held
@@ -45,7 +45,7 @@ class GroupInfo:
     due_at
         When it may be handed out next, or its lease ends; None: never by itself.
     paused_until
-        None where it is not paused; a time without end where nobody said until when.
+        None where it is not paused; a time without end where it was paused without one.
     blocked_by
         Why its next message is not out, in words; None: nothing, any consumer that asks and may have it gets it.
     state
@@ -101,15 +101,15 @@ class Members:
 
 def blocked_by(state: GroupState, members: Members, paused_until: int | None, drain_to: str | None) -> str | None:
     """Say in words why the next message of a group in a state is not out."""
-    told = members.head if state in ("leased", "draining") else members.next
-    if told is None or not GROUPS[state].reason:
+    shown = members.head if state in ("leased", "draining") else members.next
+    if shown is None or not GROUPS[state].reason:
         return None
     return GROUPS[state].reason.format(
-        id=repr(told.id),
-        epoch=told.epoch,
-        verb="backs off" if told.epoch else "is scheduled",
-        when=format_time(told.time_next),
-        who=told.consumer or "a consumer without a name",
+        id=repr(shown.id),
+        epoch=shown.epoch,
+        verb="backs off" if shown.epoch else "is scheduled",
+        when=format_time(shown.time_next),
+        who=shown.consumer or "a consumer without a name",
         where=f"to {drain_to}" if drain_to else "to the next consumer that asks",
         until="" if paused_until is None or paused_until == MAX_NS else f" until {format_time(paused_until)}",
     )
@@ -202,7 +202,7 @@ def _info(
 ) -> GroupInfo:
     in_flight, held, messages = (counts.in_flight, counts.held, counts.messages) if counts else (0, 0, 0)
     head = members.head
-    owner = None if row is None or row.assigned == ANYBODY else row.assigned
+    owner = None if row is None or row.assigned == UNASSIGNED else row.assigned
     if owner is None and head is not None and head.leased and head.time_next > now:
         owner = head.consumer
     paused_until = None if row is None else row.paused_until

@@ -1,7 +1,7 @@
 """Routing: giving messages that are new their places in their groups.
 
 Enqueuing only inserts rows, so that a caller's long transaction never holds a group; consumers route them before they
-claim. One consumer routes at a time, and leaves groups that somebody holds just now to the next one.
+claim. One consumer routes at a time, and leaves groups that are locked just now to the next one.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _named(context: TableContext) -> sa.Select[Any, Any, Any]:
 
 
 def _add_groups(context: TableContext, connection: sa.Connection, came: dict[str, int]) -> None:
-    # Only those that are missing, because inserting one that somebody has locked would wait for them. Below all others,
+    # Only those that are missing, because inserting one that is locked would wait. Below all others,
     # because what the index remembers of them until a vacuum would else lie where every claim begins to look.
     known = connection.scalars(_known(context), {"groups": sorted(came)})
     missing = sorted(came.keys() - set(known), key=came.__getitem__)

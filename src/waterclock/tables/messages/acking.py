@@ -32,7 +32,7 @@ def run(context: TableContext, work: Callable[[sa.Connection], _T]) -> _T:
 
 
 def ack_ids(context: TableContext, connection: sa.Connection, ids: Sequence[Any]) -> int:
-    """Ack messages by id, whoever has them; return how many were not acked before.
+    """Ack messages by id, also leased ones; return how many were not acked before.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def back_off(context: TableContext, connection: sa.Connection, held: Held, delay
 
 
 def give_back(context: TableContext, connection: sa.Connection, held: Iterable[Held]) -> None:
-    """Return messages that nobody began to handle as if they had never been sent. Leases that were lost are left."""
+    """Return messages whose handling has not begun, as if they had never been sent. Those whose lease is lost stay."""
     rows = context.rows
     ours = list(held)
     if not ours:
@@ -104,7 +104,7 @@ def still_held(context: TableContext, connection: sa.Connection, held: Sequence[
 
 
 def unlocked(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> Sequence[_Row]:
-    """Lock those of these rows that are not acked and that nobody else has locked; return seq and lease of each."""
+    """Lock those of these rows that are neither acked nor locked elsewhere; return seq and lease of each."""
     return connection.execute(_unlocked_rows(context), {"seqs": list(seqs)}).all()
 
 
@@ -173,13 +173,13 @@ def reschedule(context: TableContext, connection: sa.Connection, ids: Sequence[A
     """Set when messages are sent next (ns), and their epoch; return how many. Those that are out lose their lease."""
     rows = context.rows
     known, _ = _lock_unacked(context, connection, ids)
-    told: Any = 0
+    sent: Any = 0
     values: dict[str, Any] = {"time_next": at, "lease": None}
     these = context.unacked()
     seqs = {"seqs": [row.seq for row in known]}
     if epoch is not None:
         values["epoch"] = epoch
-        told = connection.execute(sa.select(sa.func.sum(rows.c.epoch)).where(these), seqs).scalar()
+        sent = connection.execute(sa.select(sa.func.sum(rows.c.epoch)).where(these), seqs).scalar()
     connection.execute(sa.update(rows).where(these).values(values), seqs)
     context.marks.forget()
     if context.options.groups:
@@ -187,7 +187,7 @@ def reschedule(context: TableContext, connection: sa.Connection, ids: Sequence[A
         release_behind(context, connection, out, context.backend.now(connection))
         settle(context, connection, [row.group_id or UNGROUPED for row in known])
     if epoch is not None:
-        add_totals(connection, context.table_id, sent=int(told or 0) - epoch * len(known))
+        add_totals(connection, context.table_id, sent=int(sent or 0) - epoch * len(known))
     return len(known)
 
 

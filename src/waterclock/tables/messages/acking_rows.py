@@ -34,7 +34,7 @@ def is_one_statement(held: Sequence[Held], ids: Sequence[Any]) -> bool:
 
 
 def ack_ids(context: TableContext, connection: sa.Connection, ids: Sequence[Any]) -> int:
-    """Ack messages by id; return how many were not acked before. Whoever has one finds its lease lost."""
+    """Ack messages by id; return how many were not acked before. A consumer that has one finds its lease lost."""
     statement = _acking_ids(context.rows, context.sql, context.backend.now_sql())
     return sum(connection.execute(statement, {"ids": list(some)}).rowcount for some in _pieces(ids, AT_ONCE))
 
@@ -42,8 +42,8 @@ def ack_ids(context: TableContext, connection: sa.Connection, ids: Sequence[Any]
 def ack_held(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> Acked:
     """Ack messages that a consumer holds.
 
-    The lease's number stays on the row. So when the answer to an ack was lost, and the ack is tried again, it is told
-    from an ack by somebody else.
+    The lease's number stays on the row. So when the answer to an ack was lost, and the ack is tried again, it differs
+    from an ack by another consumer.
     """
     by_lease = sorted(held, key=lambda one: one.lease)
     is_one_claim = not held or by_lease[0].lease == by_lease[-1].lease

@@ -31,12 +31,12 @@ RATE_SECONDS = 60
 """Rates are those of the last minute."""
 
 TELL_EVERY = 10 * _SECOND
-"""After this long a process tells again who is there, ns."""
+"""After this long a process writes its row again, ns."""
 
 LASTS = 30 * _SECOND
-"""For this long what a process told counts, ns."""
+"""For this long a process's row counts, ns."""
 
-_PATIENCE = 1.0  # s; nobody waits longer for figures
+_PATIENCE = 1.0  # s; figures are not worth a longer wait
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Attendance:
     session
         A number that no other process, and no other opening of the database in this one, has.
     beat_at
-        When it is to be told again, in ns of the monotonic clock.
+        When the row is due again, in ns of the monotonic clock.
     """
 
     def __init__(self, context: TableContext, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -97,7 +97,7 @@ class Attendance:
         self._telling = threading.Lock()
         self._hands: WeakSet[Hand] = WeakSet()
         self._sent = Lately()
-        self._told = False
+        self._is_written = False
         self._forbidden = False
         self.session = secrets.randbits(63)
         self.beat_at = clock() + TELL_EVERY
@@ -140,12 +140,12 @@ class Attendance:
             return len(self._hands), self._sent.count(self._clock())
 
     def tell(self, patience: float = _PATIENCE) -> None:
-        """Write this process's row. What fails is tried again at the next time: figures stop nobody."""
+        """Write this process's row. What fails is tried again at the next time: figures never stop a consumer."""
         backend = self._backend()
         with self._telling:
             self.beat_at = self._clock() + TELL_EVERY
             subscribers, sent = self.now()
-            if backend is None or self._forbidden or not (subscribers or sent or self._told):
+            if backend is None or self._forbidden or not (subscribers or sent or self._is_written):
                 return
             try:
                 with backend.patience(patience):
@@ -154,7 +154,7 @@ class Attendance:
                 self._forbidden = isinstance(error, ForbiddenError)
                 _log.info("cannot tell who takes messages: %s", error)
             else:
-                self._told = bool(subscribers or sent)
+                self._is_written = bool(subscribers or sent)
 
     def _write(self, connection: sa.Connection, now: int, subscribers: int, sent: int) -> None:
         mine = (attendance.c.table_id == self._table_id) & (attendance.c.session == self.session)
@@ -209,8 +209,8 @@ def everywhere(context: TableContext, connection: sa.Connection, now: int) -> tu
         & (attendance.c.session != own.session)
         & (attendance.c.told_at > now - LASTS)
     )
-    told = connection.execute(
+    counted = connection.execute(
         sa.select(sa.func.sum(attendance.c.subscribers), sa.func.sum(attendance.c.sent)).where(others)
     ).one()
     subscribers, sent = own.now()
-    return subscribers + int(told[0] or 0), sent + int(told[1] or 0)
+    return subscribers + int(counted[0] or 0), sent + int(counted[1] or 0)

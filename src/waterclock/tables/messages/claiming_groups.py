@@ -16,7 +16,7 @@ from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
 from waterclock.tables.groups import consumers
-from waterclock.tables.groups.heads import ANYBODY, first_of, is_assigned, settle, these_groups
+from waterclock.tables.groups.heads import UNASSIGNED, first_of, is_assigned, settle, these_groups
 from waterclock.tables.groups.routing import route_new
 from waterclock.tables.messages.claiming_free import claim_free
 from waterclock.tables.messages.dead_letters import bury, exhausted_reason
@@ -34,9 +34,9 @@ def claim_groups(context: TableContext, connection: sa.Connection, wanted: Wante
     Returns
     -------
     tuple
-        What was taken, and whether there are new messages at which nobody looked.
+        What was taken, and whether there are new messages that were not looked at.
     """
-    me = wanted.consumer or ANYBODY
+    me = wanted.consumer or UNASSIGNED
     after = context.reached.now()
     count = None if context.options.groups == "exclusive" else _count_of(wanted.limit, context.reached.per_group)
     top = look(context, connection, me, after=after, count=count)
@@ -97,7 +97,7 @@ class _Claim:
     def take_all(self, top: Look | None) -> None:
         """Take what is due, highest priority first, as far as there is room; ``top`` is what is known of it already."""
         if top is not None:
-            self._free = (top.of_anybody, top.free)
+            self._free = (top.of_unassigned, top.free)
         for level in levels(self._context, self._connection, self._me, top):
             self._take(level)
             if len(self.claimed) == self._wanted.limit:
@@ -130,7 +130,7 @@ class _Claim:
             while len(self.claimed) < upto:
                 count = _count_of(upto - len(self.claimed), per_group)
                 per_group = 1
-                if who == ANYBODY and self._room is not None:
+                if who == UNASSIGNED and self._room is not None:
                     count = min(count, self._room)
                 found = self._free_groups(level.priority, who, count) if count > 0 else []
                 if not found:
@@ -139,7 +139,7 @@ class _Claim:
 
     def _free_groups(self, priority: int, who: str, count: int) -> Sequence[_Row]:
         locked_at, locked = self._free
-        if who == ANYBODY and locked_at == priority and locked is not None:
+        if who == UNASSIGNED and locked_at == priority and locked is not None:
             self._free = (None, None)
             return locked
         at = {"table_id": self._context.table_id, "who": who, "of": priority, "now": self._now}
@@ -170,7 +170,7 @@ class _Claim:
             # Those of them that are not sent again now must not be acked by their former consumer.
             connection.execute(_revoke_all(context), {"groups": lapsed})
         taken = self._hand_out(_by_group(chosen, rows), most)
-        if who == ANYBODY and self._exclusive and taken:
+        if who == UNASSIGNED and self._exclusive and taken:
             connection.execute(_assign(context), {"groups": taken, "who": self._me})
             if self._room is not None:
                 self._room -= len(taken)

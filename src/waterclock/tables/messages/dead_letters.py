@@ -35,7 +35,7 @@ def is_exhausted(context: TableContext, epoch: int) -> bool:
 
 
 def exhausted_reason(context: TableContext) -> str:
-    """Say why a message died that nobody acked in all its attempts."""
+    """Say why a message died that was not acked in all its attempts."""
     return f"sent {context.options.max_attempts} times without an ack"
 
 
@@ -50,19 +50,19 @@ def bury(context: TableContext, connection: sa.Connection, seqs: Sequence[int], 
         Where that is gone, or lacks a column.
     """
     dead = dead_letter_table(context)
-    rows, graves = context.rows, dead.rows
+    rows, dead_rows = context.rows, dead.rows
     now = context.backend.now(connection)
     kept = (*_KEPT, *_shared_columns(context, dead))
     these = context.unacked()
     chosen = {"seqs": list(seqs)}
     facts = connection.execute(sa.select(rows.c.id, rows.c.group_id, rows.c.epoch).where(these), chosen).all()
-    same, ids = context.sql.any_of(graves.c.id, "ids"), {"ids": [row.id for row in facts]}
-    replaced = connection.execute(sa.select(sa.func.sum(graves.c.epoch)).where(same), ids).scalar()
-    connection.execute(sa.delete(graves).where(same), ids)
+    same, ids = context.sql.any_of(dead_rows.c.id, "ids"), {"ids": [row.id for row in facts]}
+    replaced = connection.execute(sa.select(sa.func.sum(dead_rows.c.epoch)).where(same), ids).scalar()
+    connection.execute(sa.delete(dead_rows).where(same), ids)
     values = [sa.literal(now, sa.BigInteger), sa.literal(why), sa.literal(context.name), sa.literal(now, sa.BigInteger)]
     moved = sa.select(*(rows.c[name] for name in kept), *values, rows.c.seq).where(these).order_by(rows.c.seq)
     names = [*kept, "time_next", REASON, SOURCE, DIED, ORDER]
-    connection.execute(sa.insert(graves).from_select(names, moved.params(chosen), include_defaults=False))
+    connection.execute(sa.insert(dead_rows).from_select(names, moved.params(chosen), include_defaults=False))
     connection.execute(sa.delete(rows).where(these), chosen)
     if context.options.groups:
         settle(context, connection, [row.group_id or UNGROUPED for row in facts])
@@ -113,7 +113,7 @@ def redrive(context: TableContext, ids: Iterable[Any] | None, limit: int | None)
         try:
             moved = context.backend.transact(lambda own, most=most: _redrive_chunk(context, dead, own, wanted, most))
         except ConstraintError:
-            continue  # somebody has just put one of the ids again: that one stays
+            continue  # a writer has just put one of the ids again: that one stays
         total += moved
         if moved < most:
             break
@@ -123,20 +123,20 @@ def redrive(context: TableContext, ids: Iterable[Any] | None, limit: int | None)
 def _redrive_chunk(
     context: TableContext, dead: TableContext, connection: sa.Connection, ids: list[Any] | None, most: int
 ) -> int:
-    rows, graves = context.rows, dead.rows
+    rows, dead_rows = context.rows, dead.rows
     returning = (
-        sa.select(graves.c.seq, graves.c.epoch)
+        sa.select(dead_rows.c.seq, dead_rows.c.epoch)
         .where(
-            graves.c.time_acked.is_(None),
-            graves.c[SOURCE] == context.name,
-            ~has_id(rows, graves.c.id),
+            dead_rows.c.time_acked.is_(None),
+            dead_rows.c[SOURCE] == context.name,
+            ~has_id(rows, dead_rows.c.id),
         )
-        .order_by(graves.c[ORDER])
+        .order_by(dead_rows.c[ORDER])
         .limit(most)
-        .with_for_update(skip_locked=True, of=graves)
+        .with_for_update(skip_locked=True, of=dead_rows)
     )
     if ids is not None:
-        returning = returning.where(context.sql.any_of(graves.c.id, "ids")).params(ids=ids)
+        returning = returning.where(context.sql.any_of(dead_rows.c.id, "ids")).params(ids=ids)
     found = connection.execute(returning).all()
     if not found:
         return 0
@@ -144,10 +144,14 @@ def _redrive_chunk(
     these = dead.unacked()
     back = (*_RETURNED, *_shared_columns(context, dead))
     now = sa.literal(context.backend.now(connection), sa.BigInteger)
-    moved = sa.select(*(graves.c[name] for name in back), now, now.label("due")).where(these).order_by(graves.c[ORDER])
+    moved = (
+        sa.select(*(dead_rows.c[name] for name in back), now, now.label("due"))
+        .where(these)
+        .order_by(dead_rows.c[ORDER])
+    )
     names = [*back, "time_scheduled", "time_next"]
     connection.execute(sa.insert(rows).from_select(names, moved.params(chosen), include_defaults=False))
-    connection.execute(sa.delete(graves).where(these), chosen)
+    connection.execute(sa.delete(dead_rows).where(these), chosen)
     add_totals(connection, dead.table_id, sent=sum(row.epoch or 0 for row in found))
     return len(found)
 
@@ -155,13 +159,13 @@ def _redrive_chunk(
 def list_dead_letters(context: TableContext, limit: int) -> list[dict[str, Any]]:
     """Read dead letters that were not acked, those that died last first."""
     dead = dead_letter_table(context)
-    graves = dead.rows
-    chosen = (graves.c[name] for name in ("id", DIED, REASON, "last_error", "epoch", "group_id"))
+    dead_rows = dead.rows
+    chosen = (dead_rows.c[name] for name in ("id", DIED, REASON, "last_error", "epoch", "group_id"))
     with context.backend.snapshot() as connection:
         found = connection.execute(
-            sa.select(*chosen, graves.c.message.label("payload"))
-            .where(graves.c.time_acked.is_(None), graves.c[SOURCE] == context.name)
-            .order_by(graves.c[DIED].desc(), graves.c.seq.desc())
+            sa.select(*chosen, dead_rows.c.message.label("payload"))
+            .where(dead_rows.c.time_acked.is_(None), dead_rows.c[SOURCE] == context.name)
+            .order_by(dead_rows.c[DIED].desc(), dead_rows.c.seq.desc())
             .limit(limit)
         )
         return [dict(row) for row in found.mappings()]

@@ -138,9 +138,9 @@ def _explain_ready(
 def _dead_letter(context: TableContext, connection: sa.Connection, message_id: Any) -> Explanation | None:
     if context.dead is None:
         return None
-    graves = context.dead.rows
+    dead_rows = context.dead.rows
     row = connection.execute(
-        sa.select(graves.c.id, graves.c[REASON], graves.c[DIED]).where(graves.c.id == message_id)
+        sa.select(dead_rows.c.id, dead_rows.c[REASON], dead_rows.c[DIED]).where(dead_rows.c.id == message_id)
     ).first()
     if row is None:
         return None

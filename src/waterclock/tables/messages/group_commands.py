@@ -12,7 +12,7 @@ from waterclock.database.table_catalogue import groups, message_tables
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.groups.acking import release_behind
-from waterclock.tables.groups.heads import ANYBODY, lock_groups, settle
+from waterclock.tables.groups.heads import UNASSIGNED, lock_groups, settle
 from waterclock.tables.groups.routing import route
 from waterclock.tables.model.schema import not_acked
 
@@ -85,7 +85,7 @@ def choose(
 
 
 def take_turn(context: TableContext, connection: sa.Connection) -> None:
-    """Wait until nobody routes, and let nobody route until the transaction ends."""
+    """Wait until no consumer routes, and let none route until the transaction ends."""
     turn = sa.select(message_tables.c.table_id).where(message_tables.c.table_id == context.table_id)
     connection.execute(turn.with_for_update())
 
@@ -132,7 +132,7 @@ def purge(
 def skip_head(
     context: TableContext, connection: sa.Connection, group_id: str, *, force: bool, dry_run: bool
 ) -> GroupChange:
-    """Ack the first message although nobody handled it."""
+    """Ack the first message although no consumer handled it."""
     chosen = choose(context, connection, group_id, count=1, force=True)
     if not chosen.seqs:
         return GroupChange(0)
@@ -166,10 +166,10 @@ def pause(
 def close(context: TableContext, connection: sa.Connection, group_id: str, *, dry_run: bool) -> GroupChange:
     """Let a group go from its owner, as soon as nothing of it is in flight."""
     chosen = choose(context, connection, group_id, count=0, force=False)
-    if chosen.group is None or chosen.group.assigned == ANYBODY:
+    if chosen.group is None or chosen.group.assigned == UNASSIGNED:
         return GroupChange(0, chosen.in_flight)
     if not dry_run:
-        _hand_to(context, connection, group_id, ANYBODY, chosen)
+        _hand_to(context, connection, group_id, UNASSIGNED, chosen)
     return GroupChange(1, chosen.in_flight)
 
 
@@ -183,7 +183,7 @@ def release(
     if not dry_run:
         release_behind(context, connection, [(group_id, -1)], chosen.now, started=True)
         if chosen.group is not None and not chosen.group.pinned:
-            _set(context, connection, group_id, assigned=ANYBODY, drain_to=None)
+            _set(context, connection, group_id, assigned=UNASSIGNED, drain_to=None)
         settle(context, connection, [group_id])
     return GroupChange(chosen.in_flight)
 
@@ -207,7 +207,7 @@ def unpin(context: TableContext, connection: sa.Connection, group_id: str, *, dr
         return GroupChange(0)
     if not dry_run:
         _set(context, connection, group_id, pinned=0)
-        _hand_to(context, connection, group_id, ANYBODY, chosen)
+        _hand_to(context, connection, group_id, UNASSIGNED, chosen)
     return GroupChange(1, chosen.in_flight)
 
 

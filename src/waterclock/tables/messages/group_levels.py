@@ -13,7 +13,7 @@ from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY
 from waterclock.tables.groups import consumers
-from waterclock.tables.groups.heads import ANYBODY, belongs_to
+from waterclock.tables.groups.heads import UNASSIGNED, belongs_to
 from waterclock.tables.groups.routing import is_unrouted
 from waterclock.tables.messages.claiming_free import free_due_times, free_priority
 from waterclock.tables.model.schema import PARTITIONED, not_acked
@@ -29,18 +29,18 @@ class Look:
         The clock, ns.
     unrouted
         Whether there are messages that have no place in their groups yet.
-    of_anybody, of_mine
-        The highest priority, below the one asked for, of groups that anybody may have and of the consumer's own.
+    of_unassigned, of_mine
+        The highest priority, below the one asked for, of groups that any consumer may have and of the consumer's own.
     newest
         The seq up to which messages were looked at.
     free
-        The first groups of that priority that anybody may have and that are due, which are now the transaction's; None:
-        nobody looked.
+        The first groups of that priority that any consumer may have and that are due, locked by the transaction; None:
+        not looked for.
     """
 
     now: int
     unrouted: bool
-    of_anybody: int | None
+    of_unassigned: int | None
     of_mine: int | None
     newest: int | None
     free: Sequence[Any] | None = None
@@ -71,15 +71,15 @@ def look(
     count
         How many groups to lock, if nothing is unrouted and it is worth a round trip; None: none.
     """
-    values: dict[str, Any] = {"below": below, "me": me, "anybody": ANYBODY, "after": after}
+    values: dict[str, Any] = {"below": below, "me": me, "unassigned": UNASSIGNED, "after": after}
     looking = _looking(context, all_rows=after is None)
     if count is None or after is None or not context.sql.locks_in_parts:
         found = connection.execute(looking, values).one()
         newest = found.newest if after is None else after
-        return Look(found.now, bool(found.unrouted), found.of_anybody, found.of_mine, newest)
+        return Look(found.now, bool(found.unrouted), found.of_unassigned, found.of_mine, newest)
     rows = connection.execute(_looking_and_locking(context), {**values, "count": count}).all()
     free = [row for row in rows if row.group_id is not None]
-    return Look(rows[0].now, bool(rows[0].unrouted), rows[0].of_anybody, rows[0].of_mine, after, free)
+    return Look(rows[0].now, bool(rows[0].unrouted), rows[0].of_unassigned, rows[0].of_mine, after, free)
 
 
 def levels(context: TableContext, connection: sa.Connection, me: str, top: Look | None = None) -> Iterator[Level]:
@@ -95,11 +95,11 @@ def levels(context: TableContext, connection: sa.Connection, me: str, top: Look 
         found = top or look(context, connection, me, below)
         top = None
         free = free_priority(context, connection, below) if context.options.ungrouped == "free" else None
-        known = [priority for priority in (found.of_anybody, found.of_mine, free) if priority is not None]
+        known = [priority for priority in (found.of_unassigned, found.of_mine, free) if priority is not None]
         if not known:
             return
         below = max(known)
-        whose = ((me, found.of_mine), (ANYBODY, found.of_anybody))
+        whose = ((me, found.of_mine), (UNASSIGNED, found.of_unassigned))
         yield Level(below, tuple(dict.fromkeys(who for who, priority in whose if priority == below)))
 
 
@@ -110,7 +110,7 @@ def next_group_due(
 
     What is found first that may be due already is answer enough.
     """
-    me = consumer or ANYBODY
+    me = consumer or UNASSIGNED
     top = look(context, connection, me)
     earliest: int | None = None
     for due in _due_times(context, connection, me, max_groups, top):
@@ -134,7 +134,7 @@ def _due_times(
         full = max_groups is not None and room_of(context, connection, me, max_groups) == 0
     for level in levels(context, connection, me, top):
         for who in level.whose:
-            if who == ANYBODY and full:
+            if who == UNASSIGNED and full:
                 continue
             at = {"table_id": context.table_id, "who": who, "of": level.priority}
             found = connection.execute(_earliest_group(), at).scalar()
@@ -202,7 +202,7 @@ def _looking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, 
     return sa.select(
         context.backend.now_sql().label("now"),
         unrouted.scalar_subquery().is_not(None).label("unrouted"),
-        greatest("anybody").label("of_anybody"),
+        greatest("unassigned").label("of_unassigned"),
         greatest("me").label("of_mine"),
         *([newest.label("newest")] if all_rows else []),
     )
@@ -216,8 +216,8 @@ def _looking_and_locking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
         sa.select(*FREE_COLUMNS)
         .where(
             groups.c.table_id == context.table_id,
-            groups.c.assigned == sa.bindparam("anybody", type_=groups.c.assigned.type),
-            groups.c.priority == sa.select(top.c.of_anybody).scalar_subquery(),
+            groups.c.assigned == sa.bindparam("unassigned", type_=groups.c.assigned.type),
+            groups.c.priority == sa.select(top.c.of_unassigned).scalar_subquery(),
             groups.c.ready_at <= sa.select(top.c.now).scalar_subquery(),
             nothing_new,
         )

@@ -10,7 +10,7 @@ from waterclock.database.table_catalogue import consumers, groups
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
-from waterclock.tables.groups.heads import ANYBODY, settle
+from waterclock.tables.groups.heads import UNASSIGNED, settle
 from waterclock.tables.messages.group_commands import GroupChange, choose, ensure_group, in_parts, sent_before
 from waterclock.tables.model.schema import has_id, not_acked, user_column_names
 
@@ -195,6 +195,6 @@ def _assigning(column: str) -> sa.Update:
     return (
         sa.update(groups)
         .where(groups.c.table_id == sa.bindparam("table"), groups.c.group_id == sa.bindparam("of"))
-        .where(groups.c.assigned != ANYBODY)
+        .where(groups.c.assigned != UNASSIGNED)
         .values({column: sa.bindparam("to")})
     )

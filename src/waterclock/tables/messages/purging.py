@@ -89,7 +89,7 @@ def _dropping(context: TableContext, days: Days, day: int) -> Callable[[sa.Conne
 def _change(
     context: TableContext, days: Days, work: Callable[[sa.Connection], _T], concerned: Collection[int], *, present: bool
 ) -> _T | None:
-    """Add or drop days; None where somebody else was faster."""
+    """Add or drop days; None where another process was faster."""
     try:
         return context.backend.transact(work)
     except RefusedError:

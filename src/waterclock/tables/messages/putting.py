@@ -60,7 +60,7 @@ class PreparedRows:
     nameless
         Those of the rows that get their ids from the database.
     fresh
-        Whether nobody but us can have chosen any of the ids.
+        Whether all ids are ours, and no other writer can have chosen any.
     tried
         Whether inserting them was tried before.
     """
@@ -122,7 +122,7 @@ def _put(context: TableContext, connection: sa.Connection, prepared: PreparedRow
         context.marks.forget()  # it may be due before what was claimed last
     existing = _insert(context, connection, prepared.rows, fresh=prepared.fresh)
     while prepared.nameless and first_try:
-        # Somebody chose an id that the database had not given out yet, and we drew it.
+        # Another writer chose an id that the database had not given out yet, and we drew it.
         taken = [row for row in prepared.nameless if any(row is one for one in existing)]
         if not taken:
             break

@@ -22,7 +22,7 @@ class TableStats:
     Attributes
     ----------
     ready
-        Due, and with nobody. In a group they may have to wait for those before them.
+        Due, and not leased. In a group they may have to wait for those before them.
     scheduled
         Never sent, and due later.
     in_flight
@@ -96,7 +96,7 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
             rows.c.time_acked.is_not(None)
         )
     ).one()
-    told = connection.execute(
+    counted = connection.execute(
         sa.select(totals.c.purged, totals.c.sent).where(totals.c.table_id == context.table_id)
     ).one()
     subscribers, sent_lately = everywhere(context, connection, now)
@@ -108,8 +108,8 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
         acked=acked,
         oldest_age=now - earliest if earliest is not None and earliest <= now else None,
         dead=_dead(context, connection),
-        sent=int(sent_waiting or 0) + int(sent_acked or 0) + told.sent,
-        purged=told.purged,
+        sent=int(sent_waiting or 0) + int(sent_acked or 0) + counted.sent,
+        purged=counted.purged,
         put_rate=_put_since(context, connection, since) / RATE_SECONDS,
         ack_rate=acked_lately / RATE_SECONDS,
         held=held,
@@ -121,9 +121,9 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
 def _dead(context: TableContext, connection: sa.Connection) -> int:
     if context.dead is None:
         return 0
-    graves = context.dead.rows
-    mine = (graves.c[SOURCE] == context.name) & graves.c.time_acked.is_(None)
-    return connection.execute(sa.select(sa.func.count()).select_from(graves).where(mine)).scalar_one()
+    dead_rows = context.dead.rows
+    mine = (dead_rows.c[SOURCE] == context.name) & dead_rows.c.time_acked.is_(None)
+    return connection.execute(sa.select(sa.func.count()).select_from(dead_rows).where(mine)).scalar_one()
 
 
 def _put_since(context: TableContext, connection: sa.Connection, since: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 LONGEST = 365 * 86_400_000_000_000
-"""No wait grows beyond a year (ns), whatever the options say, so that doubling never overflows."""
+"""No wait grows beyond a year (ns), for any options, so that doubling never overflows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class Marks:
     What was claimed and acked stays in a database's index until no snapshot can see it, and a claim that begins at the
     very first entry steps over all of it. With a snapshot held for minutes that made claims seven times as slow. So a
     claim begins where the last one stopped. What a transaction that was long under way commits behind the mark is
-    found when a claim comes back short, and within `LOOK_BACK_EVERY` seconds whatever happens. Where the look itself
+    found when a claim comes back short, and within `LOOK_BACK_EVERY` seconds in any case. Where the look itself
     takes long, because a million such entries lie there, it comes less often (`LOOK_BACK_SHARE`, `LOOK_BACK_AT_LEAST`).
 
     Safe to share between threads.

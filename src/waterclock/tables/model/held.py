@@ -13,7 +13,7 @@ class Held(NamedTuple):
     seq, id
         Which row, and which message.
     lease
-        The claim's number: whatever another one did to the row since changed it.
+        The claim's number: any later operation of another consumer on the row changes it.
     group_id, position
         Its group and its place there; None where it is in no group.
     due

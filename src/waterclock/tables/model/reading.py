@@ -56,7 +56,7 @@ class Guarded(sa.TypeDecorator[Any]):
         def read(value: Any) -> Any:
             try:
                 return process(value)
-            except Exception as error:  # noqa: BLE001  # whatever the type does with what it never meant to read
+            except Exception as error:  # noqa: BLE001  # a type may raise anything for a value that is not its own
                 return Unreadable(value, error)
 
         return read

@@ -164,7 +164,8 @@ def message_rows(
         sa.Column("group_id", Name, doc="Its group; NULL: it names none."),
         sa.Column("headers", LongText, doc="A JSON object of texts; NULL: none."),
         sa.Column("last_error", LongText, doc="Why it failed last; NULL: it did not."),
-        # In the order of insertion. An identity, where there are such, because whoever may insert may have its numbers.
+        # In the order of insertion. An identity, where the database has them: a role that may insert may have its
+        # numbers.
         sa.Column("seq", Key, sa.Identity(), primary_key=True, doc="The order of insertion."),
         sa.Column(
             "lease",
@@ -254,8 +255,8 @@ def not_acked(rows: sa.FromClause) -> sa.ColumnElement[bool]:
     """Say that a message is not acked, of messages that are chosen by their keys.
 
     Written so that no index answers it: a planner without statistics believes that few messages are not acked, and
-    would go through all of those. Where they have a partition of their own it must be told by this condition, of which
-    no index there is made.
+    would go through all of those. Where unacked messages have a partition of their own, the
+    database must recognise it by this condition, and no index is made of it there.
     """
     table = rows.element if isinstance(rows, sa.Alias) else rows
     if isinstance(table, sa.Table) and table.info.get(PARTITIONED):

@@ -212,7 +212,7 @@ MESSAGES: Mapping[MessageState, Meaning] = {
     ),
     "blocked": Meaning(
         "Waits for messages before it in its group.",
-        "a row of the group with a lesser `position` is not acked",
+        "a row of the group with a smaller `position` is not acked",
         "waits for message {blocking}, which is before it in {group}",
     ),
     "exhausted": Meaning(

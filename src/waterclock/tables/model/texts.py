@@ -41,7 +41,7 @@ def check_json(name: str, value: Any) -> None:
     """
     try:
         text = json.dumps(value, allow_nan=False)
-        # As JSON has it, lest a key be looked at that only becomes a text there.
+        # As JSON has it: a key that is no text becomes one there.
         suspicious = _texts(json.loads(text)) if any(suspect in text for suspect in _SUSPECTS) else []
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"{name}: {quoted(value)} cannot be written as JSON: {error}") from None

@@ -15,7 +15,7 @@ RANDOM_BITS = 21
 def draw_id(where: KeyRange | None, taken: Container[int]) -> int:
     """Draw a 63-bit id: the time in ns, to about 2 ms, with the last 21 bits random. So ids sort by time, roughly.
 
-    Whoever uses it has to see whether somebody else has drawn it: within 2 ms that is one chance in two million.
+    The caller has to check whether another one has drawn it: within 2 ms that is one chance in two million.
 
     Parameters
     ----------

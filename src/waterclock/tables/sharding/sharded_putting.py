@@ -119,8 +119,8 @@ def _put_on(
         tries += 1
         found = put_rows(context, own, PreparedRows(rows, [], fresh=False)).existing
         taken = {message_id for message_id in found if message_id in ids.drawn}
-        # What a first try finds under an id that was drawn for it is somebody else's. What a later one finds is its
-        # own: the earlier one's commit arrived, although nobody heard of it.
+        # A message that a first try finds under an id drawn for it is another writer's. What a later try finds is its
+        # own: the earlier try committed, although its answer was lost.
         while taken and tries == 1:
             again = [row for row in rows if row["id"] in taken]
             for row in again:

@@ -44,7 +44,7 @@ class ShardedSubscription:
             reader.start()
 
     def stop(self) -> None:
-        """End the iteration after the delivery that is in hand; other threads may call it.
+        """End the iteration after the current delivery; other threads may call it.
 
         A signal handler of the thread that iterates may, too: the lock is one that its owner can take again.
         """
@@ -163,7 +163,7 @@ class _Reader:
         if time.monotonic() - self._offered_at > LOOK_EVERY:
             discard([delivery], extended=False)
         now = self._shard.backend.now()
-        # Somebody else may have found it away while the subscription, which waits for it, met nothing.
+        # Another thread may have noted the shard as away while the subscription, which waits for it, saw no failure.
         self._shard.note_back()
         return not delivery.lost and delivery.lease_until > now
 
@@ -174,7 +174,7 @@ class _Reader:
             except UnavailableError as error:
                 self._away = True
                 self._shard.note_away(error)
-            except BaseException as error:  # noqa: BLE001  # it is raised where somebody can see it
+            except BaseException as error:  # noqa: BLE001  # the iteration raises it
                 with self._changed:
                     self.failure = error
                     self._changed.notify_all()

@@ -348,7 +348,7 @@ class ShardedTable:
 
 
 def _run(jobs: Mapping[Shard, Callable[[], _T]]) -> tuple[dict[Shard, _T], dict[Shard, WaterclockError]]:
-    """Do something on several shards at once; return what came of it, and what went wrong."""
+    """Do something on several shards at once; return the results, and the errors."""
     done: dict[Shard, _T] = {}
     failures: dict[Shard, WaterclockError] = {}
     with ThreadPoolExecutor(max(1, len(jobs))) as pool:

@@ -26,7 +26,7 @@ def insert_new(connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.
     """
     inserted: set[Any] = set()
     for messages in _statements(new, now):
-        # Nobody else can have chosen fresh ids.
+        # No other writer can have chosen fresh ids.
         known: set[Any] = set() if new.fresh else _known(connection, rows, messages)
         inserted |= _insert(connection, rows, messages, known)
     return inserted
@@ -52,7 +52,7 @@ def _insert(
 
 
 def _known(connection: sa.Connection, rows: sa.Table, messages: dict[Any, dict[str, Any]]) -> set[Any]:
-    # A locking read sees what is committed, whatever snapshot a transaction of the caller's has.
+    # A locking read sees what is committed, also where a transaction of the caller's has an older snapshot.
     statement = _looking_up(rows)
     return set(connection.scalars(statement, {"ids": sorted(messages)}))
 

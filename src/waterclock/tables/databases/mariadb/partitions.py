@@ -85,6 +85,6 @@ class MysqlDays:
         return sa.select(part.c.seq, part.c.time_acked, part.c.epoch).with_hint(part, "PARTITION (p_undated)")
 
     def _alter(self, connection: sa.Connection, name: str, change: str) -> None:
-        # Whoever waits for a table's lock holds up all who come after it.
+        # A transaction that waits for a table's lock blocks all that ask for it later.
         table = connection.dialect.identifier_preparer.quote(name)
         connection.execute(DDL(f"ALTER TABLE %(table)s WAIT 1 {change}", context={"table": table}))

@@ -152,8 +152,8 @@ class MysqlTables(PlainStatements):
         """Insert messages whose ids are new, and return those ids."""
         return insert_new(connection, rows, new, now)
 
-    def lesser(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
-        """Give the lesser of two values that are not NULL."""
+    def smaller(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Give the smaller of two values, which must not be NULL."""
         return sa.func.least(one, another, type_=sa.BigInteger)
 
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:

@@ -26,7 +26,7 @@ _BEFORE = ("time_next", "epoch")  # columns whose old values a delivery needs: R
 
 
 def key_is(key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    """Say that a row's key is a value that is computed, so that it is looked up whatever the statistics.
+    """Compare a row's key with a computed value, so that the row is looked up, for any statistics.
 
     Those of a time when a table was empty say that it has a row. For ``=`` the planner would go through it by its key,
     as to merge it, and compare each row with all the values; this it cannot merge.

@@ -20,7 +20,7 @@ _Text = tuple[str, dict[str, Any], tuple[str, ...] | None]
 
 
 def insert_fresh(connection: Direct, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]) -> bool:
-    """Insert messages whose ids nobody else can have chosen: only a try whose answer was lost may have put them.
+    """Insert messages whose ids no other writer can have chosen: only a try whose answer was lost may have put them.
 
     Without ON CONFLICT, which enters every row of the index twice, first on probation.
 

@@ -178,5 +178,5 @@ def _quoted(connection: sa.Connection, name: str) -> str:
 
 
 def _hurry(connection: sa.Connection) -> None:
-    # Whoever waits for a table's lock holds up all who come after it.
+    # A transaction that waits for a table's lock blocks all that ask for it later.
     connection.exec_driver_sql("SET LOCAL lock_timeout = '500ms'")

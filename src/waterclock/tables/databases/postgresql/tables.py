@@ -180,12 +180,12 @@ class PostgresqlTables:
             return insert_unacked(connection, rows, new, lambda these: insert_unknown(connection, rows, these, now))
         return insert_unknown(connection, rows, new, now)
 
-    def lesser(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
-        """Give the lesser of two values that are not NULL."""
+    def smaller(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Give the smaller of two values, which must not be NULL."""
         return sa.func.least(one, another, type_=sa.BigInteger)
 
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
-        """Say that ``column`` is in the array bound as ``name``: one parameter, whatever the length."""
+        """Say that ``column`` is in the array bound as ``name``: one parameter for any length."""
         listed = _Bigints() if isinstance(column.type, sa.BigInteger) else sa.ARRAY(column.type)
         return column == sa.any_(sa.bindparam(name, type_=listed))
 

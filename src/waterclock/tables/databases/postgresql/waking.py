@@ -1,13 +1,13 @@
-"""PostgreSQL: consumers that wait are notified, and whoever writes while nobody waits notifies nobody.
+"""PostgreSQL: writers notify consumers that wait, and do not notify while none waits.
 
 A NOTIFY takes a lock of the whole database cluster when it commits, so that writers who notify wait for each other.
-So they only do where somebody waits, and find out by two advisory locks for each table:
+So they only do where a consumer waits, and find out by two advisory locks for each table:
 
 - *waiting*: a consumer holds it shared while it waits;
 - *writing*: a transaction that wrote to the table without notifying holds it shared until it ends.
 
 A writer's trigger takes *writing*, and then looks whether it could have *waiting* for itself (and lets go of it at
-once). If it gets both, nobody waits, and it does not notify. If it gets either not, it notifies.
+once). If it gets both, no consumer waits, and it does not notify. If it gets either not, it notifies.
 
 A consumer first LISTENs. Then it takes *waiting*, then looks whether it could have *writing* for itself (and lets
 go of it at once), and if so looks once more for messages, and sleeps. If it does not get either, it does not sleep
@@ -158,7 +158,7 @@ class Listening:
         try:
             if not self._heard:
                 stop.wait(seconds, self._connection.fileno())
-            # While we are busy nobody needs to notify us. The answer brings the notifications with it.
+            # While this consumer is busy, writers need not notify it. The answer brings the notifications with it.
             self._ask("SELECT pg_advisory_unlock_shared(%s, hashtext(%s))", WAITING)
             self._shown = False
         except self._error:

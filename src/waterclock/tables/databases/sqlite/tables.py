@@ -87,7 +87,7 @@ class SqliteTables(PlainStatements):
     """SQLite's statements for message tables."""
 
     one_writer = True
-    locks_in_parts = True  # whoever writes has locked everything
+    locks_in_parts = True  # a writer has locked everything
     latest_first = False
     unacked_apart = False  # there are no partitions
     days = None
@@ -181,12 +181,12 @@ class SqliteTables(PlainStatements):
             inserted.update(row[0] for row in found)
         return inserted
 
-    def lesser(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
-        """Give the lesser of two values that are not NULL."""
+    def smaller(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Give the smaller of two values, which must not be NULL."""
         return sa.func.min(one, another, type_=sa.BigInteger)
 
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
-        """Say that ``column`` is in the JSON array bound as ``name``: one parameter, whatever the length."""
+        """Say that ``column`` is in the JSON array bound as ``name``: one parameter for any length."""
         listed = sa.func.json_each(sa.bindparam(name, type_=_JsonList())).table_valued("value")
         return column.in_(sa.select(listed.c.value))
 

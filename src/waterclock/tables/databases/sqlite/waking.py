@@ -1,8 +1,8 @@
-"""SQLite: consumers that wait watch the data version, and on Linux are told by the kernel when to look.
+"""SQLite: consumers that wait watch the data version, and on Linux the kernel says when to look.
 
 The data version moves with every commit of another connection. Reading it costs some microseconds, but who waits for
 hours should not read it five hundred times a second. A commit appends to the file's write-ahead log, and inotify tells
-of that a moment before the commit shows; so whoever is told looks several times shortly after each other. Where the
+of that a moment before the commit shows; so a consumer then looks several times shortly after each other. Where the
 kernel cannot tell (another system, a folder of the network, a database in memory) the version is read at intervals.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from inotify_simple import INotify
 
 GLANCE_EVERY = 0.002  # s
-GLANCE_EVERY_WHERE_TOLD = 0.1  # s; what other machines write is not told
+GLANCE_EVERY_WITH_INOTIFY = 0.1  # s; inotify misses what other machines write
 _GLANCE_SHORTLY = 0.0002  # s
 _SHOWS_WITHIN = 0.02  # s from the write to the commit that follows it; a sync takes up to ten milliseconds
 
@@ -48,7 +48,7 @@ class SqliteChanges:
                 if stop.wait(min(GLANCE_EVERY, left)):
                     return
                 continue
-            ready = stop.wait_for(min(GLANCE_EVERY_WHERE_TOLD, left), self._log.descriptor)
+            ready = stop.wait_for(min(GLANCE_EVERY_WITH_INOTIFY, left), self._log.descriptor)
             if ready - {self._log.descriptor}:
                 return
             if ready and self._log.written():
