@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from tests.spark.fates import assert_same, fates_in_rows, fates_of
 from tests.spark.pipeline_query import RULE, TABLE, TOPIC
+from tests.spark.results import assert_same, results_in_rows, results_of
 
 import waterclock as wc
 from waterclock.time import MAX_NS
@@ -133,8 +133,8 @@ class Pipeline:
 
     def _check_parquet(self, expected: list[wc.Batch], rejected: list[wc.Rejection]) -> None:
         written = [pq.read_table(path) for path in sorted((self.folder / "outcomes").glob("*/*.parquet"))]
-        found = fates_in_rows(rows for table in written for rows in table.to_batches())
-        assert_same(found, fates_of(expected, rejected))
+        found = results_in_rows(rows for table in written for rows in table.to_batches())
+        assert_same(found, results_of(expected, rejected))
         assert {reason for each in found.rejected.values() for reason, _ in each} == {"late", "future", "duplicate"}
 
     def _append(self) -> None:

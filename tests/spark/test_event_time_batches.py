@@ -12,7 +12,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from tests.scenario import SOURCE, Scenario, scenario_files
-from tests.spark.fates import METADATA, facts, fates_in_frames, fates_one_by_one, frame, in_entries
+from tests.spark.results import METADATA, facts, frame, in_entries, results_in_frames, results_one_by_one
 
 from waterclock.arrow import to_arrow
 from waterclock.errors import InvalidArgumentError
@@ -42,7 +42,7 @@ def test_the_documents_use_cases(spark: SparkSession, path: Path):
     scenario = Scenario.read(path)
     arrived = frame(spark, list(scenario.messages.values()), positions=False, partitions=3)
     outcomes = event_time_outcomes(arrived, scenario.window, scenario.max_delay)
-    found = fates_in_frames(outcomes)
+    found = results_in_frames(outcomes)
     assert found.batches[SOURCE] == [
         (b.start, b.end, b.closed_at, b.reason, [facts(scenario.messages[name]) for name in b.messages])
         for b in scenario.batches
@@ -52,13 +52,13 @@ def test_the_documents_use_cases(spark: SparkSession, path: Path):
 
 
 @pytest.mark.parametrize("on_conflict", ["split", "replace", "isolate"])
-def test_many_sources_from_many_partitions_meet_the_fates_that_the_batcher_gives(
+def test_many_sources_from_many_partitions_have_the_results_that_the_batcher_gives(
     spark: SparkSession, traffic: list[Message], on_conflict: str
 ):
     options = RANDOM_RULE | {"on_conflict": on_conflict}
     outcomes = event_time_outcomes(frame(spark, traffic, positions=False, partitions=4), **options)
-    found = fates_in_frames(outcomes)
-    assert found == fates_one_by_one(traffic, **options)
+    found = results_in_frames(outcomes)
+    assert found == results_one_by_one(traffic, **options)
     reasons = {reason for rejections in found.rejected.values() for reason, _ in rejections}
     assert reasons == {"late", "future", "duplicate"} | ({"replaced"} if on_conflict == "replace" else set())
 
@@ -67,12 +67,12 @@ def test_messages_with_positions_are_judged_in_reading_order(spark: SparkSession
     chance = random.Random(8)  # noqa: S311  # repeatable, nothing secret
     out_of_order = in_entries(sorted(traffic, key=lambda m: (m.receive_time or 0) + chance.randrange(20)), 7)
     outcomes = event_time_outcomes(frame(spark, out_of_order, positions=True, partitions=4), **RANDOM_RULE)
-    found = fates_in_frames(outcomes)
-    assert found == fates_one_by_one(out_of_order, **RANDOM_RULE)
-    assert found != fates_one_by_one(sorted(out_of_order, key=lambda m: m.receive_time or 0), **RANDOM_RULE)
+    found = results_in_frames(outcomes)
+    assert found == results_one_by_one(out_of_order, **RANDOM_RULE)
+    assert found != results_one_by_one(sorted(out_of_order, key=lambda m: m.receive_time or 0), **RANDOM_RULE)
 
 
-def test_the_counts_of_all_fates_add_up_to_the_messages(spark: SparkSession, traffic: list[Message]):
+def test_the_counts_of_all_outcomes_add_up_to_the_messages(spark: SparkSession, traffic: list[Message]):
     outcomes = event_time_outcomes(frame(spark, traffic, positions=False, partitions=2), **RANDOM_RULE)
     counts = {row["rejection"]: row["sum(count)"] for row in outcomes.groupBy("rejection").sum("count").collect()}
     assert sum(counts.values()) == len(traffic)
@@ -157,7 +157,7 @@ def test_timestamps_land_at_their_moment_whatever_the_sessions_zone(spark: Spark
     zone = spark.conf.get("spark.sql.session.timeZone", "UTC")
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     try:
-        assert fates_in_frames(event_time_outcomes(stamped, **rule)) == fates_in_frames(
+        assert results_in_frames(event_time_outcomes(stamped, **rule)) == results_in_frames(
             event_time_outcomes(exact, **rule)
         )
         starts = [row["start"] for row in rate_aware_batches(stamped).orderBy("source", "start").collect()]

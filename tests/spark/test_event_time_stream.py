@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.batching.definition import Rule
 from tests.batching.traffic import arrivals, rules
-from tests.spark.fates import METADATA, Fates, fates_in_rows, fates_one_by_one, in_entries
+from tests.spark.results import METADATA, Results, in_entries, results_in_rows, results_one_by_one
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.event_time.rule import EventTimeRule
@@ -37,8 +37,8 @@ def rows_of(messages: list[Message], record: np.dtype, chance: random.Random) ->
     return rows
 
 
-def fates(outcomes: list[Outcome]) -> Fates:
-    return fates_in_rows(expand([outcome_rows("x", outcomes)]))
+def results(outcomes: list[Outcome]) -> Results:
+    return results_in_rows(expand([outcome_rows("x", outcomes)]))
 
 
 @given(
@@ -72,7 +72,7 @@ def test_a_stream_gives_what_the_batcher_gives_wherever_it_is_cut_and_restored(
     outcomes += stream.take([], END_MS)
     if not positions:
         messages = [m.replace(position=None) for m in messages]
-    assert fates(outcomes) == fates_one_by_one(messages, **rule._asdict())
+    assert results(outcomes) == results_one_by_one(messages, **rule._asdict())
 
 
 def times(*sent: tuple[str, int, int]) -> list[PackedRow]:

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.spark.fates import METADATA, Fates, assert_same, fates_in_frames, fates_in_rows, without
-from tests.spark.topics import CLOCK, RULE, event_time_fates, gated_streams, rate_fates, whole_topic
+from tests.spark.results import METADATA, Results, assert_same, results_in_frames, results_in_rows, without
+from tests.spark.topics import CLOCK, RULE, event_time_results, gated_streams, rate_results, whole_topic
 
 from waterclock.arrow import to_arrow
 from waterclock.message import Message
@@ -46,7 +46,7 @@ def write(folder: Path, number: int, messages: list[Message]) -> None:
 
 def streamed(
     spark: SparkSession, tmp_path: Path, pieces: list[list[Message]], operator: Callable[[DataFrame], DataFrame]
-) -> Fates:
+) -> Results:
     """Stream a topic: first half of it a piece a micro-batch, then stopped, then the rest by twos."""
     collected: list[pa.Table] = []
     folder = tmp_path / "topic"
@@ -63,16 +63,16 @@ def streamed(
             .start()
         )
         query.awaitTermination()
-    return fates_in_rows(rows for outcomes in collected for rows in outcomes.to_batches())
+    return results_in_rows(rows for outcomes in collected for rows in outcomes.to_batches())
 
 
-def replayed(spark: SparkSession, messages: list[Message], operator: Callable[[DataFrame], DataFrame]) -> Fates:
+def replayed(spark: SparkSession, messages: list[Message], operator: Callable[[DataFrame], DataFrame]) -> Results:
     table = pa.Table.from_batches([to_arrow(messages, positions=True)]).select(METADATA)
-    return fates_in_frames(operator(spark.createDataFrame(table).repartition(4)))
+    return results_in_frames(operator(spark.createDataFrame(table).repartition(4)))
 
 
 def test_by_event_time(spark: SparkSession, tmp_path: Path, topic: list[Message]) -> None:
-    in_process = event_time_fates(topic)
+    in_process = event_time_results(topic)
     assert {reason for each in in_process.rejected.values() for reason, _ in each} == {"late", "future", "duplicate"}
     assert_same(replayed(spark, topic, lambda df: event_time_outcomes(df, **RULE)), in_process)
     found = streamed(
@@ -83,9 +83,9 @@ def test_by_event_time(spark: SparkSession, tmp_path: Path, topic: list[Message]
 
 def test_by_rate(spark: SparkSession, tmp_path: Path, topic: list[Message]) -> None:
     gated = gated_streams()
-    in_process = rate_fates(topic, flush=True, gated=gated)
+    in_process = rate_results(topic, flush=True, gated=gated)
     reasons = {b[3] for each in in_process.batches.values() for b in each}
     assert reasons >= {"start", "slots", "timeout", "stall", "flush"}
     assert_same(replayed(spark, topic, lambda df: rate_aware_outcomes(df, gated=gated)), in_process)
     found = streamed(spark, tmp_path, cut_between_entries(topic, 4), lambda df: rate_aware_outcomes(df, gated=gated))
-    assert_same(found, rate_fates(topic, flush=False, gated=gated))
+    assert_same(found, rate_results(topic, flush=False, gated=gated))

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.spark.fates import METADATA, Fates, assert_same, fates_in_frames, fates_in_rows, without
-from tests.spark.topics import CLOCK, RULE, event_time_fates, rate_fates, whole_topic
+from tests.spark.results import METADATA, Results, assert_same, results_in_frames, results_in_rows, without
+from tests.spark.topics import CLOCK, RULE, event_time_results, rate_results, whole_topic
 
 import waterclock as wc
 from waterclock.message import Message
@@ -74,7 +74,7 @@ def flow(spark: SparkSession, tmp_path: Path) -> Flow:
     return Flow(tmp_path)
 
 
-def streamed(spark: SparkSession, flow: Flow, folder: Path, operator: Operator, form: dict[str, str]) -> Fates:
+def streamed(spark: SparkSession, flow: Flow, folder: Path, operator: Operator, form: dict[str, str]) -> Results:
     """Stream the topic as far as it goes, stop, and go on with another size of micro-batches when it has grown."""
     collected: list[pa.Table] = []
     for size, grow in ((400, flow.append_first_half), (900, flow.append_second_half)):
@@ -90,11 +90,11 @@ def streamed(spark: SparkSession, flow: Flow, folder: Path, operator: Operator, 
         )
         query.awaitTermination()
     assert len(collected) > 3
-    return fates_in_rows(rows for outcomes in collected for rows in outcomes.to_batches())
+    return results_in_rows(rows for outcomes in collected for rows in outcomes.to_batches())
 
 
-def replayed(spark: SparkSession, flow: Flow, operator: Operator, form: dict[str, str]) -> Fates:
-    return fates_in_frames(operator(spark.read.format("waterclock").options(**flow.place, **form).load()))
+def replayed(spark: SparkSession, flow: Flow, operator: Operator, form: dict[str, str]) -> Results:
+    return results_in_frames(operator(spark.read.format("waterclock").options(**flow.place, **form).load()))
 
 
 def by_rate(df: DataFrame) -> DataFrame:
@@ -106,7 +106,7 @@ def by_rate(df: DataFrame) -> DataFrame:
 @pytest.mark.parametrize("form", [PACKED, ROWS], ids=["packed", "rows"])
 def test_by_event_time(spark: SparkSession, flow: Flow, tmp_path: Path, form: dict[str, str]) -> None:
     found = streamed(spark, flow, tmp_path, lambda df: event_time_outcomes(df, **RULE, max_skew="1s"), form)
-    in_process = event_time_fates(flow.messages)
+    in_process = event_time_results(flow.messages)
     assert_same(found, without(CLOCK, in_process))  # whose last window nothing closes
     assert_same(replayed(spark, flow, lambda df: event_time_outcomes(df, **RULE), form), in_process)
 
@@ -115,12 +115,12 @@ def test_by_event_time(spark: SparkSession, flow: Flow, tmp_path: Path, form: di
 @pytest.mark.parametrize("form", [PACKED, ROWS], ids=["packed", "rows"])
 def test_by_rate_with_options_of_its_own(spark: SparkSession, flow: Flow, tmp_path: Path, form: dict[str, str]) -> None:
     found = streamed(spark, flow, tmp_path, by_rate, form)
-    assert_same(found, rate_fates(flow.messages, flush=False, **RATE_OPTIONS))
-    assert_same(replayed(spark, flow, by_rate, form), rate_fates(flow.messages, flush=True, **RATE_OPTIONS))
+    assert_same(found, rate_results(flow.messages, flush=False, **RATE_OPTIONS))
+    assert_same(replayed(spark, flow, by_rate, form), rate_results(flow.messages, flush=True, **RATE_OPTIONS))
 
 
 def test_a_packed_replay_of_sealed_and_open_ledgers(spark: SparkSession, flow: Flow) -> None:
     flow.append_first_half()
     found = replayed(spark, flow, lambda df: event_time_outcomes(df, **RULE), PACKED)
-    assert_same(found, event_time_fates(flow.messages))
-    assert_same(replayed(spark, flow, by_rate, PACKED), rate_fates(flow.messages, flush=True, **RATE_OPTIONS))
+    assert_same(found, event_time_results(flow.messages))
+    assert_same(replayed(spark, flow, by_rate, PACKED), rate_results(flow.messages, flush=True, **RATE_OPTIONS))

@@ -1,4 +1,4 @@
-"""Judging packed rows, without Spark: every message meets the fate that the batcher gives it."""
+"""Judging packed rows, without Spark: every message gets the verdict that the batcher gives it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.batching.definition import Rule
 from tests.batching.traffic import arrivals, rules
-from tests.spark.fates import METADATA, Fates, fates_in_rows, fates_one_by_one, in_entries
+from tests.spark.results import METADATA, Results, in_entries, results_in_rows, results_one_by_one
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.event_time.rule import EventTimeRule
@@ -25,7 +25,7 @@ from waterclock.time import MAX_NS
 
 def judged(
     messages: list[Message], rule: dict[str, Any], *, positions: bool, chance: random.Random | None = None
-) -> Fates:
+) -> Results:
     """Pack messages in pieces, bring those of a source together in any order as a shuffle does, and judge them."""
     record = POSITIONED if positions else PLAIN
     read = pa.Table.from_batches([_columns(messages)]).to_batches(max_chunksize=5)
@@ -35,7 +35,7 @@ def judged(
     packed.sort(key=lambda row: row["source"][0].as_py())
     rows = pa.Table.from_batches(packed).combine_chunks() if packed else None
     batches = [] if rows is None else rows.to_batches(max_chunksize=2)
-    return fates_in_rows(judge(batches, record, EventTimeRule.checked(**rule)))
+    return results_in_rows(judge(batches, record, EventTimeRule.checked(**rule)))
 
 
 def _columns(messages: list[Message]) -> pa.RecordBatch:
@@ -54,7 +54,7 @@ def _single(rows: pa.RecordBatch) -> list[pa.RecordBatch]:
     limits=st.tuples(st.integers(1, 20), st.integers(40, 200), st.integers(1, 30), st.integers(1, 10)),
     chance=st.randoms(use_true_random=False),
 )
-def test_fates_are_those_of_the_batcher_whatever_the_pieces(
+def test_results_are_those_of_the_batcher_for_any_pieces(
     messages: list[Message], rule: Rule, positions: bool, limits: tuple[int, int, int, int], chance: random.Random
 ):
     messages = in_entries(messages, 3)
@@ -69,7 +69,7 @@ def test_fates_are_those_of_the_batcher_whatever_the_pieces(
 
     if not positions:
         messages = [m.replace(position=None) for m in messages]
-    assert found == fates_one_by_one(messages, **rule._asdict())
+    assert found == results_one_by_one(messages, **rule._asdict())
 
 
 @settings(deadline=None)
@@ -79,7 +79,7 @@ def test_a_receive_clock_that_went_back_is_judged_as_a_reader_of_the_topic_does(
 ):
     order.shuffle(messages)
     messages = in_entries(messages, 3)
-    assert judged(messages, rule._asdict(), positions=True) == fates_one_by_one(messages, **rule._asdict())
+    assert judged(messages, rule._asdict(), positions=True) == results_one_by_one(messages, **rule._asdict())
 
 
 @settings(deadline=None)
@@ -95,7 +95,7 @@ def test_positions_give_the_order_however_the_messages_were_read(
     numbered = ((m, m.position or Position(0, 0, 0)) for m in in_entries(messages, 3))
     messages = [m.replace(position=Position(p[0] * apart[0], p[1] * apart[1], p[2])) for m, p in numbered]
     read = order.sample(messages, len(messages))
-    assert judged(read, rule._asdict(), positions=True) == fates_one_by_one(messages, **rule._asdict())
+    assert judged(read, rule._asdict(), positions=True) == results_one_by_one(messages, **rule._asdict())
 
 
 def test_no_rows_are_judged_as_nothing():

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.batching.traffic import arrivals
-from tests.spark.fates import METADATA, in_entries
+from tests.spark.results import METADATA, in_entries
 
 from waterclock.arrow import to_arrow
 from waterclock.errors import InvalidArgumentError, SchemaError

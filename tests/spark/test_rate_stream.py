@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.batching.rate.silence import before_and_after_the_silence
 from tests.batching.rate.traffic import SECOND, YEAR, calls, frozen, message, options
-from tests.spark.fates import METADATA, Fates, facts, fates_in_rows, fates_of
+from tests.spark.results import METADATA, Results, facts, results_in_rows, results_of
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.batch import Batch
@@ -53,10 +53,10 @@ def rows_of(messages: list[Message], chance: random.Random) -> list[PackedRow]:
     return rows
 
 
-def one_by_one(arrivals: list[list[Message]], chosen: dict[str, Any]) -> Fates:
+def one_by_one(arrivals: list[list[Message]], chosen: dict[str, Any]) -> Results:
     batcher = RateAwareBatcher(**chosen, clock=frozen)
     batches: list[Batch] = [batch for call in arrivals for batch in batcher.add(call)] + batcher.flush()
-    return fates_of(batches, [])
+    return results_of(batches, [])
 
 
 @settings(max_examples=100)
@@ -74,9 +74,9 @@ def test_a_stream_gives_what_the_batcher_gives_wherever_it_is_cut_and_restored(
     outcomes += stream.take([], flush=True)
     source = arrivals[0][0].source if arrivals else "x"
     expected = one_by_one(arrivals, chosen)
-    assert fates_in_rows(expand([outcome_rows(source, outcomes)])) == expected
+    assert results_in_rows(expand([outcome_rows(source, outcomes)])) == expected
     messages = [m for call in arrivals for m in call]
-    assert fates_in_rows(judge_by_rate(packed(messages, chance), checked)) == expected
+    assert results_in_rows(judge_by_rate(packed(messages, chance), checked)) == expected
 
 
 @pytest.mark.parametrize("offset", [43 * YEAR, -43 * YEAR], ids=["ahead", "behind"])
@@ -93,7 +93,7 @@ def test_a_stream_recovers_from_a_silence_beside_a_broken_clock_wherever_it_is_r
         outcomes += stream.take(rows_of([m for call in arrivals[first : first + step] for m in call], chance))
         stream = RateStream.restore(stream.state(), PLAIN_OPTIONS)
     outcomes += stream.take([], flush=True)
-    found = fates_in_rows(expand([outcome_rows("s", outcomes)]))
+    found = results_in_rows(expand([outcome_rows("s", outcomes)]))
     assert found == one_by_one(arrivals, {})
     reasons = [reason for _, _, _, reason, _ in found.batches["s"]]
     assert reasons.count("stall") == 1
@@ -103,7 +103,7 @@ def test_sources_are_judged_apart_in_a_replay() -> None:
     arrivals = numbered([[message("det", at * 10**8)] for at in range(40)])
     by_source = {name: [[m.replace(source=name) for m in call] for call in arrivals] for name in "ab"}
     rows = [p for calls in by_source.values() for p in packed([m for c in calls for m in c], random.Random(1))]  # noqa: S311
-    found = fates_in_rows(judge_by_rate(rows, PLAIN_OPTIONS))
+    found = results_in_rows(judge_by_rate(rows, PLAIN_OPTIONS))
     assert {s: found.batches[s] for s in "ab"} == {s: one_by_one(by_source[s], {}).batches[s] for s in "ab"}
 
 

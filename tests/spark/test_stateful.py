@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import TwsTester
-from tests.spark.fates import METADATA, in_entries
+from tests.spark.results import METADATA, in_entries
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.event_time.rule import EventTimeRule

@@ -9,7 +9,7 @@ from typing import Any
 from tests.batching.rate.scenario import FOLDER
 from tests.batching.rate.scenario import Scenario as RateScenario
 from tests.scenario import Scenario, scenario_files
-from tests.spark.fates import Fates, fates_of, fates_one_by_one
+from tests.spark.results import Results, results_of, results_one_by_one
 
 from waterclock.arrow import from_arrow
 from waterclock.batching.rate.batcher import RateAwareBatcher
@@ -53,12 +53,12 @@ def gated_streams() -> set[str]:
     return names
 
 
-def event_time_fates(messages: list[Message]) -> Fates:
+def event_time_results(messages: list[Message]) -> Results:
     """Batch by event time in this process, to the end of the clock."""
-    return fates_one_by_one(messages, **RULE)
+    return results_one_by_one(messages, **RULE)
 
 
-def rate_fates(messages: list[Message], *, flush: bool, **options: Any) -> Fates:
+def rate_results(messages: list[Message], *, flush: bool, **options: Any) -> Results:
     """Batch by rate in this process, an entry's messages of a source in one call."""
     batchers: dict[str, RateAwareBatcher] = {}
     batches = []
@@ -71,7 +71,7 @@ def rate_fates(messages: list[Message], *, flush: bool, **options: Any) -> Fates
             batches += batcher.add(call)
     if flush:
         batches += [batch for batcher in batchers.values() for batch in batcher.flush()]
-    return fates_of(batches, [])
+    return results_of(batches, [])
 
 
 def _use_cases(begin: int) -> Iterable[tuple[int, list[Message]]]:

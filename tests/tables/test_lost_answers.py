@@ -139,14 +139,14 @@ def test_a_put_into_partitions_whose_answer_was_lost_puts_each_message_once_also
 
 
 @pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
-@pytest.mark.parametrize("by_somebody_else", ["ack", "reschedule"])
+@pytest.mark.parametrize("by_another_consumer", ["ack", "reschedule"])
 def test_what_somebody_else_acked_or_rescheduled_is_a_lost_lease(
-    make_table: Callable[..., MessageTable], clock: MovableClock, by_somebody_else: str, groups: str | None
+    make_table: Callable[..., MessageTable], clock: MovableClock, by_another_consumer: str, groups: str | None
 ) -> None:
     orders = make_table(groups=groups)
     orders.put("tea")
     [delivery] = orders.receive(consumer="x")
-    if by_somebody_else == "ack":
+    if by_another_consumer == "ack":
         orders.ack(delivery.id)
     else:
         orders.reschedule(delivery.id, clock.now)

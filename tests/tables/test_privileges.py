@@ -15,7 +15,7 @@ import waterclock as wc
 from waterclock.errors import ForbiddenError
 from waterclock.tables.message_table import MessageTable
 
-from .shells import ShellError, run_shell
+from .database_programs import ProgramError, run_program
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "give-every-role-what-it-needs.md"
 PASSWORD = "change me"  # noqa: S105  # the page's
@@ -74,23 +74,23 @@ def roles(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Roles]:
 def refused(operate: Callable[[], object]) -> bool:
     try:
         operate()
-    except (ForbiddenError, ShellError) as error:
+    except (ForbiddenError, ProgramError) as error:
         assert re.search(r"(?i)denied", str(error))  # noqa: PT017  # what is looked for is the reason
         return True
     return False
 
 
 def test_the_inserter_inserts_and_sees_nothing(roles: Roles) -> None:
-    run_shell(roles.url("inserter"), "INSERT INTO orders(id, message) VALUES (7, 'a');")
-    run_shell(roles.url("inserter"), "INSERT INTO orders(message) VALUES ('b');")
+    run_program(roles.url("inserter"), "INSERT INTO orders(id, message) VALUES (7, 'a');")
+    run_program(roles.url("inserter"), "INSERT INTO orders(message) VALUES ('b');")
     for statement in (
         "SELECT id FROM orders",
         "UPDATE orders SET epoch = 0",
         "DELETE FROM orders",
         "DROP TABLE orders",
     ):
-        with pytest.raises(ShellError, match=r"denied|must be owner"):
-            run_shell(roles.url("inserter"), f"{statement};")
+        with pytest.raises(ProgramError, match=r"denied|must be owner"):
+            run_program(roles.url("inserter"), f"{statement};")
     assert sorted(delivery.payload for delivery in roles.orders.receive()) == ["a", "b"]
 
 
@@ -123,8 +123,8 @@ def test_the_consumer_takes_acks_and_gives_back_and_neither_puts_nor_removes(rol
     assert refused(table.purge)
     assert refused(table.pause)
     assert refused(table.drop)
-    with pytest.raises(ShellError, match="denied"):
-        run_shell(roles.url("consumer"), "UPDATE orders SET message = 'b';")
+    with pytest.raises(ProgramError, match="denied"):
+        run_program(roles.url("consumer"), "UPDATE orders SET message = 'b';")
     assert roles.orders.stats().acked == 2
     assert roles.orders.purge() == 2
 
@@ -147,7 +147,7 @@ def test_the_auditor_sees_all_and_changes_nothing(roles: Roles) -> None:
     assert refused(table.receive)
     assert refused(lambda: table.put("a"))
     assert refused(lambda: table.ack(message_id))
-    assert run_shell(roles.url("auditor"), "SELECT message FROM orders;") == "a\n"
+    assert run_program(roles.url("auditor"), "SELECT message FROM orders;") == "a\n"
 
 
 @pytest.mark.parametrize("roles", ["postgresql"], indirect=True)
@@ -155,7 +155,7 @@ def test_a_consumer_of_groups_needs_their_state(roles: Roles) -> None:
     roles.orders.drop()
     ordered = roles.owner.create_table("orders", payload="text", groups="sequenced")
     ordered.put_many([{"payload": str(number), "group": "a"} for number in range(3)])
-    run_shell(roles.url_of_owner, "DROP OWNED BY consumer; DROP ROLE consumer;")
+    run_program(roles.url_of_owner, "DROP OWNED BY consumer; DROP ROLE consumer;")
     for title in ("PostgreSQL", "PostgreSQL, with groups"):
         roles.grant(title, "consumer")
     received: list[str] = []

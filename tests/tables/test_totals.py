@@ -17,10 +17,10 @@ from waterclock.connection import Database
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
 
-from . import busy
+from . import load
 from .conftest import MovableClock
 
-BUSY = Path(busy.__file__)
+LOAD = Path(load.__file__)
 
 
 def test_figures_are_exact_after_processes_and_threads_wrote_at_once(
@@ -30,11 +30,11 @@ def test_figures_are_exact_after_processes_and_threads_wrote_at_once(
         "orders", payload="text", id_type="text", purge_after="0s", ack_wait="1h", max_backoff="1h"
     )
     processes = [
-        subprocess.Popen([sys.executable, str(BUSY), database_url, f"p{number}"], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, str(LOAD), database_url, f"p{number}"], stdout=subprocess.PIPE, text=True)
         for number in range(2)
     ]
     with ThreadPoolExecutor(2) as pool:
-        threads = [pool.submit(busy.work, table, f"t{number}") for number in range(2)]
+        threads = [pool.submit(load.work, table, f"t{number}") for number in range(2)]
         purged = 0
         while any(process.poll() is None for process in processes) or not all(one.done() for one in threads):
             before, purged = purged, table.stats().purged
@@ -45,7 +45,7 @@ def test_figures_are_exact_after_processes_and_threads_wrote_at_once(
         done += Counter(json.loads(output))
     table.purge()
     stats = table.stats()
-    assert done["put"] == 4 * busy.ROUNDS * 9
+    assert done["put"] == 4 * load.ROUNDS * 9
     assert stats.sent == done["taken"]
     assert stats.purged == done["acked"]
     assert (stats.acked, stats.in_flight) == (0, 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from tests.topics.flows import ledger_files_in
-from tests.topics.nursery import TOGETHER, TOPIC, Nursery, batch, lines, shorten_leases
+from tests.topics.killable_workers import TOGETHER, TOPIC, KillableWorkers, batch, lines, shorten_leases
 
 from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import entries, files
@@ -26,10 +26,10 @@ PATIENCE = 60
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Generator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
+def workers() -> Generator[KillableWorkers]:
+    workers = KillableWorkers()
+    yield workers
+    workers.close()
 
 
 @pytest.fixture
@@ -43,23 +43,25 @@ def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     "roles", [("append", "seal", "compact"), ("append", "seal", "compact", "expire")], ids="-".join
 )
 def test_what_was_acknowledged_survives_any_kill(
-    database_url: str, tmp_path: Path, nursery: Nursery, short_leases: None, roles: tuple[str, ...]
+    database_url: str, tmp_path: Path, workers: KillableWorkers, short_leases: None, roles: tuple[str, ...]
 ) -> None:
     kills = 10 if database_url.startswith("mysql") else 50
-    _kill_and_check(database_url, tmp_path, nursery, roles, kills=kills)
+    _kill_and_check(database_url, tmp_path, workers, roles, kills=kills)
 
 
-def test_what_threads_append_together_survives_any_kill(database_url: str, tmp_path: Path, nursery: Nursery) -> None:
+def test_what_threads_append_together_survives_any_kill(
+    database_url: str, tmp_path: Path, workers: KillableWorkers
+) -> None:
     backend = Backend(database_url)
     ledgers, log = tmp_path / "ledgers", tmp_path / "log"
     topic = Topic.create(backend, str(ledgers), TOPIC, roll_after=None, roll_size=2_000, retention=None, exist_ok=False)
     dice = random.Random(0)  # noqa: S311  # not a secret
     for _ in range(8):
         before = len(list(lines(log)))
-        pid = nursery.start("append_together", database_url, ledgers, log)
+        pid = workers.start("append_together", database_url, ledgers, log)
         _await(lambda before=before: len(list(lines(log))) > before + 1, "nothing was appended")
         time.sleep(dice.random() * 0.05)
-        nursery.kill(pid)
+        workers.kill(pid)
     messages = list(topic.read())
     _check_positions(messages)
     acknowledged = dict(line.rsplit(": ", 1) for line in lines(log) if ": " in line)
@@ -75,13 +77,13 @@ def test_what_threads_append_together_survives_any_kill(database_url: str, tmp_p
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(5))
 def test_what_was_acknowledged_survives_a_thousand_kills(
-    database_url: str, tmp_path: Path, nursery: Nursery, short_leases: None, seed: int
+    database_url: str, tmp_path: Path, workers: KillableWorkers, short_leases: None, seed: int
 ) -> None:
-    _kill_and_check(database_url, tmp_path, nursery, ("append", "seal", "compact", "expire"), kills=1000, seed=seed)
+    _kill_and_check(database_url, tmp_path, workers, ("append", "seal", "compact", "expire"), kills=1000, seed=seed)
 
 
 def _kill_and_check(
-    url: str, folder: Path, nursery: Nursery, roles: tuple[str, ...], *, kills: int, seed: int = 0
+    url: str, folder: Path, workers: KillableWorkers, roles: tuple[str, ...], *, kills: int, seed: int = 0
 ) -> None:
     backend = Backend(url)
     ledgers = folder / "ledgers"
@@ -93,7 +95,7 @@ def _kill_and_check(
         topic.append(batch(first, 10, 1), producer="p", sequence=first)
         topic.roll()
     logs = {role: folder / f"{role}.log" for role in roles}
-    _keep_killing(url, ledgers, nursery, logs, kills, random.Random(seed))  # noqa: S311  # not a secret
+    _keep_killing(url, ledgers, workers, logs, kills, random.Random(seed))  # noqa: S311  # not a secret
     _settle(topic)
     if "expire" in roles:
         _expire(topic)
@@ -104,14 +106,14 @@ def _kill_and_check(
 
 
 def _keep_killing(
-    url: str, ledgers: Path, nursery: Nursery, logs: dict[str, Path], kills: int, dice: random.Random
+    url: str, ledgers: Path, workers: KillableWorkers, logs: dict[str, Path], kills: int, dice: random.Random
 ) -> None:
     running: dict[str, int] = {}
 
     def start(role: str) -> None:
         log = logs[role]
         started = sum(line == "ready" for line in lines(log))
-        running[role] = nursery.start(role, url, ledgers, log, _resume_at(logs["append"]))
+        running[role] = workers.start(role, url, ledgers, log, _resume_at(logs["append"]))
         _await(lambda: sum(line == "ready" for line in lines(log)) > started, f"{role} did not start")
 
     for _ in range(kills):
@@ -119,13 +121,13 @@ def _keep_killing(
             start(role)
         time.sleep(dice.random() * 0.05)
         victim = dice.choice(list(logs))
-        nursery.kill(running.pop(victim))
+        workers.kill(running.pop(victim))
     if "append" not in running:
         start("append")
     # However slow the machine, and however soon the others were killed.
     _await(lambda: max(_acknowledgements(logs["append"])) > OLD, "nothing was appended")
     for pid in running.values():
-        nursery.kill(pid)
+        workers.kill(pid)
 
 
 def _await(done: Callable[[], bool], otherwise: str) -> None:

@@ -62,7 +62,7 @@ def mutated(data: bytes, source: random.Random) -> bytes:
     return bytes(changed)
 
 
-def fates(data: bytes, decode: Decode, count: int, seed: int) -> Counter[str]:
+def decode_mutations(data: bytes, decode: Decode, count: int, seed: int) -> Counter[str]:
     """Decode mutations in children: how many came out as they were, other than they were, damaged, or killed."""
     whole = decode(data)
     source = pseudo_random(seed)
@@ -159,20 +159,20 @@ def decode_file(size: int) -> Decode:
 
 
 def test_no_mutation_of_an_entry_is_read_as_another() -> None:
-    found = fates(framed_entry(), decode_entry, 2_000, SEED)
+    found = decode_mutations(framed_entry(), decode_entry, 2_000, SEED)
     assert found.keys() <= {"damaged", "as it was"}, found
     assert found["damaged"] > 1_900
 
 
 def test_no_mutation_of_an_entry_without_a_checksum_ends_the_process() -> None:
-    found = fates(old_entry(), decode_entry, 2_000, SEED)
+    found = decode_mutations(old_entry(), decode_entry, 2_000, SEED)
     assert found.keys() <= {"damaged", "as it was", "other"}, found  # nothing but its form can be checked
 
 
 def test_no_mutation_of_a_file_without_checksums_is_read_as_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealed_file, "ROW_GROUP_MESSAGES", 30)
     data, _ = file_of(60)
-    found = fates(data, decode_file(len(data)), 600, SEED)
+    found = decode_mutations(data, decode_file(len(data)), 600, SEED)
     assert found.keys() <= {"damaged", "as it was"}, found
 
 
@@ -181,7 +181,7 @@ def test_no_mutation_of_a_footer_without_a_checksum_ends_the_process(monkeypatch
     data, footer = file_of(60)
     body = data[: len(data) - len(footer) + 4]
     decode = decode_file(len(data))
-    found = fates(footer[4:], lambda tail: decode(body + tail), 1_000, SEED)
+    found = decode_mutations(footer[4:], lambda tail: decode(body + tail), 1_000, SEED)
     assert found.keys() <= {"damaged", "as it was"}, found
     assert found["as it was"] > 50  # statistics, which nothing uses there
 
@@ -198,6 +198,6 @@ def test_no_mutation_ends_the_process_however_many_there_are(form: str) -> None:
         "file": (data, decode),
         "footer": (footer[4:], lambda tail: decode(body + tail)),
     }
-    found = fates(*given[form], 100_000, SEED)
+    found = decode_mutations(*given[form], 100_000, SEED)
     allowed = {"damaged", "as it was"} | ({"other"} if "without" in form else set())
     assert found.keys() <= allowed, found

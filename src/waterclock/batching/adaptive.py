@@ -36,10 +36,8 @@ class AdaptiveBatchLength:
     InvalidArgumentError
         For a length below one pulse, or a rate below 1 Hz.
 
-    Notes
-    -----
-    The lengths up are the first times 1, 2, 4, 8; those down are steps of √2, rounded. The document is silent on this;
-    the numbers come from running such a batcher at a neutron source.
+    Notes ----- The lengths up are the first times 1, 2, 4, 8; those down are steps of √2, rounded.
+    *RateAwareMessageBatcher* does not say them; the numbers come from running such a batcher at a neutron source.
     """
 
     __slots__ = ("_fast", "_first", "_idle", "_pulses", "_rate", "_slow")

@@ -112,7 +112,7 @@ def event_time_outcomes(
     -------
     DataFrame
         Columns `waterclock.spark.streaming.judging.OUTCOMES_SCHEMA`, for `batches_of` and `rejected_of`. The sum of
-        ``count`` by ``rejection`` says how many messages met which fate. Of a stream, take both from the DataFrame
+        ``count`` by ``rejection`` says how many messages got which verdict. Of a stream, take both from the DataFrame
         that ``foreachBatch`` gets: two queries would batch twice.
     """
     rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict)

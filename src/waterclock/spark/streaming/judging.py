@@ -28,7 +28,7 @@ from waterclock.spark.streaming.outcome_rows import BATCH, BATCHES_TYPE, REASONS
 from waterclock.time import MAX_NS
 
 OUTCOMES_SCHEMA = f"{PACKED_SCHEMA}, rejection STRING, batches {BATCHES_TYPE}"
-"""Packed rows of messages that met the same fate, as Spark writes them.
+"""Packed rows of messages with the same verdict, as Spark writes them.
 
 ``rejection`` says why the messages are in no batch, or is null. Then they are in order of event time and stream, and
 ``batches`` says which of them each batch holds: ``count`` from the one numbered ``first`` on.
@@ -165,10 +165,10 @@ def _outcomes(judged: _Judged, source_names: pa.Array, stream_names: pa.Array, r
     messages = judged.messages
     accepted = int(np.count_nonzero(judged.verdicts == ACCEPTED))
     # Places where a batch begins; a message that is in none is by itself.
-    fates = _begins(judged.verdicts, judged.sources)
-    parts = np.flatnonzero(fates | _begins(judged.starts) | (judged.verdicts != ACCEPTED))
-    pieces = (parts - np.maximum.accumulate(np.where(fates[parts], parts, 0))) // _LARGEST_ROW
-    row_parts = np.flatnonzero(fates[parts] | _begins(pieces))
+    changes = _begins(judged.verdicts, judged.sources)
+    parts = np.flatnonzero(changes | _begins(judged.starts) | (judged.verdicts != ACCEPTED))
+    pieces = (parts - np.maximum.accumulate(np.where(changes[parts], parts, 0))) // _LARGEST_ROW
+    row_parts = np.flatnonzero(changes[parts] | _begins(pieces))
     begins = parts[row_parts]
     counts = np.diff(begins, append=len(messages))
     rows = np.repeat(np.arange(len(begins)), counts)

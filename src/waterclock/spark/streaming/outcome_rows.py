@@ -1,7 +1,7 @@
 """The rows in which batches leave a stateful operator: their facts packed too, because a row of Python costs so much.
 
 Spark turns every value of a stateful operator's output into a Python object and back. So the operator gives one row a
-source and fate, and its batches as one binary cell of records of fixed width (`BATCH`). `expand` makes of them, many
+source and verdict, and its batches as one binary cell of records of fixed width (`BATCH`). `expand` makes of them, many
 rows at once, what a replay gives at once: `waterclock.spark.streaming.judging.OUTCOMES_SCHEMA`.
 """
 
@@ -51,7 +51,7 @@ _REASON_TEXTS = pa.array(REASONS)
 
 
 class Outcome(NamedTuple):
-    """Messages of one source that met the same fate.
+    """Messages of one source with the same verdict.
 
     Attributes
     ----------

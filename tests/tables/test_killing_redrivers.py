@@ -11,11 +11,11 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 
-UNDERTAKER = Path(__file__).parent / "undertaker.py"
+REDRIVER = Path(__file__).parent / "redriver.py"
 chance = random.Random()  # noqa: S311  # no secret
 
 
-def test_whoever_is_killed_around_it_a_message_is_in_one_of_the_two_tables(
+def test_when_redrivers_are_killed_a_message_is_in_one_of_the_two_tables(
     connect: Callable[..., Database], database_url: str
 ) -> None:
     database = connect()
@@ -24,7 +24,7 @@ def test_whoever_is_killed_around_it_a_message_is_in_one_of_the_two_tables(
     both = sa.text("SELECT id FROM orders UNION ALL SELECT id FROM orders_dead")
     for _ in range(3):
         workers = [
-            subprocess.Popen([sys.executable, str(UNDERTAKER), database_url, "orders"], stdout=subprocess.PIPE)
+            subprocess.Popen([sys.executable, str(REDRIVER), database_url, "orders"], stdout=subprocess.PIPE)
             for _ in range(2)
         ]
         try:

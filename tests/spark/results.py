@@ -24,14 +24,14 @@ Facts = tuple[Any, ...]
 """Stream, event time, receive time and, where there is one, the position of a message."""
 
 
-class Fates(NamedTuple):
+class Results(NamedTuple):
     """By source: its batches in order of start, each with its messages; and its rejected messages with the reason."""
 
     batches: dict[str, list[tuple[int, int, int, str, list[Facts]]]]
     rejected: dict[str, list[tuple[str, Facts]]]
 
 
-def fates_one_by_one(messages: Iterable[Message], **rule: Any) -> Fates:
+def results_one_by_one(messages: Iterable[Message], **rule: Any) -> Results:
     """Give each message to the batcher of its source, and let the clock run to its end."""
     batchers: dict[str, EventTimeBatcher] = {}
     batches: list[Batch] = []
@@ -43,19 +43,19 @@ def fates_one_by_one(messages: Iterable[Message], **rule: Any) -> Fates:
         batches += batcher.advance(MAX_NS - 1)
         batches += batcher.flush()
         rejected += batcher.take_rejected()
-    return fates_of(batches, rejected)
+    return results_of(batches, rejected)
 
 
-def fates_of(batches: Iterable[Batch], rejected: Iterable[Rejection]) -> Fates:
-    return _fates(
+def results_of(batches: Iterable[Batch], rejected: Iterable[Rejection]) -> Results:
+    return _results(
         ((b.source, b.start, b.end, b.closed_at, b.reason, [facts(m) for m in b.messages]) for b in batches),
         ((r.message.source, r.reason, facts(r.message)) for r in rejected),
     )
 
 
-def assert_same(found: Fates, expected: Fates) -> None:
+def assert_same(found: Results, expected: Results) -> None:
     """Compare source by source, and say of one how it differs: pytest would compare all by text, for minutes."""
-    for kind, ours, theirs in zip(Fates._fields, found, expected, strict=True):
+    for kind, ours, theirs in zip(Results._fields, found, expected, strict=True):
         assert sorted(ours) == sorted(theirs), f"{kind} of other sources"
         for source, wanted in theirs.items():
             if ours[source] != wanted:
@@ -68,7 +68,7 @@ def facts(message: Message) -> Facts:
     return message.stream, message.event_time, message.receive_time, *(message.position or ())
 
 
-def fates_in_rows(outcomes: Iterable[pa.RecordBatch]) -> Fates:
+def results_in_rows(outcomes: Iterable[pa.RecordBatch]) -> Results:
     """Read the rows of `waterclock.spark.streaming.judging.judge`."""
     batches: list[tuple[Any, ...]] = []
     rejected: list[tuple[Any, ...]] = []
@@ -82,10 +82,10 @@ def fates_in_rows(outcomes: Iterable[pa.RecordBatch]) -> Fates:
                 some = messages[b["first"] : b["first"] + b["count"]]
                 batches.append((row["source"], b["start"], b["end"], b["closed_at"], b["reason"], some))
             assert row["rejection"] is not None or sum(b["count"] for b in row["batches"]) == row["count"]
-    return _fates(batches, rejected)
+    return _results(batches, rejected)
 
 
-def fates_in_frames(outcomes: DataFrame) -> Fates:
+def results_in_frames(outcomes: DataFrame) -> Results:
     """Read what `event_time_outcomes` gives, as users do: judged once, batches and rejected messages taken out."""
     outcomes.persist()
     found: list[tuple[Any, ...]] = []
@@ -98,7 +98,7 @@ def fates_in_frames(outcomes: DataFrame) -> Fates:
         for r in rejected_of(outcomes).collect()
     ]
     outcomes.unpersist()
-    return _fates(found, positioned)
+    return _results(found, positioned)
 
 
 def frame(spark: SparkSession, messages: Sequence[Message], *, positions: bool, partitions: int) -> DataFrame:
@@ -117,15 +117,15 @@ def in_entries(messages: Iterable[Message], size: int) -> list[Message]:
     return numbered
 
 
-def _fates(batches: Iterable[tuple[Any, ...]], rejected: Iterable[tuple[Any, ...]]) -> Fates:
-    fates = Fates({}, {})
+def _results(batches: Iterable[tuple[Any, ...]], rejected: Iterable[tuple[Any, ...]]) -> Results:
+    results = Results({}, {})
     for source, *batch in batches:
-        fates.batches.setdefault(source, []).append(tuple(batch))
+        results.batches.setdefault(source, []).append(tuple(batch))
     for source, *rejection in rejected:
-        fates.rejected.setdefault(source, []).append(tuple(rejection))
-    for of_source in (*fates.batches.values(), *fates.rejected.values()):
+        results.rejected.setdefault(source, []).append(tuple(rejection))
+    for of_source in (*results.batches.values(), *results.rejected.values()):
         of_source.sort()
-    return fates
+    return results
 
 
 def _unpacked(row: pa.RecordBatch) -> list[Facts]:
@@ -140,6 +140,6 @@ def _numbers(message: Any) -> Facts:
     return tuple(message[name].item() for name in message.dtype.names if name != "stream")
 
 
-def without(source: str, fates: Fates) -> Fates:
+def without(source: str, results: Results) -> Results:
     """Leave a source's batches out."""
-    return Fates({s: b for s, b in fates.batches.items() if s != source}, fates.rejected)
+    return Results({s: b for s, b in results.batches.items() if s != source}, results.rejected)

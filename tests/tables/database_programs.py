@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from tests.services import program
 
 
-def run_shell(url: str, statements: str) -> str:
+def run_program(url: str, statements: str) -> str:
     """Feed statements to the program of the URL's database; return what it prints, one row a line, ``|`` between."""
     parsed = sa.make_url(url)
     environment = dict(os.environ)
@@ -31,9 +31,9 @@ def run_shell(url: str, statements: str) -> str:
             ]  # fmt: skip
     done = subprocess.run(command, input=statements, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise ShellError(done.stderr)
+        raise ProgramError(done.stderr)
     return done.stdout.replace("\t", "|")
 
 
-class ShellError(Exception):
+class ProgramError(Exception):
     """The program refused a statement; the text is what it said."""

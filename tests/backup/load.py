@@ -1,4 +1,4 @@
-"""A process that uses a database as hard as it can, until its input ends; it prints what it was told is done."""
+"""A process that uses a database as hard as it can, until its input ends; it prints what is done."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from tests.topics.nursery import batch, shorten_leases
+from tests.topics.killable_workers import batch, shorten_leases
 
 import waterclock as wc
 from waterclock.errors import UnavailableError

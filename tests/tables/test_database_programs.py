@@ -11,7 +11,7 @@ from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
-from .shells import ShellError, run_shell
+from .database_programs import ProgramError, run_program
 from .test_plain_sql import catch_up
 from .test_putting import payloads
 
@@ -20,7 +20,7 @@ Shell = Callable[[str], str]
 
 @pytest.fixture
 def shell(database_url: str) -> Shell:
-    return lambda statements: run_shell(database_url, statements)
+    return lambda statements: run_program(database_url, statements)
 
 
 def test_what_is_inserted_is_delivered(orders: MessageTable, shell: Shell, clock: MovableClock) -> None:
@@ -103,7 +103,7 @@ def test_a_select_shows_what_is_there(orders: MessageTable, shell: Shell) -> Non
 
 def test_an_id_that_is_there_is_refused(orders: MessageTable, shell: Shell) -> None:
     shell("insert into orders(id, message) values (1, 'a');")
-    with pytest.raises(ShellError, match=r"(?i)unique|duplicate"):
+    with pytest.raises(ProgramError, match=r"(?i)unique|duplicate"):
         shell("insert into orders(id, message) values (1, 'b');")
 
 

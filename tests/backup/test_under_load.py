@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from tests.backup.busy import GROUPS, TABLE, TOPIC
 from tests.backup.contents import drained, rows
+from tests.backup.load import GROUPS, TABLE, TOPIC
 
 import waterclock as wc
 from waterclock.backup.backing_up import BackedUp
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Books:
-    """What the other process was told is done."""
+    """What the other process has printed as done."""
 
     def __init__(self) -> None:
         self.appended = self.put = 0
@@ -60,7 +60,7 @@ class Books:
 
 @contextmanager
 def busy(url: str, ledgers: Path) -> Generator[Books]:
-    command = [sys.executable, "-m", "tests.backup.busy", url, str(ledgers)]
+    command = [sys.executable, "-m", "tests.backup.load", url, str(ledgers)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         books = Books()
         follower = threading.Thread(target=books.follow, args=(process,))

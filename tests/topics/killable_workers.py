@@ -1,7 +1,7 @@
 """A process that forks workers on demand, so that one can be started and killed in a few milliseconds.
 
 Each line of its input is a command: ``{"start": role, "url": …, "ledgers": …, "log": …}`` answers with a process id,
-``{"kill": pid}`` kills it and answers when it is gone. A worker appends to its log what it has been told is done.
+``{"kill": pid}`` kills it and answers when it is gone. A worker appends to its log what its calls have returned.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _kill(child: int) -> int:
 
 
 def _work_until_killed(command: dict[str, Any]) -> None:
-    # A nursery that is killed itself must not leave workers behind that run for ever.
+    # A process that is killed itself must not leave workers behind that run for ever.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         _work(command)
@@ -148,13 +148,13 @@ def _work_until_killed(command: dict[str, Any]) -> None:
         os._exit(1)
 
 
-class Nursery:
-    """The near end of such a process."""
+class KillableWorkers:
+    """Starts such a process, and gives it its commands."""
 
     def __init__(self) -> None:
         root = Path(__file__).resolve().parent.parent.parent
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.topics.nursery"],
+            [sys.executable, "-m", "tests.topics.killable_workers"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,6 +1,6 @@
-"""A consumer that tests run as a process of its own and kill: messages fail until they die, and are brought back.
+"""A process that tests run and kill: it fails messages until they are dead letters, and redrives them.
 
-It says so once, when the first came back.
+It prints a line when the first is redriven.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from waterclock.errors import LeaseLostError
 
 def main(url: str, table_name: str) -> None:
     table = connect(url, "unused").table(table_name)
-    told = False
+    printed = False
     while True:
         for delivery in table.receive(5):
             with suppress(LeaseLostError):  # a lease is short, and a machine may be busy
@@ -22,9 +22,9 @@ def main(url: str, table_name: str) -> None:
                     delivery.nack("0s")
                 else:
                     delivery.dead_letter("why not")
-        if table.redrive(limit=3) and not told:
+        if table.redrive(limit=3) and not printed:
             print("brought back", flush=True)
-            told = True
+            printed = True
 
 
 if __name__ == "__main__":
