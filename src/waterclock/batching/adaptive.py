@@ -36,7 +36,9 @@ class AdaptiveBatchLength:
     InvalidArgumentError
         For a length below one pulse, or a rate below 1 Hz.
 
-    Notes ----- The lengths up are the first times 1, 2, 4, 8; those down are steps of √2, rounded.
+    Notes
+    -----
+    The lengths up are the first times 1, 2, 4, 8; those down are steps of √2, rounded.
     *RateAwareMessageBatcher* does not say them; the numbers come from running such a batcher at a neutron source.
     """
 
