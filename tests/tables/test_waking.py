@@ -125,7 +125,7 @@ def watched(sqlite_url: str, tmp_path: Path) -> Generator[tuple[MessageTable, Sq
 def test_on_linux_sqlites_log_tells_of_a_commit(
     watched: tuple[MessageTable, SqliteChanges], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waking, "GLANCE_EVERY_WHERE_TOLD", FAR)
+    monkeypatch.setattr(waking, "GLANCE_EVERY_WITH_INOTIFY", FAR)
     monkeypatch.setattr(waking, "_SHOWS_WITHIN", FAR)  # a busy disk may take longer to sync
     table, changes = watched
     flag = Waits()
