@@ -24,7 +24,7 @@ def sqlite_with_catalogue(path: Path) -> str:
 
 
 def create_migrated(connection: sa.Connection, name: str, template: str) -> None:
-    """Make a database on a server as a copy of one that was migrated, to which nobody is connected."""
+    """Make a database on a server as a copy of one that was migrated, to which no client is connected."""
     quote = connection.dialect.identifier_preparer.quote
     names = {"name": quote(name), "template": quote(template)}
     if connection.dialect.name == "postgresql":

@@ -32,9 +32,9 @@ class Service:
     name
         ``"postgresql"``, ``"mariadb"`` or ``"mosquitto"``.
     url
-        SQLAlchemy URL of a database that belongs to nobody's test; of a broker ``mqtt://user:password@host:port``.
+        SQLAlchemy URL of a database that belongs to no test; of a broker ``mqtt://user:password@host:port``.
     folder
-        What `scripts/services` knows it by; None for a server that somebody else started.
+        What `scripts/services` knows it by; None for a server that was started elsewhere.
     template
         A database that was migrated; None where there is none.
     """
@@ -69,7 +69,7 @@ class Service:
 
     @contextmanager
     def new_database(self, *, empty: bool = False) -> Generator[str]:
-        """Make a database, give its URL, and drop it in the end, whoever is still connected to it.
+        """Make a database, give its URL, and drop it in the end, also while clients are connected to it.
 
         Parameters
         ----------
@@ -89,7 +89,7 @@ class Service:
             self.drop(name)
 
     def drop(self, name: str) -> None:
-        """Drop a database, whoever is still connected to it; nothing to do where there is none."""
+        """Drop a database, also while clients are connected to it; nothing to do where there is none."""
         with self._engine().connect() as connection:
             self._drop(connection, name)
 

@@ -1,4 +1,4 @@
-"""Acked messages move into a topic once each, whoever is killed in between."""
+"""Acked messages move into a topic once each, also when a process is killed in between."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_nothing_cut_short_is_read(body: bytes, length: int) -> None:
         unframed(b"TST1", whole[: min(length, len(whole) - 1)], "entry 3")
 
 
-def test_another_form_is_told_apart() -> None:
+def test_another_form_is_distinguished() -> None:
     assert has_form(b"TST1", framed(b"TST1", b"x"))
     assert not has_form(b"TST2", framed(b"TST1", b"x"))
     with pytest.raises(DamagedError, match="begins with b'TST1', not b'TST2'"):

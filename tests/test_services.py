@@ -271,7 +271,7 @@ def test_every_test_gets_an_empty_database(turn: int, database_url: str) -> None
 
 
 @pytest.mark.parametrize("name", DATABASE_SERVERS)
-def test_a_database_goes_away_while_somebody_still_holds_it(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_database_goes_away_while_a_client_still_holds_it(name: str, request: pytest.FixtureRequest) -> None:
     server: Service = request.getfixturevalue(f"{name}_server")
     held = sa.Table("held", sa.MetaData(), sa.Column("number", sa.Integer))
     with server.new_database() as url:

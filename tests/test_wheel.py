@@ -58,7 +58,7 @@ class Environment:
         assert made.returncode == 0, made.stderr
 
     def run(self, *command: str) -> str:
-        """Run a program in a folder of its own, without what this process was told; give what it prints."""
+        """Run a program in a folder of its own, without this process's environment; give what it prints."""
         kept = {name: os.environ[name] for name in ("HOME", "JAVA_HOME") if name in os.environ}
         environment = {**kept, "PATH": f"{self.bin}:{os.environ['PATH']}", "WATERCLOCK_CLASS_ARCHIVE": "off"}
         ran = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)

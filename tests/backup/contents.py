@@ -21,7 +21,7 @@ def messages(database: Database) -> dict[str, list[Message]]:
 
 
 def rows(engine: sa.Engine) -> dict[str, list[tuple[Any, ...]]]:
-    """Read every row of every table, whoever the table belongs to."""
+    """Read every row of every table, of any owner."""
     metadata = sa.MetaData()
     found: dict[str, list[tuple[Any, ...]]] = {}
     with engine.connect() as connection, connection.begin():

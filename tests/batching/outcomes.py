@@ -1,4 +1,5 @@
-"""Outcomes in one shape, whoever computed them: messages are named by their payload, which is different in each."""
+"""Outcomes in one shape, from any of the ways to compute them: messages are named by their payload, which is different
+in each."""
 
 from __future__ import annotations
 

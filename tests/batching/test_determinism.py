@@ -1,4 +1,4 @@
-"""The property that the batcher is for: batches are a function of the messages, whatever happened on the way."""
+"""The property that the batcher is for: batches are a function of the messages, not of what happened on the way."""
 
 from __future__ import annotations
 

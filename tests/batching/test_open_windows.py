@@ -133,7 +133,7 @@ def test_a_backlog_in_any_order_falls_into_the_windows_of_the_plain_rule(
 
 
 def calls_of(work: Callable[[], None]) -> int:
-    """Count the calls of functions, C's included: the work that is done, whatever else the machine does."""
+    """Count the calls of functions, C's included: the work that is done, regardless of what else the machine does."""
     calls = 0
 
     def count(_frame: object, event: str, _what: object) -> None:

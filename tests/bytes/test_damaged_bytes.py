@@ -1,4 +1,5 @@
-"""Whatever becomes of written bytes: no process dies, no error is Python's own, and nothing reads as something else."""
+"""Written bytes that are changed in any way: no process dies, no error is Python's own, and nothing reads as something
+else."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_two_thousand_mutations_of_each_form_harm_nobody(damaged: dict[str, Any], name: str) -> None:
+def test_two_thousand_mutations_of_each_form_do_no_harm(damaged: dict[str, Any], name: str) -> None:
     assert_sound(damaged[name], 2000)
 
 
@@ -59,7 +60,7 @@ def test_damaged_bytes_take_no_more_memory_than_sound_ones(damaged: dict[str, An
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_hundred_thousand_mutations_of_each_form_harm_nobody(tmp_path: Path, name: str) -> None:
+def test_a_hundred_thousand_mutations_of_each_form_do_no_harm(tmp_path: Path, name: str) -> None:
     assert_sound(read_damaged(tmp_path / "at", 10_000, 100_000, [name])[name], 100_000)
 
 

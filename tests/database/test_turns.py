@@ -1,4 +1,4 @@
-"""Turns: writers of one file come one after another, and nobody waits for ever for one that is frozen or gone."""
+"""Turns: writers of one file come one after another, and none waits for ever for one that is frozen or gone."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_process_that_is_killed_gives_its_turn_on(turns: Turns, file: Path) ->
     assert came.is_set()
 
 
-def test_a_process_that_is_frozen_in_its_turn_holds_nobody_up_for_longer_than_the_bound(
+def test_a_process_that_is_frozen_in_its_turn_holds_no_writer_up_for_longer_than_the_bound(
     turns: Turns, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns_module, "LONGEST_WAIT", 0.02)
@@ -141,7 +141,7 @@ def test_a_process_that_is_frozen_in_its_turn_holds_nobody_up_for_longer_than_th
             with turns.turn(PATIENCE):
                 pass
     until(lambda: all(thread.name != "turn" for thread in threading.enumerate()))
-    with turns.turn():  # and nobody has kept what came too late
+    with turns.turn():  # and what came too late has not been kept
         other = os.open(file, os.O_RDONLY)
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -21,7 +21,7 @@ def test_a_time_lies_between_the_edges_in_the_order_of_times(first: int, second:
     assert scale.holds(time) == (start <= time <= end)
 
 
-def test_neighbouring_nanoseconds_of_this_century_are_told_apart() -> None:
+def test_neighbouring_nanoseconds_of_this_century_are_distinguished() -> None:
     now = 1_795_250_333_149_000_000
     scale = Scale(now, now + 4, 0, 100)
     assert [scale.x(now + i) for i in range(5)] == [0, 25, 50, 75, 100]

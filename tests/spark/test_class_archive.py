@@ -77,7 +77,7 @@ def test_a_java_that_writes_none_is_an_error_and_leaves_nothing(java: Java, cach
     assert list(cache.iterdir()) == []
 
 
-def test_archives_that_nobody_uses_are_removed(java: Java, cache: Path) -> None:
+def test_unused_archives_are_removed(java: Java, cache: Path) -> None:
     cache.mkdir(parents=True)
     old = cache / "0123-9.jsa"
     old.touch()

@@ -1,4 +1,4 @@
-"""Pipelines as files: mistakes are told with key and line; replays write what one process gives."""
+"""Pipelines as files: mistakes are reported with key and line; replays write what one process gives."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ from waterclock.spark.writing.message_writer import REASON_HEADER
         ("[batching]", "[batching", "this is no TOML: "),
     ],
 )
-def test_a_mistake_in_a_file_is_told_with_its_key_and_its_line(tmp_path: Path, old: str, new: str, says: str) -> None:
+def test_a_mistake_in_a_file_is_reported_with_its_key_and_its_line(
+    tmp_path: Path, old: str, new: str, says: str
+) -> None:
     assert PIPELINE.count(old) == 1 or old == 'table = "batches"'
     path = write(tmp_path, PIPELINE.replace(old, new, 1))
     with pytest.raises(wc.InvalidArgumentError) as refused:

@@ -108,7 +108,7 @@ def lease_until(table: wc.MessageTable, name: int) -> int:
         return connection.execute(table.context.rows.select().where(table.context.rows.c.id == name)).one().time_next
 
 
-def test_a_claimed_message_that_somebody_deleted_is_missed(database: wc.Database) -> None:
+def test_a_claimed_message_that_an_operator_deleted_is_missed(database: wc.Database) -> None:
     table = database.create_table("orders")
     table.put(b"gone")
     stream = reader(database)

@@ -1,4 +1,5 @@
-"""The source in Spark: streams that are stopped and go on, filters that spare files, and mistakes told in a line."""
+"""The source in Spark: streams that are stopped and go on, filters that spare files, and mistakes reported in a
+line."""
 
 from __future__ import annotations
 

@@ -172,7 +172,8 @@ class GroupRules(RuleBasedStateMachine):
             available = self.available(group)
             taken = by_group.get(group, [])
             assert [delivery.id for delivery in taken] == [entry.id for entry in available[: len(taken)]]
-            # One claim need not get all of a group that has gaps, but whoever may have the group gets some of it.
+            # One claim need not get all of a group that has gaps, but a consumer that may have the group gets some of
+            # it.
             may_have = not self.exclusive or (group not in draining if owner == consumer else has_room)
             assert taken or not available or len(deliveries) == limit or not may_have
             if taken:

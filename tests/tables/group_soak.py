@@ -1,6 +1,6 @@
 """Senders and receivers of groups that tests run as processes of their own; receivers write down what they did.
 
-``send URL SENDER GROUPS INTERLEAVE`` puts groups, given by their sizes, as many side by side as it is told.
+``send URL SENDER GROUPS INTERLEAVE`` puts groups, given by their sizes, as many side by side as INTERLEAVE says.
 ``receive URL LOG PREFETCH ACK_EVERY`` takes messages until it is killed, and acks them so many at a time. A line of its
 log is a deed: the time (ns), the deed, the message, and the end of its lease. ``acking`` is written before the ack.
 """

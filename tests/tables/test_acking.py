@@ -39,7 +39,7 @@ def test_deliveries_are_acked_together(orders: MessageTable) -> None:
     assert orders.stats().acked == 4
 
 
-def test_an_ack_after_the_lease_counts_as_long_as_nobody_else_has_the_message(
+def test_an_ack_after_the_lease_counts_as_long_as_no_other_consumer_has_the_message(
     orders: MessageTable, clock: MovableClock
 ) -> None:
     orders.put("tea")
@@ -50,7 +50,7 @@ def test_an_ack_after_the_lease_counts_as_long_as_nobody_else_has_the_message(
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "extend"])
-def test_a_delivery_whose_message_somebody_else_has_is_refused(
+def test_a_delivery_whose_message_another_consumer_has_is_refused(
     orders: MessageTable, clock: MovableClock, verb: str
 ) -> None:
     orders.put("tea")

@@ -1,4 +1,4 @@
-"""Acks in callers' transactions: nothing counts before the commit, whatever happens to the transaction."""
+"""Acks in callers' transactions: nothing counts before the commit, for any end of the transaction."""
 
 from __future__ import annotations
 
@@ -90,7 +90,9 @@ def test_acks_in_a_transaction_are_counted_once(orders: MessageTable, database: 
     assert orders.ack(deliveries) == 0
 
 
-def test_a_stale_and_a_fresh_delivery_of_one_message_are_told_apart(orders: MessageTable, clock: MovableClock) -> None:
+def test_a_stale_and_a_fresh_delivery_of_one_message_are_distinguished(
+    orders: MessageTable, clock: MovableClock
+) -> None:
     orders.put("tea")
     [stale] = orders.receive()
     clock.move("1h")

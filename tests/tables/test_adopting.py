@@ -230,7 +230,7 @@ def test_ids_and_groups_that_the_database_would_mix_up_are_refused_with_the_reme
         assert sorted(delivery.payload for delivery in table.receive()) == ["A", "a", "a "]
 
 
-def test_a_table_that_sqlite_compares_without_case_gets_ids_that_are_told_apart(sqlite_url: str) -> None:
+def test_a_table_that_sqlite_compares_without_case_gets_ids_that_are_distinguished(sqlite_url: str) -> None:
     with wc.connect(sqlite_url) as database:
         make_documents(database, DOCUMENTS.replace("id bigint", "id varchar(64) COLLATE NOCASE"), ())
         table = database.create_table("orders", payload="text", id_type="text", adopt=True)

@@ -80,7 +80,7 @@ def test_a_row_of_a_process_that_is_gone_is_removed_by_the_next_that_comes(
     gone.close()
 
 
-def test_a_subscription_that_nobody_has_any_more_does_not_count(orders: MessageTable) -> None:
+def test_a_subscription_that_is_gone_does_not_count(orders: MessageTable) -> None:
     left = orders.subscribe()
     assert orders.stats().subscribers == 1
     left._changes.close()
@@ -156,7 +156,7 @@ def test_what_happened_lately_is_what_happened_in_the_last_minute() -> None:
     assert lately.count(121 * SECOND) == 0
 
 
-def test_figures_that_cannot_be_told_stop_nobody(
+def test_figures_that_cannot_be_written_stop_no_consumer(
     orders: MessageTable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     orders.put("tea")

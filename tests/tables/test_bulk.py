@@ -156,7 +156,7 @@ def test_what_was_put_in_the_last_minute_is_counted_from_the_newest_on(
     assert orders.stats().put_rate == pytest.approx(12 / 60)
 
 
-def test_a_message_that_nobody_began_does_not_count_as_sent(orders: MessageTable) -> None:
+def test_a_message_whose_handling_has_not_begun_does_not_count_as_sent(orders: MessageTable) -> None:
     orders.put_many([{"payload": str(number)} for number in range(5)])
     with orders.subscribe(limit=5) as deliveries:
         next(deliveries).ack()

@@ -115,7 +115,7 @@ def test_an_sql_table_dropped_by_plain_sql_is_named(orders: MessageTable, databa
         orders.receive()
 
 
-def test_a_column_dropped_by_plain_sql_disturbs_nobody(
+def test_a_column_dropped_by_plain_sql_disturbs_no_process(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
     table = make_table(columns={"region": "text"})

@@ -73,7 +73,7 @@ def test_a_consumer_can_say_at_once_that_a_message_is_dead(fragile: MessageTable
     assert "the pot is broken" in fragile.explain(1).reason
 
 
-def test_a_stale_delivery_cannot_bury_what_somebody_else_has(fragile: MessageTable, clock: MovableClock) -> None:
+def test_a_stale_delivery_cannot_bury_what_another_consumer_has(fragile: MessageTable, clock: MovableClock) -> None:
     fragile.put("tea")
     [stale] = fragile.receive()
     clock.move("1h")

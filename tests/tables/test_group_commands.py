@@ -248,7 +248,7 @@ def test_messages_that_are_free_have_no_order_and_flow_beside_groups(make_table:
     table = make_table(groups="sequenced", ungrouped="free")
     table.put_many([{"payload": "free"} for _ in range(4)] + [{"payload": name, "group": "a"} for name in ("a1", "a2")])
     taken = [delivery for _ in range(5) for delivery in table.receive(1)]
-    # Nothing of the group is behind its head, and no free message waits for another one, whoever has it.
+    # Nothing of the group is behind its head, and no free message waits for another one, leased or not.
     assert sorted(names(taken)) == ["a1", "free", "free", "free", "free"]
     assert table.receive(10) == []
     free = [delivery for delivery in taken if delivery.group is None]

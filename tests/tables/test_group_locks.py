@@ -1,4 +1,4 @@
-"""Who waits for a group that somebody changes gets it, as it is then."""
+"""A consumer that waits for a group that is being changed gets it, as it is then."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Waiting:
         with database.backend.engine.connect() as connection:
             while not connection.execute(sa.text(WAITING)).scalar():
                 connection.rollback()
-                assert self._thread.is_alive(), "it waited for nobody"
+                assert self._thread.is_alive(), "it did not wait"
                 assert time.monotonic() < until
                 time.sleep(0.01)
 

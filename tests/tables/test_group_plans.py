@@ -1,6 +1,7 @@
 """Every statement that groups run often looks at a few rows, among ten thousand messages in five thousand groups.
 
-Whatever a database knows of them: nothing, right after they were put, or what was true when all others were acked.
+For all that a database may know of them: nothing, right after they were put, or what was true when all others were
+acked.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from waterclock.tables.messages.claiming_groups import _Claim
 GROUPS = 5_000
 A_FEW = 150
 TABLES = ("orders", "waterclock_groups", "waterclock_consumers")
-# In SQLite's plans: all rows, all groups of a table, all groups that somebody or nobody has. The index of unrouted
+# In SQLite's plans: all rows, all groups of a table, all groups that are assigned or unassigned. The index of unrouted
 # messages has no others in it.
 ALL_ROWS = rf"SCAN ({'|'.join(TABLES)})(?! USING INDEX orders_unrouted)"
 ALL_GROUPS = r"waterclock_groups .*\((table_id=\?|assigned=\? AND table_id=\?)\)$"

@@ -58,7 +58,7 @@ def test_what_comes_later_joins_the_group_and_waits(sequenced: MessageTable) -> 
     assert names(sequenced.receive()) == ["a2"]
 
 
-def test_a_group_that_nobody_acks_is_sent_again_in_order(sequenced: MessageTable, clock: MovableClock) -> None:
+def test_a_group_that_is_not_acked_is_sent_again_in_order(sequenced: MessageTable, clock: MovableClock) -> None:
     put(sequenced, "a1", "a2", "a3")
     first = sequenced.receive(2)
     clock.move("29s")

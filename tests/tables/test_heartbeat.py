@@ -28,7 +28,7 @@ SECOND = 1_000_000_000
 
 
 class Pulse:
-    """A heart that beats when it is told, on the clock that judges the leases, too."""
+    """A heart that beats when the test says so, on the clock that judges the leases, too."""
 
     def __init__(self, clock: MovableClock) -> None:
         self.clock = clock

@@ -42,7 +42,7 @@ def test_what_a_killed_consumer_had_is_delivered_to_another_once_its_lease_is_ov
     worker.kill()
     worker.wait()
 
-    # The holder was killed with five messages: one in hand and four that it had claimed beside it.
+    # The holder was killed with five messages: one being handled and four that it had claimed beside it.
     assert epochs == {message_id: 2 if message_id <= 5 else 1 for message_id in range(1, 21)}
     assert sorted(acked) == list(range(1, 21))
     if groups:

@@ -28,7 +28,7 @@ def table(postgresql_server: Service, tmp_path: Path) -> Generator[MessageTable]
 def test_a_subscriber_that_waits_while_the_server_is_killed_gets_what_is_put_afterwards_by_a_notification(
     table: MessageTable, postgresql_server: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Else it would look once a second for changed options, and find the message without being told.
+    # Else it would look once a second for changed options, and find the message without a notification.
     monkeypatch.setattr("waterclock.tables.consumers.receiving.LOOK_EVERY", 3600.0)
     listens_again = threading.Event()
     connects: list[object] = []

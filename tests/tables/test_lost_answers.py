@@ -82,7 +82,7 @@ def test_an_ack_of_many_claims_whose_answer_was_lost_is_no_lost_lease(orders: Me
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_in_a_table_with_partitions_too_an_ack_is_told_from_somebody_elses(
+def test_in_a_table_with_partitions_too_an_ack_is_told_from_another_consumers(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
     table = make_table(purge_by="partition", id_type="text")
@@ -140,7 +140,7 @@ def test_a_put_into_partitions_whose_answer_was_lost_puts_each_message_once_also
 
 @pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
 @pytest.mark.parametrize("by_another_consumer", ["ack", "reschedule"])
-def test_what_somebody_else_acked_or_rescheduled_is_a_lost_lease(
+def test_what_another_consumer_acked_or_rescheduled_is_a_lost_lease(
     make_table: Callable[..., MessageTable], clock: MovableClock, by_another_consumer: str, groups: str | None
 ) -> None:
     orders = make_table(groups=groups)

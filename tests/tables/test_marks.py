@@ -57,7 +57,7 @@ def test_marks_are_given_up_after_a_second_even_where_claims_go_on() -> None:
 def test_a_look_from_the_first_message_that_takes_long_comes_less_often(took: float, every: float) -> None:
     clock = Clock()
     marks = Marks(clock)
-    clock.now += 100  # nobody claimed anything for a while
+    clock.now += 100  # no claim for a while
     assert marks.now() == {}
     clock.now += took
     marks.advance([claimed(0, 5)])

@@ -40,7 +40,7 @@ def test_groups_that_differ_in_a_byte_do_not_wait_for_each_other(make_table: Mak
     assert [info.group for info in table.groups.list() if not info.in_flight] == ["A"] * (mode == "exclusive")
 
 
-def test_tables_and_topics_and_what_reads_them_are_told_apart_by_their_bytes(database: Database) -> None:
+def test_tables_and_topics_and_what_reads_them_are_distinguished_by_their_bytes(database: Database) -> None:
     names = [name for name in ALIKE if name == name.strip()]  # others are refused
     for name in names:
         topic = database.create_topic(name)

@@ -64,7 +64,7 @@ def drained(table: MessageTable) -> list[str]:
 
 
 @on_mariadb
-def test_after_the_migration_texts_are_told_apart_and_all_else_is_as_it_was(
+def test_after_the_migration_texts_are_distinguished_and_all_else_is_as_it_was(
     old: Database, connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     columns = {"region": "text", "json": "json", "weight": "double"}

@@ -86,7 +86,7 @@ def test_a_connection_that_broke_while_it_was_kept_is_replaced(table: MessageTab
     assert len(opened) == 2
 
 
-def test_a_message_for_another_table_wakes_nobody_who_has_the_connection_now(table: MessageTable) -> None:
+def test_a_message_for_another_table_wakes_no_consumer_of_the_connection(table: MessageTable) -> None:
     backend = table.context.backend
     first = Listening(backend, "others")
     assert first.arm()

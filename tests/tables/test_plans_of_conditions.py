@@ -46,7 +46,7 @@ def test_a_claim_with_a_condition_goes_down_an_index_and_one_with_an_order_where
 
     assert not problems(table, database, sorts=False, where="region = 3 AND amount > 100")
     if state == "acked":
-        # Of what is acked nothing is read, whatever the order.
+        # Of what is acked nothing is read, in any order.
         assert not problems(table, database, sorts=True, order="amount DESC")
         assert not problems(table, database, sorts=True, order="amount DESC", where="region = 3")
     if database.backend.dialect.name != "mysql":

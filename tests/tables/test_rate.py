@@ -10,12 +10,12 @@ from waterclock.tables.model.rate import Rate
 
 SECOND = 1_000_000_000
 rates = st.builds(Rate.of, st.floats(0.01, 100_000))
-# Each: how long after the last one somebody asks, and for how many.
+# Each: how long after the last one a consumer asks, and for how many.
 requests = st.lists(st.tuples(st.integers(0, 3 * SECOND), st.integers(1, 500)), min_size=1, max_size=60)
 
 
 def run(rate: Rate, asked: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Let everybody take as much as the rule allows; return when how many went."""
+    """Let all consumers take as much as the rule allows; return when how many went."""
     now, due = 1_700_000_000 * SECOND, 0
     went: list[tuple[int, int]] = []
     for after, most in asked:
@@ -44,14 +44,14 @@ def test_who_asks_whenever_something_may_go_reaches_the_full_rate(per_second: fl
     for _ in range(300):
         now = max(now, rate.free_at(due))
         count = rate.allowed(due, now, 10)
-        assert count, "the time that is told is the time at which something may go"
+        assert count, "the time that is returned is the time at which something may go"
         due = rate.taken(due, now, count)
         total += count
     assert total >= per_second * (now - start) / SECOND * 0.999
 
 
 @given(rates, st.integers(1, 1000), st.integers(0, 10 * SECOND))
-def test_before_the_time_that_is_told_nothing_may_go(rate: Rate, most: int, ahead: int) -> None:
+def test_before_the_time_that_is_returned_nothing_may_go(rate: Rate, most: int, ahead: int) -> None:
     now = 1_700_000_000 * SECOND
     due = now + ahead
     free_at = rate.free_at(due)

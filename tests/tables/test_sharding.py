@@ -99,7 +99,7 @@ def test_messages_without_an_id_get_one_and_are_spread(orders: ShardedTable, key
     assert orders.put("b") not in ids
 
 
-def test_an_id_that_somebody_else_has_drawn_is_drawn_again(
+def test_an_id_that_another_writer_has_drawn_is_drawn_again(
     orders: ShardedTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = orders.put("theirs")
@@ -366,7 +366,7 @@ def test_a_shard_that_is_away_stops_no_other_and_is_read_again_when_it_is_back(
             assert [delivery.id for delivery in table.receive(5)] == []
             monkeyed = table.put("c", id=high[9])
             assert next(deliveries).id == monkeyed
-            # Somebody who comes anew finds what is there.
+            # A new consumer finds what is there.
             with wc.connect(shards=servers.urls) as late:
                 assert late.table("orders").shards == ["-80", "80-"]
                 with pytest.raises(wc.UnavailableError):
@@ -379,7 +379,7 @@ def test_a_shard_that_is_away_stops_no_other_and_is_read_again_when_it_is_back(
 
 
 @pytest.mark.parametrize("urls", ["files"], indirect=True)
-def test_a_shard_that_somebody_else_found_away_is_back_when_it_delivers(
+def test_a_shard_that_another_thread_found_away_is_back_when_it_delivers(
     keyspace: ShardedDatabase, orders: ShardedTable, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = [number for number in range(200) if orders.shard_of(number) == "-80"][:2]

@@ -1,4 +1,4 @@
-"""MariaDB tells UTC also in the hour that comes twice in autumn, whatever zone a session is in."""
+"""MariaDB tells UTC also in the hour that comes twice in autumn, in any time zone of a session."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def zone(mariadb_server: Service) -> Generator[str]:
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 @pytest.mark.parametrize("now", HALF_PAST_TWO)
-def test_both_hours_are_told_apart_by_plain_sql_by_triggers_and_on_a_connection_of_the_callers(
+def test_both_hours_are_distinguished_by_plain_sql_by_triggers_and_on_a_connection_of_the_callers(
     connect: Callable[[], Database], zone: str, now: int
 ) -> None:
     database = connect()

@@ -71,10 +71,10 @@ def test_figures_are_exact_however_the_table_is_purged_and_by_how_many_at_once(
         assert table.ack(deliveries[1:]) == 9
 
     def purge(_: int) -> int:
-        everybody.wait()
+        all_threads.wait()
         return table.purge()
 
-    everybody = threading.Barrier(3)
+    all_threads = threading.Barrier(3)
     with ThreadPoolExecutor(3) as pool:
         for _ in range(2):
             list(pool.map(work, range(3)))
@@ -83,7 +83,7 @@ def test_figures_are_exact_however_the_table_is_purged_and_by_how_many_at_once(
         assert (stats.acked, stats.sent, stats.purged) == (54, 60, 0)
         clock.move("2d")
         purged = sum(pool.map(purge, range(3)))
-        while table.stats().acked:  # a day that nobody could lock in time is left for later
+        while table.stats().acked:  # a day that could not be locked in time is left for later
             purged += table.purge()
     assert purged == 54
     stats = table.stats()

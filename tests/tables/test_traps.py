@@ -102,7 +102,7 @@ def test_no_transaction_of_sqlite_reads_first_and_writes_later(sqlite_table: Mes
     assert {one[0] for one in writing} == {"BEGIN IMMEDIATE"}
 
 
-# In SQLite writers take turns, so nobody commits late.
+# In SQLite writers take turns, so none commits late.
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 def test_a_message_committed_late_behind_the_mark_is_found_when_a_claim_comes_back_short(
     database: Database, make_table: Callable[..., MessageTable]

@@ -57,7 +57,7 @@ def test_what_is_no_json_that_every_database_keeps_is_refused(database: Database
         table.put(value)
     with pytest.raises(InvalidArgumentError, match=r"^extra: "):
         table.put(1, extra=value if isinstance(value, list | dict | set) else [value])
-    likely = {"a": "\\u0000 and \\ud800 as somebody may write them", "b": "😀", "c": [None, True, 1.5]}
+    likely = {"a": "\\u0000 and \\ud800 as a caller may write them", "b": "😀", "c": [None, True, 1.5]}
     table.put(likely, extra=likely)
     [delivery] = table.receive()
     assert (delivery.payload, delivery.columns["extra"]) == (likely, likely)

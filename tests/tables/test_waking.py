@@ -1,4 +1,4 @@
-"""Waking consumers that wait: whoever writes, through us or by plain SQL, and however the two meet."""
+"""Waking consumers that wait when a message is written, by Waterclock or by plain SQL, at any moment."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_room_in_a_full_cache_is_used_at_once(connect: Callable[..., Database]) 
         acker.join()
 
 
-def test_a_waiting_flag_can_be_set_before_while_and_after_somebody_waits() -> None:
+def test_a_waiting_flag_can_be_set_before_while_and_after_a_consumer_waits() -> None:
     stop = Stop()
     stop.nudge()
     assert stop.wait(FAR)
@@ -137,7 +137,7 @@ def test_on_linux_sqlites_log_tells_of_a_commit(
     assert not thread.is_alive()
 
 
-def test_what_else_is_written_in_the_folder_wakes_nobody_and_hides_no_nudge(
+def test_what_else_is_written_in_the_folder_wakes_no_consumer_and_hides_no_nudge(
     watched: tuple[MessageTable, SqliteChanges], tmp_path: Path
 ) -> None:
     _, changes = watched
@@ -199,7 +199,7 @@ def test_a_kernel_that_refuses_to_watch_leaves_no_descriptor(
 
 
 class Waits(Stop):
-    """A flag that tells when somebody waits for it."""
+    """A flag that tells when a consumer waits for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -257,7 +257,7 @@ def listener(table: MessageTable) -> Generator[Callable[[], int]]:
     connection.invalidate()
 
 
-def test_nobody_is_notified_while_nobody_waits_even_where_writers_overlap(postgresql_table: MessageTable) -> None:
+def test_no_consumer_is_notified_while_none_waits_even_where_writers_overlap(postgresql_table: MessageTable) -> None:
     engine = postgresql_table._context.backend.engine
     with listener(postgresql_table) as count, engine.connect() as one, engine.connect() as two:
         postgresql_table.put("one", connection=one)
@@ -285,7 +285,7 @@ def test_a_consumer_does_not_sleep_while_a_writer_is_under_way_that_may_not_have
     context = postgresql_table._context
     waiting = Listening(context.backend, context.name)
     with context.backend.engine.connect() as writer:
-        postgresql_table.put("tea", connection=writer)  # before the consumer waits, so it notifies nobody
+        postgresql_table.put("tea", connection=writer)  # before the consumer waits, so it notifies none
         assert not waiting.arm()
         writer.commit()
     assert waiting.arm()
@@ -333,7 +333,7 @@ def test_a_consumer_that_works_asks_for_no_notifications(postgresql_table: Messa
     waiting.close()
 
 
-def test_a_claim_and_an_ack_notify_nobody(postgresql_table: MessageTable) -> None:
+def test_a_claim_and_an_ack_notify_no_consumer(postgresql_table: MessageTable) -> None:
     context = postgresql_table._context
     postgresql_table.put("tea")
     waiting = Listening(context.backend, context.name)

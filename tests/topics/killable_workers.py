@@ -182,7 +182,7 @@ class KillableWorkers:
 
 
 def lines(log: Path) -> Iterator[str]:
-    """Read what a worker was told is done."""
+    """Read what a worker's calls have returned."""
     if log.exists():
         yield from log.read_text().splitlines()
 

@@ -1,4 +1,4 @@
-"""A bit that has flipped is found before anything is made of it, wherever it is, and whoever reads."""
+"""A bit that has flipped is found before anything is made of it, in any place and by any reader."""
 
 from __future__ import annotations
 

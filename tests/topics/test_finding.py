@@ -217,7 +217,7 @@ def test_missing_bounds_are_measured_once_and_filled_in(topic: Topic, tmp_path: 
     files.reads.clear()
     assert topic.find(25).position == first_at_or_after(placed, 25)
     assert topic.ledgers()[1].bounds == before[1].bounds
-    assert topic.ledgers()[4].bounds is None  # behind the answer: nobody has to know
+    assert topic.ledgers()[4].bounds is None  # behind the answer: no caller has to know
     assert len(files.reads) == 3  # footer and row group of the ledger that had no bounds, and the answer
     for time in range(65):
         assert topic.find(time).position == (first_at_or_after(placed, time) or topic.head)

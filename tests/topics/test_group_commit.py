@@ -1,4 +1,4 @@
-"""Appends of several threads share transactions: each keeps its entry and its answer, whatever happens to others."""
+"""Appends of several threads share transactions: each keeps its entry and its answer, also when others fail."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_those_who_wait_for_one_transaction_share_the_next(gate: Gate, sqlite_to
     assert sqlite_topic.find(7).position == Position(0, 7, 0)
 
 
-def test_an_error_is_its_own_answer_and_fails_nobody_else(gate: Gate, sqlite_topic: Topic) -> None:
+def test_an_error_is_its_own_answer_and_fails_no_other_append(gate: Gate, sqlite_topic: Topic) -> None:
     take_over(sqlite_topic.storage, "fenced")
     take_over(sqlite_topic.storage, "fenced")
     first = gate.append(0)
@@ -248,9 +248,7 @@ def test_a_topic_that_was_removed_is_no_place_for_any_of_a_group(gate: Gate, sql
             each.result()
 
 
-def test_a_group_whose_commit_was_answered_by_nobody_is_written_once(
-    topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_whose_commit_was_not_answered_is_written_once(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(topic, monkeypatch)
     waiting = [gate.append(number, producer=f"p{number % 2}", sequence=number) for number in range(6)]
     with losing_the_answer_to_a_commit(topic.storage.backend, 2) as commits:
@@ -372,14 +370,14 @@ def test_a_group_is_bounded_in_appends_and_in_bytes_but_one_that_is_larger_goes_
     assert groups == [[5], [10, 20, 30], [40, 60], [1], [500], [7]]
 
 
-def test_one_that_is_alone_waits_for_nobody() -> None:
+def test_an_append_that_is_alone_does_not_wait() -> None:
     line = Line[Waiting]()
     for _ in range(3):
         line.pass_through(Interrupted(1), settle)  # which does not bear to sleep
     assert line._expected == 1
 
 
-def test_a_topic_to_which_nobody_appends_costs_nothing(make_sqlite_topic: MakeTopic) -> None:
+def test_a_topic_without_appends_costs_nothing(make_sqlite_topic: MakeTopic) -> None:
     topics = [make_sqlite_topic(str(number)) for number in range(3)]
     for topic in topics:
         topic.append(published([1]))

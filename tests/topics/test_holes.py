@@ -1,4 +1,4 @@
-"""Whatever is missing and was not deleted on purpose is named by everybody who comes across it."""
+"""What is missing and was not deleted on purpose is named by every operation that meets it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def lose_entries(topic: Topic, ledger: int, *numbers: int) -> int:
 
 
 def check(topic: Topic, placed: list[tuple[int, Position]], gone: set[Position]) -> None:
-    """Compare every answer of a topic with what is left of its messages, each under its first number and place."""
+    """Compare every answer of a topic with what remains of its messages, each under its first number and place."""
     left = [(number, time, place) for number, (time, place) in enumerate(placed) if place not in gone]
     assert [(message.publish_time, message.position) for message in topic.read()] == [
         (t, place) for _, t, place in left

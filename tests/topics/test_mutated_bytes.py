@@ -115,7 +115,7 @@ def framed_entry() -> bytes:
 
 
 def old_entry() -> bytes:
-    """As an earlier version wrote entries: without a frame, hence without a checksum."""
+    """As an earlier version wrote entries: without a frame, and so without a checksum."""
     return to_ipc(to_arrow(some_messages(40)))
 
 

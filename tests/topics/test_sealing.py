@@ -241,7 +241,7 @@ def test_an_object_store_is_written_straight_to_the_unique_name(topic: Topic, tm
     assert times(topic) == list(range(9))
 
 
-def test_a_ledger_that_is_old_enough_is_closed_and_sealed_though_nobody_appends(
+def test_a_ledger_that_is_old_enough_is_closed_and_sealed_without_further_appends(
     clocked_topic: Topic, clock: SettableClock, make_topic: MakeTopic
 ) -> None:
     topic = Topic.create(

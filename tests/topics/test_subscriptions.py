@@ -99,7 +99,7 @@ def test_a_reader_that_fell_silent_is_replaced_and_cannot_commit(clocked_topic: 
     assert second.position == Position(0, 1, 0)
 
 
-def test_a_silent_reader_that_nobody_replaced_can_still_commit(clocked_topic: Topic, clock: SettableClock) -> None:
+def test_a_silent_reader_that_was_not_replaced_can_still_commit(clocked_topic: Topic, clock: SettableClock) -> None:
     append_ledgers(clocked_topic, FLOW)
     subscription = clocked_topic.subscribe("billing", lease="10s")
     subscription.read(limit=4)

@@ -1,4 +1,4 @@
-"""What holds for batching by rate whatever comes: nothing lost, nothing twice, time forwards, memory bounded."""
+"""What holds for batching by rate for any messages: nothing lost, nothing twice, time forwards, memory bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The estimator learns a rate from event times, whatever is missing, split, late or jittered."""
+"""The estimator learns a rate from event times, also where pulses are missing, split, late or jittered."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def test_where_steps_are_so_short_that_nothing_is_free_a_window_begins_behind_al
     assert starts.free(5) == 10**9 + 1
 
 
-def test_the_columns_agree_where_more_runs_begin_than_are_told_apart() -> None:
+def test_the_columns_agree_where_more_runs_begin_than_are_distinguished() -> None:
     arrivals = [[m] for m in pulses("det", 10, 0, 100)]
     arrivals += [[message("det", m.event_time - 1)] for m in pulses("det", 10, 20, 110)]
     lengths = {10 * k: f"{1000 + k % 7}ms" for k in range(100)}
@@ -227,7 +227,7 @@ def _as_version_3(state: bytes) -> bytes:
 
 
 class _Refuses:
-    """Chooses what may gate, and raises at the name "bad" while it is told to."""
+    """Chooses what may gate, and raises at the name "bad" while it is set to."""
 
     def __init__(self) -> None:
         self.raises = True
