@@ -29,7 +29,7 @@ BUSY_TIMEOUT = 30.0
 """Seconds for which a transaction that meets a busy database, a deadlock or a restart is tried again."""
 
 FAILURES = (exc.StatementError, exc.TimeoutError)
-"""How statements and connections fail. Others of SQLAlchemy's errors are mistakes of who uses it."""
+"""How statements and connections fail. SQLAlchemy's other errors are mistakes of its caller."""
 
 _T = TypeVar("_T")
 
@@ -306,7 +306,7 @@ class Backend:
             raise self._failure(known, f"cannot {doing} {self.name} now") from self.cause(error)
 
     def driver_connection(self, doing: str) -> Any:
-        """Open a connection of the driver's, which belongs to who asks for it and is in no pool.
+        """Open a connection of the driver's, which belongs to the caller and is in no pool.
 
         Raises
         ------

@@ -87,7 +87,7 @@ class MysqlDialect:
         return engine
 
     def turns(self, url: sa.URL) -> None:
-        """Nothing to do: who waits for a row is woken when it is free."""
+        """Nothing to do: the server wakes a transaction that waits for a row when it is free."""
 
     def set_up_direct(self, connection: Any) -> None:
         """Nothing to do: there is none."""

@@ -65,7 +65,7 @@ class PostgresqlDialect:
         return engine.execution_options(isolation_level="READ COMMITTED")
 
     def turns(self, url: sa.URL) -> None:
-        """Nothing to do: who waits for a row is woken when it is free."""
+        """Nothing to do: the server wakes a transaction that waits for a row when it is free."""
 
     def set_up_direct(self, connection: Any) -> None:
         """Keep plans, and such only as stay good."""

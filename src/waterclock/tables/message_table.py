@@ -468,7 +468,7 @@ class MessageTable:
 
     @property
     def groups(self) -> MessageGroups:
-        """The table's groups: who has them, what holds them up, and what can be done about it.
+        """The table's groups: which consumers have them, what holds them up, and what can be done about it.
 
         Raises
         ------

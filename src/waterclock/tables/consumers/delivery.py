@@ -171,7 +171,7 @@ class Delivery:
         pause = None if delay is None else to_duration(delay, "delay")
         why = None if error is None else storable(error)
         dies = is_exhausted(self.context, self.epoch)
-        # Those behind it in its group go back with it, and must not be handed out by who has claimed them.
+        # Those behind it in its group go back with it, and the consumer that claimed them must not hand them out.
         with changing(self.context) if self.context.options.groups else nullcontext():
             kept = self._run(lambda own: self.nack_in(own, pause, why), whole=dies)
         if not kept:

@@ -72,7 +72,7 @@ class Changes(Protocol):
     def arm(self) -> bool:
         """Make sure that every commit from now on ends the next wait; False where that may not be so.
 
-        Between arming and waiting one looks once more for what is due.
+        Between arming and waiting, a consumer looks once more for what is due.
         """
         ...
 

@@ -67,7 +67,9 @@ def acked_by(context: TableContext, connection: sa.Connection, held: Sequence[He
 def ack_rows(
     context: TableContext, connection: sa.Connection, found: Sequence[_Row], noted: dict[str, sa.Row[Any]]
 ) -> int:
-    """Ack messages whose groups and rows are locked, also leased ones; return how many. Their deliveries are lost.
+    """Ack messages whose groups and rows are locked, also leased ones; return how many.
+
+    The deliveries of leased ones lose their leases.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Looking at groups: who has them, how many messages wait, and what holds them up."""
+"""Looking at groups: which consumers have them, how many messages wait, and what holds them up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes messages from a table, and how fast: a row for each process, so that every other one can tell.
+"""Which processes take messages from a table, and how fast: a row for each process, which all others can read.
 
 A claim counts in memory only. The row is written when a subscription begins and when it is closed, and in between every
 ten seconds by the process's heart. A process that has no subscription and just receives writes it every ten seconds in

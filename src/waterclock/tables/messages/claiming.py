@@ -78,7 +78,7 @@ def _claim_rows(context: TableContext, wanted: Wanted, begin: dict[int, int] | A
 
 
 def _must_last(context: TableContext) -> bool:
-    # Who has claimed something does not outlast the computer, but the count of attempts does, where there is a limit.
+    # A consumer does not survive a failure of the computer, but the count of attempts must, where there is a limit.
     return context.options.max_attempts is not None
 
 

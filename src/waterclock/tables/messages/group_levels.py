@@ -83,7 +83,7 @@ def look(
 
 
 def levels(context: TableContext, connection: sa.Connection, me: str, top: Look | None = None) -> Iterator[Level]:
-    """Give the priorities one by one from the top: usually there is one, and who has enough asks no further.
+    """Give the priorities one by one from the top: usually there is one, and a caller that has enough stops.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ def insert_new(connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.
     """Insert messages whose ids are new, and return those ids.
 
     Neither IGNORE nor ON DUPLICATE KEY UPDATE says exactly which were new, and IGNORE also bends values that do not
-    fit. So ids that are known are left out, and who meets one that came meanwhile looks again.
+    fit. So ids that are known are left out. An insert that meets an id put meanwhile looks again.
     """
     inserted: set[Any] = set()
     for messages in _statements(new, now):

@@ -229,8 +229,8 @@ class PostgresqlTables:
     ) -> sa.Select[*tuple[Any, ...]]:
         """Select and lock rows one by one.
 
-        By their keys, and not by where they are: who waits for a row that is changed finds it elsewhere, and since
-        15.15, 16.11 and 17.7 PostgreSQL then leaves it out.
+        By their keys, and not by where they are: a transaction that waited for a row that was changed finds it
+        elsewhere, and since 15.15, 16.11 and 17.7 PostgreSQL then leaves it out.
         """
         wanted = _listed(columns[1], name)
         one = (

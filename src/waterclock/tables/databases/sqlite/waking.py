@@ -1,9 +1,10 @@
 """SQLite: consumers that wait watch the data version, and on Linux the kernel says when to look.
 
-The data version moves with every commit of another connection. Reading it costs some microseconds, but who waits for
-hours should not read it five hundred times a second. A commit appends to the file's write-ahead log, and inotify tells
-of that a moment before the commit shows; so a consumer then looks several times shortly after each other. Where the
-kernel cannot tell (another system, a folder of the network, a database in memory) the version is read at intervals.
+The data version moves with every commit of another connection. Reading it costs some microseconds, but a consumer that
+waits for hours should not read it five hundred times a second. A commit appends to the file's write-ahead log, and
+inotify tells of that a moment before the commit shows; so a consumer then looks several times shortly after each other.
+Where the kernel cannot tell (another system, a folder of the network, a database in memory) the version is read at
+intervals.
 """
 
 from __future__ import annotations
