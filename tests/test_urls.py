@@ -197,3 +197,15 @@ def test_the_doctors_json_says_where_without_the_password(capsys: pytest.Capture
     run(["doctor", "--json", "--url", f"postgres://u:{SECRET}@{NOWHERE}/d", "--ledgers", "x"])
     findings = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert findings[-1]["found"] == f"postgres://u:***@{NOWHERE}/d"
+
+
+@pytest.mark.parametrize("driver", ["postgresql+asyncpg", "sqlite+aiosqlite", "mysql+aiomysql"])
+def test_an_asynchronous_driver_is_refused_with_the_one_to_name(driver: str) -> None:
+    with pytest.raises(wc.InvalidArgumentError, match=f"asynchronous driver; write {driver.partition('+')[0]}://"):
+        wc.connect(f"{driver}://user:{SECRET}@localhost/factory")
+
+
+def test_half_a_surrogate_pair_in_a_url_is_a_clean_error() -> None:
+    with pytest.raises(wc.InvalidArgumentError, match="is no database URL") as refused:
+        wc.connect(f"postgres://user:{SECRET}\ud800@localhost/factory")
+    assert SECRET not in str(refused.value)

@@ -78,6 +78,28 @@ def test_a_file_that_grew_goes_on_where_its_producer_is_named(topic: Topic) -> N
     assert numbers(topic) == list(range(2_300))
 
 
+def test_a_file_that_grew_twice_goes_on_where_its_producer_is_named(topic: Topic) -> None:
+    file = Path("log.jsonl")
+    for count in (700, 900, 1_200):
+        file.write_text("".join(line(number) for number in range(count)))
+        assert append("log.jsonl", "--producer", "log") == DONE
+    assert numbers(topic) == list(range(1_200))
+
+
+@pytest.mark.parametrize(
+    ("count", "says"), [(1_500, "has appended other messages as 1000 to 1499"), (900, "has fewer")]
+)
+def test_another_file_under_the_same_producer_is_refused(
+    topic: Topic, capsys: pytest.CaptureFixture[str], count: int, says: str
+) -> None:
+    Path("january.jsonl").write_text("".join(line(number) for number in range(1_500)))
+    Path("february.jsonl").write_text("".join(line(number) for number in range(5_000, 5_000 + count)))
+    assert append("january.jsonl", "--producer", "gateway") == DONE
+    assert append("february.jsonl", "--producer", "gateway") == WRONG_USAGE
+    assert says in capsys.readouterr().err
+    assert numbers(topic) == list(range(1_500))
+
+
 def test_a_run_that_the_database_broke_off_is_continued(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("messages.jsonl").write_text("".join(line(number) for number in range(3_500)))
     kept: Callable[..., object] = Topic.append

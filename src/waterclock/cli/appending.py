@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from waterclock.errors import WaterclockError
+from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.ingest.files import content_name, read_messages
+from waterclock.message import Message
+from waterclock.quoting import quoted
 from waterclock.topics.ahead import Rejected
-from waterclock.topics.producers import last_sequence
+from waterclock.topics.producers import last_sequence, newest_numbers
 from waterclock.topics.topic import Topic
 
 
@@ -54,20 +56,59 @@ def append_file(topic: Topic, file: str, producer: str | None) -> AppendedFile:
     name = content_name(file) if producer is None and file != "-" else producer
     last = None if name is None else last_sequence(topic.storage, name)
     before = 0 if last is None else last + 1
+    again = None if producer is None else _Again(topic, producer)
     passed = appended = 0
     rejected: list[Rejected] = []
     try:
         for chunk in read_messages(file):
+            if again is not None:
+                again.compare(chunk, passed)
             first = max(before, passed)
             new = chunk[first - passed :]
             if new:
                 done = topic.append(new, producer=name, sequence=None if name is None else first)
-                appended += done.count
+                appended += 0 if done.duplicate else done.count
                 rejected += [each._replace(index=first + each.index) for each in done.rejected]
             passed += len(chunk)
     except WaterclockError as error:
         raise type(error)(f"{error}; {_how_far(max(before, passed), len(rejected), name)}") from error
-    return AppendedFile(passed, appended, min(before, passed), tuple(rejected))
+    if again is not None:
+        again.finish()
+    return AppendedFile(passed, appended, passed - appended - len(rejected), tuple(rejected))
+
+
+class _Again:
+    """Compares a file with what its producer appended last: another file under its name would be passed over."""
+
+    def __init__(self, topic: Topic, producer: str) -> None:
+        self._topic = topic
+        self._producer = producer
+        self._numbers = newest_numbers(topic.storage, producer)
+        self._messages: list[Message] = []
+
+    def compare(self, chunk: list[Message], passed: int) -> None:
+        """Take the next messages of the file, ``passed`` before them; InvalidArgumentError where they are others."""
+        if self._numbers is None:
+            return
+        first, last = self._numbers
+        self._messages += chunk[max(0, first - passed) : max(0, last + 1 - passed)]
+        if passed + len(chunk) > last:
+            self._numbers = None
+            try:
+                self._topic.append(self._messages, producer=self._producer, sequence=first)
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(
+                    f"producer {quoted(self._producer)} has appended other messages as {first} to {last}; give this"
+                    " file a --producer of its own, or none"
+                ) from error
+
+    def finish(self) -> None:
+        """Note the end of the file; InvalidArgumentError where its producer has appended more."""
+        if self._numbers is not None:
+            raise InvalidArgumentError(
+                f"producer {quoted(self._producer)} has appended messages up to {self._numbers[1]}, and this file has"
+                " fewer; give it a --producer of its own, or none"
+            )
 
 
 def _how_far(count: int, rejected: int, producer: str | None) -> str:

@@ -14,6 +14,7 @@ from waterclock.time import format_duration, format_time
 if TYPE_CHECKING:
     from waterclock.message import Message
 
+_MILLISECOND = 1_000_000  # ns
 _SECOND = 1_000_000_000
 
 
@@ -29,6 +30,10 @@ class Span:
         return self.ns // _SECOND if self.ns % _SECOND == 0 else self.ns / _SECOND
 
     def __str__(self) -> str:
+        # A length that was measured, such as an age, is shown to the millisecond, and one of seconds to the second.
+        for unit, least in ((_SECOND, 10 * _SECOND), (_MILLISECOND, 10 * _MILLISECOND)):
+            if self.ns >= least and self.ns % _MILLISECOND:
+                return format_duration(round(self.ns / unit) * unit)
         return format_duration(self.ns)
 
 

@@ -21,7 +21,7 @@ from waterclock.database.mysql import MysqlDialect
 from waterclock.database.postgresql import PostgresqlDialect
 from waterclock.database.sqlite import SqliteDialect
 from waterclock.database.wrapping import UNWRITABLE, wrap_unwritable, wrapped
-from waterclock.errors import InvalidArgumentError, RefusedError, UnavailableError, WaterclockError
+from waterclock.errors import ForbiddenError, InvalidArgumentError, RefusedError, UnavailableError, WaterclockError
 from waterclock.time import Clock, system_clock
 from waterclock.urls import redacted, shown
 
@@ -82,7 +82,7 @@ class Backend:
         except ModuleNotFoundError as error:
             raise UnavailableError(
                 f"url: {shown(url)!r} needs the driver {error.name!r}; install waterclock[{self.dialect.name}]"
-            ) from None
+            ) from error
         except InvalidArgumentError:
             raise
         except (exc.ArgumentError, TypeError, ValueError) as error:
@@ -106,7 +106,8 @@ class Backend:
             version = self._catalogue_version()
         except exc.DBAPIError as error:
             self.engine.dispose()
-            raise UnavailableError(f"cannot open {self.name}: {self._because(error)}") from self.cause(error)
+            kind = ForbiddenError if self.dialect.is_forbidden(error) else UnavailableError
+            raise kind(f"cannot open {self.name}: {self._because(error)}") from self.cause(error)
         if version != HEAD:
             self._migrate(version)
 
@@ -339,9 +340,22 @@ class Backend:
         self._when_closed.add(give_back)
 
 
+_ASYNCHRONOUS = (
+    "mysql+aiomysql",
+    "mysql+asyncmy",
+    "mariadb+aiomysql",
+    "mariadb+asyncmy",
+    "postgresql+asyncpg",
+    "postgresql+psycopg_async",
+    "sqlite+aiosqlite",
+)
+"""Drivers of SQLAlchemy's asynchronous engines."""
+
+
 def parse_url(url: str) -> sa.URL:
     """Read a database's URL, in any of the spellings that are understood; InvalidArgumentError where it is none."""
     try:
+        str(url).encode()  # half a surrogate pair is no character
         parsed = sa.make_url(url)
         backend = parsed.get_backend_name()
     except (exc.ArgumentError, AttributeError, TypeError, ValueError):
@@ -354,6 +368,11 @@ def parse_url(url: str) -> sa.URL:
         backend = "postgresql"
     if backend not in _DIALECTS:
         raise InvalidArgumentError(f"url: {shown(url)!r} names {backend!r}; Waterclock works on {', '.join(_DIALECTS)}")
+    if parsed.drivername in _ASYNCHRONOUS:
+        raise InvalidArgumentError(
+            f"url: {shown(url)!r} names an asynchronous driver; write {backend}:// for Waterclock's own"
+            " connections, and give your asynchronous ones as connection="
+        )
     if backend != "sqlite" and _has_another_at(url, parsed):
         raise InvalidArgumentError(
             f"url: {shown(url)!r} has an @ too many; write one that belongs to the password as %40"

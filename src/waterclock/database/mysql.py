@@ -63,6 +63,9 @@ _MIGRATION_LOCK = "waterclock_migrations"
 _MIGRATION_LOCK_SECONDS = 60
 
 
+_INIT = "SET sql_mode='TRADITIONAL', time_zone='+00:00'"
+
+
 class MysqlDialect:
     """MySQL's and MariaDB's answers."""
 
@@ -75,8 +78,10 @@ class MysqlDialect:
         """Make an engine whose sessions are strict and in UTC, and which outlives a restart of the server."""
         engine = sa.create_engine(
             url.update_query_dict({"charset": "utf8mb4"}),
-            connect_args={"init_command": "SET sql_mode='TRADITIONAL', time_zone='+00:00'"},
+            connect_args={} if "init_command" in url.query else {"init_command": _INIT},
         )
+        if "init_command" in url.query:  # the caller's runs first
+            event.listen(engine, "connect", _init)
         event.listen(engine, "connect", _set_up)
         event.listen(engine, "begin", _begin)
         ping_after_idling(engine)
@@ -164,6 +169,11 @@ class MysqlDialect:
 
 def _code(error: exc.DBAPIError) -> object:
     return error.orig.args[0] if error.orig is not None and error.orig.args else None
+
+
+def _init(connection: Any, _record: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(_INIT)
 
 
 def _set_up(connection: Any, _record: Any) -> None:

@@ -138,6 +138,13 @@ def newest_append(storage: Storage, name: str) -> Position | None:
     return numbering.recent[-1].position if numbering is not None and numbering.recent else None
 
 
+def newest_numbers(storage: Storage, name: str) -> tuple[int, int] | None:
+    """Give the first and the last number of a producer's newest append; None where none is remembered."""
+    with storage.backend.snapshot() as connection:
+        numbering = read_producer(storage, connection, check_name(name))
+    return numbering.recent[-1][:2] if numbering is not None and numbering.recent else None
+
+
 def last_sequence(storage: Storage, name: str) -> int | None:
     """Give the number of the last message that a producer has appended; None where there is none."""
     with storage.backend.snapshot() as connection:

@@ -1,0 +1,20 @@
+"""Sessions on MariaDB are strict and in UTC, and keep what the caller's URL sets."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from tests.services import Service
+
+from waterclock.database.backend import Backend
+
+
+def test_the_callers_init_command_is_run_and_the_session_is_strict_all_the_same(mariadb_server: Service) -> None:
+    with mariadb_server.new_database(empty=False) as url:
+        commanded = sa.make_url(url).update_query_dict({"init_command": "SET max_statement_time=7"})
+        backend = Backend(commanded.render_as_string(hide_password=False))
+        with backend.snapshot() as connection:
+            asked = "SELECT @@max_statement_time, @@time_zone, @@sql_mode"
+            limit, zone, mode = connection.exec_driver_sql(asked).one()
+        backend.close()
+    assert (float(limit), zone) == (7.0, "+00:00")
+    assert "STRICT_TRANS_TABLES" in mode
