@@ -217,6 +217,11 @@ def judge_arrivals(
     return verdicts
 
 
+def closing_times(ends: npt.NDArray[np.int64], rule: EventTimeRule) -> npt.NDArray[np.int64]:
+    """Find when windows close that end then, in ns of the receive clock; no later than the end of time."""
+    return np.minimum(ends, MAX_NS - rule.max_delay) + rule.max_delay
+
+
 def _kernel() -> Any:
     try:
         # Importing Numba takes several times as long as all else; batching message by message does not need it.

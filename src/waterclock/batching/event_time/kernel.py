@@ -1,7 +1,8 @@
 """The rule of event-time batching over arrays, compiled with Numba. Everything that is compiled stands in this file.
 
 Numba keeps machine code per file and looks for changes in that file alone: a compiled function that called one of
-another file would go on calling the old one after a change there. Of other files come numbers only, which stay.
+another file would go on calling the old one after a change there. Of other files come numbers only; a change of one
+needs this file saved too.
 """
 
 from __future__ import annotations

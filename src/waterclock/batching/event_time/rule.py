@@ -12,6 +12,8 @@ from waterclock.time import Duration, to_duration
 OnConflict = Literal["split", "replace", "isolate"]
 """What happens to a window in which a stream occurs with a second event time."""
 
+# The kernel compiles the numbers of this file in: after a change of one, save `kernel.py` too.
+
 SPLIT, REPLACE, ISOLATE = range(3)
 
 CONFLICTS: dict[OnConflict, int] = {"split": SPLIT, "replace": REPLACE, "isolate": ISOLATE}

@@ -127,8 +127,8 @@ class RateColumnsState(NamedTuple):
             or self.rings.shape != (rows, layout.KEPT_DIFFERENCES)
             or any(array.shape != waiting for array in (self.codes, self.times, self.numbers, self.waits_for))
             or self.row_of.shape != (max(len(self.row_of), 1),)
-            or self.elsewhere.shape != (self.facts[layout.EPOCHS], 4)
-            or self.runs.shape != (self.facts[layout.RUNS], 3)
+            or self.elsewhere.shape != (self.facts[layout.EPOCHS], layout.ELSEWHERE_COLUMNS)
+            or self.runs.shape != (self.facts[layout.RUNS], layout.RUN_COLUMNS)
             or len(self.elsewhere) > MOST_EPOCHS
             or len(self.runs) > MOST_RUNS
         ):
@@ -170,8 +170,8 @@ def _supposed(facts: Array, layout: Any) -> dict[str, Array]:
     furthest, start, length = facts[[layout.FURTHEST, layout.WINDOW_START, layout.LENGTH]].tolist()
     runs = Starts.supposed(furthest, start, length).runs if facts[layout.BEGUN] else []
     facts[[layout.UNMOVED, layout.EPOCHS, layout.RUNS]] = 0, 0, len(runs)
-    starts = np.array([astuple(run) for run in runs], np.int64).reshape(-1, 3)
-    return {"elsewhere": np.empty((0, 4), np.int64), "runs": starts}
+    starts = np.array([astuple(run) for run in runs], np.int64).reshape(-1, layout.RUN_COLUMNS)
+    return {"elsewhere": np.empty((0, layout.ELSEWHERE_COLUMNS), np.int64), "runs": starts}
 
 
 def _arrays(compressed: bytes, shapes: list[list[int]], kinds: dict[str, type[np.generic]]) -> dict[str, Array]:

@@ -4,7 +4,8 @@ The functions have the names of those in `period`, `pile`, `stream`, `starts`, `
 rules they follow, and stand in that order.
 
 Numba keeps machine code per file and looks for changes in that file alone. Of other files come numbers only; a change
-of one needs this file saved too, or the machine code goes on with the old one, and differs from `RateAwareBatcher`.
+of one needs this file saved too, or the machine code goes on with the old number, and its batches differ from those of
+`RateAwareBatcher`.
 """
 
 from __future__ import annotations

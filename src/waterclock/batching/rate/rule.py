@@ -11,6 +11,8 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
 from waterclock.time import MAX_NS, MIN_NS, Duration, format_duration, to_duration
 
+# The kernel compiles these numbers in: after a change of one, save `kernel.py` too.
+
 HORIZON = 3
 """Batch lengths that a plausible event time may be ahead: of the window's start for the high-water mark, of its end
 for a message to be held, of the next window for an overflow to satisfy its stream's gate; and the widest gap within

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from waterclock.batching.event_time.columns import assign_arrays, judge_arrivals
+from waterclock.batching.event_time.columns import assign_arrays, closing_times, judge_arrivals
 from waterclock.batching.event_time.rule import ACCEPTED, FUTURE, LATE, REJECTIONS, UNDECIDED, EventTimeRule
 from waterclock.batching.facts import each, flag, moment, parsed, read_as, text
 from waterclock.batching.state_bytes import refuse_version
@@ -183,7 +183,7 @@ def _batches(
     first = np.flatnonzero(np.concatenate([[True], starts[1:] != starts[:-1]]))
     batches = np.empty(len(first), BATCH)
     batches["start"], batches["end"] = starts[first], ends[first]
-    batches["closed_at"] = np.minimum(ends[first], MAX_NS - rule.max_delay) + rule.max_delay
+    batches["closed_at"] = closing_times(ends[first], rule)
     batches["first"], batches["count"] = first, np.diff(first, append=len(starts))
     batches["reason"] = np.where(conflicts[first], _CONFLICT, _TIMEOUT)
     return batches

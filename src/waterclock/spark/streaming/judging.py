@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from waterclock.batching.event_time.columns import Assignment, assign_arrays
+from waterclock.batching.event_time.columns import Assignment, assign_arrays, closing_times
 from waterclock.batching.event_time.rule import ACCEPTED, REJECTIONS, UNDECIDED, EventTimeRule
 from waterclock.errors import SchemaError
 from waterclock.spark.packing import (
@@ -25,7 +25,6 @@ from waterclock.spark.packing import (
     stream_numbers,
 )
 from waterclock.spark.streaming.outcome_rows import BATCH, BATCHES_TYPE, REASONS, batch_structs
-from waterclock.time import MAX_NS
 
 OUTCOMES_SCHEMA = f"{PACKED_SCHEMA}, rejection STRING, batches {BATCHES_TYPE}"
 """Packed rows of messages with the same verdict, as Spark writes them.
@@ -201,8 +200,7 @@ def _batches(
     ends = judged.ends[windows]
     facts = np.empty(len(windows), BATCH)
     facts["start"], facts["end"] = judged.starts[windows], ends
-    # Beyond int64 there is no time, so the last windows close at its end.
-    facts["closed_at"] = np.minimum(ends, MAX_NS - rule.max_delay) + rule.max_delay
+    facts["closed_at"] = closing_times(ends, rule)
     facts["reason"] = np.where(judged.conflicts[windows], REASONS.index("conflict"), REASONS.index("timeout"))
     facts["first"] = windows - row_begins
     facts["count"] = np.diff(windows, append=accepted)
