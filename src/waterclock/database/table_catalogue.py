@@ -119,25 +119,25 @@ consumers = sa.Table(
         "lease_until",
         BigInt,
         nullable=False,
-        doc="Without a sign of life until then, its groups go to other consumers, ns.",
+        doc="Without a heartbeat until then, its groups go to other consumers, ns.",
     ),
     sa.Column("max_groups", BigInt, doc="How many groups it takes at the most; NULL: any number."),
     sa.Index("waterclock_consumers_lease_idx", "table_id", "lease_until"),
 )
 """One row for each consumer of a table with exclusive groups that lives."""
 
-attendance = sa.Table(
-    "waterclock_attendance",
+heartbeats = sa.Table(
+    "waterclock_heartbeats",
     metadata,
     sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
     sa.Column("session", BigInt, primary_key=True, autoincrement=False, doc="Number of the process."),
     sa.Column("subscribers", BigInt, nullable=False, doc="Subscriptions that it has open."),
-    sa.Column("sent", BigInt, nullable=False, doc="Messages that it took in the minute before `told_at`."),
+    sa.Column("sent", BigInt, nullable=False, doc="Messages that it took in the minute before `beat_at`."),
     sa.Column(
-        "told_at",
+        "beat_at",
         BigInt,
         nullable=False,
         doc="When the process wrote the row, ns; one that is older than half a minute does not count.",
     ),
 )
-"""One row for each process that takes messages from a table, as it was when the process wrote it last."""
+"""One row for each process that takes messages from a table: its last heartbeat."""
