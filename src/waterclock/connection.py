@@ -298,7 +298,7 @@ class Database:
     def close(self) -> None:
         """Give the connections back."""
         if self._has_opened_tables:
-            from waterclock.tables.messages.attendance import forget
+            from waterclock.tables.messages.process_heartbeat import forget
 
             forget(self.backend)
         self.backend.close()

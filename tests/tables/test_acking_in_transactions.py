@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from waterclock.connection import Database
 from waterclock.errors import LeaseLostError, UnavailableError
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.tables.consumers.heartbeat import Heart
+from waterclock.tables.consumers.heartbeat import Heartbeat
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
@@ -237,19 +237,19 @@ def test_a_heartbeat_passes_over_what_a_transaction_is_acking_and_goes_on_after_
     table.put_many([{"payload": "a"}, {"payload": "b"}])
     first, second = table.receive()
     passed = [max(first.beat_at, second.beat_at)]
-    heart = Heart(lambda: passed[0], beats=False)
-    heart.hold(first)
+    heartbeat = Heartbeat(lambda: passed[0], beats=False)
+    heartbeat.keep(first)
     until = first.lease_until
     with database.backend.engine.connect() as connection:
         first.ack(connection=connection)
         clock.move("20s")
-        again_at = heart.beat()
+        again_at = heartbeat.beat()
         assert first.lease_until == until
         connection.rollback()
     assert again_at is not None
     passed[0] = again_at
-    heart.beat()
+    heartbeat.beat()
     assert first.lease_until == clock.now + table.options.ack_wait
     first.ack()
     passed[0] = first.beat_at
-    assert (heart.beat() or 0) > passed[0]  # what is over asks for no beat at once
+    assert (heartbeat.beat() or 0) > passed[0]  # what is over asks for no beat at once

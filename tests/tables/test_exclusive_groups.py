@@ -119,7 +119,7 @@ def test_who_leaves_gives_back_also_what_was_received_by_hand(exclusive: Message
         first.ack()
 
 
-def test_a_subscription_gives_signs_of_life_while_a_message_takes_long(connect: Callable[..., Database]) -> None:
+def test_a_subscription_beats_while_a_message_takes_long(connect: Callable[..., Database]) -> None:
     database = connect()
     table = database.create_table("orders", payload="text", groups="exclusive", ack_wait="200ms")
     table.put("a1", group="a")

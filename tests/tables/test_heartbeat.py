@@ -18,7 +18,7 @@ from sqlalchemy import event
 from waterclock.connection import Database
 from waterclock.errors import LeaseLostError
 from waterclock.tables.consumers import heartbeat
-from waterclock.tables.consumers.heartbeat import Heart, beat_after
+from waterclock.tables.consumers.heartbeat import Heartbeat, beat_after
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
@@ -28,28 +28,28 @@ SECOND = 1_000_000_000
 
 
 class Pulse:
-    """A heart that beats when the test says so, on the clock that judges the leases, too."""
+    """A heartbeat that a test makes beat, on the clock that judges the leases, too."""
 
     def __init__(self, clock: MovableClock) -> None:
         self.clock = clock
         self.began = clock.now
         self.base = time.monotonic_ns()
-        self.heart = Heart(lambda: self.base + clock.now - self.began, beats=False)
+        self.heartbeat = Heartbeat(lambda: self.base + clock.now - self.began, beats=False)
 
     def pass_time(self, duration: str) -> None:
-        """Let time pass, and the heart beat when it wants to."""
+        """Let time pass, and the heartbeat do what becomes due."""
         until = self.clock.now
         self.clock.move(duration)
         until, self.clock.now = self.clock.now, until
         while self.clock.now < until:
             self.clock.now = min(until, self.clock.now + SECOND)
-            self.heart.beat()
+            self.heartbeat.beat()
 
 
 @pytest.fixture
 def pulse(clock: MovableClock, monkeypatch: pytest.MonkeyPatch) -> Pulse:
     made = Pulse(clock)
-    monkeypatch.setattr("waterclock.tables.consumers.delivery.heart_of", lambda _backend: made.heart)
+    monkeypatch.setattr("waterclock.tables.consumers.delivery.heartbeat_of", lambda _backend: made.heartbeat)
     return made
 
 
@@ -69,7 +69,7 @@ def test_a_message_that_is_handled_for_long_is_not_sent_again(
         assert table.receive() == []
         assert delivery.lease_until > pulse.clock.now
     assert table.stats().acked == 1
-    assert pulse.heart.beat() is None
+    assert pulse.heartbeat.beat() is None
 
 
 def test_when_the_block_ends_so_does_the_extending(orders: MessageTable, pulse: Pulse) -> None:
@@ -77,7 +77,7 @@ def test_when_the_block_ends_so_does_the_extending(orders: MessageTable, pulse: 
     [delivery] = orders.receive()
     with pytest.raises(ZeroDivisionError), delivery:
         raise ZeroDivisionError
-    assert pulse.heart.beat() is None
+    assert pulse.heartbeat.beat() is None
     pulse.pass_time("31s")
     assert len(orders.receive()) == 1
 
@@ -156,9 +156,9 @@ def test_one_thread_beats_for_all_and_ends_when_it_has_nothing_to_hold(
     table = connect().create_table("orders", payload="text", ack_wait="60ms")
     table.put_many([{"payload": "a"}, {"payload": "b"}])
     first, second = table.receive()
-    earlier = set(threading.enumerate())  # other tests' databases have hearts, too
+    earlier = set(threading.enumerate())  # other tests' databases have heartbeats, too
     with first, second:
-        (thread,) = (one for one in set(threading.enumerate()) - earlier if one.name == "waterclock-heart")
+        (thread,) = (one for one in set(threading.enumerate()) - earlier if one.name == "waterclock-heartbeat")
         before = first.lease_until
         deadline = time.monotonic() + 30
         while before in (first.lease_until, second.lease_until):
@@ -169,10 +169,10 @@ def test_one_thread_beats_for_all_and_ends_when_it_has_nothing_to_hold(
     assert table.stats().acked == 2
 
 
-def test_a_heart_does_not_keep_a_database_alive(database: Database) -> None:
+def test_a_heartbeat_does_not_keep_a_database_alive(database: Database) -> None:
     backend = weakref.ref(database.backend)
-    assert heartbeat.heart_of(database.backend) is heartbeat.heart_of(database.backend)
-    assert backend() in heartbeat._hearts
+    assert heartbeat.heartbeat_of(database.backend) is heartbeat.heartbeat_of(database.backend)
+    assert backend() in heartbeat._heartbeats
     gc.collect()
 
 

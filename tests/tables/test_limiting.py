@@ -116,7 +116,7 @@ def test_a_subscriber_can_limit_itself(orders: MessageTable) -> None:
     changes = context.sql.changes(context.backend, "orders")
     request = Request("me")
     deliveries = Subscription(
-        orders._entry, orders._callers, changes, request, 10, rate=Rate.of(20), clock=lambda: now[0]
+        orders._row, orders._callers, changes, request, 10, rate=Rate.of(20), clock=lambda: now[0]
     )
     deliveries._stop = Sleep()
     with deliveries:

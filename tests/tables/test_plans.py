@@ -111,7 +111,7 @@ def test_no_frequent_statement_reads_or_sorts_the_table(
         stop = Stop()
         stop.set()
         changes = table._context.sql.changes(database.backend, "orders")
-        pause(table._entry, changes, stop, 0, Request(None))
+        pause(table._row, changes, stop, 0, Request(None))
         changes.close()
         table.purge()
     ours = [(text, values) for text, values in seen if "orders" in text and _explains(text)]

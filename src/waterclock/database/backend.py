@@ -237,6 +237,16 @@ class Backend:
         finally:
             self._patience.seconds = before
 
+    def transact_within(self, seconds: float, work: Callable[[sa.Connection], _T]) -> _T:
+        """Run ``work`` like `transact`, but give up after so many seconds, also where others have locked its rows."""
+
+        def hurried(connection: sa.Connection) -> _T:
+            with self.dialect.lock_wait(connection, seconds):
+                return work(connection)
+
+        with self.patience(seconds):
+            return self.transact(hurried)
+
     @contextmanager
     def snapshot(self, *, indexed: bool = False) -> Generator[sa.Connection]:
         """Open a read transaction in which every statement sees the same state; ``indexed`` as in `transact`.

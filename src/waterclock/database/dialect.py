@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import sqlalchemy as sa
@@ -80,6 +81,10 @@ class Dialect(Protocol):
 
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """Say whether the user lacks a privilege for the statement."""
+        ...
+
+    def lock_wait(self, connection: sa.Connection, seconds: float) -> AbstractContextManager[object]:
+        """Let the statements of a transaction wait so many seconds at most for a lock, to a second."""
         ...
 
     def largest_value(self, connection: sa.Connection) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -135,6 +137,19 @@ class MysqlDialect:
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """Denied for the database, a table, a column or a routine, or for want of a privilege of the server."""
         return _code(error) in _FORBIDDEN
+
+    @contextmanager
+    def lock_wait(self, connection: sa.Connection, seconds: float) -> Generator[None]:
+        """Set innodb_lock_wait_timeout, which counts seconds and is the session's, and set it back."""
+        wait = max(1, round(seconds))
+        connection.exec_driver_sql(
+            f"SET @waterclock_lock_wait = @@innodb_lock_wait_timeout, innodb_lock_wait_timeout = {wait}"
+        )
+        try:
+            yield
+        finally:
+            with suppress(exc.DBAPIError):  # its session has ended, and the setting with it
+                connection.exec_driver_sql("SET innodb_lock_wait_timeout = @waterclock_lock_wait")
 
     def largest_value(self, connection: sa.Connection) -> int:
         """Half of max_allowed_packet, because the driver writes bytes as hexadecimal digits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import sqlalchemy as sa
@@ -108,6 +109,11 @@ class PostgresqlDialect:
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """insufficient_privilege."""
         return getattr(error.orig, "sqlstate", None) == "42501"
+
+    def lock_wait(self, connection: sa.Connection, seconds: float) -> AbstractContextManager[object]:
+        """Set lock_timeout until the transaction ends."""
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {max(1, round(seconds * 1000))}")
+        return nullcontext()
 
     def largest_value(self, connection: sa.Connection) -> int:  # noqa: ARG002  # others have to ask
         """Answer a gigabyte, less the rest of the row."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import sqlalchemy as sa
@@ -108,6 +109,11 @@ class SqliteDialect:
         """Never: a file knows no roles."""
         del error
         return False
+
+    def lock_wait(self, connection: sa.Connection, seconds: float) -> AbstractContextManager[object]:
+        """Nothing to do: a transaction that writes waits for nothing once it has begun."""
+        del connection, seconds
+        return nullcontext()
 
     def largest_value(self, connection: sa.Connection) -> int:
         """Ask the connection: a billion bytes, unless SQLite was built for another limit or it was lowered."""

@@ -119,14 +119,14 @@ consumers = sa.Table(
         "lease_until",
         BigInt,
         nullable=False,
-        doc="Without a sign of life until then, its groups go to other consumers, ns.",
+        doc="Without a heartbeat until then, its groups go to other consumers, ns.",
     ),
     sa.Column("max_groups", BigInt, doc="How many groups it takes at the most; NULL: any number."),
     sa.Index("waterclock_consumers_lease_idx", "table_id", "lease_until"),
 )
 """One row for each consumer of a table with exclusive groups that lives."""
 
-attendance = sa.Table(
+heartbeats = sa.Table(
     "waterclock_attendance",
     metadata,
     sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
@@ -140,4 +140,4 @@ attendance = sa.Table(
         doc="When the process wrote the row, ns; one that is older than half a minute does not count.",
     ),
 )
-"""One row for each process that takes messages from a table, as it was when the process wrote it last."""
+"""One row for each process that takes messages from a table: its last heartbeat."""

@@ -14,8 +14,8 @@ from waterclock.tables.catalogue.table_row import explaining
 from waterclock.tables.groups.heads import UNGROUPED
 from waterclock.tables.groups.info import GroupInfo, first_names, list_groups
 from waterclock.tables.messages import group_commands, group_moving
-from waterclock.tables.messages.attendance import changing
 from waterclock.tables.messages.group_commands import GroupChange
+from waterclock.tables.messages.process_heartbeat import changing
 from waterclock.tables.model.options import check_count
 from waterclock.tables.model.texts import check_text
 from waterclock.time import MAX_NS, Time, to_time

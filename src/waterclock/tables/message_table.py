@@ -21,7 +21,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.creating import create, ensure_dead_letter_table
 from waterclock.tables.catalogue.rate_limit import forget_rate
 from waterclock.tables.catalogue.selection import make_selection
-from waterclock.tables.catalogue.table_row import Entry, change, drop, load
+from waterclock.tables.catalogue.table_row import TableRow, change, drop, load
 from waterclock.tables.consumers.acking_together import ack_together
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.receiving import Request, receive, receive_waiting
@@ -30,9 +30,9 @@ from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.groups.heads import settle_exhausted
 from waterclock.tables.message_groups import MessageGroups
 from waterclock.tables.messages import acking
-from waterclock.tables.messages.attendance import changing
 from waterclock.tables.messages.dead_letters import list_dead_letters, redrive
 from waterclock.tables.messages.explaining import Explanation, explain_message
+from waterclock.tables.messages.process_heartbeat import changing
 from waterclock.tables.messages.purging import purge_some
 from waterclock.tables.messages.putting import MessageId, PutIds, check_id, prepare_rows, put_rows
 from waterclock.tables.messages.stats import TableStats, table_stats
@@ -50,12 +50,12 @@ class MessageTable:
     """
 
     def __init__(self, context: TableContext) -> None:
-        self._entry = Entry(context)
+        self._row = TableRow(context)
         self._callers = CallerConnections(context.backend)
 
     @property
     def _context(self) -> TableContext:
-        return self._entry.last_seen
+        return self._row.last_seen
 
     @property
     def context(self) -> TableContext:
@@ -70,7 +70,7 @@ class MessageTable:
     @property
     def options(self) -> TableOptions:
         """The table's options, durations in ns; another process's changes show after a second."""
-        return self._entry.now().options
+        return self._row.now().options
 
     @classmethod
     def create(
@@ -121,7 +121,7 @@ class MessageTable:
         SchemaError
             Where the dead-letter table is there and does not fit.
         """
-        context = self._entry.read()
+        context = self._row.read()
         changed = context.options.changed(options).with_dead_letter(self.name)
 
         def work(own: sa.Connection) -> None:
@@ -132,7 +132,7 @@ class MessageTable:
                 forget_rate(own, context.table_id)
 
         context.backend.transact(work)
-        self._entry.read()
+        self._row.read()
         if changed.groups and not {"max_attempts", "on_exhausted"}.isdisjoint(options):
             self._settle_exhausted()
 
@@ -161,15 +161,15 @@ class MessageTable:
     def _change(self, **values: Any) -> None:
         context = self._context
         context.backend.transact(lambda own: change(own, context.table_id, **values))
-        self._entry.read()
+        self._row.read()
 
     @contextmanager
     def _loaded(self) -> Generator[TableContext]:
         """Give the table as it is now, and refuse to work on one that cannot be loaded any more."""
         try:
-            yield self._entry.now()
+            yield self._row.now()
         except RefusedError as error:
-            self._entry.check(error)
+            self._row.check(error)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -284,8 +284,8 @@ class MessageTable:
         count = self.options.batch_size if limit is None else check_count(limit)
         request = self._request(consumer, where, order, parameters, max_groups)
         if wait is None:
-            return receive(self._entry, self._callers, count, request)
-        return receive_waiting(self._entry, self._callers, count, request, to_duration(wait, "wait"))
+            return receive(self._row, self._callers, count, request)
+        return receive_waiting(self._row, self._callers, count, request, to_duration(wait, "wait"))
 
     def subscribe(
         self,
@@ -328,7 +328,7 @@ class MessageTable:
             name = f"{name}/{secrets.token_hex(4)}"
         count = self.options.batch_size if limit is None else check_count(limit)
         return Subscription(
-            self._entry,
+            self._row,
             self._callers,
             self._context.sql.changes(self._context.backend, self.name),
             self._request(consumer or name, where, order, parameters, max_groups),
@@ -352,7 +352,7 @@ class MessageTable:
                     " exclusive groups stay with a consumer"
                 )
             check_count(max_groups, "max_groups")
-        selection = make_selection(self._entry.now(), where, order, parameters)
+        selection = make_selection(self._row.now(), where, order, parameters)
         return Request(consumer or _this_process(), selection, max_groups)
 
     def ack(self, ids: MessageId | Delivery | Iterable[MessageId | Delivery], *, connection: Any = None) -> int:
@@ -406,7 +406,7 @@ class MessageTable:
 
         Those whose lease was lost are noted so (`Delivery.lost`) and left alone.
         """
-        context = self._entry.now()
+        context = self._row.now()
         with changing(context):
             return nack_all(context, deliveries, None if delay is None else to_duration(delay, "delay"))
 
@@ -475,7 +475,7 @@ class MessageTable:
         InvalidArgumentError
             Where the table has none.
         """
-        context = self._entry.now()
+        context = self._row.now()
         return MessageGroups(context, lambda name: load(context.backend, name))
 
     def stats(self) -> TableStats:

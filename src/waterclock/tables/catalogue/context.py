@@ -40,7 +40,7 @@ class TableContext:
     sql
         The statements that differ between databases.
     revision
-        Which version of its entry in the catalogue this is.
+        Which version of its row in the catalogue this is.
     paused_until
         No message is sent before then, ns; None where it is not paused.
     marks

@@ -1,4 +1,4 @@
-"""Making a message table: its SQL table and its entry in the catalogue, and the table for its dead letters."""
+"""Making a message table: its SQL table and its row in the catalogue, and the table for its dead letters."""
 
 from __future__ import annotations
 
@@ -136,9 +136,9 @@ def _check_name(connection: sa.Connection, name: str, dead: str) -> None:
     if dead == name:
         raise InvalidArgumentError(f"dead_letter: {quoted(dead)} is the table itself; name another one")
     # Locked, so that two tables do not choose it at once.
-    entry = message_tables.c.name
-    connection.execute(sa.select(entry).where(entry == dead).with_for_update())
-    for other, text in connection.execute(sa.select(entry, message_tables.c.options).where(entry != name)):
+    tables_name = message_tables.c.name
+    connection.execute(sa.select(tables_name).where(tables_name == dead).with_for_update())
+    for other, text in connection.execute(sa.select(tables_name, message_tables.c.options).where(tables_name != name)):
         if json.loads(text).get("dead_letter") == dead:
             raise InvalidArgumentError(
                 f"dead_letter: {quoted(dead)} takes the dead letters of {quoted(other)}; name another one, because"

@@ -1,4 +1,4 @@
-"""A message table's entry in the catalogue: reading it, changing it, and noticing that others changed it."""
+"""A message table's row in the catalogue: reading it, changing it, and noticing that others changed it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
-from waterclock.database.table_catalogue import attendance, consumers, groups, message_tables
+from waterclock.database.table_catalogue import consumers, groups, heartbeats, message_tables
 from waterclock.errors import NotFoundError, RefusedError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext, table_dialect
@@ -25,7 +25,7 @@ LOOK_EVERY = 1.0
 
 
 def load(backend: Backend, name: str) -> TableContext:
-    """Read a message table's entry and its columns.
+    """Read a message table's row and its columns.
 
     Raises
     ------
@@ -44,19 +44,19 @@ def load(backend: Backend, name: str) -> TableContext:
 
 
 def find(backend: Backend, connection: sa.Connection, name: str) -> TableContext | None:
-    """Read a message table's entry and its columns, but not its dead-letter table's; None where there is none."""
-    entry = connection.execute(sa.select(message_tables).where(message_tables.c.name == name)).first()
-    if entry is None:
+    """Read a message table's row and its columns, but not its dead-letter table's; None where there is none."""
+    row = connection.execute(sa.select(message_tables).where(message_tables.c.name == name)).first()
+    if row is None:
         return None
-    options = TableOptions.from_json(name, entry.options)
+    options = TableOptions.from_json(name, row.options)
     rows = reflect_rows(connection, name, options)
     return TableContext(
-        backend, entry.table_id, name, options, rows, table_dialect(backend), entry.revision, entry.paused_until
+        backend, row.table_id, name, options, rows, table_dialect(backend), row.revision, row.paused_until
     )
 
 
 def change(connection: sa.Connection, table_id: int, **values: Any) -> None:
-    """Change the row, so that every process that has the table open notices."""
+    """Change the row, so that all who have the table open notice."""
     connection.execute(
         sa.update(message_tables)
         .where(message_tables.c.table_id == table_id)
@@ -67,7 +67,7 @@ def change(connection: sa.Connection, table_id: int, **values: Any) -> None:
 def drop(context: TableContext, connection: sa.Connection) -> None:
     """Remove a message table with all that belongs to it."""
     connection.execute(sa.delete(message_tables).where(message_tables.c.table_id == context.table_id))
-    for state in (groups, consumers, attendance):
+    for state in (groups, consumers, heartbeats):
         connection.execute(sa.delete(state).where(state.c.table_id == context.table_id))
     drop_totals(connection, context.table_id)
     context.sql.drop(connection, context.rows)
@@ -89,8 +89,8 @@ def explaining(context: TableContext) -> Generator[None]:
         raise
 
 
-class Entry:
-    """The entry of a table that is open, looked at again once a second. Safe to share between threads."""
+class TableRow:
+    """The row of a table that is open, looked at again once a second. Safe to share between threads."""
 
     def __init__(self, context: TableContext) -> None:
         self._context = context
@@ -136,11 +136,11 @@ class Entry:
 
 
 def _is_as_known(known: TableContext) -> bool:
-    entry = sa.select(message_tables.c.table_id, message_tables.c.revision).where(message_tables.c.name == known.name)
+    row = sa.select(message_tables.c.table_id, message_tables.c.revision).where(message_tables.c.name == known.name)
     try:
         with known.backend.snapshot() as connection:
             columns = known.sql.column_names(connection, known.name) - {ACKED_DAY}
-            found = connection.execute(entry).first()
+            found = connection.execute(row).first()
     except RefusedError:
         return False
     return columns == set(known.rows.columns.keys()) and tuple(found or ()) == (known.table_id, known.revision)

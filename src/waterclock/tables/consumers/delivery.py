@@ -15,11 +15,11 @@ from waterclock.errors import LeaseLostError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import explaining
-from waterclock.tables.consumers.heartbeat import beat_after, heart_of
+from waterclock.tables.consumers.heartbeat import beat_after, heartbeat_of
 from waterclock.tables.consumers.undecided import decide, find_out
 from waterclock.tables.messages import acking
-from waterclock.tables.messages.attendance import changing
 from waterclock.tables.messages.dead_letters import bury_held, exhausted_reason, is_exhausted
+from waterclock.tables.messages.process_heartbeat import changing
 from waterclock.tables.messages.putting import MessageId
 from waterclock.tables.model.claim import Claimed
 from waterclock.tables.model.held import Held
@@ -303,14 +303,14 @@ class Delivery:
 
     def __enter__(self) -> Self:
         if self._heartbeat:
-            heart_of(self.context.backend).hold(self)
+            heartbeat_of(self.context.backend).keep(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._heartbeat:
-            heart_of(self.context.backend).release(self)
+            heartbeat_of(self.context.backend).release(self)
         if error is None:
             if not self._undecided:  # else the caller's transaction acks it, or does not
                 self.ack()

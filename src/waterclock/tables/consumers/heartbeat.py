@@ -1,18 +1,20 @@
-"""Heartbeats: while deliveries are being handled, their leases are extended before they end; and other signs of life.
+"""The heartbeat: one thread for each process and database, which tells the database again and again who is alive.
 
-One thread for each process and database does it for all of them. A process that is stopped or dead beats no more, so
-its leases end. Times are those that pass (monotonic, ns), because only the database's clock judges leases: a beat asks
-it to hold on for ``ack_wait`` from its now.
+It extends the leases of deliveries that are being handled, renews the leases of exclusive consumers, and writes the
+process's row in the catalogue. A process that is stopped or dead beats no more, so its leases end. Times are those that
+pass (monotonic, ns), because only the database's clock judges leases: a beat asks it to hold on for ``ack_wait`` from
+its now.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from waterclock.database.backend import Backend
 from waterclock.errors import WaterclockError
@@ -22,12 +24,14 @@ from waterclock.tables.messages import acking
 
 _SECOND = 1_000_000_000
 _RETRY = _SECOND  # after a beat that failed
-_IDLE = 10.0  # s after which a thread that has nothing to hold ends
+_IDLE = 10.0  # s after which a thread that has nothing to keep ends
+_TRIES_OF_A_LEASE = 12
+_LONGEST_TRY = 5.0  # s
 _log = logging.getLogger(__name__)
 
 
-class Holding(Undecided, Protocol):
-    """A delivery whose lease is kept up.
+class HandledDelivery(Undecided, Protocol):
+    """A delivery whose lease is extended while it is being handled.
 
     Attributes
     ----------
@@ -43,8 +47,8 @@ class Holding(Undecided, Protocol):
         """Whether it needs no lease any more."""
         ...
 
-    def behind(self) -> Sequence[Holding]:
-        """Give the deliveries that wait for this one to be handled, in the same hand."""
+    def behind(self) -> Sequence[HandledDelivery]:
+        """Give the deliveries that wait in the same subscription until this one is handled."""
         ...
 
     def extended(self, until: int | None) -> None:
@@ -52,21 +56,21 @@ class Holding(Undecided, Protocol):
         ...
 
 
-class Sign(Protocol):
-    """What the heartbeat repeats for as long as the process lives."""
+class Beating(Protocol):
+    """A consumer or a process, which is alive for as long as it beats."""
 
     @property
     def beat_at(self) -> int:
-        """When it is due again, in ns of the monotonic clock."""
+        """When its next beat is due, in ns of the monotonic clock."""
         ...
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing to tell any more."""
+        """Whether it needs no beat any more."""
         ...
 
-    def tell(self) -> None:
-        """Tell it, and move ``beat_at``."""
+    def beat(self) -> None:
+        """Tell the database that it is alive, and move ``beat_at``. What fails is logged, and raises nothing."""
         ...
 
 
@@ -75,8 +79,13 @@ def beat_after(lease: int) -> int:
     return lease * 2 // 3
 
 
-class Heart:
-    """Extends leases in time. Safe to share between threads.
+def patience_of(lease: int) -> float:
+    """How many seconds one beat for a lease of this length (ns) may wait, for locks too, so that the others beat."""
+    return min(_LONGEST_TRY, lease / _SECOND / _TRIES_OF_A_LEASE)
+
+
+class Heartbeat:
+    """Beats in time for all of a process that is alive in one database. Safe to share between threads.
 
     Parameters
     ----------
@@ -84,40 +93,46 @@ class Heart:
         The monotonic clock, ns.
     beats
         Whether it beats by itself; where not, call `beat`.
+
+    Attributes
+    ----------
+    process
+        The process that it beats for. One that is forked from it has a heartbeat of its own.
     """
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns, *, beats: bool = True) -> None:
         self._clock = clock
         self._beats = beats
         self._changed = threading.Condition()
-        self._holding: dict[int, Holding] = {}
-        self._signs: dict[int, Sign] = {}
+        self._deliveries: dict[int, HandledDelivery] = {}
+        # Weak, because what is forgotten without being closed must not be kept alive.
+        self._beatings: WeakSet[Beating] = WeakSet()
         self._thread: threading.Thread | None = None
         self._sleeps_until = 0
+        self.process = os.getpid()
 
-    def hold(self, delivery: Holding) -> None:
-        """Keep a delivery's lease up from now on."""
+    def keep(self, delivery: HandledDelivery) -> None:
+        """Extend a delivery's lease from now on, whenever that is due."""
         with self._changed:
-            self._holding[id(delivery)] = delivery
+            self._deliveries[id(delivery)] = delivery
             self._go(delivery.beat_at)
 
-    def release(self, delivery: Holding) -> None:
-        """Let a delivery's lease be."""
+    def release(self, delivery: HandledDelivery) -> None:
+        """Extend a delivery's lease no more."""
         with self._changed:
-            self._holding.pop(id(delivery), None)
+            self._deliveries.pop(id(delivery), None)
 
-    def attend(self, sign: Sign) -> None:
-        """Give a sign of life from now on, until it is over."""
+    def add(self, beating: Beating) -> None:
+        """Beat for a consumer or a process from now on, until it is over. It is not kept from being collected."""
         with self._changed:
-            self._signs[id(sign)] = sign
-            self._go(sign.beat_at)
+            self._beatings.add(beating)
+            self._go(beating.beat_at)
 
     def _go(self, beat_at: int) -> None:
         if not self._beats:
             return
-        # A thread that a fork left behind is not alive here.
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="waterclock-heart", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="waterclock-heartbeat", daemon=True)
             self._sleeps_until = 0
             self._thread.start()
         elif beat_at < self._sleeps_until:
@@ -127,28 +142,40 @@ class Heart:
         """Do what is due; return when the next thing is, None where there is nothing to do."""
         now = self._clock()
         with self._changed:
-            due = [one for one in self._holding.values() if one.beat_at <= now]
-            self._signs = {key: one for key, one in self._signs.items() if not one.over}
-            signs = [one for one in self._signs.values() if one.beat_at <= now]
-        by_table: dict[int, list[Holding]] = {}
+            due = [one for one in self._deliveries.values() if one.beat_at <= now]
+        by_table: dict[int, list[HandledDelivery]] = {}
         for one in (each for front in due for each in (front, *front.behind())):
             if one.over:
                 one.beat_at = now + beat_after(one.context.options.ack_wait)
             else:
                 by_table.setdefault(one.context.table_id, []).append(one)
+        self._beat_who_is_due()
         for deliveries in by_table.values():
             _extend(deliveries, now)
-        for sign in signs:
-            sign.tell()
+            self._beat_who_is_due()  # a table whose messages are locked holds up nothing else
         with self._changed:
             return self._next()
 
+    def _beat_who_is_due(self) -> None:
+        now = self._clock()
+        with self._changed:
+            for one in [each for each in self._beatings if each.over]:
+                self._beatings.discard(one)
+            due = sorted((one for one in self._beatings if one.beat_at <= now), key=_beat_at)
+        for one in due:
+            one.beat()
+
     def _next(self) -> int | None:
-        return min((one.beat_at for one in (*self._holding.values(), *self._signs.values())), default=None)
+        beatings = [one for one in self._beatings if not one.over]
+        return min((one.beat_at for one in (*self._deliveries.values(), *beatings)), default=None)
 
     def _run(self) -> None:
         while True:
-            self.beat()
+            try:
+                self.beat()
+            except Exception:  # noqa: BLE001  # a fault of one must not end the leases of all
+                _log.exception("a heartbeat failed")
+                time.sleep(_RETRY / _SECOND)
             with self._changed:
                 next_beat = self._next()
                 if next_beat is None:
@@ -161,21 +188,27 @@ class Heart:
                 self._changed.wait(max(0, next_beat - self._clock()) / _SECOND)
 
 
-def _extend(deliveries: Iterable[Holding], now: int) -> None:
+def _beat_at(one: Beating) -> int:
+    return one.beat_at
+
+
+def _extend(deliveries: Iterable[HandledDelivery], now: int) -> None:
     mine = list(deliveries)
     context = mine[0].context
     length = context.options.ack_wait
     try:
         find_out(context, mine)
-        undecided = [one for one in mine if one.undecided]  # a transaction has locked their rows; do not wait for it
+        undecided = [one for one in mine if one.undecided]  # a caller's transaction has their rows, and may be long
         mine = [one for one in mine if not (one.over or one.undecided)]
         for one in undecided:
             one.beat_at = now + _RETRY
         if not mine:
             return
-        ends = context.backend.transact(lambda own: acking.extend_all(context, own, [one.held for one in mine], length))
+        ends = context.backend.transact_within(
+            patience_of(length), lambda own: acking.extend_all(context, own, [one.held for one in mine], length)
+        )
     except WaterclockError as error:
-        # The ack will find out whether the lease lasted. Until then only the log says that it was not extended.
+        # The ack finds out whether the lease lasted, so the log is enough here.
         _log.warning("cannot extend the leases of %d messages of %r: %s", len(mine), context.name, error)
         for one in mine:
             one.beat_at = now + _RETRY
@@ -185,14 +218,15 @@ def _extend(deliveries: Iterable[Holding], now: int) -> None:
         one.extended(ends.get((one.held.seq, one.held.lease)))
 
 
-_hearts: WeakKeyDictionary[Backend, Heart] = WeakKeyDictionary()
+_heartbeats: WeakKeyDictionary[Backend, Heartbeat] = WeakKeyDictionary()
 _making = threading.Lock()
 
 
-def heart_of(backend: Backend) -> Heart:
-    """Give the heart of a database in this process."""
+def heartbeat_of(backend: Backend) -> Heartbeat:
+    """Give the heartbeat of a database in this process."""
     with _making:
-        heart = _hearts.get(backend)
-        if heart is None:
-            heart = _hearts[backend] = Heart()
-        return heart
+        found = _heartbeats.get(backend)
+        # The thread of a process is not alive in one that is forked from it, and its locks may never be free.
+        if found is None or found.process != os.getpid():
+            found = _heartbeats[backend] = Heartbeat()
+        return found

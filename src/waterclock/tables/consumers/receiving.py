@@ -14,12 +14,12 @@ from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.rate_limit import note_sent, rate_allows, rate_free_at
 from waterclock.tables.catalogue.selection import Selection, select_on
-from waterclock.tables.catalogue.table_row import LOOK_EVERY, Entry
+from waterclock.tables.catalogue.table_row import LOOK_EVERY, TableRow
 from waterclock.tables.consumers.delivery import Delivery, hand_over
 from waterclock.tables.databases.changes import Changes, Stop
-from waterclock.tables.messages.attendance import attendance_of
 from waterclock.tables.messages.claiming import claim, claim_within, next_due
 from waterclock.tables.messages.dead_letters import bury_claimed, is_exhausted
+from waterclock.tables.messages.process_heartbeat import process_heartbeat
 from waterclock.tables.model.claim import Claimed, Wanted
 
 _SECOND = 1_000_000_000
@@ -45,33 +45,33 @@ class Request:
     max_groups: int | None = None
 
 
-def receive(entry: Entry, callers: CallerConnections, limit: int, request: Request) -> list[Delivery]:
+def receive(row: TableRow, callers: CallerConnections, limit: int, request: Request) -> list[Delivery]:
     """Claim up to ``limit`` messages that are due, without waiting."""
-    context = entry.now()
+    context = row.now()
     try:
         return _receive(context, callers, limit, request)
     except RefusedError:
         # The SQL table may have been dropped or altered under us.
-        fresh = entry.read()
+        fresh = row.read()
         if fresh.rows.columns.keys() == context.rows.columns.keys():
             raise
         return _receive(fresh, callers, limit, request)
 
 
 def receive_waiting(
-    entry: Entry, callers: CallerConnections, limit: int, request: Request, wait: int
+    row: TableRow, callers: CallerConnections, limit: int, request: Request, wait: int
 ) -> list[Delivery]:
     """Claim up to ``limit`` messages that are due; where none is, wait for some for ``wait`` ns at the most."""
     until = time.monotonic() + wait / _SECOND
-    context = entry.now()
+    context = row.now()
     changes = context.sql.changes(context.backend, context.name)
     stop = Stop()
     try:
-        while not (found := receive(entry, callers, limit, request)):
+        while not (found := receive(row, callers, limit, request)):
             left = until - time.monotonic()
             if left <= 0:
                 break
-            pause(entry, changes, stop, left, request)
+            pause(row, changes, stop, left, request)
     finally:
         changes.close()
     return found
@@ -99,7 +99,7 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int, requ
             _bury(context, sorted(exhausted), wanted.lease)
         living = [one for one in claimed if one.row.seq not in exhausted]
         if living:
-            attendance_of(context).note_sent(len(living))
+            process_heartbeat(context).note_sent(len(living))
         deliveries = hand_over(context, callers, living, wanted.lease, begun)
         if deliveries or not claimed:
             return deliveries
@@ -125,19 +125,19 @@ def _bury(context: TableContext, seqs: list[int], lease: int) -> None:
 
 
 def pause(
-    entry: Entry,
+    row: TableRow,
     changes: Changes,
     stop: Stop,
     longest: float | None,
     request: Request,
 ) -> None:
     """Wait until something changed, or is due, or a poll interval is over; at most ``longest`` seconds."""
-    context = entry.last_seen
+    context = row.last_seen
     try:
         _pause(context, changes, stop, longest, request)
     except RefusedError:
         # As in `receive`. What changed, or was made anew, is looked at by the next claim.
-        fresh = entry.read()
+        fresh = row.read()
         if fresh.table_id == context.table_id and fresh.rows.columns.keys() == context.rows.columns.keys():
             raise
 

@@ -14,16 +14,16 @@ from typing import Any, Self
 from waterclock.errors import ForbiddenError, NotFoundError, RefusedError, TimedOutError, UnavailableError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.catalogue.table_row import LOOK_EVERY, Entry
+from waterclock.tables.catalogue.table_row import LOOK_EVERY, TableRow
+from waterclock.tables.consumers.consumer_heartbeat import keep_alive
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard
-from waterclock.tables.consumers.heartbeat import heart_of
-from waterclock.tables.consumers.presence import stay_present
+from waterclock.tables.consumers.heartbeat import heartbeat_of
 from waterclock.tables.consumers.receiving import Request, pause, receive
 from waterclock.tables.consumers.undecided import find_out, see_committed
 from waterclock.tables.databases.changes import Changes, Stop
 from waterclock.tables.messages import acking
-from waterclock.tables.messages.attendance import attendance_of
+from waterclock.tables.messages.process_heartbeat import process_heartbeat
 from waterclock.tables.messages.purging import purge_some
 from waterclock.tables.model.rate import Rate
 
@@ -60,7 +60,7 @@ class Subscription:
 
     def __init__(
         self,
-        entry: Entry,
+        row: TableRow,
         callers: CallerConnections,
         changes: Changes,
         request: Request,
@@ -70,7 +70,7 @@ class Subscription:
         heartbeat: bool = True,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._entry = entry
+        self._row = row
         self._callers = callers
         self._changes = changes
         self._request = request
@@ -92,10 +92,10 @@ class Subscription:
         self._saw_at = 0
         self._in_doubt = False
         self._claims = False
-        self._presence = stay_present(entry.last_seen, request.consumer)
-        self._attendance = attendance_of(entry.last_seen)
-        self._attendance.join(self)
-        heart_of(entry.last_seen.backend).attend(self._attendance)
+        self._consumer_heartbeat = keep_alive(row, request.consumer)
+        self._process_heartbeat = process_heartbeat(row.last_seen)
+        self._process_heartbeat.join(self)
+        heartbeat_of(row.last_seen.backend).add(self._process_heartbeat)
 
     def stop(self) -> None:
         """End the iteration after the current delivery; other threads and signal handlers may call it.
@@ -110,22 +110,22 @@ class Subscription:
         if self._closed:
             return
         self._closed = True
-        self._attendance.leave(self)
+        self._process_heartbeat.leave(self)
         with ExitStack() as leaving:
             leaving.callback(self._changes.close)
-            leaving.callback(self._presence.close)
+            leaving.callback(self._consumer_heartbeat.close)
             try:
-                self._give_back(self._entry.last_seen)
+                self._give_back(self._row.last_seen)
             except RefusedError as error:
                 with suppress(NotFoundError):  # to a table that was dropped nothing is given back
-                    self._entry.check(error)
+                    self._row.check(error)
 
     def _give_back(self, context: TableContext) -> None:
         find_out(context, self._handed_out)
         unstarted = [delivery.held for delivery in self._waiting]
         self._waiting.clear()
         context.backend.transact(lambda own: acking.give_back(context, own, unstarted))
-        self._attendance.note_sent(-len(unstarted))
+        self._process_heartbeat.note_sent(-len(unstarted))
         if not context.options.groups:
             return
         # The next consumer need not wait for the lease of what was handed out of groups and is not over.
@@ -154,7 +154,7 @@ class Subscription:
                     raise
                 continue
             except RefusedError as error:
-                self._entry.check(error)
+                self._row.check(error)
             self._away_since = None
             self._pause = _RETRY_EVERY
             if delivery is not None:
@@ -163,7 +163,7 @@ class Subscription:
 
     def _next(self) -> Delivery | None:
         """Give the next delivery, or None after having waited for one."""
-        context = self._entry.now()
+        context = self._row.now()
         self._purge(context)
         now = context.backend.now_about()
         self._look(now)
@@ -181,13 +181,13 @@ class Subscription:
             return None
         if room > 0:
             self._claims = True
-            self._waiting.extend(receive(self._entry, self._callers, room, self._request))
+            self._waiting.extend(receive(self._row, self._callers, room, self._request))
             self._claims = False
             self._looked_at = now
             if self._rate is not None:
                 self._rate_due = self._rate.taken(self._rate_due, self._clock(), len(self._waiting))
             if not self._waiting:
-                pause(self._entry, self._changes, self._stop, None, self._request)
+                pause(self._row, self._changes, self._stop, None, self._request)
         else:
             # What ends a delivery nudges; a lease may also just end.
             self._stop.wait(min(LOOK_EVERY, (min(one.lease_until for one in self._handed_out) - now) / _SECOND))
@@ -249,7 +249,7 @@ class Subscription:
 
     def _back_off(self, error: TimedOutError) -> None:
         """Leave a database alone that has ended a statement for the time it took, longer each time."""
-        name = self._entry.last_seen.name
+        name = self._row.last_seen.name
         logger.warning("%s takes nothing from %r for %g s: %s", self.consumer, name, self._pause, error)
         self._stop.wait(self._pause)
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)

@@ -1,4 +1,4 @@
-"""Consumers that live: a row each, with a lease that their activity renews. Groups stay with them for as long."""
+"""Consumers that are alive: a row each, with a lease that claims and heartbeats renew. Their groups stay with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RELEASED_AT_ONCE = 1000
 
 
 def join(context: TableContext, connection: sa.Connection, name: str, max_groups: int | None, now: int) -> bool:
-    """Sign a consumer in, or renew its lease; False where another process that lives goes by the name."""
+    """Note that a consumer is alive; False where another process that is alive goes by the name."""
     known = connection.execute(_known(), {"table": context.table_id, "who": name}).first()
     session, until = this_session(), now + context.options.ack_wait
     values = {"table": context.table_id, "who": name, "process": session, "until": until, "most": max_groups}
@@ -33,12 +33,12 @@ def join(context: TableContext, connection: sa.Connection, name: str, max_groups
 
 
 def renew(context: TableContext, connection: sa.Connection, name: str, until: int) -> None:
-    """Let a consumer live until then at least, ns."""
+    """Let a consumer's lease last until then at least, ns."""
     connection.execute(_living(), {"table": context.table_id, "who": name, "until": until})
 
 
-def sign_of_life_due(context: TableContext, connection: sa.Connection, name: str) -> int:
-    """Say when a consumer has to claim next, so as to live on or to begin to, ns."""
+def claim_due(context: TableContext, connection: sa.Connection, name: str) -> int:
+    """Say when a consumer has to claim next, to get a lease or to renew it, ns."""
     known = connection.execute(_lease(), {"table": context.table_id, "who": name}).first()
     if known is None:
         return 0
@@ -48,16 +48,16 @@ def sign_of_life_due(context: TableContext, connection: sa.Connection, name: str
 
 
 def next_lapse(context: TableContext, connection: sa.Connection) -> int | None:
-    """Say when the next consumer dies that gives no sign of life, ns."""
+    """Say when the next lease of a consumer ends that no heartbeat renews, ns."""
     return connection.execute(
         sa.select(sa.func.min(consumers.c.lease_until)).where(consumers.c.table_id == context.table_id)
     ).scalar()
 
 
 def release_lapsed(context: TableContext, connection: sa.Connection, now: int) -> None:
-    """Take the groups of consumers that died."""
+    """Take the groups of consumers whose lease has ended."""
     for name in list(connection.scalars(_lapsed(), {"table": context.table_id, "now": now})):
-        sign_out(context, connection, name)
+        leave(context, connection, name)
 
 
 def release_idle(context: TableContext, connection: sa.Connection, now: int) -> None:
@@ -67,7 +67,7 @@ def release_idle(context: TableContext, connection: sa.Connection, now: int) -> 
     _release(context, connection, found)
 
 
-def sign_out(context: TableContext, connection: sa.Connection, name: str) -> bool:
+def leave(context: TableContext, connection: sa.Connection, name: str) -> bool:
     """Take a consumer's groups and all that is out of them, some thousand at a time; False where some are left."""
     found = list(connection.scalars(_assigned(), {"table": context.table_id, "who": name}))
     if found:

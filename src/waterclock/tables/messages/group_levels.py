@@ -127,7 +127,7 @@ def _due_times(
         yield 0
     full = False
     if context.options.groups == "exclusive":
-        yield consumers.sign_of_life_due(context, connection, me)
+        yield consumers.claim_due(context, connection, me)
         lapse = consumers.next_lapse(context, connection)
         if lapse is not None:
             yield lapse

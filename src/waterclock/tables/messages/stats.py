@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from waterclock.database.table_catalogue import totals
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.messages.attendance import RATE_SECONDS, everywhere
+from waterclock.tables.messages.process_heartbeat import RATE_SECONDS, everywhere
 from waterclock.tables.model.schema import SOURCE
 
 _FIRST_LOOK = 1000

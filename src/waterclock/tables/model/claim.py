@@ -77,7 +77,7 @@ class Marks:
     """How far the claims of one consumer have come: for each priority, before which time_next nothing is due any more.
 
     What was claimed and acked stays in a database's index until no snapshot can see it, and a claim that begins at the
-    very first entry steps over all of it. With a snapshot held for minutes that made claims seven times as slow. So a
+    very first key steps over all of it. With a snapshot held for minutes that made claims seven times as slow. So a
     claim begins where the last one stopped. What a transaction that was long under way commits behind the mark is
     found when a claim comes back short, and within `LOOK_BACK_EVERY` seconds in any case. Where the look itself
     takes long, because a million such entries lie there, it comes less often (`LOOK_BACK_SHARE`, `LOOK_BACK_AT_LEAST`).

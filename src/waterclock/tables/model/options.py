@@ -124,7 +124,7 @@ class TableOptions:
         for field in fields(cls):
             if field.name not in known and field.default is MISSING:
                 raise SchemaError(
-                    f"message table {quoted(name)}: its entry in the catalogue lacks the option {field.name!r}"
+                    f"message table {quoted(name)}: its row in the catalogue lacks the option {field.name!r}"
                 )
         return cls(**{field.name: known[field.name] for field in fields(cls) if field.name in known})
 

@@ -17,7 +17,7 @@ from waterclock.tables.sharding.shard import Shard
 
 
 def home_of(connection: Any, shards: Iterable[Shard], open_table: Callable[[Shard], MessageTable]) -> Shard:
-    """Find the shard to which a connection goes, by the table's row in the catalogue, for any name of its host.
+    """Find the shard to which a connection is, by the table's row in the catalogue, whatever name the host has.
 
     Raises
     ------
@@ -42,10 +42,10 @@ def home_of(connection: Any, shards: Iterable[Shard], open_table: Callable[[Shar
 
 
 def _identity(connection: sa.Connection, name: str) -> tuple[object, ...] | None:
-    entry = connection.execute(sa.select(message_tables).where(message_tables.c.name == name)).first()
-    if entry is None:
+    row = connection.execute(sa.select(message_tables).where(message_tables.c.name == name)).first()
+    if row is None:
         return None
-    return entry.table_id, entry.time_created, TableOptions.from_json(name, entry.options).key_range
+    return row.table_id, row.time_created, TableOptions.from_json(name, row.options).key_range
 
 
 def _may_be_of(connection: Any, shard: Shard) -> bool:

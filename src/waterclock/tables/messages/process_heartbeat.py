@@ -1,8 +1,8 @@
-"""Which processes take messages from a table, and how fast: a row for each process, which all others can read.
+"""A process's heartbeat: a row that says how many subscriptions of a table the process has, and how fast it receives.
 
 A claim counts in memory only. The row is written when a subscription begins and when it is closed, and in between every
-ten seconds by the process's heart. A process that has no subscription and just receives writes it every ten seconds in
-which it does so. A row that is not written anew for thirty seconds counts no more: its process is gone, or hangs.
+ten seconds by the process's heartbeat. A process that has no subscription and just receives writes it every ten seconds
+in which it does so. A row that is not written anew for thirty seconds counts no more: its process is gone, or hangs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
-from waterclock.database.table_catalogue import attendance
+from waterclock.database.table_catalogue import heartbeats
 from waterclock.errors import ForbiddenError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 
@@ -30,13 +30,13 @@ _SECOND = 1_000_000_000
 RATE_SECONDS = 60
 """Rates are those of the last minute."""
 
-TELL_EVERY = 10 * _SECOND
+BEAT_EVERY = 10 * _SECOND
 """After this long a process writes its row again, ns."""
 
 LASTS = 30 * _SECOND
-"""For this long a process's row counts, ns."""
+"""For this long a row that a process wrote counts, ns."""
 
-_PATIENCE = 1.0  # s; figures are not worth a longer wait
+_PATIENCE = 1.0  # s; no consumer waits longer for figures
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Lately:
         self._forget(second)
 
     def count(self, now: int) -> int:
-        """Tell how many happened."""
+        """Give how many happened."""
         self._forget(now // _SECOND)
         return max(0, sum(count for _, count in self._seconds))
 
@@ -65,7 +65,7 @@ class Lately:
             self._seconds.popleft()
 
 
-class Hand(Protocol):
+class OpenSubscription(Protocol):
     """A subscription, with what it has claimed and not handed out yet."""
 
     def note_acked(self, ids: Collection[Any]) -> None:
@@ -77,15 +77,15 @@ class Hand(Protocol):
         ...
 
 
-class Attendance:
-    """What one process has to do with one table. Safe to share between threads.
+class ProcessHeartbeat:
+    """Tells how many subscriptions of a table one process has, and how much it takes. Safe to share between threads.
 
     Attributes
     ----------
     session
         A number that no other process, and no other opening of the database in this one, has.
     beat_at
-        When the row is due again, in ns of the monotonic clock.
+        When it is due, in ns of the monotonic clock.
     """
 
     def __init__(self, context: TableContext, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -94,123 +94,123 @@ class Attendance:
         self._table_id = context.table_id
         self._clock = clock
         self._counting = threading.Lock()
-        self._telling = threading.Lock()
-        self._hands: WeakSet[Hand] = WeakSet()
+        self._writing = threading.Lock()
+        self._subscriptions: WeakSet[OpenSubscription] = WeakSet()
         self._sent = Lately()
-        self._is_written = False
+        self._has_row = False
         self._forbidden = False
         self.session = secrets.randbits(63)
-        self.beat_at = clock() + TELL_EVERY
+        self.beat_at = clock() + BEAT_EVERY
 
-    def join(self, hand: Hand) -> None:
-        """Count a subscription from now on. The process's heart has to tell it again, at `beat_at`."""
+    def join(self, subscription: OpenSubscription) -> None:
+        """Count a subscription from now on. The process's heartbeat writes it again, at `beat_at`."""
         with self._counting:
-            self._hands.add(hand)
-        self.tell()
+            self._subscriptions.add(subscription)
+        self.beat()
 
-    def leave(self, hand: Hand) -> None:
+    def leave(self, subscription: OpenSubscription) -> None:
         """Count a subscription no more."""
         with self._counting:
-            self._hands.discard(hand)
-        self.tell()
+            self._subscriptions.discard(subscription)
+        self.beat()
 
     @property
     def over(self) -> bool:
-        """Whether the heart need not tell anything any more."""
+        """Whether it needs no beat any more."""
         with self._counting:
-            return not self._hands or self._forbidden or self._backend() is None
+            return not self._subscriptions or self._forbidden or self._backend() is None
 
     def note_sent(self, count: int) -> None:
         """Note that so many messages were claimed; fewer than none where some were given back unstarted."""
         now = self._clock()
         with self._counting:
             self._sent.note(count, now)
-            due = now >= self.beat_at and not self._hands
+            due = now >= self.beat_at and not self._subscriptions
         if due:
-            self.tell(patience=0)
+            self.beat(patience=0)
 
-    def hands(self) -> list[Hand]:
+    def subscriptions(self) -> list[OpenSubscription]:
         """List the subscriptions of this process."""
         with self._counting:
-            return list(self._hands)
+            return list(self._subscriptions)
 
     def now(self) -> tuple[int, int]:
-        """Tell how many subscriptions are open, and how many messages were taken lately, in this process."""
+        """Give how many subscriptions are open, and how many messages were taken lately, in this process."""
         with self._counting:
-            return len(self._hands), self._sent.count(self._clock())
+            return len(self._subscriptions), self._sent.count(self._clock())
 
-    def tell(self, patience: float = _PATIENCE) -> None:
-        """Write this process's row. What fails is tried again at the next time: figures never stop a consumer."""
+    def beat(self, patience: float = _PATIENCE) -> None:
+        """Write this process's row. What fails is tried again at the next time: figures stop no consumer."""
         backend = self._backend()
-        with self._telling:
-            self.beat_at = self._clock() + TELL_EVERY
+        with self._writing:
+            self.beat_at = self._clock() + BEAT_EVERY
             subscribers, sent = self.now()
-            if backend is None or self._forbidden or not (subscribers or sent or self._is_written):
+            if backend is None or self._forbidden or not (subscribers or sent or self._has_row):
                 return
             try:
                 with backend.patience(patience):
                     backend.transact(lambda own: self._write(own, backend.now(own), subscribers, sent))
             except WaterclockError as error:
                 self._forbidden = isinstance(error, ForbiddenError)
-                _log.info("cannot tell who takes messages: %s", error)
+                _log.info("cannot write this process's heartbeat: %s", error)
             else:
-                self._is_written = bool(subscribers or sent)
+                self._has_row = bool(subscribers or sent)
 
     def _write(self, connection: sa.Connection, now: int, subscribers: int, sent: int) -> None:
-        mine = (attendance.c.table_id == self._table_id) & (attendance.c.session == self.session)
+        mine = (heartbeats.c.table_id == self._table_id) & (heartbeats.c.session == self.session)
         values = {"subscribers": subscribers, "sent": sent, "told_at": now}
         if not (subscribers or sent):
-            connection.execute(sa.delete(attendance).where(mine))
-        elif not connection.execute(sa.update(attendance).where(mine).values(values)).rowcount:
-            connection.execute(sa.delete(attendance).where(attendance.c.told_at <= now - LASTS))
-            connection.execute(sa.insert(attendance).values(table_id=self._table_id, session=self.session, **values))
+            connection.execute(sa.delete(heartbeats).where(mine))
+        elif not connection.execute(sa.update(heartbeats).where(mine).values(values)).rowcount:
+            connection.execute(sa.delete(heartbeats).where(heartbeats.c.told_at <= now - LASTS))
+            connection.execute(sa.insert(heartbeats).values(table_id=self._table_id, session=self.session, **values))
 
 
-_known: WeakKeyDictionary[Backend, dict[tuple[int, int], Attendance]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Backend, dict[tuple[int, int], ProcessHeartbeat]] = WeakKeyDictionary()
 _making = threading.Lock()
 
 
-def attendance_of(context: TableContext) -> Attendance:
-    """Give what this process, also one that was forked, has to do with a table."""
+def process_heartbeat(context: TableContext) -> ProcessHeartbeat:
+    """Give the heartbeat of this process, also of one that was forked, for a table."""
     key = os.getpid(), context.table_id
     found = _known.get(context.backend, {}).get(key)
     if found is None:
         with _making:
-            found = _known.setdefault(context.backend, {}).setdefault(key, Attendance(context))
+            found = _known.setdefault(context.backend, {}).setdefault(key, ProcessHeartbeat(context))
     return found
 
 
 def forget(backend: Backend) -> None:
     """Count what this process has in a database no more, because it closes the database."""
     for own in _known.pop(backend, {}).values():
-        for hand in own.hands():
-            own.leave(hand)
+        for subscription in own.subscriptions():
+            own.leave(subscription)
 
 
 def note_acked(context: TableContext, ids: Collection[Any]) -> None:
     """Keep the subscriptions of this process from handing out messages that were acked by their ids."""
-    for hand in attendance_of(context).hands():
-        hand.note_acked(frozenset(ids))
+    for subscription in process_heartbeat(context).subscriptions():
+        subscription.note_acked(frozenset(ids))
 
 
 @contextmanager
 def changing(context: TableContext) -> Generator[None]:
     """Let the subscriptions of this process look again at what waits in them, once the block has done something."""
     yield
-    for hand in attendance_of(context).hands():
-        hand.note_changes()
+    for subscription in process_heartbeat(context).subscriptions():
+        subscription.note_changes()
 
 
 def everywhere(context: TableContext, connection: sa.Connection, now: int) -> tuple[int, int]:
-    """Tell how many subscriptions are open, and how many messages were taken in the last minute, in all processes."""
-    own = attendance_of(context)
+    """Give how many subscriptions are open, and how many messages were taken in the last minute, in all processes."""
+    own = process_heartbeat(context)
     others = (
-        (attendance.c.table_id == context.table_id)
-        & (attendance.c.session != own.session)
-        & (attendance.c.told_at > now - LASTS)
+        (heartbeats.c.table_id == context.table_id)
+        & (heartbeats.c.session != own.session)
+        & (heartbeats.c.told_at > now - LASTS)
     )
-    counted = connection.execute(
-        sa.select(sa.func.sum(attendance.c.subscribers), sa.func.sum(attendance.c.sent)).where(others)
+    found = connection.execute(
+        sa.select(sa.func.sum(heartbeats.c.subscribers), sa.func.sum(heartbeats.c.sent)).where(others)
     ).one()
     subscribers, sent = own.now()
-    return subscribers + int(counted[0] or 0), sent + int(counted[1] or 0)
+    return subscribers + int(found[0] or 0), sent + int(found[1] or 0)

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable
 
 import pytest
+import sqlalchemy as sa
 
 from waterclock.connection import Database
+from waterclock.database.table_catalogue import heartbeats
 from waterclock.errors import UnavailableError
-from waterclock.tables.consumers.heartbeat import Heart
+from waterclock.tables.consumers.heartbeat import Heartbeat
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.attendance import LASTS, RATE_SECONDS, TELL_EVERY, Lately, attendance_of
+from waterclock.tables.messages.process_heartbeat import BEAT_EVERY, LASTS, RATE_SECONDS, Lately, process_heartbeat
 
 from .conftest import MovableClock
 from .test_killing import start
@@ -43,14 +45,14 @@ def test_two_subscriptions_count_as_two_and_when_one_is_closed_as_one_everywhere
 def test_a_subscription_counts_for_as_long_as_it_is_open_whether_it_is_asked_or_not(
     orders: MessageTable, elsewhere: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heart = Heart(lambda: time.monotonic_ns() + TELL_EVERY, beats=False)
-    monkeypatch.setattr("waterclock.tables.consumers.subscription.heart_of", lambda _backend: heart)
+    heartbeat = Heartbeat(lambda: time.monotonic_ns() + BEAT_EVERY, beats=False)
+    monkeypatch.setattr("waterclock.tables.consumers.subscription.heartbeat_of", lambda _backend: heartbeat)
     with elsewhere.subscribe():
         for _ in range(4):
-            clock.move(TELL_EVERY)
-            heart.beat()
+            clock.move(BEAT_EVERY)
+            heartbeat.beat()
         assert orders.stats().subscribers == 1
-    assert heart.beat() is None
+    assert heartbeat.beat() is None
 
 
 def test_a_killed_process_counts_no_more_when_its_lease_is_over(
@@ -76,7 +78,7 @@ def test_a_row_of_a_process_that_is_gone_is_removed_by_the_next_that_comes(
     gone = elsewhere.subscribe()
     clock.move(LASTS)
     with orders.subscribe(), database.backend.engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT count(*) FROM waterclock_attendance").scalar() == 1
+        assert connection.execute(sa.select(sa.func.count()).select_from(heartbeats)).scalar() == 1
     gone.close()
 
 
@@ -105,7 +107,7 @@ def test_taking_messages_writes_nothing_but_their_rows(orders: MessageTable, dat
         for _ in range(20):
             next(deliveries).ack()
     assert seen
-    assert not [text for text, _ in seen if "attendance" in text]
+    assert not [text for text, _ in seen if heartbeats.name in text]
 
 
 def test_a_process_that_only_receives_says_so_every_ten_seconds(
@@ -114,11 +116,11 @@ def test_a_process_that_only_receives_says_so_every_ten_seconds(
     orders.put_many([{"payload": str(number)} for number in range(9)])
     with statements(database) as seen:
         orders.receive(4)
-        own = attendance_of(orders.context)
-        own._clock = lambda: time.monotonic_ns() + TELL_EVERY
+        own = process_heartbeat(orders.context)
+        own._clock = lambda: time.monotonic_ns() + BEAT_EVERY
         orders.receive(2)
         orders.receive(3)
-    assert sum("INSERT INTO waterclock_attendance" in text for text, _ in seen) == 1
+    assert sum(f"INSERT INTO {heartbeats.name}" in text for text, _ in seen) == 1
     # The others hear of what was taken until then.
     assert elsewhere.stats().sent_rate == pytest.approx(6 / RATE_SECONDS)
     assert orders.stats().sent_rate == pytest.approx(9 / RATE_SECONDS)
@@ -137,7 +139,7 @@ def test_the_sent_rate_counts_each_time_a_message_is_taken_and_nothing_that_was_
         orders.put("more")
         next(deliveries)
         assert orders.stats().sent_rate == pytest.approx(6 / RATE_SECONDS)
-        attendance_of(elsewhere.context).tell()
+        process_heartbeat(elsewhere.context).beat()
         assert orders.stats().sent_rate == pytest.approx(7 / RATE_SECONDS)
         clock.move(LASTS)
         assert orders.stats().sent_rate == pytest.approx(6 / RATE_SECONDS)
@@ -160,12 +162,12 @@ def test_figures_that_cannot_be_written_stop_no_consumer(
     orders: MessageTable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     orders.put("tea")
-    own = attendance_of(orders.context)
+    own = process_heartbeat(orders.context)
     monkeypatch.setattr(own, "_write", _fail)
     caplog.set_level("INFO")
     with orders.subscribe() as deliveries:
         next(deliveries).ack()
-    assert "cannot tell who takes messages" in caplog.text
+    assert "cannot write this process's heartbeat" in caplog.text
     assert orders.stats().acked == 1
 
 

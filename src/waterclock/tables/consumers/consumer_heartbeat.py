@@ -1,0 +1,88 @@
+"""An exclusive consumer's heartbeat: its groups stay with a subscription while a message takes long."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from waterclock.errors import WaterclockError
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.table_row import TableRow
+from waterclock.tables.consumers.heartbeat import heartbeat_of, patience_of
+from waterclock.tables.groups import consumers
+
+_BEATS_OF_A_LEASE = 4
+_log = logging.getLogger(__name__)
+
+
+class ConsumerHeartbeat:
+    """Renews a consumer's lease until it is closed, or its subscription is given up without being closed.
+
+    Attributes
+    ----------
+    beat_at
+        When it is due, in ns of the monotonic clock.
+    """
+
+    def __init__(self, row: TableRow, name: str, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._row = row
+        self._name = name
+        self._clock = clock
+        self._beating = threading.Lock()
+        self._closed = False
+        self._process = os.getpid()
+        self.beat_at = clock() + self._interval()
+
+    @property
+    def over(self) -> bool:
+        """Whether it is closed, or belongs to the process from which this one was forked."""
+        return self._closed or self._process != os.getpid()
+
+    def beat(self) -> None:
+        """Renew the consumer's lease, and move ``beat_at``."""
+        context = self._row.last_seen
+        with self._beating:
+            if self.over:
+                return
+            # Moved also where the renewal fails: the next one may be in time. Else others take over, as they must.
+            self.beat_at = self._clock() + self._interval()
+            try:
+                context.backend.transact_within(
+                    patience_of(context.options.ack_wait),
+                    lambda own: consumers.renew(
+                        context, own, self._name, context.backend.now(own) + context.options.ack_wait
+                    ),
+                )
+            except WaterclockError as error:
+                _log.warning("cannot renew the lease of consumer %s of %s: %s", self._name, context.name, error)
+
+    def close(self) -> None:
+        """Leave: the consumer's groups go to others at once."""
+        with self._beating:  # a renewal under way is waited for, else it could follow
+            self._closed = True
+        context = self._row.last_seen
+        while not context.backend.transact(lambda own: consumers.leave(context, own, self._name)):
+            pass
+
+    def _interval(self) -> int:
+        return self._row.last_seen.options.ack_wait // _BEATS_OF_A_LEASE
+
+
+class NoHeartbeat:
+    """Nothing to do, where groups do not stay with a consumer."""
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+def keep_alive(row: TableRow, consumer: str | None) -> ConsumerHeartbeat | NoHeartbeat:
+    """Renew a consumer's lease from now on where groups stay with it; the caller keeps what it gets, and closes it."""
+    context: TableContext = row.last_seen
+    if context.options.groups != "exclusive" or consumer is None:
+        return NoHeartbeat()
+    made = ConsumerHeartbeat(row, consumer)
+    heartbeat_of(context.backend).add(made)
+    return made

@@ -1,0 +1,201 @@
+"""Exclusive consumers stay alive by the heartbeat of their process, whatever else that one has to do."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import sqlalchemy as sa
+
+from waterclock.connection import Database
+from waterclock.database.table_catalogue import consumers, groups
+from waterclock.errors import UnavailableError
+from waterclock.tables.consumers import heartbeat
+from waterclock.tables.consumers.heartbeat import Heartbeat, heartbeat_of
+from waterclock.tables.message_table import MessageTable
+
+from .conftest import MovableClock
+
+HOUR = 3600 * 1_000_000_000
+
+
+@pytest.fixture
+def exclusive(make_table: Callable[..., MessageTable]) -> MessageTable:
+    return make_table(groups="exclusive")
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Heartbeat:
+    """A heartbeat for which everything is due, and which beats when a test asks it to."""
+    made = Heartbeat(lambda: time.monotonic_ns() + HOUR, beats=False)
+    for module in ("consumer_heartbeat", "delivery", "subscription"):
+        monkeypatch.setattr(f"waterclock.tables.consumers.{module}.heartbeat_of", lambda _backend: made)
+    return made
+
+
+def lease_until(database: Database, name: str) -> int | None:
+    with database.backend.snapshot() as connection:
+        return connection.execute(sa.select(consumers.c.lease_until).where(consumers.c.name == name)).scalar()
+
+
+def test_a_beat_renews_the_leases_of_all_consumers(
+    exclusive: MessageTable, database: Database, clock: MovableClock, later: Heartbeat
+) -> None:
+    exclusive.put_many([{"payload": name, "group": name} for name in "ab"])
+    with exclusive.subscribe("x", limit=1) as first, exclusive.subscribe("y", limit=1) as second:
+        next(first)
+        next(second)
+        clock.move("20s")
+        later.beat()
+        assert [lease_until(database, name) for name in "xy"] == [clock.now + 30_000_000_000] * 2
+    assert later.beat() is None
+    assert lease_until(database, "x") is None
+
+
+def test_exclusive_subscriptions_start_no_thread_of_their_own(connect: Callable[..., Database]) -> None:
+    table = connect().create_table("orders", payload="text", groups="exclusive")
+    earlier = set(threading.enumerate())
+    with table.subscribe("x"), table.subscribe("y"), table.subscribe("z"):
+        started = [one.name for one in set(threading.enumerate()) - earlier]
+        assert started.count("waterclock-heartbeat") == 1
+        assert not [name for name in started if "x" in name.split()]
+
+
+def test_a_locked_group_holds_up_no_other_consumer(
+    exclusive: MessageTable, database: Database, clock: MovableClock, later: Heartbeat
+) -> None:
+    if database.backend.dialect.name == "sqlite":
+        pytest.skip("SQLite has no locks of rows")
+    exclusive.alter(ack_wait="3s")
+    exclusive.put_many([{"payload": "a1", "group": "a"}, {"payload": "a2", "group": "a"}])
+    with exclusive.subscribe("x", limit=2) as deliveries, next(deliveries) as delivery:
+        clock.move("2s")
+        before = delivery.lease_until
+        with database.backend.engine.begin() as other:
+            other.execute(sa.select(groups).where(groups.c.group_id == "a").with_for_update())
+            later.beat()
+            assert lease_until(database, "x") == clock.now + 3_000_000_000
+            assert (delivery.lease_until, delivery.lost) == (before, False)
+        delivery.beat_at = 0
+        later.beat()
+        assert delivery.lease_until == clock.now + 3_000_000_000
+
+
+def test_the_wait_for_locks_is_again_what_it_was(database: Database) -> None:
+    ask = {"postgresql": "SHOW lock_timeout", "mysql": "SELECT @@innodb_lock_wait_timeout"}
+    if database.backend.dialect.name not in ask:
+        pytest.skip("SQLite has no locks of rows")
+
+    def asked() -> object:
+        return database.backend.transact(
+            lambda own: own.exec_driver_sql(ask[database.backend.dialect.name]).scalar_one()
+        )
+
+    before = asked()
+    within = database.backend.transact_within(
+        2, lambda own: own.exec_driver_sql(ask[database.backend.dialect.name]).scalar_one()
+    )
+    assert str(within) in {"2s", "2"}
+    with pytest.raises(ZeroDivisionError):
+        database.backend.transact_within(2, lambda _own: 1 / 0)
+    assert asked() == before
+
+
+def test_a_subscription_that_is_given_up_unclosed_lets_its_consumer_go(
+    exclusive: MessageTable, clock: MovableClock, later: Heartbeat
+) -> None:
+    exclusive.put_many([{"payload": "a1", "group": "a"}, {"payload": "a2", "group": "a"}])
+    given_up = exclusive.subscribe("x", limit=1)
+    next(given_up)
+    given_up._changes.close()
+    del given_up
+    gc.collect()
+    clock.move("20s")
+    later.beat()
+    clock.move("10s")
+    assert [one.payload for one in exclusive.receive(consumer="y")] == ["a1", "a2"]
+
+
+def test_nothing_is_renewed_once_a_subscription_is_closed(
+    exclusive: MessageTable, database: Database, later: Heartbeat
+) -> None:
+    exclusive.put("a1", group="a")
+    with exclusive.subscribe("x") as deliveries:
+        next(deliveries)
+        beating = deliveries._consumer_heartbeat
+    exclusive.receive(consumer="x")
+    before = lease_until(database, "x")
+    beating.beat()  # type: ignore[union-attr]
+    later.beat()
+    assert lease_until(database, "x") == before
+
+
+def test_a_renewal_that_fails_is_logged_and_tried_again(
+    exclusive: MessageTable,
+    database: Database,
+    clock: MovableClock,
+    later: Heartbeat,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise UnavailableError("the database is away")
+
+    exclusive.put("a1", group="a")
+    with exclusive.subscribe("x") as deliveries:
+        next(deliveries)
+        clock.move("10s")
+        with monkeypatch.context() as patch:
+            patch.setattr("waterclock.tables.groups.consumers.renew", fail)
+            later.beat()
+        assert "cannot renew the lease of consumer x of orders: the database is away" in caplog.text
+        later.beat()
+        assert lease_until(database, "x") == clock.now + 30_000_000_000
+
+
+def test_a_fault_in_one_beat_ends_no_other(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Faulty:
+        beat_at = 0
+        over = False
+
+        def beat(self) -> None:
+            self.over = True
+            raise ZeroDivisionError
+
+    class Sound:
+        beat_at = 1
+        over = False
+
+        def __init__(self) -> None:
+            self.beaten = threading.Event()
+
+        def beat(self) -> None:
+            self.over = True
+            self.beaten.set()
+
+    monkeypatch.setattr(heartbeat, "_RETRY", 1)
+    monkeypatch.setattr(heartbeat, "_IDLE", 0.01)
+    made, faulty, sound = Heartbeat(), Faulty(), Sound()
+    made.add(faulty)
+    made.add(sound)
+    assert sound.beaten.wait(30)
+    assert "a heartbeat failed" in caplog.text
+
+
+def test_a_forked_process_does_not_beat_for_the_one_it_came_from(
+    exclusive: MessageTable, database: Database, clock: MovableClock, later: Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exclusive.put("a1", group="a")
+    with exclusive.subscribe("x") as deliveries:
+        next(deliveries)
+        before, own = lease_until(database, "x"), heartbeat_of(database.backend)
+        clock.move("20s")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: -1)
+            later.beat()
+            assert lease_until(database, "x") == before
+            assert heartbeat_of(database.backend) is not own
