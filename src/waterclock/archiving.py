@@ -62,13 +62,13 @@ def archive_table(
     age = to_duration(older_than, "older_than")
     context = table.context
     name = producer or f"archive of {table.name} {table.options.key_range}"
-    epoch, last, _ = take_over(topic.storage, name)
+    producer_epoch, last, _ = take_over(topic.storage, name)
     _finish(table, topic, name)
     sequence = 0 if last is None else last + 1
     archived = 0
     for piece in _pieces(context, context.backend.now() - age):
         messages = [_message(context, row) for row in piece]
-        appended = topic.append(messages, producer=name, sequence=sequence, epoch=epoch)
+        appended = topic.append(messages, producer=name, sequence=sequence, epoch=producer_epoch)
         refused = {each.index: each.reason for each in appended.rejected}
         for index, reason in refused.items():
             _log.warning("message %r of table %r is not archived and stays: %s", piece[index].id, table.name, reason)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from waterclock.spark.session.workers import settle, settling
+from waterclock.spark.session.workers import freeze_imports, freezing_imports
 
 
 def test_after_a_task_a_worker_does_not_search_what_it_has_imported_for_garbage(spark: SparkSession) -> None:
@@ -17,7 +17,7 @@ def test_after_a_task_a_worker_does_not_search_what_it_has_imported_for_garbage(
         importlib.import_module("sqlalchemy.dialects.oracle")  # as any module that no worker begins with
         return batches
 
-    task = settling(importing)
+    task = freezing_imports(importing)
 
     def left_out(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         before = gc.get_freeze_count()
@@ -31,5 +31,5 @@ def test_after_a_task_a_worker_does_not_search_what_it_has_imported_for_garbage(
 
 def test_the_garbage_of_the_users_own_process_is_left_to_them() -> None:
     before = gc.get_freeze_count()
-    settle()
+    freeze_imports()
     assert gc.get_freeze_count() == before

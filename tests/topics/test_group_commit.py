@@ -316,26 +316,26 @@ class Interrupted(Waiting):
         raise KeyboardInterrupt
 
 
-def settle(group: Sequence[Waiting]) -> None:
+def finish(group: Sequence[Waiting]) -> None:
     for each in group:
-        each.settle()
+        each.finish()
 
 
 def test_one_that_is_interrupted_just_as_it_gets_the_lead_hands_it_on() -> None:
     line = Line[Waiting]()
     busy, free = threading.Event(), threading.Event()
 
-    def wait_and_settle(group: Sequence[Waiting]) -> None:
+    def wait_and_finish(group: Sequence[Waiting]) -> None:
         busy.set()
         assert free.wait(PATIENCE)
-        settle(group)
+        finish(group)
 
     with ThreadPoolExecutor(3) as pool:
-        first = pool.submit(line.pass_through, Waiting(1), wait_and_settle)
+        first = pool.submit(line.pass_through, Waiting(1), wait_and_finish)
         assert busy.wait(PATIENCE)
-        second = pool.submit(line.pass_through, Interrupted(1), settle)
+        second = pool.submit(line.pass_through, Interrupted(1), finish)
         until(lambda: len(line._standing) == 1)
-        last = pool.submit(line.pass_through, Waiting(1), settle)
+        last = pool.submit(line.pass_through, Waiting(1), finish)
         until(lambda: len(line._standing) == 2)
         free.set()
         first.result(PATIENCE)
@@ -355,15 +355,15 @@ def test_a_group_is_bounded_in_appends_and_in_bytes_but_one_that_is_larger_goes_
     groups: list[list[int]] = []
     busy, free = threading.Event(), threading.Event()
 
-    def note_and_settle(group: Sequence[Waiting]) -> None:
+    def note_and_finish(group: Sequence[Waiting]) -> None:
         busy.set()
         assert free.wait(PATIENCE)
         groups.append([each.size for each in group])
-        settle(group)
+        finish(group)
 
     with ThreadPoolExecutor(16) as pool:
         for number, size in enumerate([5, 10, 20, 30, 40, 60, 1, 500, 7]):
-            pool.submit(line.pass_through, Waiting(size), note_and_settle)
+            pool.submit(line.pass_through, Waiting(size), note_and_finish)
             assert busy.wait(PATIENCE)
             until(lambda number=number: len(line._standing) == number)
         free.set()
@@ -373,7 +373,7 @@ def test_a_group_is_bounded_in_appends_and_in_bytes_but_one_that_is_larger_goes_
 def test_an_append_that_is_alone_does_not_wait() -> None:
     line = Line[Waiting]()
     for _ in range(3):
-        line.pass_through(Interrupted(1), settle)  # which does not bear to sleep
+        line.pass_through(Interrupted(1), finish)  # which does not bear to sleep
     assert line._expected == 1
 
 
@@ -393,8 +393,8 @@ def test_a_process_that_is_forked_in_the_middle_of_a_group_can_append(gate: Gate
         if child == 0:
             signal.alarm(PATIENCE)
             own = Waiting(1)
-            line_of(backend, topic_id).pass_through(own, settle)
-            os._exit(0 if own.is_settled else 1)
+            line_of(backend, topic_id).pass_through(own, finish)
+            os._exit(0 if own.is_finished else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     gate.open()

@@ -95,8 +95,8 @@ def _kill_and_check(
         topic.append(batch(first, 10, 1), producer="p", sequence=first)
         topic.roll()
     logs = {role: folder / f"{role}.log" for role in roles}
-    _keep_killing(url, ledgers, workers, logs, kills, random.Random(seed))  # noqa: S311  # not a secret
-    _settle(topic)
+    _keep_killing(url, ledgers, nursery, logs, kills, random.Random(seed))  # noqa: S311  # not a secret
+    _end_all_work(topic)
     if "expire" in roles:
         _expire(topic)
         assert subscription.position >= topic.find(2).position
@@ -147,7 +147,7 @@ def _acknowledgements(log: Path) -> list[int]:
     return [OLD, *(int(line) for line in lines(log) if line.isdecimal())]
 
 
-def _settle(topic: Topic) -> None:
+def _end_all_work(topic: Topic) -> None:
     """Seal and sweep until the dead hold nothing any more."""
     give_up_at = time.monotonic() + PATIENCE
     topic.roll()

@@ -60,7 +60,7 @@ class BySource:
         self._factory = factory
         self._lanes: dict[str, _Lane] = {}
         self._by_rate = RateLanes()
-        self._deadlines: list[tuple[int, str]] = []  # a heap; an entry counts only while its lane says the same
+        self._deadlines: list[tuple[int, str]] = []  # a heap; an item counts only while its lane says the same
         self._now: int | None = None
         self._touched: dict[str, _Lane] = {}  # where rejections may wait, so that taking them asks no other source
         self._closed: list[Batch] = []
@@ -102,7 +102,7 @@ class BySource:
             lane = self._lanes[source]
             self._closed += lane.batcher.advance(self._now)
             lane.advanced = self._now
-            self._settle(source, lane)
+            self._note_touched(source, lane)
         self._closed += self._by_rate.look()
         return self._take_closed()
 
@@ -111,7 +111,7 @@ class BySource:
         for source, lane in self._lanes.items():
             if lane.deadline is not None:
                 self._closed += lane.batcher.flush()
-                self._settle(source, lane)
+                self._note_touched(source, lane)
         self._closed += self._by_rate.flush()
         return self._take_closed()
 
@@ -136,12 +136,12 @@ class BySource:
             for name, lane in self._lanes.items():
                 self._closed += lane.batcher.reset()
                 lane.advanced = None
-                self._settle(name, lane)
+                self._note_touched(name, lane)
             self._closed += self._by_rate.reset()
         elif (lane := self._lanes.get(source)) is not None:
             self._closed += lane.batcher.reset()
             lane.advanced = None
-            self._settle(source, lane)
+            self._note_touched(source, lane)
         elif source in self._by_rate:
             self._closed += self._by_rate.reset(source)
         else:
@@ -236,7 +236,7 @@ class BySource:
             self._closed += lane.batcher.advance(self._now)
             lane.advanced = self._now
         self._closed += lane.batcher.add(message, now)
-        self._settle(source, lane)
+        self._note_touched(source, lane)
 
     def _meet(self, source: str) -> _Lane | None:
         """Make the batcher of a new source; None where it batches by rate."""
@@ -249,7 +249,7 @@ class BySource:
         lane = self._lanes[source] = _Lane(batcher)
         return lane
 
-    def _settle(self, source: str, lane: _Lane) -> None:
+    def _note_touched(self, source: str, lane: _Lane) -> None:
         self._watch(source, lane, lane.batcher.sleeps_until)
         self._touched[source] = lane
 
@@ -262,7 +262,7 @@ class BySource:
                 self._drop_outdated()
 
     def _drop_outdated(self) -> None:
-        # Without this, a user who never advances would collect an entry for every window that there ever was.
+        # Without this, a user who never advances would collect an item for every window that there ever was.
         lanes = self._lanes.items()
         self._deadlines = [(lane.deadline, source) for source, lane in lanes if lane.deadline is not None]
         heapify(self._deadlines)

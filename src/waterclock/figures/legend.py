@@ -22,7 +22,7 @@ _SIZE = 11
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LegendLine:
     """A symbol and its words.
 
     Attributes
@@ -37,34 +37,34 @@ class Entry:
     words: str
 
 
-def dot_entry(words: str) -> Entry:
+def dot_line(words: str) -> LegendLine:
     """Explain a dot."""
-    return Entry(lambda parent, x, y: path(parent, "message dots", dots([(x + 9, y)]), stroke_width=5), words)
+    return LegendLine(lambda parent, x, y: path(parent, "message dots", dots([(x + 9, y)]), stroke_width=5), words)
 
 
-def bar_entry(words: str) -> Entry:
+def bar_line(words: str) -> LegendLine:
     """Explain a bar that counts."""
     columns = ((4.0, 5.0), (8.0, 10.0), (12.0, 7.0))
 
     def draw(parent: Element, x: float, y: float) -> None:
         path(parent, "message bars", bars((x + at, y + 5, tall) for at, tall in columns), stroke_width=2)
 
-    return Entry(draw, words)
+    return LegendLine(draw, words)
 
 
-def reason_entries(batches: Iterable[Batch], rejected: Iterable[Rejection]) -> list[Entry]:
+def reason_lines(batches: Iterable[Batch], rejected: Iterable[Rejection]) -> list[LegendLine]:
     """Explain windows, cut windows and the marks of rejected messages; name and count each reason that occurs."""
     closed = Counter[str](batch.reason for batch in batches)
     refused = Counter[str](rejection.reason for rejection in rejected)
-    entries: list[Entry] = []
+    lines: list[LegendLine] = []
     cuts = closed.pop(CUT, 0)
     if closed:
         reasons = ", ".join(f"{reason} ({count:,})" for reason, count in sorted(closed.items()))
-        entries.append(Entry(_draw_windows, f"window closed by {reasons}"))
+        lines.append(LegendLine(_draw_windows, f"window closed by {reasons}"))
     if cuts:
-        entries.append(Entry(_draw_cut_window, f"window cut by {CUT} ({cuts:,})"))
+        lines.append(LegendLine(_draw_cut_window, f"window cut by {CUT} ({cuts:,})"))
     kinds = [kind for kind in REJECTED if refused[kind]]
-    return entries + [Entry(_rejected_symbol(kind), f"rejected: {kind} ({refused[kind]:,})") for kind in kinds]
+    return lines + [LegendLine(_rejected_symbol(kind), f"rejected: {kind} ({refused[kind]:,})") for kind in kinds]
 
 
 def _draw_windows(parent: Element, x: float, y: float) -> None:
@@ -80,8 +80,8 @@ def _rejected_symbol(kind: str) -> Symbol:
     return lambda parent, x, y: path(parent, f"{kind} glyph", [GLYPHS[kind](x + 10, y, 4)])
 
 
-def draw_legend(parent: Element, entries: Iterable[Entry], left: float, right: float, top: float) -> float:
-    """Draw the entries in rows between ``left`` and ``right`` (px), the first row at ``top``.
+def draw_legend(parent: Element, lines: Iterable[LegendLine], left: float, right: float, top: float) -> float:
+    """Draw the lines in rows between ``left`` and ``right`` (px), the first row at ``top``.
 
     Returns
     -------
@@ -90,11 +90,11 @@ def draw_legend(parent: Element, entries: Iterable[Entry], left: float, right: f
     """
     legend = add(parent, "g", class_="legend")
     x = left
-    for entry in entries:
-        wide = _SYMBOL + text_width(entry.words, _SIZE)
+    for line in lines:
+        wide = _SYMBOL + text_width(line.words, _SIZE)
         if x > left and x + wide > right:
             x, top = left, top + ROW
-        entry.draw(legend, x, top + ROW / 2)
-        add(legend, "text", class_="ink", x=x + _SYMBOL, y=top + ROW / 2 + 4, content=entry.words)
+        line.draw(legend, x, top + ROW / 2)
+        add(legend, "text", class_="ink", x=x + _SYMBOL, y=top + ROW / 2 + 4, content=line.words)
         x += wide + _SPACE
     return top + ROW

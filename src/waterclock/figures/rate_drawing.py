@@ -7,7 +7,7 @@ from itertools import pairwise
 from xml.etree.ElementTree import Element
 
 from waterclock.batching.batch import Batch
-from waterclock.figures.legend import Entry, draw_legend, reason_entries
+from waterclock.figures.legend import LegendLine, draw_legend, reason_lines
 from waterclock.figures.marks import beyond, box, dots, window
 from waterclock.figures.panel import HEADER, MARGIN, check_width, empty_panel, panel
 from waterclock.figures.scale import Scale, tick_label, tick_step
@@ -76,7 +76,7 @@ def rate_drawing(
     _draw_axis(content, scale, bottom, origin)
     _draw_windows(content, closed, in_progress, scale, bottom)
     _draw_lanes(content, messages, streams, scale)
-    legend = [*reason_entries(closed, []), _MARK]
+    legend = [*reason_lines(closed, []), _MARK]
     legend += [_OUTSIDE] if any(not scale.holds(message.event_time) for message in messages) else []
     foot = draw_legend(content, legend, MARGIN, width - MARGIN, bottom + _AXIS + 20)
     sizes = f"{counted(len(messages), 'message')} of {counted(len(streams), 'stream')}"
@@ -133,11 +133,11 @@ def _draw_axis(parent: Element, scale: Scale, bottom: float, origin: int) -> Non
         add(parent, "text", class_="muted small middle", x=x, y=bottom + 18, content=tick_label(elapsed, step))
 
 
-_MARK = Entry(
+_MARK = LegendLine(
     lambda parent, x, y: path(parent, "link closing", [f"M{number(x + 9)} {number(y + 5)}v-10"]),
     "high-water mark at the closing",
 )
-_OUTSIDE = Entry(
+_OUTSIDE = LegendLine(
     lambda parent, x, y: path(parent, "message glyph", [beyond(x + 13, y, _ARROW)]),
     "messages outside the picture",
 )

@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.lanes import check_reason
-from waterclock.figures.legend import draw_legend, reason_entries
+from waterclock.figures.legend import draw_legend, reason_lines
 from waterclock.figures.marks import GLYPHS, dots, window
 from waterclock.figures.panel import HEADER, MARGIN, check_width, empty_panel, panel
 from waterclock.figures.scale import Scale, tick_step
@@ -74,7 +74,7 @@ def scenario_drawing(
     _draw_accepted(content, accepted, scale)
     _draw_rejected(content, refused, scale)
     _draw_labels(content, accepted, refused, scale, unit)
-    end = draw_legend(content, reason_entries(closed, refused), MARGIN, width - MARGIN, _LEGEND)
+    end = draw_legend(content, reason_lines(closed, refused), MARGIN, width - MARGIN, _LEGEND)
     sizes = f"{counted(len(accepted) + len(refused), 'message')}: {len(accepted):,} in"
     summary = f"{sizes} {counted(len(closed), 'batch', 'batches')}, {len(refused):,} rejected"
     return panel(width, end + 14, title, summary, [content])

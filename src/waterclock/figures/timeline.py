@@ -10,7 +10,7 @@ from waterclock.batching.batch import Batch, Rejection
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.lane_picture import LANE_HEIGHT, Detail, draw_lane
 from waterclock.figures.lanes import Lane, sort_into_lanes, time_bounds
-from waterclock.figures.legend import Entry, bar_entry, dot_entry, draw_legend, reason_entries
+from waterclock.figures.legend import LegendLine, bar_line, dot_line, draw_legend, reason_lines
 from waterclock.figures.panel import HEADER, MARGIN, check_width, empty_panel, panel
 from waterclock.figures.scale import Scale, tick_label, tick_step
 from waterclock.figures.svg import add, counted, number
@@ -114,7 +114,7 @@ def _draw(lanes: Sequence[Lane], scale: Scale, width: int, title: str, summary: 
     for row, lane in enumerate(lanes):
         merge = len(lane.batches) > _MOST_WINDOWS // len(lanes)
         draw_lane(content, lane, HEADER + row * (LANE_HEIGHT + _GAP), scale, detail, merge_windows=merge)
-    end = draw_legend(content, _entries(lanes, detail), MARGIN, width - MARGIN, bottom + _AXIS + 8)
+    end = draw_legend(content, _legend_lines(lanes, detail), MARGIN, width - MARGIN, bottom + _AXIS + 8)
     return panel(width, end + 14, title, summary, [content])
 
 
@@ -138,13 +138,13 @@ def _draw_axis(parent: Element, scale: Scale, top: float, bottom: float) -> None
     add(parent, "text", class_="muted", x=scale.left, y=bottom + _AXIS, content=zero)
 
 
-def _entries(lanes: Sequence[Lane], detail: Detail) -> list[Entry]:
-    messages = dot_entry("message, its height by stream")
+def _legend_lines(lanes: Sequence[Lane], detail: Detail) -> list[LegendLine]:
+    messages = dot_line("message, its height by stream")
     if detail is Detail.BAR:
-        messages = bar_entry("messages, counted; each lane to its own scale")
+        messages = bar_line("messages, counted; each lane to its own scale")
     batches = chain.from_iterable(lane.batches for lane in lanes)
     rejected = chain.from_iterable(lane.rejected for lane in lanes)
-    return [messages, *reason_entries(batches, rejected)]
+    return [messages, *reason_lines(batches, rejected)]
 
 
 def _summary(lanes: Sequence[Lane]) -> str:

@@ -114,38 +114,38 @@ def append_entry(storage: Storage, entry: Entry, producer: ProducerAppend | None
 
 
 def _carry_out(group: Sequence[_Append]) -> None:
-    """Write a group in one transaction and settle each; where one may be at fault for all, each is tried alone."""
+    """Write a group in one transaction and finish each; where one may be at fault for all, each is tried alone."""
     storage = group[0].storage
     try:
         answers = storage.backend.transact(lambda connection: _write(storage, connection, group), indexed=True)
     except (RefusedError, InvalidArgumentError) as error:
-        _settle_alone(group, error)
+        _carry_out_alone(group, error)
     except WaterclockError as error:
-        _settle_all(group, error)
+        _fail_all(group, error)
     except Exception as error:  # noqa: BLE001  # any error belongs to the threads that wait
-        _settle_alone(group, error)
+        _carry_out_alone(group, error)
     else:
         for each, answer in zip(group, answers, strict=True):
             if isinstance(answer, Exception):
-                each.settle(error=answer)
+                each.finish(error=answer)
             else:
-                each.settle(answer)
+                each.finish(answer)
 
 
-def _settle_alone(group: Sequence[_Append], error: Exception) -> None:
+def _carry_out_alone(group: Sequence[_Append], error: Exception) -> None:
     if len(group) == 1:
-        group[0].settle(error=error)
+        group[0].finish(error=error)
         return
     for each in group:
         _carry_out([each])
 
 
-def _settle_all(group: Sequence[_Append], error: WaterclockError) -> None:
+def _fail_all(group: Sequence[_Append], error: WaterclockError) -> None:
     for each in group:
         # Each thread raises an error of its own, since raising writes into it.
         own = error if each is group[0] else copy.copy(error)
         own.__cause__ = error.__cause__
-        each.settle(error=own)
+        each.finish(error=own)
 
 
 def _write(storage: Storage, connection: Any, group: Sequence[_Append]) -> list[Appended | WaterclockError]:

@@ -28,7 +28,7 @@ from waterclock.topics.file_checksums import FileChecksums
 from waterclock.topics.file_facts import LedgerFacts, facts_metadata
 from waterclock.topics.fingerprints import fingerprint
 from waterclock.topics.ledger_files import LostFileError
-from waterclock.topics.pending_files import Pending, finish, new_file, record, renewing, settle, taken
+from waterclock.topics.pending_files import Pending, finish, forget_pending, new_file, record, renewing, taken
 from waterclock.topics.reading import path_now
 from waterclock.topics.retention import leave_for_sweep
 from waterclock.topics.row_groups import RowGroup, row_groups_to_json
@@ -322,7 +322,7 @@ def _commit(storage: Storage, pending: Pending, run: Run, file: _Written) -> int
             return len(former)  # done already, and the answer got lost
         if paths != run.paths:
             raise taken(storage, pending)
-        settle(storage, connection, pending)
+        forget_pending(storage, connection, pending)
         kept = _imported_files(storage, connection, run)
         with resizing(storage, connection, run.numbers[0], run.numbers[-1]):
             for number, groups in file.groups.items():

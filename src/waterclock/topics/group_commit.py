@@ -36,25 +36,25 @@ LONGEST_GATHERING = 0.002
 
 
 class Waiting:
-    """One append that stands in line, until it is settled: then it has an answer, or the error that it ends with."""
+    """One append that stands in line, until it is finished: then it has an answer, or the error that it ends with."""
 
-    __slots__ = ("_asleep", "answer", "error", "is_settled", "size")
+    __slots__ = ("_asleep", "answer", "error", "is_finished", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.answer: Any = None
         self.error: Exception | None = None
-        self.is_settled = False
+        self.is_finished = False
         self._asleep = threading.Lock()
         self._asleep.acquire()
 
-    def settle(self, answer: Any = None, error: Exception | None = None) -> None:
+    def finish(self, answer: Any = None, error: Exception | None = None) -> None:
         """Give the answer or the error; the append's own thread learns of it when its leader is done."""
         self.answer, self.error = answer, error
-        self.is_settled = True
+        self.is_finished = True
 
     def sleep(self, seconds: float = -1) -> None:
-        """Wait until this append is settled, or leads; or so long."""
+        """Wait until this append is finished, or leads; or so long."""
         self._asleep.acquire(timeout=seconds)
 
     def wake(self) -> None:
@@ -78,14 +78,14 @@ class Line(Generic[_W]):
         self._took = 0.0  # seconds, the group before
 
     def pass_through(self, own: _W, carry_out: Callable[[Sequence[_W]], object]) -> None:
-        """Stand in line until one's own append is settled; lead where no other does.
+        """Stand in line until one's own append is finished; lead where no other does.
 
         Parameters
         ----------
         own
             The append of this thread.
         carry_out
-            Settles some appends, of which ``own`` is the first, in their order. Run by the leader.
+            Finishes some appends, of which ``own`` is the first, in their order. Run by the leader.
         """
         group: list[_W] = []
         try:
@@ -105,7 +105,7 @@ class Line(Generic[_W]):
                     self._leader.wake()
             if self._leader is not own:
                 own.sleep()
-            if not own.is_settled:
+            if not own.is_finished:
                 self._gather(own)
                 with self._lock:
                     group += self._next_group()
@@ -113,7 +113,7 @@ class Line(Generic[_W]):
                 carry_out(group)
                 self._took = time.monotonic() - began
         finally:
-            if not own.is_settled or self._leader is own:
+            if not own.is_finished or self._leader is own:
                 self._leave(own, group)
 
     def _gather(self, own: _W) -> None:
@@ -138,15 +138,15 @@ class Line(Generic[_W]):
             if not group and own in self._standing:
                 self._standing.remove(own)
             if self._leader is own:
-                unsettled = [each for each in group if not each.is_settled and each is not own]
-                self._standing.extendleft(each for each in reversed(unsettled) if each not in self._standing)
+                unfinished = [each for each in group if not each.is_finished and each is not own]
+                self._standing.extendleft(each for each in reversed(unfinished) if each not in self._standing)
                 following = self._standing[0] if self._standing else None
                 if following is not None:
                     following.wake()
                 self._expected = len(group) + len(self._standing)
                 self._leader = following
         for each in group:
-            if each.is_settled and each is not own:
+            if each.is_finished and each is not own:
                 each.wake()
 
 

@@ -34,7 +34,7 @@ class ProducerAppend(NamedTuple):
         The producer's name in its topic.
     first, last
         Numbers of the first and the last message of the append.
-    epoch
+    producer_epoch
         Which instance of the producer it is; None: any.
     checksum
         Of the messages' contents (`waterclock.topics.contents`); None: these are not compared.
@@ -43,7 +43,7 @@ class ProducerAppend(NamedTuple):
     name: str
     first: int
     last: int
-    epoch: int | None = None
+    producer_epoch: int | None = None
     checksum: int | None = None
 
 
@@ -105,7 +105,7 @@ class Numbering:
 
     Attributes
     ----------
-    epoch
+    producer_epoch
         Its newest instance.
     last
         Number of its last message; None where it has none.
@@ -115,23 +115,23 @@ class Numbering:
         The numbers that it has appended, joined where they touch, at most `RANGES`.
     """
 
-    epoch: int
+    producer_epoch: int
     last: int | None = None
     recent: tuple[Remembered, ...] = ()
     covered: tuple[Range, ...] = ()
 
     @classmethod
-    def read(cls, epoch: int, last: int | None, recent: str, covered: str | None) -> Self:
+    def read(cls, producer_epoch: int, last: int | None, recent: str, covered: str | None) -> Self:
         """Read a row of the catalogue; of a producer that an earlier version knew, older numbers are unknown."""
         appends = tuple(Remembered(*each) for each in json.loads(recent))
         if covered is not None:
-            return cls(epoch, last, appends, tuple(Range(*each) for each in json.loads(covered)))
-        return cls(epoch, last, appends, () if last is None else (Range(None, last),))
+            return cls(producer_epoch, last, appends, tuple(Range(*each) for each in json.loads(covered)))
+        return cls(producer_epoch, last, appends, () if last is None else (Range(None, last),))
 
     def columns(self) -> dict[str, Any]:
         """Name the values as the catalogue does."""
         return {
-            "epoch": self.epoch,
+            "epoch": self.producer_epoch,
             "last_sequence": self.last,
             "recent": json.dumps(self.recent),
             "covered": json.dumps(self.covered),
@@ -155,10 +155,10 @@ class Numbering:
             Where its numbers were used for other messages, were appended in part, or lie before the last without
             having been appended.
         """
-        if append.epoch is not None and append.epoch < self.epoch:
+        if append.producer_epoch is not None and append.producer_epoch < self.producer_epoch:
             raise ProducerFencedError(
-                f"producer {append.name!r} of topic {topic!r}: this instance has epoch {append.epoch}, and epoch"
-                f" {self.epoch} has taken over; stop this one"
+                f"producer {append.name!r} of topic {topic!r}: this instance has producer epoch"
+                f" {append.producer_epoch}, and producer epoch {self.producer_epoch} has taken over; stop this one"
             )
         if self.last is None or append.first > self.last:
             return None

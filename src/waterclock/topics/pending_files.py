@@ -96,7 +96,7 @@ def _renew(storage: Storage, pending: Pending) -> None:
         raise taken(storage, pending)
 
 
-def settle(storage: Storage, connection: sa.Connection, pending: Pending) -> None:
+def forget_pending(storage: Storage, connection: sa.Connection, pending: Pending) -> None:
     """Forget the pending file, in the transaction that gives it to its ledgers.
 
     Raises

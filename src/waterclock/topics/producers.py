@@ -29,7 +29,7 @@ class Tenure(NamedTuple):
 
     Attributes
     ----------
-    epoch
+    producer_epoch
         Its number; instances of smaller ones are fenced.
     last
         Number of the producer's last message; None where it has none.
@@ -37,7 +37,7 @@ class Tenure(NamedTuple):
         All that is known of the producer's numbers.
     """
 
-    epoch: int
+    producer_epoch: int
     last: int | None
     numbering: Numbering
 
@@ -70,7 +70,7 @@ class Producers:
         self, append: ProducerAppend, position: Position | None, judged_at: int | None, rejected: int | None
     ) -> None:
         """Note an append that is being written; what is given is as of `Remembered`."""
-        numbering = self.get(append.name) or Numbering(append.epoch or 0)
+        numbering = self.get(append.name) or Numbering(append.producer_epoch or 0)
         self.put(append.name, numbering.appended(append, position, judged_at, rejected))
 
     def get(self, name: str) -> Numbering | None:
@@ -103,17 +103,17 @@ def read_producer(storage: Storage, connection: Any, name: str) -> Numbering | N
 
 
 def numbered(
-    producer: str | None, sequence: int | None, epoch: int | None, messages: int, checksum: int | None
+    producer: str | None, sequence: int | None, producer_epoch: int | None, messages: int, checksum: int | None
 ) -> ProducerAppend | None:
     """Check what a caller says about its producer; None where it names none."""
     if (producer is None) != (sequence is None):
         raise InvalidArgumentError(f"producer: {producer!r} and sequence: {sequence!r} only mean something together")
     if producer is None or sequence is None:
         return None
-    if epoch is not None and (not isinstance(epoch, int) or isinstance(epoch, bool)):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
-        raise InvalidArgumentError(f"epoch: {epoch!r} is no int; give the producer's, or None")
+    if producer_epoch is not None and (not isinstance(producer_epoch, int) or isinstance(producer_epoch, bool)):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
+        raise InvalidArgumentError(f"epoch: {producer_epoch!r} is no int; give the producer's, or None")
     first = check_sequence(sequence, messages)
-    return ProducerAppend(check_name(producer), first, first + messages - 1, epoch, checksum)
+    return ProducerAppend(check_name(producer), first, first + messages - 1, producer_epoch, checksum)
 
 
 def take_over(storage: Storage, name: str) -> Tenure:
@@ -123,10 +123,10 @@ def take_over(storage: Storage, name: str) -> Tenure:
         storage.lock(connection)
         known = Producers(storage, connection)
         before = known.get(name) or Numbering(0)
-        numbering = Numbering(before.epoch + 1, before.last, before.recent, before.covered)
+        numbering = Numbering(before.producer_epoch + 1, before.last, before.recent, before.covered)
         known.put(name, numbering)
         known.write()
-        return Tenure(numbering.epoch, numbering.last, numbering)
+        return Tenure(numbering.producer_epoch, numbering.last, numbering)
 
     return storage.backend.transact(work)
 

@@ -51,7 +51,7 @@ class Producer:
         self._name = name
         self._linger = linger / 1e9
         self._max_bytes = max_bytes
-        self._epoch, self.last_sequence, self._before = take_over(storage, name)
+        self._producer_epoch, self.last_sequence, self._before = take_over(storage, name)
         self.rejected = 0
         self._stored_before = -1 if self.last_sequence is None else self.last_sequence
         self._next = self._stored_before + 1
@@ -197,7 +197,7 @@ class Producer:
     def _append(self, batch: list[Message], first: int) -> None:
         entry = encode_entry(batch, self._storage.backend.now_about, self._storage.ahead, with_checksum=True)
         last = first + len(batch) - 1
-        append = ProducerAppend(self._name, first, last, self._epoch, entry.checksum)
+        append = ProducerAppend(self._name, first, last, self._producer_epoch, entry.checksum)
         rejected = append_entry(self._storage, entry, append).rejected
         if rejected:
             _log.warning(

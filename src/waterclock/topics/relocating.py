@@ -2,8 +2,8 @@
 
 A topic's files are copied under the names that they have, read back and compared. Then one transaction, which holds
 the topic's lock, turns the topic over to the new store, if every file that its ledgers have by then was copied. A
-sealer or compactor that still has the former store open fails at its own commit (`pending_files.settle`), and readers
-find the former files for the grace time. Killed at any point, the topic lies wholly in one of the two stores.
+sealer or compactor that still has the former store open fails at its own commit (`pending_files.forget_pending`), and
+readers find the former files for the grace time. Killed at any point, the topic lies wholly in one of the two stores.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from waterclock.topics.file_facts import LedgerFacts, facts_metadata
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.ledgers import roll
 from waterclock.topics.losses import KEPT, LOST, record_lost_ledger
-from waterclock.topics.pending_files import Pending, finish, new_file, record, renewing, settle, taken
+from waterclock.topics.pending_files import Pending, finish, forget_pending, new_file, record, renewing, taken
 from waterclock.topics.reading import read_chunks
 from waterclock.topics.retention import enforce_retention
 from waterclock.topics.row_groups import RowGroup, bounds_of, row_groups_to_json
@@ -229,7 +229,7 @@ def _commit(storage: Storage, pending: Pending, file: _Written) -> None:
                 " are recorded as lost"
             )
             raise located(error, storage.name, ledger=pending.first)
-        settle(storage, connection, pending)
+        forget_pending(storage, connection, pending)
         with resizing(storage, connection, pending.first, pending.first):
             connection.execute(sa.update(ledgers).where(*key).values(**values, sealed_at=now))
 

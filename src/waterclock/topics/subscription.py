@@ -97,7 +97,7 @@ class Subscription:
         check_limit(limit)
         with self._lock:
             not_before = self._hold()
-            settled, skipped = self._at == self._committed, self._damage.skipped
+            committed, skipped = self._at == self._committed, self._damage.skipped
             messages: list[Message] = []
             while len(messages) < limit:
                 try:
@@ -109,7 +109,7 @@ class Subscription:
                 if piece is None:
                     break
                 messages += self._take(piece, limit - len(messages), not_before)
-            if not messages and settled and skipped == self._damage.skipped:
+            if not messages and committed and skipped == self._damage.skipped:
                 self._pass_over()
             return messages
 

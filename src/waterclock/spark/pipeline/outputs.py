@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 
 from waterclock.connection import connect
 from waterclock.spark.pipeline.file import Output, PipelineFile, Source
-from waterclock.spark.session.workers import settling
+from waterclock.spark.session.workers import freezing_imports
 from waterclock.spark.streaming.batching import batches_of, rejected_of
 from waterclock.spark.writing.batch_rows import encoded
 
@@ -46,7 +46,7 @@ def write_outcomes(file: PipelineFile, outcomes: DataFrame, *, run: str, micro_b
 def _write_parquet(rows: DataFrame, output: Output, source: Source, run: str) -> None:
     """Write into a folder of the run's own, which a repeat replaces; Spark reads all of them as one table."""
     if output.what == "batches":
-        rows = rows.mapInArrow(settling(_encode, source=source), _ENCODED_SCHEMA)
+        rows = rows.mapInArrow(freezing_imports(_encode, source=source), _ENCODED_SCHEMA)
     rows.write.mode("overwrite").parquet(f"{output.target.rstrip('/')}/run={run}")
 
 

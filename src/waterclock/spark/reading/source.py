@@ -15,7 +15,7 @@ from waterclock.spark.packing import POSITIONED, pack
 from waterclock.spark.reading.columns import laid_out, stored_columns
 from waterclock.spark.reading.pushdown import Test, exact_test, passing, positions_by, wanted_by
 from waterclock.spark.reading.read_options import ReadOptions, refuse_expired
-from waterclock.spark.session.workers import settle
+from waterclock.spark.session.workers import freeze_imports
 from waterclock.topics.damage import Damage
 from waterclock.topics.finding import find_first, find_start
 from waterclock.topics.pruning import ALL
@@ -63,14 +63,14 @@ class TopicReader(DataSourceReader):
             slices = topic.plan(start, stop, max_messages=SLICE_MESSAGES, wanted=self._wanted, on_damage=damage)
             if self._options.start is not None:
                 refuse_expired(topic, self._options.start)
-        settle()
+        freeze_imports()
         return [Part(part) for part in slices] or [Part(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one slice as record batches."""
         with plainly():
             yield from read_part(partition, self._options, self._tests)
-        settle()
+        freeze_imports()
 
     def _range(self, topic: Topic) -> tuple[Position | None, Position | None]:
         options = self._options

@@ -23,7 +23,7 @@ from waterclock.message import Position
 from waterclock.spark.options import plainly
 from waterclock.spark.reading.read_options import ReadOptions
 from waterclock.spark.reading.source import SLICE_MESSAGES, Part, read_part
-from waterclock.spark.session.workers import settle
+from waterclock.spark.session.workers import freeze_imports
 from waterclock.topics.damage import Damage
 from waterclock.topics.finding import FINDABLE, find_start
 from waterclock.topics.positions import Place, beginning, entry_boundary, place_of
@@ -97,7 +97,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read one slice as record batches."""
         with plainly():
             yield from read_part(partition, self._options)
-        settle()
+        freeze_imports()
 
     def stop(self) -> None:
         """Give the database's connections back."""

@@ -20,7 +20,7 @@ _SEARCHING = ("pyspark.daemon", "waterclock.spark.session.worker_daemon")
 _modules = 0
 
 
-def settle() -> None:
+def freeze_imports() -> None:
     """Take what has been imported by the end of a task out of the search for garbage; elsewhere do nothing."""
     global _modules  # noqa: PLW0603  # what was frozen is the process's own affair
     program = sys.modules["__main__"].__spec__
@@ -31,8 +31,8 @@ def settle() -> None:
     gc.freeze()
 
 
-def settling(function: Callable[..., Iterable[pa.RecordBatch]], **options: Any) -> Any:
-    """Make a function for ``mapInArrow`` of one that takes record batches and ``options``, and `settle` after it."""
+def freezing_imports(function: Callable[..., Iterable[pa.RecordBatch]], **options: Any) -> Any:
+    """Make a function for ``mapInArrow`` of one, of record batches and ``options`` that freezes imports at its end."""
     return partial(_run, partial(function, **options))
 
 
@@ -40,4 +40,4 @@ def _run(
     function: Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     yield from function(batches)
-    settle()
+    freeze_imports()

@@ -23,7 +23,7 @@ from waterclock.spark.packing import (
     unpack,
 )
 from waterclock.spark.reading.column_types import time_problem
-from waterclock.spark.session.workers import settling
+from waterclock.spark.session.workers import freezing_imports
 from waterclock.spark.streaming.judging import OUTCOMES_SCHEMA, judge
 from waterclock.spark.streaming.rate_stream import RateOptions, judge_by_rate
 from waterclock.spark.streaming.stateful import event_time_stream, rate_stream
@@ -120,7 +120,7 @@ def event_time_outcomes(
     packed, record = _packed(df)
     if df.isStreaming:
         return event_time_stream(packed, rule, record, skew)
-    return _by_source(packed).mapInArrow(settling(judge, record=record, rule=rule), OUTCOMES_SCHEMA)
+    return _by_source(packed).mapInArrow(freezing_imports(judge, record=record, rule=rule), OUTCOMES_SCHEMA)
 
 
 def rate_aware_batches(
@@ -186,7 +186,7 @@ def rate_aware_outcomes(
         )
     if df.isStreaming:
         return rate_stream(packed, options)
-    return _by_source(packed).mapInArrow(settling(judge_by_rate, options=options), OUTCOMES_SCHEMA)
+    return _by_source(packed).mapInArrow(freezing_imports(judge_by_rate, options=options), OUTCOMES_SCHEMA)
 
 
 def _packed(df: DataFrame) -> tuple[DataFrame, np.dtype[Any]]:
@@ -197,7 +197,7 @@ def _packed(df: DataFrame) -> tuple[DataFrame, np.dtype[Any]]:
     record = _record(df)
     # Only what is selected crosses into Python, and only that is read from the files.
     needed = df.select("source", *(record.names or ()))
-    return needed.mapInArrow(settling(pack, record=record), CLOCKED_SCHEMA), record
+    return needed.mapInArrow(freezing_imports(pack, record=record), CLOCKED_SCHEMA), record
 
 
 def _by_source(packed: DataFrame) -> DataFrame:
@@ -235,7 +235,7 @@ def rejected_of(outcomes: DataFrame) -> DataFrame:
         One row a message: source, reason (``"late"``, ``"future"``, ``"duplicate"`` or ``"replaced"``), stream,
         event_time, receive_time (BIGINT ns), ledger, entry, index (null where the messages came without position).
     """
-    return outcomes.where("rejection IS NOT NULL").mapInArrow(settling(_rejected), _REJECTED_SCHEMA)
+    return outcomes.where("rejection IS NOT NULL").mapInArrow(freezing_imports(_rejected), _REJECTED_SCHEMA)
 
 
 def _rejected(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

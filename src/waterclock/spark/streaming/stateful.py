@@ -19,7 +19,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.packing import PackedRow
-from waterclock.spark.session.workers import settle, settling
+from waterclock.spark.session.workers import freeze_imports, freezing_imports
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
 from waterclock.spark.streaming.judging import OUTCOMES_SCHEMA
 from waterclock.spark.streaming.outcome_rows import OUTCOME_ROW_SCHEMA, Outcome, expand
@@ -82,7 +82,7 @@ class EventTimeProcessor(StatefulProcessor):
 
     def close(self) -> None:
         """End a task."""
-        settle()
+        freeze_imports()
 
     def _known(self) -> tuple[EventTimeStream, int | None]:
         known = self._state.get()
@@ -130,7 +130,7 @@ class RateProcessor(StatefulProcessor):
 
     def close(self) -> None:
         """End a task."""
-        settle()
+        freeze_imports()
 
 
 def event_time_stream(packed: DataFrame, rule: EventTimeRule, record: np.dtype[Any], max_skew: int) -> DataFrame:
@@ -152,7 +152,7 @@ def _outcomes(packed: DataFrame, processor: StatefulProcessor, time_mode: str) -
     rows = packed.groupBy("source").transformWithState(
         statefulProcessor=processor, outputStructType=OUTCOME_ROW_SCHEMA, outputMode="Append", timeMode=time_mode
     )
-    return rows.mapInArrow(settling(expand), OUTCOMES_SCHEMA)
+    return rows.mapInArrow(freezing_imports(expand), OUTCOMES_SCHEMA)
 
 
 def _check_provider(df: DataFrame) -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from waterclock.spark.options import plainly
-from waterclock.spark.session.workers import settle
+from waterclock.spark.session.workers import freeze_imports
 from waterclock.spark.writing.batch_rows import encoded
 from waterclock.spark.writing.write_options import WriteOptions
 from waterclock.spark.writing.writer import Writer
@@ -37,5 +37,5 @@ class BatchWriter(Writer):
                         {"id": name, "group": source, "payload": payload}
                         for name, source, payload in zip(names, sources, encoded(some, payloads), strict=True)
                     )
-        settle()
+        freeze_imports()
         return WriterCommitMessage()

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from waterclock.arrow import MESSAGE_SCHEMA
 from waterclock.errors import SchemaError
 from waterclock.spark.options import plainly
-from waterclock.spark.session.workers import settle
+from waterclock.spark.session.workers import freeze_imports
 from waterclock.spark.writing.batch_rows import POSITION
 from waterclock.spark.writing.write_options import WriteOptions
 from waterclock.spark.writing.writer import Writer
@@ -93,7 +93,7 @@ class MessageWriter(Writer):
                 if appended.rejected:
                     count, reason = len(appended.rejected), appended.rejected[0].reason
                     _log.warning("%d messages are not written, the first: %s", count, reason)
-        settle()
+        freeze_imports()
         return WriterCommitMessage()
 
     def finish(self) -> None:
