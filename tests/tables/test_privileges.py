@@ -131,7 +131,7 @@ def test_the_consumer_takes_acks_and_gives_back_and_neither_puts_nor_removes(rol
 
 def test_a_consumer_that_may_not_say_that_it_is_there_works_uncounted(roles: Roles) -> None:
     with roles.owner.backend.engine.begin() as connection:
-        connection.exec_driver_sql("REVOKE INSERT, UPDATE, DELETE ON waterclock_attendance FROM consumer")
+        connection.exec_driver_sql("REVOKE INSERT, UPDATE, DELETE ON waterclock_heartbeats FROM consumer")
     roles.orders.put("a")
     with roles.table("consumer").subscribe() as deliveries:
         next(deliveries).ack()

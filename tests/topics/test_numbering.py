@@ -22,7 +22,7 @@ def appended(numbering: Numbering, first: int, last: int, checksum: int | None =
 
 def stored(numbering: Numbering) -> Numbering:
     columns = numbering.columns()
-    return Numbering.read(columns["epoch"], columns["last_sequence"], columns["recent"], columns["covered"])
+    return Numbering.read(columns["producer_epoch"], columns["last_sequence"], columns["recent"], columns["covered"])
 
 
 steps = st.lists(st.tuples(st.sampled_from([0, 0, 0, 1, 5]), st.integers(1, 4)), min_size=1, max_size=60)

@@ -38,6 +38,19 @@ def drop_column(table: str, name: str) -> None:
         op.drop_column(table, name)
 
 
+def rename_table(old: str, new: str) -> None:
+    """Rename a table unless that is done."""
+    if not sa.inspect(op.get_bind()).has_table(new):
+        op.rename_table(old, new)
+
+
+def rename_column(table: str, old: str, new: str) -> None:
+    """Rename a column unless that is done."""
+    if new not in _columns(table):
+        quote = op.get_bind().dialect.identifier_preparer.quote
+        op.execute(f"ALTER TABLE {quote(table)} RENAME COLUMN {quote(old)} TO {quote(new)}")
+
+
 def _has_index(name: str, table: str) -> bool:
     return any(index["name"] == name for index in sa.inspect(op.get_bind()).get_indexes(table))
 

@@ -127,14 +127,14 @@ consumers = sa.Table(
 """One row for each consumer of a table with exclusive groups that lives."""
 
 heartbeats = sa.Table(
-    "waterclock_attendance",
+    "waterclock_heartbeats",
     metadata,
     sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
     sa.Column("session", BigInt, primary_key=True, autoincrement=False, doc="Number of the process."),
     sa.Column("subscribers", BigInt, nullable=False, doc="Subscriptions that it has open."),
-    sa.Column("sent", BigInt, nullable=False, doc="Messages that it took in the minute before `told_at`."),
+    sa.Column("sent", BigInt, nullable=False, doc="Messages that it took in the minute before `beat_at`."),
     sa.Column(
-        "told_at",
+        "beat_at",
         BigInt,
         nullable=False,
         doc="When the process wrote the row, ns; one that is older than half a minute does not count.",

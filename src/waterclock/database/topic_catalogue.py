@@ -220,7 +220,7 @@ producers = sa.Table(
     sa.Column("topic_id", BigInt, primary_key=True, autoincrement=False, doc="The topic."),
     sa.Column("name", Name, primary_key=True, doc="The producer."),
     sa.Column(
-        "epoch",
+        "producer_epoch",
         BigInt,
         nullable=False,
         doc="Number of the producer's present instance; an older one is refused.",
@@ -253,7 +253,7 @@ subscriptions = sa.Table(
     sa.Column("index", sa.Integer, nullable=False, doc="Place of the next message in its entry."),
     sa.Column("ordinal", BigInt, nullable=False, doc="Number of the next message in the topic."),
     sa.Column(
-        "epoch",
+        "reader_epoch",
         BigInt,
         nullable=False,
         doc="Grows each time that a reader takes the subscription; an older reader is refused.",

@@ -131,7 +131,7 @@ class Numbering:
     def columns(self) -> dict[str, Any]:
         """Name the values as the catalogue does."""
         return {
-            "epoch": self.producer_epoch,
+            "producer_epoch": self.producer_epoch,
             "last_sequence": self.last,
             "recent": json.dumps(self.recent),
             "covered": json.dumps(self.covered),

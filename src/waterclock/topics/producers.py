@@ -15,12 +15,14 @@ from waterclock.topics.storage import Storage
 
 # Built once: building a statement takes longer than running it.
 _HERE = (producers.c.topic_id == sa.bindparam("topic"), producers.c.name == sa.bindparam("producer"))
-_READ = sa.select(producers.c.epoch, producers.c.last_sequence, producers.c.recent, producers.c.covered).where(*_HERE)
+_READ = sa.select(producers.c.producer_epoch, producers.c.last_sequence, producers.c.recent, producers.c.covered).where(
+    *_HERE
+)
 _INSERT = sa.insert(producers)
 _UPDATE = (
     sa.update(producers)
     .where(*_HERE)
-    .values({name: sa.bindparam(f"new_{name}") for name in ("epoch", "last_sequence", "recent", "covered")})
+    .values({name: sa.bindparam(f"new_{name}") for name in ("producer_epoch", "last_sequence", "recent", "covered")})
 )
 
 

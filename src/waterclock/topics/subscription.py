@@ -75,7 +75,7 @@ class Subscription:
         self._lease = lease
         self._holder = new_holder()
         self._lock = threading.Lock()
-        self._epoch = -1  # of no subscription: the first read takes the position from the catalogue
+        self._reader_epoch = -1  # of no subscription: the first read takes the position from the catalogue
         self._at = Place(Position(0, 0, 0), 0)
         self._committed = self._at
         self._pieces: Iterator[_Piece] = iter(())
@@ -124,7 +124,7 @@ class Subscription:
         """
         with self._lock:
             if self._at != self._committed:
-                rows.commit(self._storage, self.name, self._epoch, self._at, self._lease)
+                rows.commit(self._storage, self.name, self._reader_epoch, self._at, self._lease)
                 self._committed = self._at
 
     def seek(self, to: Position | Time, *, by: str = "publish_time", filter_older: bool = False) -> Position:
@@ -193,14 +193,14 @@ class Subscription:
         """Let others read it. What was not committed will be read again."""
         with self._lock:
             rows.release(self._storage, self.name, self._holder)
-            self._epoch = -1
+            self._reader_epoch = -1
 
     def _hold(self) -> NotBefore | None:
         row = rows.hold(self._storage, self.name, self._holder, self._lease)
         durable = Place(rows.position_of_row(row), row["ordinal"])
         # Another epoch: it was moved or had another reader. Further ahead: messages expired under our eyes.
-        if row["epoch"] != self._epoch or durable.position > self._at.position:
-            self._epoch = row["epoch"]
+        if row["reader_epoch"] != self._reader_epoch or durable.position > self._at.position:
+            self._reader_epoch = row["reader_epoch"]
             self._at = self._committed = durable
             self._open()
         return rows.not_before_of_row(row)
@@ -255,7 +255,7 @@ class Subscription:
         if self._at == self._committed:
             return
         try:
-            rows.commit(self._storage, self.name, self._epoch, self._at, self._lease)
+            rows.commit(self._storage, self.name, self._reader_epoch, self._at, self._lease)
         except LeaseLostError:
             return  # moved meanwhile; the next read begins there
         self._committed = self._at

@@ -53,7 +53,7 @@ def create(storage: Storage, name: str, place: Place) -> bool:
 
     def work(connection: sa.Connection) -> None:
         _, now = storage.lock(connection)
-        values = {"topic_id": storage.topic_id, "name": name, "created_at": now, "epoch": 0}
+        values = {"topic_id": storage.topic_id, "name": name, "created_at": now, "reader_epoch": 0}
         connection.execute(sa.insert(subscriptions), {**values, **_place_columns(place)})
 
     try:
@@ -110,7 +110,7 @@ def hold(storage: Storage, name: str, holder: str, lease: int) -> sa.RowMapping:
                     f"subscription {name!r} of topic {storage.name!r} is being read by {row['holder']} until"
                     f" {format_time(row['held_until'])}; one at a time reads a subscription"
                 )
-            values["epoch"] = row["epoch"] + 1
+            values["reader_epoch"] = row["reader_epoch"] + 1
         connection.execute(sa.update(subscriptions).where(*_key(storage, name)).values(values))
         return connection.execute(sa.select(subscriptions).where(*_key(storage, name))).mappings().one()
 
@@ -124,7 +124,7 @@ def release(storage: Storage, name: str, holder: str) -> None:
     storage.backend.transact(lambda connection: connection.execute(statement))
 
 
-def commit(storage: Storage, name: str, epoch: int, place: Place, lease: int) -> None:
+def commit(storage: Storage, name: str, reader_epoch: int, place: Place, lease: int) -> None:
     """Move a subscription forward to where its reader has got; never backwards.
 
     Raises
@@ -135,10 +135,11 @@ def commit(storage: Storage, name: str, epoch: int, place: Place, lease: int) ->
 
     def work(connection: sa.Connection) -> None:
         row, now = _lock(storage, connection, name)
-        if row["epoch"] != epoch:
+        if row["reader_epoch"] != reader_epoch:
             raise LeaseLostError(
-                f"subscription {name!r} of topic {storage.name!r} was moved or taken over (epoch {row['epoch']}, this"
-                f" reader has {epoch}; now held by {row['holder']}); what it has read since does not count: read again"
+                f"subscription {name!r} of topic {storage.name!r} was moved or taken over (epoch"
+                f" {row['reader_epoch']}, this reader has {reader_epoch}; now held by {row['holder']}); what it has"
+                " read since does not count: read again"
             )
         connection.execute(
             sa.update(subscriptions).where(*_key(storage, name)).values(**_forward(row, place), held_until=now + lease)
@@ -155,7 +156,7 @@ def move(storage: Storage, name: str, place: Place, not_before: NotBefore | None
         limit = {"not_before": None, "not_before_by": None}
         if not_before is not None:
             limit = {"not_before": not_before.time, "not_before_by": not_before.by}
-        values = {**_place_columns(place), "epoch": row["epoch"] + 1, **limit}
+        values = {**_place_columns(place), "reader_epoch": row["reader_epoch"] + 1, **limit}
         connection.execute(sa.update(subscriptions).where(*_key(storage, name)).values(values))
 
     storage.backend.transact(work)
@@ -192,7 +193,7 @@ def _lock(storage: Storage, connection: sa.Connection, name: str) -> tuple[sa.Ro
 
 
 def _forward(row: sa.RowMapping, place: Place) -> dict[str, int]:
-    return _place_columns(place) if place.position > position_of_row(row) else {"epoch": row["epoch"]}
+    return _place_columns(place) if place.position > position_of_row(row) else {"reader_epoch": row["reader_epoch"]}
 
 
 def _place_columns(place: Place) -> dict[str, int]:
@@ -211,7 +212,7 @@ def _info(row: sa.RowMapping, ordinal: int, head: int, now: int) -> Subscription
         row["name"],
         position_of_row(row),
         head - ordinal,
-        row["epoch"],
+        row["reader_epoch"],
         row["holder"] if held else None,
         row["held_until"] if held else None,
     )

@@ -158,11 +158,11 @@ class ProcessHeartbeat:
 
     def _write(self, connection: sa.Connection, now: int, subscribers: int, sent: int) -> None:
         mine = (heartbeats.c.table_id == self._table_id) & (heartbeats.c.session == self.session)
-        values = {"subscribers": subscribers, "sent": sent, "told_at": now}
+        values = {"subscribers": subscribers, "sent": sent, "beat_at": now}
         if not (subscribers or sent):
             connection.execute(sa.delete(heartbeats).where(mine))
         elif not connection.execute(sa.update(heartbeats).where(mine).values(values)).rowcount:
-            connection.execute(sa.delete(heartbeats).where(heartbeats.c.told_at <= now - LASTS))
+            connection.execute(sa.delete(heartbeats).where(heartbeats.c.beat_at <= now - LASTS))
             connection.execute(sa.insert(heartbeats).values(table_id=self._table_id, session=self.session, **values))
 
 
@@ -207,7 +207,7 @@ def everywhere(context: TableContext, connection: sa.Connection, now: int) -> tu
     others = (
         (heartbeats.c.table_id == context.table_id)
         & (heartbeats.c.session != own.session)
-        & (heartbeats.c.told_at > now - LASTS)
+        & (heartbeats.c.beat_at > now - LASTS)
     )
     found = connection.execute(
         sa.select(sa.func.sum(heartbeats.c.subscribers), sa.func.sum(heartbeats.c.sent)).where(others)

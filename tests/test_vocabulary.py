@@ -1,0 +1,172 @@
+"""The glossary outranks the code: no name, column or heading of a docstring is a word that it calls by another."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Generator, Iterable
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+import waterclock as wc
+from waterclock.database import table_catalogue, topic_catalogue
+from waterclock.database.catalogue import metadata
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "waterclock"
+ROW = re.compile(r"^\| \*\*(?P<term>[^*]+)\*\* \|.*\| (?P<never>[^|]*)\|$", re.MULTILINE)
+
+ALLOWED = {
+    "spark/reading/columns.py": {"timestamp"},  # a type of Spark's
+    "spark/streaming": {"watermark"},  # Spark's own, by which it tells the time
+    "database/migrations": {"attendance", "timestamp"},  # what was done under a former name was done so
+}
+"""Words that mean something else there, which is not ours to name."""
+
+TITLES = ("find by timestamp",)
+"""Headings of the document, which docstrings name."""
+
+ONE_MEANING = {
+    "epoch": (
+        ("tables", "cli", "archiving.py", "spark/reading/table_stream.py"),
+        {"producer_epoch", "reader_epoch", "unix_epoch"},
+    ),
+    "settle": (("tables",), set[str]()),
+    "partition": (("tables", "spark"), set[str]()),  # in Spark's interface they are Spark's
+    "entry": (("topics", "spark", "demo", "database", "message.py", "errors.py"), set[str]()),
+}
+"""Words that mean one thing only: where their names may be, and which longer names are other words."""
+
+NOT_OURS = {
+    "topics/topic.py": {"epoch"},  # the keyword of `append`, which callers write
+    "topics/subscription_rows.py": {"epoch"},  # an attribute that callers read
+}
+
+
+@cache
+def refused() -> dict[tuple[str, ...], str]:
+    """Read the glossary: the words that are never used, and the term that stands for each."""
+    found: dict[tuple[str, ...], str] = {}
+    for row in ROW.finditer((ROOT / "docs" / "glossary.md").read_text()):
+        for word in re.findall(r"`([^`]+)`", row["never"]):
+            found[tuple(word.split())] = row["term"]
+    return found
+
+
+def words_of(name: str) -> tuple[str, ...]:
+    """Split a name or a text into words in lower case, each in the singular."""
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name.replace("-", " "))
+    return tuple(re.sub("ies$", "y", word.lower()).removesuffix("s") for word in words)
+
+
+def has(words: tuple[str, ...], word: Iterable[str]) -> bool:
+    """Say whether a word, or several that follow each other, are among some."""
+    wanted = words_of(" ".join(word))
+    return any(words[at : at + len(wanted)] == wanted for at in range(len(words)))
+
+
+def names_of(tree: ast.AST) -> Generator[str]:
+    """Name what a module defines: classes, functions, parameters, attributes and constants."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name
+            case ast.arg():
+                yield node.arg
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.attr
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for statement in node.body:
+                targets = [statement.target] if isinstance(statement, ast.AnnAssign) else []
+                targets += statement.targets if isinstance(statement, ast.Assign) else []
+                yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def headings_of(tree: ast.AST) -> Generator[str]:
+    """Give the first line of each docstring, and the terms that it explains."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+            lines = (ast.get_docstring(node) or "").split("\n")
+            yield lines[0]
+            for line, following in pairwise(lines):
+                if line[:1].isalpha() and following.startswith("    "):
+                    yield line
+
+
+def modules() -> Generator[tuple[str, ast.AST]]:
+    for file in sorted(SOURCE.rglob("*.py")):
+        yield str(file.relative_to(SOURCE)), ast.parse(file.read_text())
+
+
+def columns() -> Generator[tuple[str, str]]:
+    """Name the tables of the catalogue, those of messages, and their columns."""
+    assert {table_catalogue.message_tables, topic_catalogue.topics} <= set(metadata.tables.values())
+    yield from ((table.name, column.name) for table in metadata.tables.values() for column in table.columns)
+    with wc.connect("sqlite://") as database:
+        database.create_table("orders", groups="sequenced", dead_letter="dead")
+        with database.backend.engine.connect() as connection:
+            for name in ("orders", "dead"):
+                yield from ((name, column["name"]) for column in sa.inspect(connection).get_columns(name))
+
+
+def faults(where: str, text: str) -> list[str]:
+    """Say which words of a name or a heading the glossary calls by another."""
+    for title in TITLES:
+        text = text.replace(title, "")
+    allowed = {word for place, words in ALLOWED.items() if where.startswith(place) for word in words}
+    words = words_of(text)
+    return [
+        f"{where}: {text!r}: the glossary says {term!r}, not {' '.join(word)!r}"
+        for word, term in refused().items()
+        if has(words, word) and " ".join(word) not in allowed
+    ]
+
+
+def test_the_glossary_names_refused_words() -> None:
+    assert len(refused()) > 20
+    assert refused()["presence",] == "heartbeat"
+
+
+def test_no_name_is_a_word_that_the_glossary_calls_by_another() -> None:
+    found = [
+        fault
+        for where, tree in modules()
+        for name in (Path(where).stem, Path(where).parent.name, *names_of(tree))
+        for fault in faults(where, name)
+    ]
+    assert found == []
+
+
+def test_no_heading_of_a_docstring_is_a_word_that_the_glossary_calls_by_another() -> None:
+    assert [fault for where, tree in modules() for text in headings_of(tree) for fault in faults(where, text)] == []
+
+
+def test_no_column_is_a_word_that_the_glossary_calls_by_another() -> None:
+    assert [fault for table, column in columns() for name in (table, column) for fault in faults(table, name)] == []
+
+
+@pytest.mark.parametrize("word", ONE_MEANING)
+def test_a_word_with_one_meaning_names_nothing_elsewhere(word: str) -> None:
+    places, other_words = ONE_MEANING[word]
+    found = [
+        f"{where}: {name}"
+        for where, tree in modules()
+        if not where.startswith(places)
+        for name in (Path(where).stem, *names_of(tree))
+        if has(words_of(name), [word])
+        and not any(has(words_of(name), other.split("_")) for other in other_words)
+        and name not in NOT_OURS.get(where, ())
+    ]
+    assert found == []
+
+
+def test_what_is_looked_for_is_found() -> None:
+    tree = ast.parse('class StayPresence:\n    """A sign of life."""\n    def beat(self, graves): self.DLQHeart = 1\n')
+    assert [name for name in names_of(tree) if faults("x", name)] == ["StayPresence", "graves", "DLQHeart"]
+    assert [text for text in headings_of(tree) if faults("x", text)] == ["A sign of life."]
+    assert faults("x", "waterclock_attendance")
+    assert not faults("x", "is_heartbeat_represented")
