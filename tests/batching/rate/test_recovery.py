@@ -1,4 +1,4 @@
-"""A source that moved to another epoch is found again without a clock, and no batch has the identity of another."""
+"""A source that moved to another era is found again without a clock, and no batch has the identity of another."""
 
 from __future__ import annotations
 

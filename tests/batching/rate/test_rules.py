@@ -11,7 +11,7 @@ from waterclock.batching.rate.batcher import RateAwareBatcher
 from waterclock.batching.rate.pile import Pile
 from waterclock.batching.rate.pulse_grid import PulseGrid
 from waterclock.batching.rate.rule import (
-    MOST_EPOCHS,
+    MOST_ERAS,
     MOST_UNMOVED,
     RateRule,
     RateWindow,
@@ -43,10 +43,10 @@ def test_a_gap_of_three_lengths_does_not_split_a_group_and_a_wider_one_does() ->
     assert plausible_range([0, 1, 3 * SECOND + 2], SECOND) == (0, 1)
 
 
-def test_a_window_keeps_its_epoch_within_64_bits() -> None:
+def test_a_window_keeps_its_era_within_64_bits() -> None:
     for anchor in (MIN_NS, MAX_NS):
         window = RateWindow.at(placed(anchor, SECOND), RULE)
-        assert MIN_NS < window.epoch_from < window.epoch_until < MAX_NS
+        assert MIN_NS < window.era_from < window.era_until < MAX_NS
 
 
 def test_an_origin_is_kept_while_plausible_and_then_taken_from_the_window() -> None:
@@ -63,7 +63,7 @@ def test_an_origin_is_kept_while_plausible_and_then_taken_from_the_window() -> N
     assert track.grid == PulseGrid(T0 + 5, 14)
 
 
-def test_a_stream_in_another_epoch_gets_no_grid() -> None:
+def test_a_stream_in_another_era_gets_no_grid() -> None:
     track = learned(14)
     track.regrid(T0 + 1100 * SECOND, RULE)
     assert track.grid is None
@@ -110,7 +110,7 @@ def test_what_waits_implausibly_far_ahead_is_given_out_by_a_stall() -> None:
     assert batcher.window == (at(-18) + 1, at(-17) + 1)
 
 
-def test_a_stream_silent_for_an_epoch_does_not_bring_its_old_times_back() -> None:
+def test_a_stream_silent_for_an_era_does_not_bring_its_old_times_back() -> None:
     batcher = RateAwareBatcher(clock=frozen)
     batcher.add([message("a", at(0))])
     for seconds in (900, 1800):
@@ -138,14 +138,14 @@ def stuck(watch: StallWatch, *times: int) -> bool:
     return watch.is_stuck([*times], len(times), SECOND)
 
 
-def test_each_epoch_moves_on_by_itself() -> None:
+def test_each_era_moves_on_by_itself() -> None:
     watch = StallWatch(frozen)
     far = 43 * YEAR
     assert not any(stuck(watch, k * SECOND) or stuck(watch, far) for k in range(10))
     assert stuck(watch, 10 * SECOND)
 
 
-def test_a_gap_counts_as_three_lengths_and_one_of_an_epoch_begins_anew() -> None:
+def test_a_gap_counts_as_three_lengths_and_one_of_an_era_begins_anew() -> None:
     watch = StallWatch(frozen)
     assert [stuck(watch, k * 900 * SECOND) for k in range(5)] == [False] * 4 + [True]
     watch = StallWatch(frozen)
@@ -158,12 +158,12 @@ def test_a_backlog_in_one_call_is_no_stall_and_one_that_goes_on_is() -> None:
     assert stuck(watch, 100 * SECOND)
 
 
-def test_more_epochs_than_are_distinguished_do_not_hide_the_one_that_goes_on() -> None:
+def test_more_eras_than_are_told_apart_do_not_hide_the_one_that_goes_on() -> None:
     watch = StallWatch(frozen)
     for k in range(10):
         assert not stuck(watch, k * SECOND)
-        assert not any(stuck(watch, (wild + 1) * YEAR + k * 2000 * SECOND) for wild in range(MOST_EPOCHS - 1))
-    assert len(watch.elsewhere) == MOST_EPOCHS
+        assert not any(stuck(watch, (wild + 1) * YEAR + k * 2000 * SECOND) for wild in range(MOST_ERAS - 1))
+    assert len(watch.elsewhere) == MOST_ERAS
     assert stuck(watch, 10 * SECOND)
 
 
@@ -204,7 +204,7 @@ def test_up_to_three_lengths_behind_the_window_is_plausible(nearest: int, *, res
 @pytest.mark.parametrize(
     ("event_time", "strays"), [(at(-1000), 0), (at(-1000) - 1, 1), (at(1001), 0), (at(1001) + 1, 1)]
 )
-def test_another_epoch_begins_more_than_1000_lengths_from_the_window(event_time: int, strays: int) -> None:
+def test_another_era_begins_more_than_1000_lengths_from_the_window(event_time: int, strays: int) -> None:
     batcher = RateAwareBatcher(gated=("det",), timeout=math.inf, clock=frozen)
     batcher.add([*pulses("det", 14, -1, 0), message("det", T0)])
     batcher.add([message("log", event_time)])
@@ -298,7 +298,7 @@ def test_a_silence_in_which_nothing_waited_is_no_stall() -> None:
     assert [batch.reason for batch in batcher.add([])] == ["stall"]
 
 
-def test_a_window_that_holds_another_epoch_alone_is_empty_where_no_stream_gates() -> None:
+def test_a_window_that_holds_another_era_alone_is_empty_where_no_stream_gates() -> None:
     batcher = RateAwareBatcher(gated=False, timeout=math.inf, clock=frozen)
     batcher.add([message("log", T0)])
     stray = message("log", at(5000))
@@ -361,7 +361,7 @@ def test_implausible_times_out_of_order_count_from_the_newest() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning")
-def test_of_a_call_that_is_all_implausible_its_own_epoch_says_where_the_traffic_is() -> None:
+def test_of_a_call_that_is_all_implausible_its_own_era_says_where_the_traffic_is() -> None:
     batcher = RateAwareBatcher(gated=False, clock=frozen)
     batcher.add([message("log", T0)])
     for k in range(10):

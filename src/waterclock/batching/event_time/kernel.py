@@ -227,7 +227,7 @@ def _keep_newest(
 
 
 @njit
-def _partition(
+def _cut_source(
     times: Times,
     rows: Codes,
     first: int,
@@ -327,5 +327,5 @@ def assign(
         first, stop = bounds[source], bounds[source + 1]
         if not _is_sorted(times, first, stop):
             _sort(times, rows, first, stop, spare_times, spare_rows, bucket_ends)
-        _partition(times, rows, first, stop, streams, receive_times, rule, seen, out)
+        _cut_source(times, rows, first, stop, streams, receive_times, rule, seen, out)
     return bounds[source_count]

@@ -8,7 +8,7 @@ from operator import attrgetter
 from waterclock.batching.batch import Batch
 from waterclock.batching.rate.gate import Gate
 from waterclock.batching.rate.long_call import warn_of_long_call
-from waterclock.batching.rate.rule import EPOCH, Gated, RateRule, placed, plausible_range
+from waterclock.batching.rate.rule import ERA, Gated, RateRule, placed, plausible_range
 from waterclock.batching.rate.stall import StallWatch
 from waterclock.batching.rate.state import from_bytes, to_bytes
 from waterclock.batching.rate.window import Assembly
@@ -59,7 +59,7 @@ class RateAwareBatcher:
     Start
         The messages of the first call form the first batch (``start``). The first window begins at its newest plausible
         event time; see `plausible_range`.
-    Other epoch
+    Another era
         A message more than 1000 lengths from the window is delivered with it, and does nothing else.
     Stall
         Where messages are buffered and nothing has closed for 10 lengths by ``clock``, the window closes with all it
@@ -68,8 +68,8 @@ class RateAwareBatcher:
         is only numerous.
 
         The same happens without a clock, so that a replay recovers too: where the high-water mark stands while another
-        epoch's messages, or those more than three lengths behind, move on by 10 lengths in more than one call; a gap
-        in them counts as three lengths at most. Each epoch counts apart, so that a stream whose clock is wrong does
+        era's messages, or those more than three lengths behind, move on by 10 lengths in more than one call; a gap
+        in them counts as three lengths at most. Each era counts apart, so that a stream whose clock is wrong does
         not hide the others. It happens also where 100,000 messages have joined the window while the mark stands.
 
         Only here may a window, and the high-water mark, go back. Windows then begin some nanoseconds late where others
@@ -99,7 +99,7 @@ class RateAwareBatcher:
     Warns
     -----
     LongCallWarning
-        For a call that brings a stream's messages from more than 1000 lengths: those of another epoch are not cut.
+        For a call that brings a stream's messages from more than 1000 lengths: those of another era are not cut.
 
     Notes
     -----
@@ -163,7 +163,7 @@ class RateAwareBatcher:
             self._refuse_others(sources)
         if self._gate.asks:
             self._gate.ask(map(_stream, messages))
-        if len(times) > 1 and max(times) - min(times) > EPOCH * self._in_force.batch_length:
+        if len(times) > 1 and max(times) - min(times) > ERA * self._in_force.batch_length:
             warn_of_long_call(messages, self._in_force.batch_length)
         return messages
 
@@ -181,7 +181,7 @@ class RateAwareBatcher:
         assembly.take(messages)
         batches: list[Batch] = []
         if not assembly.waiting or assembly.piled or assembly.high_water >= window.timeout_at:
-            _settle(assembly, batches)
+            _close_complete(assembly, batches)
         if batches:
             stall.rearm()
             return batches
@@ -191,7 +191,7 @@ class RateAwareBatcher:
             if stall.unmoved:
                 stall.moved()
         elif messages:
-            astray = [m.event_time for m in messages if not window.near_from <= m.event_time <= window.epoch_until]
+            astray = [m.event_time for m in messages if not window.near_from <= m.event_time <= window.era_until]
             stuck = stall.is_stuck(astray, len(assembly.active) - held, batch_length)
         if stuck or stall.is_overdue(batch_length):
             self._recover(assembly, batches)
@@ -389,11 +389,11 @@ class RateAwareBatcher:
                 batches.append(assembly.place_anew(anchor))
         elif assembly.piled:
             assembly.skip(max(1, assembly.windows_to_first()))
-        _settle(assembly, batches)
+        _close_complete(assembly, batches)
         self._stall.rearm()
 
 
-def _settle(assembly: Assembly, batches: list[Batch]) -> None:
+def _close_complete(assembly: Assembly, batches: list[Batch]) -> None:
     """Close as many windows as are complete."""
     while True:
         if steps := assembly.gap():

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from waterclock.batching.rate.columns_state import RateColumnsState
 from waterclock.batching.rate.long_call import warn
-from waterclock.batching.rate.rule import EPOCH, Gated, RateRule, gate_chooser
+from waterclock.batching.rate.rule import ERA, Gated, RateRule, gate_chooser
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.quoting import quoted
 from waterclock.time import MAX_NS, Duration
@@ -241,7 +241,7 @@ class RateAwareColumns:
         elsewhere, runs = self._rows()
         arrays = {name: getattr(self, f"_{name}") for name in _ARRAYS} | {
             "facts": self._facts[: kernel.FACTS],
-            "elsewhere": elsewhere[: self._facts[kernel.EPOCHS]],
+            "elsewhere": elsewhere[: self._facts[kernel.ERAS]],
             "runs": runs[: self._facts[kernel.RUNS]],
         }
         return RateColumnsState(self._factor, self._count, **arrays).to_bytes()
@@ -303,11 +303,11 @@ class RateAwareColumns:
 
     def _warn_of_long_calls(self, codes: Ints, times: Ints, bounds: Ints) -> None:
         length = self.batch_length
-        for call in _long_calls(times, bounds, EPOCH * length):
+        for call in _long_calls(times, bounds, ERA * length):
             first, stop = bounds[call], bounds[call + 1]
             for code in np.unique(codes[first:stop]):
                 of_stream = times[first:stop][codes[first:stop] == code]
-                if int(of_stream.max()) - int(of_stream.min()) > EPOCH * length:
+                if int(of_stream.max()) - int(of_stream.min()) > ERA * length:
                     warn(f"stream {quoted(self._names[code])}", length)
 
     def _pass_time(self, readings: Ints) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from waterclock.batching.facts import count, each, maybe, parsed, read_as, whole
-from waterclock.batching.rate.rule import MAX_BATCH_LENGTH, MOST_EPOCHS
+from waterclock.batching.rate.rule import MAX_BATCH_LENGTH, MOST_ERAS
 from waterclock.batching.rate.starts import MOST_RUNS, Starts
 from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed, has_form, unframed
@@ -127,9 +127,9 @@ class RateColumnsState(NamedTuple):
             or self.rings.shape != (rows, layout.KEPT_DIFFERENCES)
             or any(array.shape != waiting for array in (self.codes, self.times, self.numbers, self.waits_for))
             or self.row_of.shape != (max(len(self.row_of), 1),)
-            or self.elsewhere.shape != (self.facts[layout.EPOCHS], layout.ELSEWHERE_COLUMNS)
+            or self.elsewhere.shape != (self.facts[layout.ERAS], layout.ELSEWHERE_COLUMNS)
             or self.runs.shape != (self.facts[layout.RUNS], layout.RUN_COLUMNS)
-            or len(self.elsewhere) > MOST_EPOCHS
+            or len(self.elsewhere) > MOST_ERAS
             or len(self.runs) > MOST_RUNS
         ):
             raise ValueError(f"arrays of the shapes {[getattr(self, name).shape for name in _ARRAYS]}")
@@ -169,7 +169,7 @@ def _supposed(facts: Array, layout: Any) -> dict[str, Array]:
         raise ValueError(f"facts of the shape {facts.shape}")
     furthest, start, length = facts[[layout.FURTHEST, layout.WINDOW_START, layout.LENGTH]].tolist()
     runs = Starts.supposed(furthest, start, length).runs if facts[layout.BEGUN] else []
-    facts[[layout.UNMOVED, layout.EPOCHS, layout.RUNS]] = 0, 0, len(runs)
+    facts[[layout.UNMOVED, layout.ERAS, layout.RUNS]] = 0, 0, len(runs)
     starts = np.array([astuple(run) for run in runs], np.int64).reshape(-1, layout.RUN_COLUMNS)
     return {"elsewhere": np.empty((0, layout.ELSEWHERE_COLUMNS), np.int64), "runs": starts}
 

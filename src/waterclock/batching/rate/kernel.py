@@ -18,7 +18,7 @@ from numba import njit, types
 
 from waterclock.batching.rate.period import KEPT_DIFFERENCES, MIN_DIFFERENCES
 from waterclock.batching.rate.pulse_grid import DRIFT_TOLERANCE
-from waterclock.batching.rate.rule import ABSENT, EPOCH, HORIZON, MOST_EPOCHS, MOST_UNMOVED, MOVING, STALLED
+from waterclock.batching.rate.rule import ABSENT, ERA, HORIZON, MOST_ERAS, MOST_UNMOVED, MOVING, STALLED
 from waterclock.batching.rate.starts import MOST_RUNS
 from waterclock.time import MAX_NS, MIN_NS
 
@@ -44,7 +44,7 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
     LAST_FROM,
     FAR_FROM,
     NOTICE_FROM,
-    SETTLED,
+    STEADY,
     ROOT,
     PILED,
     PILE_NEWEST,
@@ -61,7 +61,7 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
     FURTHEST,
     SETBACKS,
     UNMOVED,
-    EPOCHS,
+    ERAS,
     RUNS,
     GATING,
     CONTRIBUTING,
@@ -84,7 +84,7 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
 # Behind them, in the same array, since each further one costs at every call: the rows of what is elsewhere and of runs.
 ELSEWHERE_FROM = FACTS
 ELSEWHERE_COLUMNS = 4
-RUNS_FROM = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * MOST_EPOCHS
+RUNS_FROM = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * MOST_ERAS
 RUN_COLUMNS = 3
 ALL_FACTS = RUNS_FROM + RUN_COLUMNS * (MOST_RUNS + 1)
 
@@ -286,7 +286,7 @@ def _notice(track: Ints, event_time: int) -> None:
 @njit(error_model="numpy")
 def _place_track(track: Ints, start: int, length: int, steps: int) -> None:
     """As `Track.place`."""
-    if steps and track[SETTLED]:
+    if steps and track[STEADY]:
         moved = steps * length
         track[OVER_FROM] += moved
         if track[RATE]:
@@ -295,14 +295,14 @@ def _place_track(track: Ints, start: int, length: int, steps: int) -> None:
     elif not track[RATE]:
         track[OVER_FROM] = start + length + 1
         track[LAST_FROM] = track[FAR_FROM] = NEVER
-        track[SETTLED] = 1
+        track[STEADY] = 1
     else:
         end = start + length
         track[OVER_FROM] = _earliest(track[ORIGIN], track[RATE], end, 0)
         track[LAST_FROM] = _earliest(track[ORIGIN], track[RATE], end, 1)
         track[FAR_FROM] = _earliest(track[ORIGIN], track[RATE], end + HORIZON * length, 0)
-        track[SETTLED] = length % _SECOND * track[RATE] % _SECOND == 0
-    if track[NEWEST] < start - EPOCH * length:
+        track[STEADY] = length % _SECOND * track[RATE] % _SECOND == 0
+    if track[NEWEST] < start - ERA * length:
         track[NEWEST] = NEVER
     track[PRESENT] = track[SATISFIED] = 0
     track[FIRST] = NEVER
@@ -317,14 +317,14 @@ def _regrid(row: int, start: int, known: Known) -> None:
     origin = track[ORIGIN]
     if rate and (_SECOND + rate - 1) // rate > length:
         rate = 0
-    if rate and (not track[RATE] or abs(origin - start) > EPOCH * length):
+    if rate and (not track[RATE] or abs(origin - start) > ERA * length):
         origin = track[FIRST] if track[PRESENT] else track[NEWEST]
-        if origin == NEVER or abs(origin - start) > EPOCH * length:
+        if origin == NEVER or abs(origin - start) > ERA * length:
             rate = 0
     if rate != track[RATE] or (rate and origin != track[ORIGIN]):
         track[RATE] = rate
         track[ORIGIN] = origin
-        track[SETTLED] = 0
+        track[STEADY] = 0
 
 
 @njit(error_model="numpy")
@@ -342,7 +342,7 @@ def _begin_track(row: int, known: Known) -> None:
     track = known.tracks[row]
     track[TRACKED] = 1
     track[NEWEST] = NEVER
-    track[KEPT] = track[NEXT_KEPT] = track[RATE] = track[SETTLED] = track[ABSENT_BATCHES] = 0
+    track[KEPT] = track[NEXT_KEPT] = track[RATE] = track[STEADY] = track[ABSENT_BATCHES] = 0
     track[ROOT] = NONE
     _place_track(track, known.facts[WINDOW_START], known.facts[LENGTH], 0)
 
@@ -373,7 +373,7 @@ def _plausible_range(times: Ints, length: int, moving: bool) -> tuple[int, int]:
 @njit(error_model="numpy")
 def _placed(anchor: int, length: int) -> int:
     """As `rule.placed`."""
-    margin = 2 * EPOCH * length
+    margin = 2 * ERA * length
     return min(max(anchor, MIN_NS + margin), MAX_NS - margin)
 
 
@@ -468,13 +468,13 @@ def _move_elsewhere(from_: int, to: int, facts: Ints) -> None:
 
 @njit(error_model="numpy")
 def _add_elsewhere(oldest: int, newest: int, covered: int, length: int, facts: Ints) -> None:
-    epoch, enough = np.uint64(EPOCH * length), STALLED * length
+    era, enough = np.uint64(ERA * length), STALLED * length
     calls = 1
     place = ELSEWHERE_FROM  # where the next one stays
-    for k in range(facts[EPOCHS]):
+    for k in range(facts[ERAS]):
         known = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * k
         from_, until = int(facts[known]), int(facts[known + _UNTIL])
-        if (oldest > until and _apart(until, oldest) > epoch) or (from_ > newest and _apart(newest, from_) > epoch):
+        if (oldest > until and _apart(until, oldest) > era) or (from_ > newest and _apart(newest, from_) > era):
             _move_elsewhere(known, place, facts)
             place += ELSEWHERE_COLUMNS
             continue
@@ -484,9 +484,9 @@ def _add_elsewhere(oldest: int, newest: int, covered: int, length: int, facts: I
             gap = _within(until, oldest, HORIZON * length) if oldest > until else 0
             joined = max(joined, min(before + _within(until, newest, covered + gap), enough))
         oldest, newest, covered, calls = min(oldest, from_), max(newest, until), joined, 2
-    if place == ELSEWHERE_FROM + ELSEWHERE_COLUMNS * MOST_EPOCHS:
+    if place == ELSEWHERE_FROM + ELSEWHERE_COLUMNS * MOST_ERAS:
         place = ELSEWHERE_FROM
-        for _ in range(1, MOST_EPOCHS):
+        for _ in range(1, MOST_ERAS):
             _move_elsewhere(place + ELSEWHERE_COLUMNS, place, facts)
             place += ELSEWHERE_COLUMNS
     facts[place], facts[place + _UNTIL], facts[place + _COVERED], facts[place + _CALLS] = (
@@ -495,7 +495,7 @@ def _add_elsewhere(oldest: int, newest: int, covered: int, length: int, facts: I
         covered,
         calls,
     )
-    facts[EPOCHS] = (place - ELSEWHERE_FROM) // ELSEWHERE_COLUMNS + 1
+    facts[ERAS] = (place - ELSEWHERE_FROM) // ELSEWHERE_COLUMNS + 1
 
 
 @njit(error_model="numpy")
@@ -504,7 +504,7 @@ def _add_pieces_elsewhere(ordered: Ints, length: int, facts: Ints) -> None:
     covered = 0
     for k in range(len(ordered)):
         time = int(ordered[k])
-        if _apart(newest, time) > np.uint64(EPOCH * length):
+        if _apart(newest, time) > np.uint64(ERA * length):
             _add_elsewhere(oldest, newest, covered, length, facts)
             oldest, covered = time, 0
         else:
@@ -519,19 +519,19 @@ def _is_stuck(times: Ints, first: int, stop: int, start: int, length: int, facts
 
     How many messages joined is counted already.
     """
-    near_from, epoch_until = start - HORIZON * length, start + length + EPOCH * length
+    near_from, era_until = start - HORIZON * length, start + length + ERA * length
     count = 0
     for message in range(first, stop):
-        count += times[message] < near_from or times[message] > epoch_until
+        count += times[message] < near_from or times[message] > era_until
     if count:
         implausible = np.empty(count, np.int64)
         count = 0
         for message in range(first, stop):
-            if times[message] < near_from or times[message] > epoch_until:
+            if times[message] < near_from or times[message] > era_until:
                 implausible[count] = times[message]
                 count += 1
         _add_pieces_elsewhere(np.sort(implausible), length, facts)
-        for k in range(facts[EPOCHS]):
+        for k in range(facts[ERAS]):
             known = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * k
             if facts[known + _CALLS] > 1 and facts[known + _COVERED] >= STALLED * length:
                 return True
@@ -681,7 +681,7 @@ def _review(known: Known) -> None:
         if track[ABSENT_BATCHES] >= ABSENT:
             track[NEWEST] = NEVER
             track[KEPT] = track[NEXT_KEPT] = 0
-            track[RATE] = track[SETTLED] = 0
+            track[RATE] = track[STEADY] = 0
             if not track[PILED]:
                 track[TRACKED] = track[ABSENT_BATCHES] = 0
 
@@ -715,7 +715,7 @@ REASONS = ("slots", "gap", "timeout", "stall", "flush", "start")
 
 
 @njit(error_model="numpy")
-def _settle(known: Known, messages: Waiting, out: Out) -> bool:
+def _close_complete(known: Known, messages: Waiting, out: Out) -> bool:
     facts = known.facts
     before = facts[BATCHES]
     while True:
@@ -758,7 +758,7 @@ def _place(row: int, message: int, known: Known, messages: Waiting, out: Out) ->
     facts = known.facts
     event_time = messages.times[message]
     start, length = facts[WINDOW_START], facts[LENGTH]
-    if event_time < start - EPOCH * length or event_time > start + length + EPOCH * length:
+    if event_time < start - ERA * length or event_time > start + length + ERA * length:
         _join(message, facts, out)
         facts[STRAYS] += 1
         return False
@@ -780,11 +780,11 @@ def _take(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, o
     facts, tracks, rings = known.facts, known.tracks, known.rings
     newest = BEFORE_ALL
     length = facts[LENGTH]
-    epoch_until = facts[WINDOW_START] + length + EPOCH * length
+    era_until = facts[WINDOW_START] + length + ERA * length
     for message in range(first, stop):
         row = rows[message]
         event_time = messages.times[message]
-        if tracks[row, TRACKED] and tracks[row, NEWEST] < event_time <= epoch_until:
+        if tracks[row, TRACKED] and tracks[row, NEWEST] < event_time <= era_until:
             if tracks[row, MAY_GATE]:
                 rings[row, tracks[row, NEXT_KEPT]] = event_time - tracks[row, NEWEST]
                 tracks[row, NEXT_KEPT] = (tracks[row, NEXT_KEPT] + 1) % KEPT_DIFFERENCES
@@ -823,10 +823,10 @@ def _begin(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, 
     for message in range(first, stop):
         _join(message, facts, out)
         event_time = messages.times[message]
-        if start - EPOCH * length <= event_time <= start:
+        if start - ERA * length <= event_time <= start:
             if not known.tracks[rows[message], TRACKED]:
                 _begin_track(rows[message], known)
-            _observe(rows[message], event_time, 2 * EPOCH * length, known)  # more than there is
+            _observe(rows[message], event_time, 2 * ERA * length, known)  # more than there is
     for row in range(len(known.tracks) - 1):
         if known.tracks[row, TRACKED]:
             _regrid(row, start, known)
@@ -911,7 +911,7 @@ def _recover(known: Known, messages: Waiting, out: Out) -> None:
     elif facts[ALL_PILED]:
         steps = max(1, _windows_to_first(False, known, messages))
         _open_window(start + steps * length, steps, known, messages, out)
-    _settle(known, messages, out)
+    _close_complete(known, messages, out)
 
 
 @njit(error_model="numpy", inline="always")
@@ -925,7 +925,7 @@ def _add(rows: Codes, first: int, stop: int, now: int, known: Known, messages: W
             facts[SINCE] = now
         return
     if facts[JOINED] == facts[ACTIVE_FROM] and not facts[ALL_PILED]:
-        facts[UNMOVED] = facts[EPOCHS] = 0
+        facts[UNMOVED] = facts[ERAS] = 0
         facts[SINCE] = now
     start, length = facts[WINDOW_START], facts[LENGTH]
     high_water, held = facts[HIGH_WATER], facts[JOINED]
@@ -933,10 +933,10 @@ def _add(rows: Codes, first: int, stop: int, now: int, known: Known, messages: W
     closed = stalled = False
     timed_out = facts[TIMEOUT_NS] != NEVER and facts[HIGH_WATER] >= start + facts[TIMEOUT_NS]
     if not facts[WAITING] or facts[ALL_PILED] or timed_out:
-        closed = _settle(known, messages, out)
+        closed = _close_complete(known, messages, out)
     if not closed:
         if facts[HIGH_WATER] > high_water:
-            facts[UNMOVED] = facts[EPOCHS] = 0
+            facts[UNMOVED] = facts[ERAS] = 0
         elif first < stop:
             facts[UNMOVED] += facts[JOINED] - held
             stalled = _is_stuck(messages.times, first, stop, start, length, facts)
@@ -944,7 +944,7 @@ def _add(rows: Codes, first: int, stop: int, now: int, known: Known, messages: W
             _recover(known, messages, out)
             stalled = True
     if closed or stalled:
-        facts[UNMOVED] = facts[EPOCHS] = 0
+        facts[UNMOVED] = facts[ERAS] = 0
         facts[SINCE] = now
 
 
@@ -958,7 +958,7 @@ def _flush(known: Known, messages: Waiting, out: Out) -> None:
         else:
             steps = max(1, _windows_to_first(False, known, messages))
         _open_window(facts[WINDOW_START] + steps * facts[LENGTH], steps, known, messages, out)
-    facts[UNMOVED] = facts[EPOCHS] = 0
+    facts[UNMOVED] = facts[ERAS] = 0
     facts[SINCE] = facts[LOOKED]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from waterclock.batching.rate.rule import EPOCH
+from waterclock.batching.rate.rule import ERA
 from waterclock.errors import LongCallWarning
 from waterclock.message import Message
 from waterclock.quoting import quoted
@@ -16,7 +16,7 @@ def warn_of_long_call(messages: list[Message], batch_length: int) -> None:
 
     Streams that are far from each other are no backlog: the clock of one is wrong.
     """
-    farthest = EPOCH * batch_length
+    farthest = ERA * batch_length
     last = {message.stream: message.event_time for message in messages}
     if not any(2 * abs(message.event_time - last[message.stream]) > farthest for message in messages):
         return
@@ -33,7 +33,7 @@ def warn_of_long_call(messages: list[Message], batch_length: int) -> None:
 def warn(name: str, batch_length: int) -> None:
     """Warn of a call of what is named so. The text is the same for each call, so that Python shows it once."""
     warnings.warn(
-        f"{name}: one call brought event times more than {EPOCH} batch lengths of {format_duration(batch_length)}"
+        f"{name}: one call brought event times more than {ERA} batch lengths of {format_duration(batch_length)}"
         " apart; what is that far from the window is delivered with it and not cut into batches; give a long backlog"
         " in several calls",
         LongCallWarning,

@@ -18,8 +18,8 @@ HORIZON = 3
 for a message to be held, of the next window for an overflow to satisfy its stream's gate; and the widest gap within
 plausible traffic."""
 
-EPOCH = 1000
-"""A message more batch lengths than this from the window is in another epoch."""
+ERA = 1000
+"""A message more batch lengths than this from the window is in another era."""
 
 STALLED = 10
 """After so many batch lengths in which nothing closed, the window is placed anew."""
@@ -28,8 +28,8 @@ MOVING = 5
 """Batch lengths. Where a window is placed anew, traffic that covers so many comes before what is only numerous: a clock
 that stands still."""
 
-MOST_EPOCHS = 16
-"""At most this many epochs other than the window's are distinguished until it stalls: one for each wrong clock. Of
+MOST_ERAS = 16
+"""At most this many eras other than the window's are distinguished until it stalls: one for each wrong clock. Of
 more, those with the latest messages count."""
 
 MOST_UNMOVED = 100_000
@@ -40,7 +40,7 @@ ABSENT = 5
 """A stream that sent nothing in so many batches one after the other is forgotten."""
 
 MAX_BATCH_LENGTH = 30 * 86_400 * 10**9
-"""So that an epoch's distance fits 64-bit nanoseconds, ns."""
+"""So that an era's distance fits 64-bit nanoseconds, ns."""
 
 _DEFAULT_TIMEOUT = Fraction(6, 5)
 
@@ -117,8 +117,8 @@ class RateWindow(NamedTuple):
         A message before this is as implausible as one after ``held_until``.
     held_until
         Latest event time that is held for a later window where some stream gates.
-    epoch_from, epoch_until
-        What lies outside is in another epoch.
+    era_from, era_until
+        What lies outside is in another era.
     """
 
     start: int
@@ -127,8 +127,8 @@ class RateWindow(NamedTuple):
     timeout_at: int | float
     near_from: int
     held_until: int
-    epoch_from: int
-    epoch_until: int
+    era_from: int
+    era_until: int
 
     @classmethod
     def at(cls, start: int, rule: RateRule) -> RateWindow:
@@ -142,14 +142,14 @@ class RateWindow(NamedTuple):
             timeout_at=start + rule.timeout,
             near_from=start - HORIZON * length,
             held_until=end + HORIZON * length,
-            epoch_from=start - EPOCH * length,
-            epoch_until=end + EPOCH * length,
+            era_from=start - ERA * length,
+            era_until=end + ERA * length,
         )
 
 
 def placed(anchor: int, batch_length: int) -> int:
-    """Start a window at ``anchor`` (ns), but so far from the ends of 64-bit time that its epoch fits."""
-    margin = 2 * EPOCH * batch_length
+    """Start a window at ``anchor`` (ns), but so far from the ends of 64-bit time that its era fits."""
+    margin = 2 * ERA * batch_length
     return min(max(anchor, MIN_NS + margin), MAX_NS - margin)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from waterclock.batching.rate.rule import EPOCH, HORIZON, MOST_EPOCHS, MOST_UNMOVED, STALLED
+from waterclock.batching.rate.rule import ERA, HORIZON, MOST_ERAS, MOST_UNMOVED, STALLED
 
 _SECOND = 1_000_000_000
 
@@ -41,7 +41,7 @@ class StallWatch:
     unmoved
         How many messages have joined the window since a batch closed or the high-water mark moved.
     elsewhere
-        The implausible ones of them by epoch, those heard of last at the end.
+        The implausible ones of them by era, those heard of last at the end.
     """
 
     __slots__ = ("clock", "elsewhere", "now", "since", "unmoved")
@@ -78,13 +78,13 @@ class StallWatch:
     def is_stuck(self, implausible: list[int], joined: int, batch_length: int) -> bool:
         """Take note of a call that did not move the high-water mark; tell whether the traffic is elsewhere.
 
-        It is where one epoch's has moved on by 10 batch lengths in more than one call: a single call may bring a
+        It is where one era's has moved on by 10 batch lengths in more than one call: a single call may bring a
         backlog. Where more has joined the window than one should have to hold, it is stuck in any case.
 
         Parameters
         ----------
         implausible
-            Event times (ns) that are of other epochs or more than three lengths behind the window.
+            Event times (ns) that are of other eras or more than three lengths behind the window.
         joined
             How many messages joined the window.
         batch_length
@@ -99,22 +99,22 @@ class StallWatch:
         return self.unmoved >= MOST_UNMOVED
 
     def _add(self, piece: Elsewhere, batch_length: int) -> None:
-        epoch = EPOCH * batch_length
+        era = ERA * batch_length
         others: list[Elsewhere] = []
         for known in self.elsewhere:
-            if piece.oldest - known.newest > epoch or known.oldest - piece.newest > epoch:
+            if piece.oldest - known.newest > era or known.oldest - piece.newest > era:
                 others.append(known)
             else:
                 piece = _joined(known, piece, batch_length)
-        self.elsewhere = [*others, piece][-MOST_EPOCHS:]
+        self.elsewhere = [*others, piece][-MOST_ERAS:]
 
 
 def _pieces(ordered: list[int], batch_length: int) -> Iterator[Elsewhere]:
-    """Split at gaps that are wider than an epoch."""
+    """Split at gaps that are wider than an era."""
     oldest = newest = ordered[0]
     covered = 0
     for time in ordered:
-        if time - newest > EPOCH * batch_length:
+        if time - newest > ERA * batch_length:
             yield Elsewhere(oldest, newest, covered)
             oldest, covered = time, 0
         else:

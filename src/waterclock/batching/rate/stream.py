@@ -5,7 +5,7 @@ from __future__ import annotations
 from waterclock.batching.rate.period import KEPT_DIFFERENCES, NEVER, StreamPeriodEstimator
 from waterclock.batching.rate.pile import Pile
 from waterclock.batching.rate.pulse_grid import PulseGrid
-from waterclock.batching.rate.rule import EPOCH, HORIZON, RateRule, RateWindow
+from waterclock.batching.rate.rule import ERA, HORIZON, RateRule, RateWindow
 from waterclock.time import MIN_NS
 
 BEFORE_ALL = MIN_NS - 1
@@ -44,7 +44,7 @@ class Track(StreamPeriodEstimator):
     """
 
     __slots__ = (
-        "_settled",
+        "_steady",
         "absent",
         "far_from",
         "first",
@@ -65,19 +65,19 @@ class Track(StreamPeriodEstimator):
         self.pile = Pile()
         self.absent = 0
         self.over_from = self.last_from = self.far_from = NEVER
-        self._settled = False  # whether the next window's times are this one's, one length later
+        self._steady = False  # whether the next window's times are this one's, one length later
         self._begin()
 
     def place(self, window: RateWindow, rule: RateRule, steps: int) -> None:
         """Turn to a window that begins ``steps`` lengths after the last one, or anywhere (0)."""
-        if steps and self._settled:
+        if steps and self._steady:
             moved = steps * rule.batch_length
             self.over_from += moved
             self.last_from += moved
             self.far_from += moved
         else:
             self._measure(window, rule)
-        if self.newest < window.epoch_from:
+        if self.newest < window.era_from:
             self.newest = NEVER
         self._begin()
 
@@ -94,25 +94,25 @@ class Track(StreamPeriodEstimator):
         """Build the grid anew from the estimated rate, for windows from ``start`` (ns) on.
 
         A stream without a rate, or with less than one pulse a batch, has no grid and does not gate. The origin is kept
-        while it is plausible: not in another epoch. Else it is the stream's first event time in the window, or its
+        while it is plausible: not in another era. Else it is the stream's first event time in the window, or its
         newest; where that is implausible too, there is no grid ("broken stream" in *RateAwareMessageBatcher*).
         """
         rate = self.rate_after(None if self.grid is None else self.grid.rate)
         grid = None
         if rate is not None and rate * rule.batch_length >= _SECOND:
-            farthest = EPOCH * rule.batch_length
+            farthest = ERA * rule.batch_length
             origins = [self.grid.origin] if self.grid is not None else []
             origins.append(self.first if self.present else self.newest)
             grid = next((PulseGrid(origin, rate) for origin in origins if abs(origin - start) <= farthest), None)
         if grid != self.grid:
             self.grid = grid
-            self._settled = False
+            self._steady = False
 
     def dissolve(self) -> None:
         """Forget the stream's rate and pulses."""
         self.forget()
         self.grid = None
-        self._settled = False
+        self._steady = False
 
     def windows_to(self, event_time: int, window: RateWindow) -> int:
         """How many windows after this one a waiting message belongs to."""
@@ -125,7 +125,7 @@ class Track(StreamPeriodEstimator):
         return steps
 
     def _measure(self, window: RateWindow, rule: RateRule) -> None:
-        self._settled = True
+        self._steady = True
         if self.grid is None:
             self.over_from = window.end + 1
             self.last_from = self.far_from = NEVER
@@ -136,7 +136,7 @@ class Track(StreamPeriodEstimator):
         self.last_from = grid.earliest(following - 1)
         self.far_from = grid.earliest(grid.first_pulse(window.end + HORIZON * rule.batch_length))
         # Only whole periods fit every window alike.
-        self._settled = rule.batch_length * grid.rate % _SECOND == 0
+        self._steady = rule.batch_length * grid.rate % _SECOND == 0
 
     def _begin(self) -> None:
         self.present = self.satisfied = False

@@ -32,7 +32,7 @@ class Assembly:
     active
         What closes with the window.
     strays
-        How many of the active are of another epoch.
+        How many of the active are of another era.
     piled
         How many messages wait for later windows.
     tracks, riding
@@ -95,7 +95,7 @@ class Assembly:
     def learn(self, messages: Iterable[Message]) -> None:
         """Start: learn the streams' rates from messages that are in no window, and open the first one."""
         for message in messages:
-            if self.window.epoch_from <= message.event_time <= self.window.start:
+            if self.window.era_from <= message.event_time <= self.window.start:
                 self._track(message.stream).observe(message.event_time)
         for track in self.tracks.values():
             track.regrid(self.window.start, self.rule)
@@ -104,14 +104,14 @@ class Assembly:
     def take(self, messages: list[Message]) -> None:
         """Place messages, and move the high-water mark."""
         newest = BEFORE_ALL
-        epoch_until = self.window.epoch_until
+        era_until = self.window.era_until
         track_of = self.track_of.get
         join = self.active.append
         for message in messages:
             event_time = message.event_time
             track = track_of(message.stream)
-            if track is not None and track.newest < event_time <= epoch_until:
-                # In order and of this epoch, as nearly all are: what `place` does, without its calls.
+            if track is not None and track.newest < event_time <= era_until:
+                # In order and of this era, as nearly all are: what `place` does, without its calls.
                 track.differences.append(event_time - track.newest)
                 track.newest = event_time
                 if event_time < track.over_from:
@@ -128,10 +128,10 @@ class Assembly:
             self.high_water = max(self.high_water, min(newest, self.window.cap))
 
     def place(self, message: Message) -> bool:
-        """Place a message by all the rules; False where it is of another epoch."""
+        """Place a message by all the rules; False where it is of another era."""
         window = self.window
         event_time = message.event_time
-        if not window.epoch_from <= event_time <= window.epoch_until:
+        if not window.era_from <= event_time <= window.era_until:
             self.active.append(message)
             self.strays += 1
             return False
