@@ -22,6 +22,7 @@ ROW = re.compile(r"^\| \*\*(?P<term>[^*]+)\*\* \|.*\| (?P<never>[^|]*)\|$", re.M
 
 ALLOWED = {
     "spark/reading/columns.py": {"timestamp"},  # a type of Spark's
+    "database/postgresql.py": {"timestamp"},  # PostgreSQL's functions
     "spark/streaming": {"watermark"},  # Spark's own, by which it tells the time
     "database/migrations": {"attendance", "timestamp"},  # what was done under a former name was done so
 }
@@ -32,7 +33,7 @@ TITLES = ("find by timestamp",)
 
 ONE_MEANING = {
     "epoch": (
-        ("tables", "cli", "archiving.py", "spark/reading/table_stream.py"),
+        ("tables", "cli", "archiving.py", "spark/reading/table_read_options.py", "spark/reading/table_stream.py"),
         {"producer_epoch", "reader_epoch", "unix_epoch"},
     ),
     "settle": (("tables",), set[str]()),
@@ -79,6 +80,8 @@ def names_of(tree: ast.AST) -> Generator[str]:
                 yield node.arg
             case ast.Attribute(ctx=ast.Store()):
                 yield node.attr
+            case _:
+                pass
         if isinstance(node, ast.Module | ast.ClassDef):
             for statement in node.body:
                 targets = [statement.target] if isinstance(statement, ast.AnnAssign) else []
@@ -97,16 +100,24 @@ def headings_of(tree: ast.AST) -> Generator[str]:
                     yield line
 
 
-def modules() -> Generator[tuple[str, ast.AST]]:
+@cache
+def modules() -> dict[str, tuple[list[str], list[str]]]:
+    """Read every module: its names, its folder's among them, and its headings."""
+    found: dict[str, tuple[list[str], list[str]]] = {}
     for file in sorted(SOURCE.rglob("*.py")):
-        yield str(file.relative_to(SOURCE)), ast.parse(file.read_text())
+        tree = ast.parse(file.read_text())
+        found[str(file.relative_to(SOURCE))] = (
+            sorted({file.stem, file.parent.name, *names_of(tree)}),
+            list(headings_of(tree)),
+        )
+    return found
 
 
-def columns() -> Generator[tuple[str, str]]:
+def columns(url: str) -> Generator[tuple[str, str]]:
     """Name the tables of the catalogue, those of messages, and their columns."""
     assert {table_catalogue.message_tables, topic_catalogue.topics} <= set(metadata.tables.values())
     yield from ((table.name, column.name) for table in metadata.tables.values() for column in table.columns)
-    with wc.connect("sqlite://") as database:
+    with wc.connect(url) as database:
         database.create_table("orders", groups="sequenced", dead_letter="dead")
         with database.backend.engine.connect() as connection:
             for name in ("orders", "dead"):
@@ -132,21 +143,18 @@ def test_the_glossary_names_refused_words() -> None:
 
 
 def test_no_name_is_a_word_that_the_glossary_calls_by_another() -> None:
-    found = [
-        fault
-        for where, tree in modules()
-        for name in (Path(where).stem, Path(where).parent.name, *names_of(tree))
-        for fault in faults(where, name)
-    ]
+    found = [fault for where, (names, _) in modules().items() for name in names for fault in faults(where, name)]
     assert found == []
 
 
 def test_no_heading_of_a_docstring_is_a_word_that_the_glossary_calls_by_another() -> None:
-    assert [fault for where, tree in modules() for text in headings_of(tree) for fault in faults(where, text)] == []
+    assert [fault for where, (_, texts) in modules().items() for text in texts for fault in faults(where, text)] == []
 
 
-def test_no_column_is_a_word_that_the_glossary_calls_by_another() -> None:
-    assert [fault for table, column in columns() for name in (table, column) for fault in faults(table, name)] == []
+def test_no_column_is_a_word_that_the_glossary_calls_by_another(sqlite_url: str) -> None:
+    assert [
+        fault for table, column in columns(sqlite_url) for name in (table, column) for fault in faults(table, name)
+    ] == []
 
 
 @pytest.mark.parametrize("word", ONE_MEANING)
@@ -154,9 +162,9 @@ def test_a_word_with_one_meaning_names_nothing_elsewhere(word: str) -> None:
     places, other_words = ONE_MEANING[word]
     found = [
         f"{where}: {name}"
-        for where, tree in modules()
+        for where, (names, _) in modules().items()
         if not where.startswith(places)
-        for name in (Path(where).stem, *names_of(tree))
+        for name in names
         if has(words_of(name), [word])
         and not any(has(words_of(name), other.split("_")) for other in other_words)
         and name not in NOT_OURS.get(where, ())

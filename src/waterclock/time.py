@@ -29,7 +29,7 @@ Duration = SupportsIndex | timedelta | str
 MIN_NS = -(2**63)
 MAX_NS = 2**63 - 1
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _ISO_8601 = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?\s?(Z|z|[+-]\d\d(?::?\d\d)?)")
 _UNITS = {
@@ -86,7 +86,9 @@ def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
                 f"{name}: {quoted(value)} is a naive datetime, which names no moment; add a time zone,"
                 " for example datetime(…, tzinfo=timezone.utc)"
             )
-        ns = (value - _EPOCH) // _MICROSECOND * 1000 + getattr(value, "nanosecond", 0)  # pandas' datetimes have some
+        ns = (value - _UNIX_EPOCH) // _MICROSECOND * 1000 + getattr(
+            value, "nanosecond", 0
+        )  # pandas' datetimes have some
         return _in_range(ns, value, name)
     return _in_range(
         _whole(value, name, "give an int (ns), an aware datetime or an ISO 8601 text with offset"), value, name
@@ -127,7 +129,7 @@ def to_duration(value: Duration, name: str = "duration", *, minimum: int = 0) ->
 def format_time(ns: int) -> str:
     """Write a point in time as ISO 8601 in UTC with as many decimals as it needs: 0, 3, 6 or 9."""
     seconds, fraction = divmod(ns, 1_000_000_000)
-    text = (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
+    text = (_UNIX_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
     return f"{text}{_decimals(fraction)}Z"
 
 
@@ -179,7 +181,7 @@ def _parse_iso(value: str, name: str) -> int:
         moment = datetime.fromisoformat(f"{date}T{minute}:{second or '00'}{offset}")
     except ValueError as error:
         raise InvalidArgumentError(f"{name}: {quoted(value)} is not a date and time: {error}") from None
-    return (moment - _EPOCH) // _MICROSECOND * 1000 + int((fraction or "0").ljust(9, "0"))
+    return (moment - _UNIX_EPOCH) // _MICROSECOND * 1000 + int((fraction or "0").ljust(9, "0"))
 
 
 def _parse_duration(value: str, name: str) -> int:

@@ -108,6 +108,34 @@ def test_topics_of_an_earlier_version_get_the_totals_of_their_ledgers(
     backend.close()
 
 
+def test_producers_and_subscriptions_of_an_earlier_version_keep_their_epochs(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrating, "HEAD", "0009")
+    monkeypatch.setattr(backend_module, "HEAD", "0009")
+    old = Backend(database_url)
+    place = {"ledger": 1, "entry": 2, "index": 3, "ordinal": 4}
+    rows: dict[str, dict[str, Any]] = {
+        "waterclock_producers": {"topic_id": 1, "name": "p", "epoch": 7, "last_sequence": 3, "recent": "[]"},
+        "waterclock_subscriptions": {"topic_id": 1, "name": "s", "created_at": 0, "epoch": 9, **place},
+        "waterclock_attendance": {"table_id": 1, "session": 2, "subscribers": 3, "sent": 4, "told_at": 5},
+    }
+
+    def fill(connection: sa.Connection) -> None:
+        for table, row in rows.items():
+            connection.execute(sa.insert(sa.table(table, *map(sa.column, row))).values(row))
+
+    old.transact(fill)
+    old.close()
+    monkeypatch.undo()
+    backend = Backend(database_url)
+    with backend.snapshot() as connection:
+        assert connection.execute(sa.select(topic_catalogue.producers.c.producer_epoch)).scalars().all() == [7]
+        assert connection.execute(sa.select(topic_catalogue.subscriptions.c.reader_epoch)).scalars().all() == [9]
+        assert connection.execute(sa.select(table_catalogue.heartbeats)).one() == (1, 2, 3, 4, 5)
+    backend.close()
+
+
 def test_the_last_version_is_the_head() -> None:
     versions = Path(topic_catalogue.__file__).parent / "migrations" / "versions"
     assert max(path.name[:4] for path in versions.glob("*.py")) == HEAD
