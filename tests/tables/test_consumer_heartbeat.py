@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -177,13 +178,43 @@ def test_a_fault_in_one_beat_ends_no_other(caplog: pytest.LogCaptureFixture, mon
             self.over = True
             self.beaten.set()
 
-    monkeypatch.setattr(heartbeat, "_RETRY", 1)
     monkeypatch.setattr(heartbeat, "_IDLE", 0.01)
     made, faulty, sound = Heartbeat(), Faulty(), Sound()
     made.add(faulty)
     made.add(sound)
     assert sound.beaten.wait(30)
     assert "a heartbeat failed" in caplog.text
+
+
+def test_a_table_whose_leases_cannot_be_extended_holds_up_no_other(
+    make_table: Callable[..., MessageTable], clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty, sound = make_table("faulty"), make_table("sound")
+    made = Heartbeat(lambda: time.monotonic_ns() + HOUR, beats=False)
+    extend_all = heartbeat.acking.extend_all
+
+    def fail_for_one(context: Any, *arguments: Any) -> Any:
+        if context.name == "faulty":
+            raise ZeroDivisionError
+        return extend_all(context, *arguments)
+
+    monkeypatch.setattr(heartbeat.acking, "extend_all", fail_for_one)
+    faulty.put("x")
+    sound.put("y")
+    [first], [second] = faulty.receive(), sound.receive()
+    made.keep(first)
+    made.keep(second)
+    clock.move("20s")
+    again_at = made.beat()
+    assert second.lease_until == clock.now + 30_000_000_000
+    assert again_at == first.beat_at < second.beat_at
+
+
+@pytest.mark.parametrize(("lease", "patience", "pause"), [(0.1, 0.25, 0.1), (6, 0.5, 0.5), (30, 2.5, 1), (3600, 5, 1)])
+def test_a_beat_that_fails_leaves_time_for_others_within_the_lease(lease: float, patience: float, pause: float) -> None:
+    length = int(lease * 1_000_000_000)
+    assert heartbeat.patience_of(length) == patience
+    assert heartbeat.retry_after(length) == pause * 1_000_000_000
 
 
 def test_a_forked_process_does_not_beat_for_the_one_it_came_from(

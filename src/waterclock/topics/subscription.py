@@ -62,7 +62,7 @@ class Subscription:
     name
         The subscription, which exists.
     lease
-        How long it stays with a reader that gives no sign, ns.
+        How long it stays with a reader that neither reads nor commits, ns.
     on_damage
         What this reader does where messages are damaged, lost or missing.
     """

@@ -30,7 +30,7 @@ class SubscriptionInfo(NamedTuple):
     epoch
         How often it was moved or changed hands.
     holder, held_until
-        Its reader, and until when that one holds it without a further sign, ns; None where it has no reader.
+        Its reader, and until when that one holds it if it reads no more, ns; None where it has no reader.
     """
 
     name: str

@@ -364,7 +364,7 @@ class Topic:
         by
             Which time that is, as for `find`.
         lease
-            How long the subscription stays with a reader that gives no sign.
+            How long the subscription stays with a reader that neither reads nor commits.
         on_damage
             What this reader does where messages are damaged, lost or missing, as of `read`. What it passes over counts
             as read once it commits.

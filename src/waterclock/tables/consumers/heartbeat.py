@@ -23,10 +23,10 @@ from waterclock.tables.consumers.undecided import Undecided, find_out
 from waterclock.tables.messages import acking
 
 _SECOND = 1_000_000_000
-_RETRY = _SECOND  # after a beat that failed
 _IDLE = 10.0  # s after which a thread that has nothing to keep ends
-_TRIES_OF_A_LEASE = 12
-_LONGEST_TRY = 5.0  # s
+_TRIES_OF_A_LEASE = 12  # so that of the third in which it is extended, four may fail
+_SHORTEST_TRY, _LONGEST_TRY = 0.25, 5.0  # s
+_SHORTEST_PAUSE, _LONGEST_PAUSE = _SECOND // 10, _SECOND
 _log = logging.getLogger(__name__)
 
 
@@ -70,7 +70,7 @@ class Beating(Protocol):
         ...
 
     def beat(self) -> None:
-        """Tell the database that it is alive, and move ``beat_at``. What fails is logged, and raises nothing."""
+        """Move ``beat_at``, and tell the database that it is alive. What fails is logged, and raises nothing."""
         ...
 
 
@@ -81,7 +81,12 @@ def beat_after(lease: int) -> int:
 
 def patience_of(lease: int) -> float:
     """How many seconds one beat for a lease of this length (ns) may wait, for locks too, so that the others beat."""
-    return min(_LONGEST_TRY, lease / _SECOND / _TRIES_OF_A_LEASE)
+    return min(max(lease / _SECOND / _TRIES_OF_A_LEASE, _SHORTEST_TRY), _LONGEST_TRY)
+
+
+def retry_after(lease: int) -> int:
+    """How long after a beat for a lease of this length failed it is tried again, ns."""
+    return min(max(lease // _TRIES_OF_A_LEASE, _SHORTEST_PAUSE), _LONGEST_PAUSE)
 
 
 class Heartbeat:
@@ -151,7 +156,9 @@ class Heartbeat:
                 by_table.setdefault(one.context.table_id, []).append(one)
         self._beat_who_is_due()
         for deliveries in by_table.values():
-            _extend(deliveries, now)
+            for one in deliveries:
+                one.beat_at = now + retry_after(one.context.options.ack_wait)
+            _apart(lambda deliveries=deliveries: _extend(deliveries, now))
             self._beat_who_is_due()  # a table whose messages are locked holds up nothing else
         with self._changed:
             return self._next()
@@ -163,7 +170,7 @@ class Heartbeat:
                 self._beatings.discard(one)
             due = sorted((one for one in self._beatings if one.beat_at <= now), key=_beat_at)
         for one in due:
-            one.beat()
+            _apart(one.beat)
 
     def _next(self) -> int | None:
         beatings = [one for one in self._beatings if not one.over]
@@ -171,11 +178,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         while True:
-            try:
-                self.beat()
-            except Exception:  # noqa: BLE001  # a fault of one must not end the leases of all
-                _log.exception("a heartbeat failed")
-                time.sleep(_RETRY / _SECOND)
+            self.beat()
             with self._changed:
                 next_beat = self._next()
                 if next_beat is None:
@@ -192,16 +195,21 @@ def _beat_at(one: Beating) -> int:
     return one.beat_at
 
 
+def _apart(beat: Callable[[], object]) -> None:
+    try:
+        beat()
+    except Exception:  # noqa: BLE001  # a fault of one must not end the leases of all
+        _log.exception("a heartbeat failed")
+
+
 def _extend(deliveries: Iterable[HandledDelivery], now: int) -> None:
     mine = list(deliveries)
     context = mine[0].context
     length = context.options.ack_wait
     try:
         find_out(context, mine)
-        undecided = [one for one in mine if one.undecided]  # a caller's transaction has their rows, and may be long
+        # Those that are undecided are tried again: a caller's transaction has their rows, and may be long.
         mine = [one for one in mine if not (one.over or one.undecided)]
-        for one in undecided:
-            one.beat_at = now + _RETRY
         if not mine:
             return
         ends = context.backend.transact_within(
@@ -210,8 +218,6 @@ def _extend(deliveries: Iterable[HandledDelivery], now: int) -> None:
     except WaterclockError as error:
         # The ack finds out whether the lease lasted, so the log is enough here.
         _log.warning("cannot extend the leases of %d messages of %r: %s", len(mine), context.name, error)
-        for one in mine:
-            one.beat_at = now + _RETRY
         return
     for one in mine:
         one.beat_at = now + beat_after(length)
