@@ -95,7 +95,7 @@ def _kill_and_check(
         topic.append(batch(first, 10, 1), producer="p", sequence=first)
         topic.roll()
     logs = {role: folder / f"{role}.log" for role in roles}
-    _keep_killing(url, ledgers, nursery, logs, kills, random.Random(seed))  # noqa: S311  # not a secret
+    _keep_killing(url, ledgers, workers, logs, kills, random.Random(seed))  # noqa: S311  # not a secret
     _end_all_work(topic)
     if "expire" in roles:
         _expire(topic)
