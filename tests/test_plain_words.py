@@ -34,7 +34,7 @@ INSTEAD = {
 """Each word that is refused, and what to write."""
 
 NAMES = {
-    "told_at": "a column of waterclock_attendance, which only a migration can rename",
+    "told_at": "a column of the former waterclock_attendance, which migrations name",
     "whence": "what Python's io calls the argument of `seek`",
 }
 """Names that hold such a word, and why they stay."""

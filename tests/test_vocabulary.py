@@ -173,8 +173,8 @@ def test_a_word_with_one_meaning_names_nothing_elsewhere(word: str) -> None:
 
 
 def test_what_is_looked_for_is_found() -> None:
-    tree = ast.parse('class StayPresence:\n    """A sign of life."""\n    def beat(self, graves): self.DLQHeart = 1\n')
-    assert [name for name in names_of(tree) if faults("x", name)] == ["StayPresence", "graves", "DLQHeart"]
+    tree = ast.parse('class StayPresence:\n    """A sign of life."""\n    def beat(self, poison): self.DLQHeart = 1\n')
+    assert [name for name in names_of(tree) if faults("x", name)] == ["StayPresence", "poison", "DLQHeart"]
     assert [text for text in headings_of(tree) if faults("x", text)] == ["A sign of life."]
     assert faults("x", "waterclock_attendance")
     assert not faults("x", "is_heartbeat_represented")

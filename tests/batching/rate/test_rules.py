@@ -158,7 +158,7 @@ def test_a_backlog_in_one_call_is_no_stall_and_one_that_goes_on_is() -> None:
     assert stuck(watch, 100 * SECOND)
 
 
-def test_more_eras_than_are_told_apart_do_not_hide_the_one_that_goes_on() -> None:
+def test_more_eras_than_are_distinguished_do_not_hide_the_one_that_goes_on() -> None:
     watch = StallWatch(frozen)
     for k in range(10):
         assert not stuck(watch, k * SECOND)
