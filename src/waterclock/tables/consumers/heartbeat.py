@@ -173,7 +173,9 @@ def _extend(deliveries: Iterable[Holding], now: int) -> None:
             one.beat_at = now + _RETRY
         if not mine:
             return
-        ends = context.backend.transact(lambda own: acking.extend_all(context, own, [one.held for one in mine], length))
+        ends = context.backend.transact(
+            lambda own: acking.extend_all(context, own, [one.leased for one in mine], length)
+        )
     except WaterclockError as error:
         # Whether the lease lasted is told by the ack, so there is nobody to tell but the log.
         _log.warning("cannot extend the leases of %d messages of %r: %s", len(mine), context.name, error)
@@ -182,7 +184,7 @@ def _extend(deliveries: Iterable[Holding], now: int) -> None:
         return
     for one in mine:
         one.beat_at = now + beat_after(length)
-        one.extended(ends.get((one.held.seq, one.held.lease)))
+        one.extended(ends.get((one.leased.seq, one.leased.claim_id)))
 
 
 _hearts: WeakKeyDictionary[Backend, Heart] = WeakKeyDictionary()

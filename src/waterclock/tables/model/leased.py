@@ -1,19 +1,19 @@
-"""A message as its consumer holds it, and what became of an ack of it."""
+"""A message as the consumer has it that took it, and what became of an ack of it."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 
-class Held(NamedTuple):
-    """A message as its consumer holds it.
+class Leased(NamedTuple):
+    """A message as the consumer has it that took it.
 
     Attributes
     ----------
     seq, id
         Which row, and which message.
-    lease
-        The claim's number: whatever another one did to the row since changed it.
+    claim_id
+        The number of the claim that took it: whatever else is done to the row changes it there.
     group_id, position
         Its group and its place there; None where it is in no group.
     due
@@ -24,7 +24,7 @@ class Held(NamedTuple):
 
     seq: int
     id: Any
-    lease: int
+    claim_id: int
     group_id: str | None
     position: int | None
     due: int
@@ -32,15 +32,15 @@ class Held(NamedTuple):
 
 
 class Acked(NamedTuple):
-    """What an ack found of messages that a consumer holds; the others it acked.
+    """What an ack found of messages that a consumer took; the others it acked.
 
     Attributes
     ----------
     lost
-        Those that the consumer holds no more, which stay as they are.
+        Those whose lease was lost, which stay as they are.
     again
-        How many it had acked before, or a statement whose answer was lost.
+        How many the same claim had acked before, or a statement whose answer was lost.
     """
 
-    lost: frozenset[Held]
+    lost: frozenset[Leased]
     again: int
