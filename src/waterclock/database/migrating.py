@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from waterclock.database.dialect import Dialect
 from waterclock.errors import SchemaError
 
-HEAD = "0009"
+HEAD = "0010"
 """The catalogue version that this library needs."""
 
 _VERSION_TABLE = "waterclock_migrations"
