@@ -138,8 +138,12 @@ def test_numbers_of_claims_go_where_they_belong(old: Database, renew: Callable[[
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_partitions_are_migrated_with_their_table(old: Database, renew: Callable[[], Database]) -> None:
-    table = old.create_table("orders", payload="text", purge_by="partition", groups="sequenced", ack_order="hold")
+def test_partitions_are_migrated_with_their_table(
+    old: Database, renew: Callable[[], Database], clock: MovableClock
+) -> None:
+    table = old.create_table(
+        "orders", payload="text", purge_by="partition", purge_after="1d", groups="sequenced", ack_order="hold"
+    )
     for payload in ("a", "b"):
         table.put(payload, group="g")
     run(old, "UPDATE orders SET claim_id = -7, time_acked = 5 WHERE message = 'a'")
@@ -149,6 +153,12 @@ def test_partitions_are_migrated_with_their_table(old: Database, renew: Callable
     [delivery] = table.receive(9)
     delivery.ack()
     assert table.stats().acked == 2
+    clock.move("3d")
+    assert table.purge() == 2  # which also makes partitions for the days that come
+    table.put("c", group="g")
+    [delivery] = table.receive()
+    delivery.ack()
+    assert table.stats().acked == 1
 
 
 def test_an_ack_held_back_and_an_adopted_table_are_migrated(old: Database, renew: Callable[[], Database]) -> None:

@@ -57,7 +57,7 @@ def ack_leased(context: TableContext, connection: sa.Connection, leased: Sequenc
         else:
             values["leased"] = [(one.seq, one.claim_id) for one in some]
             ours = _of_claims(context.rows)
-        statement = _acking_held(context.rows, context.sql, context.backend.now_sql(), ours)
+        statement = _acking_of_claims(context.rows, context.sql, context.backend.now_sql(), ours)
         acked = connection.execute(statement, values).rowcount
         changed += acked
         if acked < len(some):
@@ -116,7 +116,7 @@ def _acking_ids(rows: sa.Table, sql: TableDialect, now: sa.ColumnElement[int]) -
 
 
 @lru_cache(maxsize=256)
-def _acking_held(
+def _acking_of_claims(
     rows: sa.Table, sql: TableDialect, now: sa.ColumnElement[int], which: sa.ColumnElement[bool]
 ) -> sa.Update:
     return (
