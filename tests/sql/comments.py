@@ -44,7 +44,7 @@ COMMENTS = {
     " the lease.",
     r"epoch=\(coalesce": "Counts the delivery.",
     # ack, nack, extend
-    r"AND (orders|calls)\.(lease|claim_id) = ": "Refused where another claim has the message now.",
+    r"AND (orders|calls)\.claim_id = ": "Refused where another claim has the message now.",
     _NOT_ACKED: "Not acked. Written so that no index answers it: the key does.",
     r"last_error=coalesce": "Keeps the last error where this one has no text.",
     r"SET time_next=CASE": "Never shorter.",
@@ -68,13 +68,13 @@ COMMENTS = {
     r"AS of_mine": "The highest priority of the consumer's own groups.",
     r"ORDER BY waterclock_groups\.ready_at, waterclock_groups\.came": "The groups that are due the longest, in the"
     " order in which they began.",
-    r"calls\.held_at IS NULL": "Without messages whose ack is held back.",
+    r"calls\.ack_held_at IS NULL": "Without messages whose ack is held back.",
     r"^WHERE waterclock_groups\.ctid = ANY": "By the places of the rows, each looked up by its key, for any"
     " statistics.",
     r"LIMIT ALL OFFSET 0": "Keeps the look-up from becoming a join.",
     r"^ORDER BY waterclock_groups\.group_id": "In order, so that transactions do not wait for each other in a circle.",
     r"^SET ready_at=": "Not before the lease ends, unless it is acked.",
-    r"=\(-calls\.lease\)": "Acked by this claim: its ack may be repeated without harm.",
+    r"acked_by=(orders|calls|`orders`|`calls`)": "Acked by this claim: its ack may be repeated without harm.",
     # topics
     r"^UPDATE waterclock_topics": "Every append has this row locked from its beginning, so position order is commit"
     " order.",

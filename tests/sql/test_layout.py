@@ -42,11 +42,11 @@ def test_nothing_but_white_space_is_changed(statement: str) -> None:
 
 
 def test_a_short_clause_is_a_line() -> None:
-    statement = "SELECT orders.id FROM orders \nWHERE orders.seq = ? AND orders.lease = ?"
+    statement = "SELECT orders.id FROM orders \nWHERE orders.seq = ? AND orders.claim_id = ?"
     assert laid_out(statement).splitlines() == [
         "SELECT orders.id",
         "FROM orders",
-        "WHERE orders.seq = ? AND orders.lease = ?",
+        "WHERE orders.seq = ? AND orders.claim_id = ?",
     ]
 
 

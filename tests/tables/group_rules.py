@@ -35,12 +35,12 @@ class Entry:
 
     def __init__(self, message_id: int, due: int) -> None:
         self.id, self.due = message_id, due
-        self.lease = self.epoch = 0
+        self.claim_id = self.epoch = 0
         self.held = False
 
     def release(self, now: int, *, counted: bool) -> None:
-        if self.lease:
-            self.due, self.lease = now, 0
+        if self.claim_id:
+            self.due, self.claim_id = now, 0
             self.epoch -= not counted
 
 
@@ -85,28 +85,28 @@ class GroupRules(RuleBasedStateMachine):
         """Find the message in the model, where it is out under this very delivery."""
         for group, entries in self.model.items():
             for entry in entries:
-                if entry.id == delivery.id and entry.lease == delivery.held.lease:
+                if entry.id == delivery.id and entry.claim_id == delivery.leased.claim_id:
                     return group, entry
         return None
 
     def lapse(self, group: str) -> None:
         """Begin an exclusive group anew whose first message was not acked in time."""
         entries = self.model[group]
-        if entries and entries[0].lease and entries[0].due <= self.now:
+        if entries and entries[0].claim_id and entries[0].due <= self.now:
             for entry in entries:
-                if entry.lease and entry.due > self.now:
+                if entry.claim_id and entry.due > self.now:
                     entry.release(self.now, counted=False)
-                entry.lease = 0
+                entry.claim_id = 0
 
     def available(self, group: str) -> list[Entry]:
         """Give the messages of a group that may go out now, in order."""
         entries = [entry for entry in self.model[group] if not entry.held]
         if self.paused[group] > self.now:
             return []
-        if not self.exclusive and entries and entries[0].lease and entries[0].due > self.now:
+        if not self.exclusive and entries and entries[0].claim_id and entries[0].due > self.now:
             return []
         if self.exclusive:
-            entries = [entry for entry in entries if not entry.lease]
+            entries = [entry for entry in entries if not entry.claim_id]
         for index, entry in enumerate(entries):
             if entry.due > self.now or entry.epoch >= MAX_ATTEMPTS:
                 return entries[:index]
@@ -190,18 +190,18 @@ class GroupRules(RuleBasedStateMachine):
         with self.database.backend.snapshot() as connection:
             rows = self.database.table("orders")._context.rows
             head = self.model[group][0].id if self.model[group] else 0
-            lease = connection.execute(sa.select(rows.c.lease).where(rows.c.id == head)).scalar()
-        return bool(self.model[group]) and lease != self.model[group][0].lease
+            claim = connection.execute(sa.select(rows.c.claim_id).where(rows.c.id == head)).scalar()
+        return bool(self.model[group]) and claim != self.model[group][0].claim_id
 
     def go_out(self, group: str, entries: list[Entry], taken: list[Delivery]) -> None:
         until = self.now + min(10 * 2 ** max(entry.epoch for entry in entries), 40) * SECOND
         if self.exclusive:
-            until = max([until, *(entry.due for entry in self.model[group] if entry.lease)])
+            until = max([until, *(entry.due for entry in self.model[group] if entry.claim_id)])
         else:
             for entry in self.model[group]:
-                entry.lease = 0
+                entry.claim_id = 0
         for delivery, entry in zip(taken, entries, strict=True):
-            entry.due, entry.lease, entry.epoch = until, delivery.held.lease, entry.epoch + 1
+            entry.due, entry.claim_id, entry.epoch = until, delivery.leased.claim_id, entry.epoch + 1
             assert (delivery.lease_until, delivery.epoch) == (until, entry.epoch)
 
     @precondition(lambda self: self.out)
@@ -225,7 +225,7 @@ class GroupRules(RuleBasedStateMachine):
         delivery.ack()
         self.out.remove(one)
         if self.ack_order == "hold":
-            entry.held, entry.lease = True, 0
+            entry.held, entry.claim_id = True, 0
             self.apply_held(group)
         else:
             entries.remove(entry)
@@ -244,7 +244,7 @@ class GroupRules(RuleBasedStateMachine):
         group, entry = found
         for later in self.model[group][self.model[group].index(entry) + 1 :]:
             later.release(self.now, counted=False)
-        entry.due, entry.lease = self.now + delay * SECOND, 0
+        entry.due, entry.claim_id = self.now + delay * SECOND, 0
 
     @rule(seconds=st.sampled_from([1, 5, 10, 40]))
     def pass_time(self, seconds: int) -> None:
@@ -256,7 +256,7 @@ class GroupRules(RuleBasedStateMachine):
     # What people do by hand
 
     def in_flight(self, group: str) -> list[Entry]:
-        return [entry for entry in self.model[group] if entry.lease and entry.due > self.now]
+        return [entry for entry in self.model[group] if entry.claim_id and entry.due > self.now]
 
     def changeable(self, group: str) -> list[Entry]:
         flying = self.in_flight(group)
@@ -278,8 +278,8 @@ class GroupRules(RuleBasedStateMachine):
         moved = self.changeable(group)[:count]
         assert self.table.groups.reroute(group, to, count=count).done == len(moved)
         for entry in moved:
-            if entry.lease:
-                entry.due, entry.lease = self.now, 0
+            if entry.claim_id:
+                entry.due, entry.claim_id = self.now, 0
             self.model[group].remove(entry)
         self.model[to] += moved
         self.apply_held(group)
@@ -319,7 +319,7 @@ class GroupRules(RuleBasedStateMachine):
     @rule(group=st.sampled_from(GROUPS))
     def reschedule_a_head_that_has_used_up_its_attempts(self, group: str) -> None:
         entries = self.model[group]
-        if entries and not entries[0].lease and entries[0].epoch >= MAX_ATTEMPTS:
+        if entries and not entries[0].claim_id and entries[0].epoch >= MAX_ATTEMPTS:
             assert "which is all it may be" in (self.table.groups.info(group).blocked_by or "") or self.paused[group]
             self.table.reschedule(entries[0].id, self.now, epoch=0)
             entries[0].due, entries[0].epoch = self.now, 0
@@ -351,7 +351,7 @@ class GroupRules(RuleBasedStateMachine):
     def those_that_are_out_are_the_first_of_their_group(self) -> None:
         for entries in self.model.values():
             if self.ack_order != "hold":
-                leased = [bool(entry.lease) for entry in entries]
+                leased = [bool(entry.claim_id) for entry in entries]
                 assert leased == sorted(leased, reverse=True)
 
     @invariant()

@@ -101,7 +101,9 @@ class Walk:
             group = [other for other in rows if grouped and (other.group_id or "") == (row.group_id or "")]
             drains = noted.get(row.group_id or "") == "draining"
             found[row.id] = state_of(
-                MessageColumns(row.time_acked, row.held_at, row.lease is not None, row.time_next or 0, row.epoch),
+                MessageColumns(
+                    row.time_acked, row.ack_held_at, row.claim_id is not None, row.time_next or 0, row.epoch
+                ),
                 self.clock.now,
                 blocked=any(self.blocks(other, row, drains) for other in group),
                 most=most_attempts(context.options) if grouped else None,
@@ -116,7 +118,7 @@ class Walk:
             earlier = other.position is not None and other.position < row.position
         if not earlier or other.time_acked is not None:
             return False
-        out = other.held_at is not None or (other.lease is not None and other.time_next > self.clock.now)
+        out = other.ack_held_at is not None or (other.claim_id is not None and other.time_next > self.clock.now)
         return not out or self.table.options.groups != "exclusive" or drains
 
     # What happens

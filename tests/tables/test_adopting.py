@@ -240,12 +240,12 @@ def test_a_table_that_sqlite_compares_without_case_gets_ids_that_are_distinguish
 def test_what_cannot_be_adopted_is_refused_with_the_reason_and_left_as_it_is(database: Database) -> None:
     with pytest.raises(wc.NotFoundError, match="no SQL table 'orders' to adopt"):
         database.create_table("orders", payload="text", adopt=True)
-    make_documents(database, indexes=("ALTER TABLE orders ADD COLUMN lease bigint",))
+    make_documents(database, indexes=("ALTER TABLE orders ADD COLUMN claim_id bigint",))
     with pytest.raises(wc.AlreadyExistsError, match="adopt=True"):
         database.create_table("orders", payload="text")
-    with pytest.raises(wc.SchemaError, match="'lease' of its own; rename yours"):
+    with pytest.raises(wc.SchemaError, match="'claim_id' of its own; rename yours"):
         database.create_table("orders", payload="text", adopt=True)
-    run(database, "ALTER TABLE orders DROP COLUMN lease")
+    run(database, "ALTER TABLE orders DROP COLUMN claim_id")
     insert(database, 1, "a")
     insert(database, 1, "b", time_scheduled=2)
     with pytest.raises(wc.SchemaError, match="2 rows have the id 1"):

@@ -276,7 +276,7 @@ def test_ids_are_compared_as_what_they_are(make_table: MakeTable) -> None:
 
 
 def test_what_may_not_be_named_or_is_never_used_is_refused(sales: MessageTable) -> None:
-    for where in ("headers IS NULL", "message = 'x'", "lease IS NULL"):
+    for where in ("headers IS NULL", "message = 'x'", "claim_id IS NULL", "acked_by IS NULL", "ack_held_at IS NULL"):
         with pytest.raises(InvalidArgumentError, match="there is no column"):
             sales.receive(where=where)
     with pytest.raises(InvalidArgumentError, match="'facts' holds json"):

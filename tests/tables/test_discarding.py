@@ -156,7 +156,7 @@ def test_what_waits_is_looked_at_once_a_second_and_not_for_each_message(
             clock.move("1s")
             for _ in range(4):
                 next(deliveries)
-        assert len([text for text, _ in seen if text.startswith("SELECT") and "lease" in text]) == 1
+        assert len([text for text, _ in seen if text.startswith("SELECT") and "claim_id" in text]) == 1
 
 
 def test_what_went_back_with_the_head_of_its_group_is_not_handed_out(make_table: MakeTable) -> None:

@@ -34,7 +34,7 @@ def crowd(database: Database, state: str) -> None:
     now = backend.now()
     change = {
         "acked": {"time_acked": now, "time_next": None},
-        "in flight": {"time_next": now + 10**15, "lease": 1, "priority": 9},
+        "in flight": {"time_next": now + 10**15, "claim_id": 1, "priority": 9},
         "scheduled": {"time_next": now + 10**15, "priority": 9},
     }[state]
     rows = sa.table("orders", *(sa.column(name) for name in ("id", *change)))

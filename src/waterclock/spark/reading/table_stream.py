@@ -146,7 +146,7 @@ class _LeaseKeeper:
 
     def __init__(self, table: MessageTable, deliveries: Sequence[Delivery]) -> None:
         self._table = table
-        self._held = [delivery.held for delivery in deliveries]
+        self._leased = [delivery.leased for delivery in deliveries]
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"leases of {table.name}", daemon=True)
         self._thread.start()
@@ -161,7 +161,7 @@ class _LeaseKeeper:
             length = context.options.ack_wait
             try:
                 lost = context.backend.transact(
-                    lambda own: sum(acking.extend(context, own, held, length) is None for held in self._held)  # noqa: B023  # run at once
+                    lambda own: sum(acking.extend(context, own, leased, length) is None for leased in self._leased)  # noqa: B023  # run at once
                 )
             except WaterclockError as error:
                 _log.warning("cannot prolong the leases of message table %r: %s", self._table.name, error)

@@ -16,7 +16,7 @@ from waterclock.tables.messages import acking
 from waterclock.tables.messages.acking_rows import is_one_statement
 from waterclock.tables.messages.process_heartbeat import note_acked
 from waterclock.tables.messages.putting import check_id
-from waterclock.tables.model.held import Acked, Held
+from waterclock.tables.model.leased import Acked, Leased
 
 
 def ack_together(context: TableContext, callers: CallerConnections, given: Sequence[Any], connection: Any) -> int:
@@ -28,7 +28,7 @@ def ack_together(context: TableContext, callers: CallerConnections, given: Seque
     else:
         count, lost = _ack_for_caller(context, callers, deliveries, ids, connection)
     if lost:
-        names = ", ".join(dict.fromkeys(repr(one.id) for one in deliveries if one.held in lost))
+        names = ", ".join(dict.fromkeys(repr(one.id) for one in deliveries if one.leased in lost))
         raise LeaseLostError(
             f"ack: {names} of {context.name!r} are not ours any more: their lease ended and they were sent to another"
             f" consumer, acked or rescheduled; the other {count} are acked"
@@ -36,24 +36,24 @@ def ack_together(context: TableContext, callers: CallerConnections, given: Seque
     return count
 
 
-def _ack(context: TableContext, deliveries: Sequence[Delivery], ids: Sequence[Any]) -> tuple[int, frozenset[Held]]:
+def _ack(context: TableContext, deliveries: Sequence[Delivery], ids: Sequence[Any]) -> tuple[int, frozenset[Leased]]:
     decide(context, deliveries, "ack")
-    held = _held(deliveries)
-    one_statement = is_one_statement(held, ids)
+    leased = _leased(deliveries)
+    one_statement = is_one_statement(leased, ids)
 
     def work(own: sa.Connection) -> tuple[Acked, int]:
-        return _write(context, own, held, ids)
+        return _write(context, own, leased, ids)
 
     acked, by_id = acking.run(context, work) if one_statement else context.backend.transact(work)
     for delivery in deliveries:
-        if delivery.held in acked.lost:
+        if delivery.leased in acked.lost:
             delivery.lose()
         else:
             delivery.end()
     if ids:
         note_acked(context, ids)
     # What was acked again was acked by this, in an attempt whose answer was lost.
-    return by_id + len(held) - len(acked.lost), acked.lost
+    return by_id + len(leased) - len(acked.lost), acked.lost
 
 
 def _ack_for_caller(
@@ -62,23 +62,23 @@ def _ack_for_caller(
     deliveries: Sequence[Delivery],
     ids: Sequence[Any],
     connection: Any,
-) -> tuple[int, frozenset[Held]]:
-    held = _held(deliveries)
+) -> tuple[int, frozenset[Leased]]:
+    leased = _leased(deliveries)
     with callers.use(connection) as theirs:
         for delivery in deliveries:
             if not delivery.over:
                 delivery.leave_to_caller()
-        acked, by_id = _write(context, theirs, held, ids)
+        acked, by_id = _write(context, theirs, leased, ids)
     # Nothing is noted: what was found may have been changed by the caller, and may be undone.
-    return by_id + len(held) - len(acked.lost) - acked.again, acked.lost
+    return by_id + len(leased) - len(acked.lost) - acked.again, acked.lost
 
 
-def _held(deliveries: Sequence[Delivery]) -> list[Held]:
-    return list(dict.fromkeys(one.held for one in deliveries if not one.over))
+def _leased(deliveries: Sequence[Delivery]) -> list[Leased]:
+    return list(dict.fromkeys(one.leased for one in deliveries if not one.over))
 
 
 def _write(
-    context: TableContext, connection: sa.Connection, held: Sequence[Held], ids: Sequence[Any]
+    context: TableContext, connection: sa.Connection, leased: Sequence[Leased], ids: Sequence[Any]
 ) -> tuple[Acked, int]:
-    acked = acking.ack_held(context, connection, held)
+    acked = acking.ack_leased(context, connection, leased)
     return acked, acking.ack_ids(context, connection, ids) if ids else 0

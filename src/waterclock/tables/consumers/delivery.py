@@ -18,11 +18,11 @@ from waterclock.tables.catalogue.table_row import explaining
 from waterclock.tables.consumers.heartbeat import beat_after, heartbeat_of
 from waterclock.tables.consumers.undecided import decide, find_out
 from waterclock.tables.messages import acking
-from waterclock.tables.messages.dead_letters import bury_held, exhausted_reason, is_exhausted
+from waterclock.tables.messages.dead_letters import bury_leased, exhausted_reason, is_exhausted
 from waterclock.tables.messages.process_heartbeat import changing
 from waterclock.tables.messages.putting import MessageId
 from waterclock.tables.model.claim import Claimed
-from waterclock.tables.model.held import Held
+from waterclock.tables.model.leased import Leased
 from waterclock.tables.model.reading import unreadable
 from waterclock.tables.model.schema import user_column_names
 from waterclock.tables.model.texts import storable
@@ -75,9 +75,9 @@ class Delivery:
         "context",
         "epoch",
         "group",
-        "held",
         "id",
         "lease_until",
+        "leased",
         "lost",
         "payload",
         "priority",
@@ -87,7 +87,7 @@ class Delivery:
     )
 
     def __init__(
-        self, context: TableContext, callers: CallerConnections, claimed: Claimed, lease: int, beat_at: int
+        self, context: TableContext, callers: CallerConnections, claimed: Claimed, claim_id: int, beat_at: int
     ) -> None:
         row = claimed.row
         self.context = context
@@ -110,7 +110,7 @@ class Delivery:
         self.time_scheduled: int = row.time_scheduled
         further = user_column_names(context.rows)
         self.columns: dict[str, Any] = {name: getattr(row, name) for name in further} if further else {}
-        self.held = Held(row.seq, row.id, lease, row.group_id, row.position, row.time_next, self.epoch)
+        self.leased = Leased(row.seq, row.id, claim_id, row.group_id, row.position, row.time_next, self.epoch)
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -140,13 +140,13 @@ class Delivery:
         if connection is not None:
             with self._callers.use(connection) as theirs:
                 self.leave_to_caller()
-                if acking.ack_held(self.context, theirs, [self.held]).lost:
+                if acking.ack_leased(self.context, theirs, [self.leased]).lost:
                     raise self._lost_error("ack")
             return
         self._decide("ack")
         if self._over:
             return
-        if self._run(lambda own: acking.ack_held(self.context, own, [self.held])).lost:
+        if self._run(lambda own: acking.ack_leased(self.context, own, [self.leased])).lost:
             raise self._lost("ack")
         self.end()
 
@@ -186,8 +186,8 @@ class Delivery:
     def nack_in(self, connection: sa.Connection, delay: int | None, error: str | None) -> bool:
         """Give the message back in a transaction of ours; False where the lease was lost. `end` it after the commit."""
         if is_exhausted(self.context, self.epoch):
-            return bury_held(self.context, connection, self.held, exhausted_reason(self.context), error)
-        return acking.back_off(self.context, connection, self.held, self.retry_delay(delay), error)
+            return bury_leased(self.context, connection, self.leased, exhausted_reason(self.context), error)
+        return acking.back_off(self.context, connection, self.leased, self.retry_delay(delay), error)
 
     def retry_delay(self, delay: int | None) -> int:
         """Give how long it waits before it is sent again, ns: by the table's back-off where no delay is given."""
@@ -213,7 +213,7 @@ class Delivery:
         self._decide("dead_letter")
         if self._over:
             return
-        if not self._run(lambda own: bury_held(self.context, own, self.held, storable(why)), whole=True):
+        if not self._run(lambda own: bury_leased(self.context, own, self.leased, storable(why)), whole=True):
             raise self._lost("dead_letter")
         self.end()
 
@@ -227,7 +227,7 @@ class Delivery:
         """
         length = to_duration(duration, "duration")
         self._decide("extend")
-        until = self._run(lambda own: acking.extend(self.context, own, self.held, length), whole=True)
+        until = self._run(lambda own: acking.extend(self.context, own, self.leased, length), whole=True)
         if until is None:
             raise self._lost("extend")
         self.lease_until = until
@@ -332,7 +332,7 @@ class Delivery:
 
 
 def hand_over(
-    context: TableContext, callers: CallerConnections, claimed: Sequence[Claimed], lease: int, begun: int
+    context: TableContext, callers: CallerConnections, claimed: Sequence[Claimed], claim_id: int, begun: int
 ) -> list[Delivery]:
     """Make deliveries of messages that were claimed.
 
@@ -350,7 +350,7 @@ def hand_over(
     for one in claimed:
         if context.options.groups and one.row.group_id in failed:
             continue  # it went back with the one before it
-        delivery = Delivery(context, callers, one, lease, beat_at)
+        delivery = Delivery(context, callers, one, claim_id, beat_at)
         problem = unreadable(one.row, further)
         if problem is None:
             deliveries.append(delivery)

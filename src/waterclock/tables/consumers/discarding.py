@@ -25,13 +25,13 @@ def discard(waiting: Iterable[Delivery], *, extended: bool) -> None:
         return
     context = next(iter(known)).context
     with context.backend.snapshot() as connection:
-        rows = acking.unacked(context, connection, [delivery.held.seq for delivery in known])
+        rows = acking.unacked(context, connection, [delivery.leased.seq for delivery in known])
     # In a group, extending the lease of one delivery extends those of all that one claim gave with it.
     may_last_longer = extended or context.options.groups is not None
     for delivery, until in known.items():
-        row = rows.get(delivery.held.seq)
+        row = rows.get(delivery.leased.seq)
         ends = 0 if row is None else row.time_next or 0
-        if row is None or (row.lease, row.epoch) != (delivery.held.lease, delivery.epoch) or ends < until:
+        if row is None or (row.claim_id, row.epoch) != (delivery.leased.claim_id, delivery.epoch) or ends < until:
             delivery.lost = True
         elif ends > until:
             delivery.lost |= not may_last_longer

@@ -213,7 +213,7 @@ def _extend(deliveries: Iterable[HandledDelivery], now: int) -> None:
         if not mine:
             return
         ends = context.backend.transact_within(
-            patience_of(length), lambda own: acking.extend_all(context, own, [one.held for one in mine], length)
+            patience_of(length), lambda own: acking.extend_all(context, own, [one.leased for one in mine], length)
         )
     except WaterclockError as error:
         # The ack finds out whether the lease lasted, so the log is enough here.
@@ -221,7 +221,7 @@ def _extend(deliveries: Iterable[HandledDelivery], now: int) -> None:
         return
     for one in mine:
         one.beat_at = now + beat_after(length)
-        one.extended(ends.get((one.held.seq, one.held.lease)))
+        one.extended(ends.get((one.leased.seq, one.leased.claim_id)))
 
 
 _heartbeats: WeakKeyDictionary[Backend, Heartbeat] = WeakKeyDictionary()

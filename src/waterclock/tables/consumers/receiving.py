@@ -96,11 +96,11 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int, requ
         claimed = _claim(context, wanted)
         exhausted = {one.row.seq for one in claimed if is_exhausted(context, one.row.epoch or 0)}
         if exhausted:
-            _bury(context, sorted(exhausted), wanted.lease)
+            _bury(context, sorted(exhausted), wanted.claim_id)
         living = [one for one in claimed if one.row.seq not in exhausted]
         if living:
             process_heartbeat(context).note_sent(len(living))
-        deliveries = hand_over(context, callers, living, wanted.lease, begun)
+        deliveries = hand_over(context, callers, living, wanted.claim_id, begun)
         if deliveries or not claimed:
             return deliveries
 
@@ -120,8 +120,8 @@ def _claim_at_rate(context: TableContext, connection: sa.Connection, wanted: Wan
     return claimed
 
 
-def _bury(context: TableContext, seqs: list[int], lease: int) -> None:
-    context.backend.transact(lambda own: bury_claimed(context, own, seqs, lease))
+def _bury(context: TableContext, seqs: list[int], claim_id: int) -> None:
+    context.backend.transact(lambda own: bury_claimed(context, own, seqs, claim_id))
 
 
 def pause(

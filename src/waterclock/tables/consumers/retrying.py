@@ -18,10 +18,10 @@ _T = TypeVar("_T")
 
 
 def nack_all(context: TableContext, deliveries: Iterable[Delivery], delay: int | None) -> int:
-    """Give deliveries back; return how many were still held. The others are noted as lost."""
+    """Give deliveries back; return how many were still leased. The others are noted as lost."""
     deliveries = list(deliveries)
     decide(context, deliveries, "nack")
-    ours = sorted({one for one in deliveries if not one.over}, key=lambda one: one.held.seq)
+    ours = sorted({one for one in deliveries if not one.over}, key=lambda one: one.leased.seq)
     count = 0
     for chunk in _chunks(ours):
         given_back = context.backend.transact(lambda own, chunk=chunk: _nack_chunk(context, own, chunk, delay))
@@ -39,15 +39,15 @@ def _nack_chunk(
 ) -> list[bool]:
     if context.options.groups:  # one that goes back takes those behind it along
         return [one.nack_in(connection, delay, None) for one in chunk]
-    held = acking.still_held(context, connection, [one.held for one in chunk])
-    ours = [one for one, kept in zip(chunk, held, strict=True) if kept]
+    kept = acking.still_leased(context, connection, [one.leased for one in chunk])
+    ours = [one for one, still in zip(chunk, kept, strict=True) if still]
     dying = [one for one in ours if is_exhausted(context, one.epoch)]
     if dying:
-        bury(context, connection, [one.held.seq for one in dying], exhausted_reason(context))
+        bury(context, connection, [one.leased.seq for one in dying], exhausted_reason(context))
     living = [one for one in ours if not is_exhausted(context, one.epoch)]
-    delays = {(one.held.seq, one.held.lease): one.retry_delay(delay) for one in living}
+    delays = {(one.leased.seq, one.leased.claim_id): one.retry_delay(delay) for one in living}
     acking_rows.back_off_all(context, connection, delays)
-    return held
+    return kept
 
 
 def retry_ids(context: TableContext, ids: Sequence[Any]) -> int:
@@ -67,7 +67,7 @@ def retry_delayed(context: TableContext) -> int:
                 sa.select(rows.c.seq, rows.c.id)
                 .where(
                     rows.c.time_acked.is_(None),
-                    rows.c.lease.is_(None),
+                    rows.c.claim_id.is_(None),
                     rows.c.epoch > 0,
                     rows.c.time_next > context.backend.now_sql(),
                     rows.c.seq > last,

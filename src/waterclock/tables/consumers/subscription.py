@@ -122,7 +122,7 @@ class Subscription:
 
     def _give_back(self, context: TableContext) -> None:
         find_out(context, self._handed_out)
-        unstarted = [delivery.held for delivery in self._waiting]
+        unstarted = [delivery.leased for delivery in self._waiting]
         self._waiting.clear()
         context.backend.transact(lambda own: acking.give_back(context, own, unstarted))
         self._process_heartbeat.note_sent(-len(unstarted))
@@ -131,7 +131,9 @@ class Subscription:
         # The next consumer need not wait for the lease of what was handed out of groups and is not over.
         for delivery in self._handed_out:
             if not (delivery.over or delivery.undecided):
-                context.backend.transact(lambda own, held=delivery.held: acking.back_off(context, own, held, 0, None))
+                context.backend.transact(
+                    lambda own, leased=delivery.leased: acking.back_off(context, own, leased, 0, None)
+                )
                 delivery.end()
 
     def put_back(self, delivery: Delivery) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 from waterclock.errors import UnavailableError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.messages import acking
-from waterclock.tables.model.held import Held
+from waterclock.tables.model.leased import Leased
 
 _PATIENCE = 0.5
 """Seconds for which a database where writers take turns is asked whether the caller's transaction has ended."""
@@ -21,7 +21,7 @@ _PATIENCE = 0.5
 class Undecided(Protocol):
     """A delivery that may have been acked in a transaction of the caller's."""
 
-    held: Held
+    leased: Leased
 
     @property
     def undecided(self) -> bool:
@@ -47,13 +47,13 @@ def see_committed(context: TableContext, deliveries: Iterable[Undecided]) -> Non
     if not asked:
         return
     with context.backend.snapshot() as connection:
-        acked = acking.acked_by(context, connection, [one.held for one in asked])
-        rows = acking.unacked(context, connection, [one.held.seq for one in asked])
+        acked = acking.acked_by(context, connection, [one.leased for one in asked])
+        rows = acking.unacked(context, connection, [one.leased.seq for one in asked])
     for one in asked:
-        row = rows.get(one.held.seq)
-        if one.held in acked:
+        row = rows.get(one.leased.seq)
+        if one.leased in acked:
             one.end()
-        elif row is None or row.lease != one.held.lease:
+        elif row is None or row.claim_id != one.leased.claim_id:
             one.lose()
 
 
@@ -64,15 +64,15 @@ def find_out(context: TableContext, deliveries: Iterable[Undecided]) -> None:
     still = [one for one in asked if one.undecided]
     if not still:
         return
-    seqs = [one.held.seq for one in still]
+    seqs = [one.leased.seq for one in still]
     try:
         with context.backend.patience(_PATIENCE):
             rows = context.backend.transact(lambda own: acking.unlocked(context, own, seqs))
     except UnavailableError:
         return
-    free = {(row.seq, row.lease) for row in rows}
+    free = {(row.seq, row.claim_id) for row in rows}
     for one in still:
-        if (one.held.seq, one.held.lease) in free:
+        if (one.leased.seq, one.leased.claim_id) in free:
             one.take_back()
 
 
@@ -88,6 +88,6 @@ def decide(context: TableContext, deliveries: Sequence[Undecided], verb: str) ->
     for one in deliveries:
         if one.undecided:
             raise UnavailableError(
-                f"{verb}: message {one.held.id!r} of {context.name!r} was acked in a transaction that has not ended;"
+                f"{verb}: message {one.leased.id!r} of {context.name!r} was acked in a transaction that has not ended;"
                 " commit it or roll it back, then try again"
             )

@@ -20,7 +20,7 @@ BEFORE_EVERY_TIME = MIN_NS
 
 _Row = sa.Row[*tuple[Any, ...]]
 
-_UNREAD = frozenset({"time_acked", "last_error", "lease", "consumer", "routed", "held_at"})
+_UNREAD = frozenset({"time_acked", "last_error", "claim_id", "consumer", "routed", "ack_held_at", "acked_by"})
 
 
 @lru_cache(maxsize=256)

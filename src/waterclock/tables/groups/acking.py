@@ -12,72 +12,64 @@ from waterclock.errors import OrderError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.heads import UNGROUPED, lock_groups, settle, settle_starts
-from waterclock.tables.model.held import Acked, Held
+from waterclock.tables.model.leased import Acked, Leased
+from waterclock.tables.model.schema import ack_marks, ack_values
 
 _Row = sa.Row[*tuple[Any, ...]]
 
 
-def ack_held(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> Acked:
-    """Ack messages that a consumer holds.
+def ack_leased(context: TableContext, connection: sa.Connection, leased: Sequence[Leased]) -> Acked:
+    """Ack messages for the consumer that took them.
 
     Raises
     ------
     OrderError
         Where an earlier message of the group is not acked, and ``ack_order`` is strict.
     """
-    if not held:
+    if not leased:
         return Acked(frozenset(), 0)
-    noted = lock_groups(context, connection, [one.group_id or UNGROUPED for one in held])
-    seqs = [one.seq for one in held]
-    last = _last_of_starts(noted, held) if len({one.lease for one in held}) == 1 else None
+    noted = lock_groups(context, connection, [one.group_id or UNGROUPED for one in leased])
+    seqs = [one.seq for one in leased]
+    last = _last_of_starts(noted, leased) if len({one.claim_id for one in leased}) == 1 else None
     if last is not None and context.options.ack_order != "hold":
-        changed = connection.execute(_acking_ours(context), {"seqs": seqs, "by": held[0].lease}).rowcount
-        lost = frozenset[Held]() if changed == len(held) else _lost(context, connection, held)
+        changed = connection.execute(_acking_ours(context), {"seqs": seqs, "by": leased[0].claim_id}).rowcount
+        lost = frozenset[Leased]() if changed == len(leased) else _lost(context, connection, leased)
         if lost:
-            _check_order(context, connection, [one for one in held if one not in lost])
+            _check_order(context, connection, [one for one in leased if one not in lost])
         _settle_acked(context, connection, last, noted)
-        return Acked(lost, len(held) - changed - len(lost))
-    places = {(one.seq, one.lease) for one in held}
+        return Acked(lost, len(leased) - changed - len(lost))
+    places = {(one.seq, one.claim_id) for one in leased}
     found = connection.execute(_to_ack(context), {"seqs": sorted(set(seqs))}).all()
-    ours = [row for row in found if (row.seq, row.lease) in places]
-    _ack(context, connection, ours, noted, _acking(context))
-    still = {(row.seq, row.lease) for row in ours}
-    lost = _lost(context, connection, [one for one in held if (one.seq, one.lease) not in still])
-    return Acked(lost, len(held) - len(ours) - len(lost))
+    ours = [row for row in found if (row.seq, row.claim_id) in places]
+    _ack(context, connection, ours, noted, by_claim=True)
+    still = {(row.seq, row.claim_id) for row in ours}
+    lost = _lost(context, connection, [one for one in leased if (one.seq, one.claim_id) not in still])
+    return Acked(lost, len(leased) - len(ours) - len(lost))
 
 
-def acked_by(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> set[Held]:
-    """Tell which messages are acked, or have an ack that is held back, by the consumer that holds them. Reads only."""
-    # An acked row keeps the claim's number, negated: so when the answer to an ack was lost, and the ack is tried
-    # again, it differs from an ack by another consumer.
-    if not held:
+def acked_by(context: TableContext, connection: sa.Connection, leased: Sequence[Leased]) -> set[Leased]:
+    """Tell which messages are acked, or have an ack that is held back, by the claims that took them. Reads only."""
+    if not leased:
         return set()
-    chosen = {"seqs": [one.seq for one in held], "ids": [one.id for one in held]}
-    found = {(row.seq, row.lease) for row in connection.execute(_acked(context), chosen)}
-    ours = {one for one in held if (one.seq, -one.lease) in found}
+    chosen = {"seqs": [one.seq for one in leased], "ids": [one.id for one in leased]}
+    found = {(row.seq, row.acked_by) for row in connection.execute(_acked(context), chosen)}
     if context.options.ack_order == "hold":
-        # An ack that is or was held back leaves no claim's number, so that it does not count as out. It is not sent
-        # again.
-        kept = {(row.seq, row.epoch) for row in connection.execute(_held_back(context), chosen)}
-        kept |= {(row.seq, row.epoch) for row in connection.execute(_acked(context), chosen) if row.lease is None}
-        ours.update(one for one in held if (one.seq, one.epoch) in kept)
-    return ours
+        found |= {(row.seq, row.acked_by) for row in connection.execute(_held_back(context), chosen)}
+    return {one for one in leased if (one.seq, one.claim_id) in found}
 
 
 def ack_rows(
     context: TableContext, connection: sa.Connection, found: Sequence[_Row], noted: dict[str, sa.Row[Any]]
 ) -> int:
-    """Ack messages whose groups and rows are locked, also leased ones; return how many.
-
-    The deliveries of leased ones lose their leases.
+    """Ack messages whose groups and rows are locked; return how many. A consumer that has one finds its lease lost.
 
     Raises
     ------
     OrderError
-        As `ack_held`.
+        As `ack_leased`.
     """
-    _ack(context, connection, [row for row in found if row.held_at is None], noted, _acking_anybodys(context))
-    return sum(row.held_at is None for row in found)
+    _ack(context, connection, [row for row in found if row.ack_held_at is None], noted, by_claim=False)
+    return sum(row.ack_held_at is None for row in found)
 
 
 def release_behind(
@@ -101,7 +93,7 @@ def release_behind(
             connection.execute(_releasing(context), at)
 
 
-def _last_of_starts(noted: dict[str, sa.Row[Any]], messages: Sequence[Held | _Row]) -> dict[str, int] | None:
+def _last_of_starts(noted: dict[str, sa.Row[Any]], messages: Sequence[Leased | _Row]) -> dict[str, int] | None:
     """Give the last position of each group where the messages are the first of their groups, without a gap.
 
     Then no message is passed over. None where the database has to be asked: a gap may have been acked before.
@@ -121,8 +113,8 @@ def _last_of_starts(noted: dict[str, sa.Row[Any]], messages: Sequence[Held | _Ro
     return {name: max(positions) for name, positions in places.items()}
 
 
-def _lost(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> frozenset[Held]:
-    return frozenset(held).difference(acked_by(context, connection, held))
+def _lost(context: TableContext, connection: sa.Connection, leased: Sequence[Leased]) -> frozenset[Leased]:
+    return frozenset(leased).difference(acked_by(context, connection, leased))
 
 
 def _ack(
@@ -130,7 +122,8 @@ def _ack(
     connection: sa.Connection,
     messages: Sequence[_Row],
     noted: dict[str, sa.Row[Any]],
-    acking: sa.Update,
+    *,
+    by_claim: bool,
 ) -> None:
     if not messages:
         return
@@ -138,11 +131,11 @@ def _ack(
     grouped = [row for row in messages if row.position is not None]
     if context.options.ack_order == "hold":
         # Settling acks those of them that have nothing before them.
-        connection.execute(_holding(context), {"seqs": [row.seq for row in grouped]})
+        connection.execute(_holding_back(context, by_claim=by_claim), {"seqs": [row.seq for row in grouped]})
         chosen["seqs"] = [row.seq for row in messages if row.position is None]
     elif context.options.ack_order == "strict" and _last_of_starts(noted, messages) is None:
         _check_order(context, connection, grouped)
-    connection.execute(acking, chosen)
+    connection.execute(_acking(context, by_claim=by_claim), chosen)
     _settle_acked(context, connection, {row.group_id: row.position for row in sorted(grouped, key=_position)}, noted)
 
 
@@ -161,7 +154,7 @@ def _settle_acked(
         settle(context, connection, last, may_end=bool(ending) or context.options.ack_order == "hold")
 
 
-def _check_order(context: TableContext, connection: sa.Connection, messages: Iterable[Held | _Row]) -> None:
+def _check_order(context: TableContext, connection: sa.Connection, messages: Iterable[Leased | _Row]) -> None:
     """Refuse to ack messages that pass over others, whether they are acked already or not; OrderError."""
     last: dict[str, tuple[int, int]] = {}
     seqs: list[int] = []
@@ -187,7 +180,7 @@ def _check_order(context: TableContext, connection: sa.Connection, messages: Ite
 def _to_ack(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     return (
-        sa.select(rows.c.seq, rows.c.group_id, rows.c.lease, rows.c.position, rows.c.held_at)
+        sa.select(rows.c.seq, rows.c.group_id, rows.c.claim_id, rows.c.position, rows.c.ack_held_at)
         .where(context.unacked())
         .order_by(rows.c.seq)
         .with_for_update()
@@ -195,42 +188,36 @@ def _to_ack(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 
 
 @lru_cache(maxsize=256)
-def _acked(context: TableContext) -> sa.Select[Any, Any, Any]:
+def _acked(context: TableContext) -> sa.Select[Any, Any]:
     rows = context.rows
-    return sa.select(rows.c.seq, rows.c.lease, rows.c.epoch).where(context.acked())
+    return sa.select(rows.c.seq, rows.c.acked_by).where(context.acked())
 
 
 @lru_cache(maxsize=256)
 def _held_back(context: TableContext) -> sa.Select[Any, Any]:
     rows = context.rows
-    return sa.select(rows.c.seq, rows.c.epoch).where(context.unacked(), rows.c.held_at.is_not(None))
-
-
-def _done(context: TableContext) -> dict[str, Any]:
-    return {"time_acked": context.backend.now_sql(), "time_next": None, "lease": -context.rows.c.lease}
+    return sa.select(rows.c.seq, rows.c.acked_by).where(context.unacked(), rows.c.ack_held_at.is_not(None))
 
 
 @lru_cache(maxsize=256)
 def _acking_ours(context: TableContext) -> sa.Update:
     rows = context.rows
     by = sa.bindparam("by", type_=sa.BigInteger)
-    return sa.update(rows).where(context.unacked(), rows.c.lease == by).values(_done(context))
+    acked = ack_values(rows, context.backend.now_sql(), by_claim=True)
+    return sa.update(rows).where(context.unacked(), rows.c.claim_id == by).ordered_values(*acked)
 
 
 @lru_cache(maxsize=256)
-def _acking(context: TableContext) -> sa.Update:
-    return sa.update(context.rows).where(context.unacked()).values(_done(context))
+def _acking(context: TableContext, *, by_claim: bool) -> sa.Update:
+    acked = ack_values(context.rows, context.backend.now_sql(), by_claim=by_claim)
+    return sa.update(context.rows).where(context.unacked()).ordered_values(*acked)
 
 
 @lru_cache(maxsize=256)
-def _acking_anybodys(context: TableContext) -> sa.Update:
-    return sa.update(context.rows).where(context.unacked()).values({**_done(context), "lease": None})
-
-
-@lru_cache(maxsize=256)
-def _holding(context: TableContext) -> sa.Update:
+def _holding_back(context: TableContext, *, by_claim: bool) -> sa.Update:
     rows = context.rows
-    return sa.update(rows).where(context.unacked()).values(held_at=context.backend.now_sql(), lease=None)
+    held = ((rows.c.ack_held_at, context.backend.now_sql()), *ack_marks(rows, by_claim=by_claim))
+    return sa.update(rows).where(context.unacked()).ordered_values(*held)
 
 
 @lru_cache(maxsize=256)
@@ -259,11 +246,11 @@ def _releasing(context: TableContext) -> sa.Update:
             rows.c.group_id == sa.bindparam("of"),
             rows.c.position > sa.bindparam("behind", type_=sa.BigInteger),
             rows.c.time_acked.is_(None),
-            rows.c.lease.is_not(None),
+            rows.c.claim_id.is_not(None),
         )
         .values(
             time_next=sa.bindparam("now", type_=sa.BigInteger),
             epoch=rows.c.epoch - sa.bindparam("uncounted", type_=sa.BigInteger),
-            lease=None,
+            claim_id=None,
         )
     )

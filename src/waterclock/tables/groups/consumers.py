@@ -184,6 +184,6 @@ def _taking_back(context: TableContext) -> sa.Update:
     rows = context.rows
     return (
         sa.update(rows)
-        .where(context.sql.any_of(rows.c.group_id, "groups"), rows.c.time_acked.is_(None), rows.c.lease.is_not(None))
-        .values(time_next=sa.bindparam("now", type_=sa.BigInteger), lease=None)
+        .where(context.sql.any_of(rows.c.group_id, "groups"), rows.c.time_acked.is_(None), rows.c.claim_id.is_not(None))
+        .values(time_next=sa.bindparam("now", type_=sa.BigInteger), claim_id=None)
     )

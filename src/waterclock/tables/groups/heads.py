@@ -68,7 +68,7 @@ def settle(context: TableContext, connection: sa.Connection, group_ids: Iterable
     for start in range(0, len(names), _SETTLED_AT_ONCE):
         chosen = {"groups": names[start : start + _SETTLED_AT_ONCE]}
         if context.options.ack_order == "hold":
-            _apply_held(context, connection, chosen["groups"])
+            _ack_held_back(context, connection, chosen["groups"])
         connection.execute(_note(context), chosen)
         if context.options.groups == "exclusive":
             connection.execute(_drained(context), chosen)
@@ -153,7 +153,7 @@ def is_exhausted_sql(context: TableContext) -> sa.ColumnElement[bool]:
 @lru_cache(maxsize=256)
 def _note(context: TableContext) -> sa.Update:
     rows = context.rows
-    waiting = (rows.c.position.is_not(None), rows.c.lease.is_(None), rows.c.held_at.is_(None))
+    waiting = (rows.c.position.is_not(None), rows.c.claim_id.is_(None), rows.c.ack_held_at.is_(None))
     last = (
         sa.select(rows.c.position)
         .where(rows.c.group_id == groups.c.group_id, rows.c.time_acked.is_(None), rows.c.position.is_not(None))
@@ -174,7 +174,7 @@ def _note(context: TableContext) -> sa.Update:
         values["idle_since"] = sa.case(
             (head.is_(None), sa.func.coalesce(groups.c.idle_since, context.backend.now_sql())), else_=sa.null()
         )
-        lapse = first_of(context, sa.case((rows.c.lease.is_not(None), rows.c.time_next), else_=sa.null()), routed)
+        lapse = first_of(context, sa.case((rows.c.claim_id.is_not(None), rows.c.time_next), else_=sa.null()), routed)
         due = first_of(
             context, _due(context, sa.or_(is_exhausted_sql(context), groups.c.drain_to.is_not(None))), *waiting
         )
@@ -183,7 +183,7 @@ def _note(context: TableContext) -> sa.Update:
         values["ready_at"] = sa.func.nullif(earliest, never)
     else:
         values["next_position"] = head
-        over = rows.c.lease.is_(None) | (rows.c.time_next <= context.backend.now_sql())
+        over = rows.c.claim_id.is_(None) | (rows.c.time_next <= context.backend.now_sql())
         values["ready_at"] = first_of(context, _due(context, is_exhausted_sql(context) & over), routed)
     return sa.update(groups).where(these_groups(context)).values(values)
 
@@ -201,7 +201,7 @@ def _drained(context: TableContext) -> sa.Update:
         rows.c.group_id == groups.c.group_id,
         rows.c.position == groups.c.head,
         rows.c.time_acked.is_(None),
-        rows.c.lease.is_not(None),
+        rows.c.claim_id.is_not(None),
     )
     due = first_of(context, _due(context, is_exhausted_sql(context)), rows.c.position.is_not(None))
     lives = sa.exists().where(consumers.c.table_id == groups.c.table_id, consumers.c.name == groups.c.drain_to)
@@ -223,23 +223,23 @@ def _needless() -> tuple[sa.ColumnElement[bool], ...]:
     return is_assigned(UNASSIGNED), groups.c.paused_until.is_(None), groups.c.pinned == 0
 
 
-def _apply_held(context: TableContext, connection: sa.Connection, names: list[str]) -> None:
+def _ack_held_back(context: TableContext, connection: sa.Connection, names: list[str]) -> None:
     """Ack what was held back and has nothing before it any more."""
-    for row in connection.execute(_first_unheld(context), {"groups": names}).all():
+    for row in connection.execute(_first_without_ack(context), {"groups": names}).all():
         until = MAX_NS if row.until is None else row.until
-        connection.execute(_ack_held(context), {"of": row.group_id, "until": until})
+        connection.execute(_acking_held_back(context), {"of": row.group_id, "until": until})
 
 
 @lru_cache(maxsize=256)
-def _first_unheld(context: TableContext) -> sa.Select[Any, Any]:
+def _first_without_ack(context: TableContext) -> sa.Select[Any, Any]:
     rows = context.rows
-    unheld = first_of(context, rows.c.position, rows.c.position.is_not(None), rows.c.held_at.is_(None))
-    first_is_held = first_of(context, rows.c.held_at, rows.c.position.is_not(None)).is_not(None)
-    return sa.select(groups.c.group_id, unheld.label("until")).where(these_groups(context), first_is_held)
+    unacked = first_of(context, rows.c.position, rows.c.position.is_not(None), rows.c.ack_held_at.is_(None))
+    first_is_acked = first_of(context, rows.c.ack_held_at, rows.c.position.is_not(None)).is_not(None)
+    return sa.select(groups.c.group_id, unacked.label("until")).where(these_groups(context), first_is_acked)
 
 
 @lru_cache(maxsize=256)
-def _ack_held(context: TableContext) -> sa.Update:
+def _acking_held_back(context: TableContext) -> sa.Update:
     rows = context.rows
     return (
         sa.update(rows)
@@ -247,7 +247,7 @@ def _ack_held(context: TableContext) -> sa.Update:
             rows.c.group_id == sa.bindparam("of"),
             rows.c.position < sa.bindparam("until"),
             rows.c.time_acked.is_(None),
-            rows.c.held_at.is_not(None),
+            rows.c.ack_held_at.is_not(None),
         )
-        .values(time_acked=context.backend.now_sql(), time_next=None, held_at=None)
+        .values(time_acked=context.backend.now_sql(), time_next=None, ack_held_at=None)
     )

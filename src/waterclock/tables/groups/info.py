@@ -159,21 +159,21 @@ def list_groups(
 
 
 def _member_columns(rows: sa.Table) -> list[sa.Column[Any]]:
-    names = ("group_id", "id", "epoch", "time_scheduled", "time_next", "consumer", "lease")
+    names = ("group_id", "id", "epoch", "time_scheduled", "time_next", "consumer", "claim_id")
     return [rows.c[name] for name in names]
 
 
 def _member(row: sa.Row[*tuple[Any, ...]]) -> Member:
     return Member(
-        row.id, row.epoch or 0, row.time_scheduled or 0, row.time_next or 0, row.consumer, row.lease is not None
+        row.id, row.epoch or 0, row.time_scheduled or 0, row.time_next or 0, row.consumer, row.claim_id is not None
     )
 
 
 def _counts(context: TableContext, names: Sequence[str] | None) -> sa.Select[Any, Any, Any, Any]:
     rows = context.rows
     name = group_of(rows)
-    out = rows.c.lease.is_not(None) & (rows.c.time_next > sa.bindparam("now", type_=sa.BigInteger))
-    held = rows.c.held_at.is_not(None)
+    out = rows.c.claim_id.is_not(None) & (rows.c.time_next > sa.bindparam("now", type_=sa.BigInteger))
+    held = rows.c.ack_held_at.is_not(None)
     statement = (
         sa.select(
             name.label("group"),

@@ -16,7 +16,7 @@ from waterclock.tables.groups.acking import release_behind
 from waterclock.tables.groups.heads import UNGROUPED, lock_groups, settle
 from waterclock.tables.groups.routing import route
 from waterclock.tables.messages import acking_rows
-from waterclock.tables.model.held import Acked, Held
+from waterclock.tables.model.leased import Acked, Leased
 from waterclock.tables.model.schema import not_acked
 
 _T = TypeVar("_T")
@@ -32,7 +32,7 @@ def run(context: TableContext, work: Callable[[sa.Connection], _T]) -> _T:
 
 
 def ack_ids(context: TableContext, connection: sa.Connection, ids: Sequence[Any]) -> int:
-    """Ack messages by id, also leased ones; return how many were not acked before.
+    """Ack messages by id, also those that a consumer has; return how many were not acked before.
 
     Raises
     ------
@@ -45,8 +45,8 @@ def ack_ids(context: TableContext, connection: sa.Connection, ids: Sequence[Any]
     return group_acking.ack_rows(context, connection, found, noted)
 
 
-def ack_held(context: TableContext, connection: sa.Connection, held: Iterable[Held]) -> Acked:
-    """Ack messages that a consumer holds.
+def ack_leased(context: TableContext, connection: sa.Connection, leased: Iterable[Leased]) -> Acked:
+    """Ack messages for the consumer that took them.
 
     Raises
     ------
@@ -54,66 +54,66 @@ def ack_held(context: TableContext, connection: sa.Connection, held: Iterable[He
         Where an earlier message of the group is not acked.
     """
     if not context.options.groups:
-        return acking_rows.ack_held(context, connection, list(held))
-    return group_acking.ack_held(context, connection, list(held))
+        return acking_rows.ack_leased(context, connection, list(leased))
+    return group_acking.ack_leased(context, connection, list(leased))
 
 
-def acked_by(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> set[Held]:
-    """Tell which messages are acked by the consumer that holds them. Reads only."""
+def acked_by(context: TableContext, connection: sa.Connection, leased: Sequence[Leased]) -> set[Leased]:
+    """Tell which messages are acked by the claims that took them. Reads only."""
     if not context.options.groups:
-        return acking_rows.acked_by(context, connection, held)
-    return group_acking.acked_by(context, connection, held)
+        return acking_rows.acked_by(context, connection, leased)
+    return group_acking.acked_by(context, connection, leased)
 
 
-def back_off(context: TableContext, connection: sa.Connection, held: Held, delay: int, error: str | None) -> bool:
+def back_off(context: TableContext, connection: sa.Connection, leased: Leased, delay: int, error: str | None) -> bool:
     """Give a message back to be sent again after ``delay`` ns; False where the lease was lost.
 
     In a group those behind it go back as well, at once and without counting an attempt: they may not overtake it.
     """
-    _lock(context, connection, [held])
-    changed = acking_rows.back_off(context, connection, (held.seq, held.lease), delay, error)
+    _lock(context, connection, [leased])
+    changed = acking_rows.back_off(context, connection, (leased.seq, leased.claim_id), delay, error)
     if changed and context.options.groups:
-        release_behind(context, connection, [(held.group_id, held.position)], context.backend.now(connection))
-        settle(context, connection, [held.group_id or UNGROUPED])
+        release_behind(context, connection, [(leased.group_id, leased.position)], context.backend.now(connection))
+        settle(context, connection, [leased.group_id or UNGROUPED])
     return changed
 
 
-def give_back(context: TableContext, connection: sa.Connection, held: Iterable[Held]) -> None:
+def give_back(context: TableContext, connection: sa.Connection, leased: Iterable[Leased]) -> None:
     """Return messages whose handling has not begun, as if they had never been sent. Those whose lease is lost stay."""
     rows = context.rows
-    ours = list(held)
+    ours = list(leased)
     if not ours:
         return
     _lock(context, connection, ours)
     connection.execute(
         sa.update(rows)
-        .where(rows.c.seq == sa.bindparam("of"), rows.c.lease == sa.bindparam("by"), not_acked(rows))
-        .values(time_next=sa.bindparam("due"), epoch=rows.c.epoch - 1, lease=None),
-        [{"of": one.seq, "by": one.lease, "due": one.due} for one in ours],
+        .where(rows.c.seq == sa.bindparam("of"), rows.c.claim_id == sa.bindparam("by"), not_acked(rows))
+        .values(time_next=sa.bindparam("due"), epoch=rows.c.epoch - 1, claim_id=None),
+        [{"of": one.seq, "by": one.claim_id, "due": one.due} for one in ours],
     )
     context.marks.forget()  # they are due before what came after them
     if context.options.groups:
         settle(context, connection, [one.group_id or UNGROUPED for one in ours])
 
 
-def still_held(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> list[bool]:
-    """Say of each message whether a consumer still holds it, and keep it so until the transaction ends."""
-    _lock(context, connection, held)
-    leases = {row.seq: row.lease for row in _lock_rows(context, connection, [one.seq for one in held])}
-    return [leases.get(one.seq) == one.lease for one in held]
+def still_leased(context: TableContext, connection: sa.Connection, leased: Sequence[Leased]) -> list[bool]:
+    """Say of each message whether its claim still has it, and keep it so until the transaction ends."""
+    _lock(context, connection, leased)
+    claims = {row.seq: row.claim_id for row in _lock_rows(context, connection, [one.seq for one in leased])}
+    return [claims.get(one.seq) == one.claim_id for one in leased]
 
 
 def unlocked(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> Sequence[_Row]:
-    """Lock those of these rows that are neither acked nor locked elsewhere; return seq and lease of each."""
+    """Lock those of these rows that are neither acked nor locked elsewhere; return seq and claim_id of each."""
     return connection.execute(_unlocked_rows(context), {"seqs": list(seqs)}).all()
 
 
 def unacked(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> dict[int, _Row]:
-    """Look at those of these rows that are not acked: lease, epoch and time_next, by seq."""
+    """Look at those of these rows that are not acked: claim_id, epoch and time_next, by seq."""
     return {row.seq: row for row in connection.execute(_unacked(context), {"seqs": list(seqs)})}
 
 
-def extend(context: TableContext, connection: sa.Connection, held: Held, duration: int) -> int | None:
+def extend(context: TableContext, connection: sa.Connection, leased: Leased, duration: int) -> int | None:
     """Hold a message for ``duration`` ns from now, never shorter than before; None where the lease was lost.
 
     In a group those that went out together are held together.
@@ -125,48 +125,50 @@ def extend(context: TableContext, connection: sa.Connection, held: Held, duratio
     """
     rows = context.rows
     until = context.backend.now(connection) + duration
-    _lock(context, connection, [held])
-    ours = _holds(rows, held)
+    _lock(context, connection, [leased])
+    ours = _is_leased(rows, leased)
     if context.options.groups and connection.execute(sa.select(rows.c.seq).where(ours)).first() is not None:
-        if held.position is not None:
-            ours = (rows.c.group_id == held.group_id) & rows.c.lease.is_not(None) & rows.c.time_acked.is_(None)
+        if leased.position is not None:
+            ours = (rows.c.group_id == leased.group_id) & rows.c.claim_id.is_not(None) & rows.c.time_acked.is_(None)
         if context.options.groups == "exclusive":
-            _renew_holder(context, connection, held, until)
+            _renew_holder(context, connection, leased, until)
     connection.execute(
         sa.update(rows).where(ours).values(time_next=sa.case((rows.c.time_next < until, until), else_=rows.c.time_next))
     )
     if context.options.groups:
-        settle(context, connection, [held.group_id or UNGROUPED])
-    return connection.execute(sa.select(rows.c.time_next).where(_holds(rows, held))).scalar()
+        settle(context, connection, [leased.group_id or UNGROUPED])
+    return connection.execute(sa.select(rows.c.time_next).where(_is_leased(rows, leased))).scalar()
 
 
 def extend_all(
-    context: TableContext, connection: sa.Connection, held: Sequence[Held], duration: int
+    context: TableContext, connection: sa.Connection, leased: Sequence[Leased], duration: int
 ) -> dict[tuple[int, int], int]:
     """Hold messages for ``duration`` ns from now, never shorter than before, and with them what went out together.
 
     Returns
     -------
     dict
-        When the leases end now, ns, by seq and lease; those that were lost are not in it.
+        When the leases end now, ns, by seq and claim; those that were lost are not in it.
     """
     rows = context.rows
     if context.options.groups:
-        places = {(one.group_id, one.lease): one for one in held}
+        places = {(one.group_id, one.claim_id): one for one in leased}
         for one in places.values():
             extend(context, connection, one, duration)
     else:
         until = context.backend.now(connection) + duration
-        wanted = {(one.seq, one.lease) for one in held}
+        wanted = {(one.seq, one.claim_id) for one in leased}
         # A transaction in which one of them is being acked is not waited for.
-        locked = unlocked(context, connection, [one.seq for one in held])
+        locked = unlocked(context, connection, [one.seq for one in leased])
         connection.execute(
             sa.update(rows).where(context.unacked(), rows.c.time_next < until).values(time_next=until),
-            {"seqs": [row.seq for row in locked if (row.seq, row.lease) in wanted]},
+            {"seqs": [row.seq for row in locked if (row.seq, row.claim_id) in wanted]},
         )
-    ends = sa.select(rows.c.seq, rows.c.lease, rows.c.time_next).where(context.unacked(), rows.c.lease.is_not(None))
-    found = connection.execute(ends, {"seqs": [one.seq for one in held]})
-    return {(row.seq, row.lease): row.time_next for row in found}
+    ends = sa.select(rows.c.seq, rows.c.claim_id, rows.c.time_next).where(
+        context.unacked(), rows.c.claim_id.is_not(None)
+    )
+    found = connection.execute(ends, {"seqs": [one.seq for one in leased]})
+    return {(row.seq, row.claim_id): row.time_next for row in found}
 
 
 def reschedule(context: TableContext, connection: sa.Connection, ids: Sequence[Any], at: int, epoch: int | None) -> int:
@@ -174,7 +176,7 @@ def reschedule(context: TableContext, connection: sa.Connection, ids: Sequence[A
     rows = context.rows
     known, _ = _lock_unacked(context, connection, ids)
     sent: Any = 0
-    values: dict[str, Any] = {"time_next": at, "lease": None}
+    values: dict[str, Any] = {"time_next": at, "claim_id": None}
     these = context.unacked()
     seqs = {"seqs": [row.seq for row in known]}
     if epoch is not None:
@@ -183,7 +185,7 @@ def reschedule(context: TableContext, connection: sa.Connection, ids: Sequence[A
     connection.execute(sa.update(rows).where(these).values(values), seqs)
     context.marks.forget()
     if context.options.groups:
-        out = [(row.group_id, row.position) for row in known if row.lease is not None]
+        out = [(row.group_id, row.position) for row in known if row.claim_id is not None]
         release_behind(context, connection, out, context.backend.now(connection))
         settle(context, connection, [row.group_id or UNGROUPED for row in known])
     if epoch is not None:
@@ -194,12 +196,12 @@ def reschedule(context: TableContext, connection: sa.Connection, ids: Sequence[A
 @lru_cache(maxsize=256)
 def _unacked(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
-    return sa.select(rows.c.seq, rows.c.lease, rows.c.epoch, rows.c.time_next).where(context.unacked())
+    return sa.select(rows.c.seq, rows.c.claim_id, rows.c.epoch, rows.c.time_next).where(context.unacked())
 
 
-def _renew_holder(context: TableContext, connection: sa.Connection, held: Held, until: int) -> None:
+def _renew_holder(context: TableContext, connection: sa.Connection, leased: Leased, until: int) -> None:
     rows = context.rows
-    holder = connection.execute(sa.select(rows.c.consumer).where(_holds(rows, held))).scalar()
+    holder = connection.execute(sa.select(rows.c.consumer).where(_is_leased(rows, leased))).scalar()
     consumers.renew(context, connection, holder or "", until)
 
 
@@ -229,7 +231,7 @@ def _of_ids(context: TableContext) -> sa.Select[Any, Any]:
 @lru_cache(maxsize=256)
 def _unlocked_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
-    these = sa.select(rows.c.seq, rows.c.lease).where(context.unacked())
+    these = sa.select(rows.c.seq, rows.c.claim_id).where(context.unacked())
     return these.order_by(rows.c.seq).with_for_update(skip_locked=True)
 
 
@@ -237,18 +239,18 @@ def _unlocked_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 def _locked_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     return (
-        sa.select(rows.c.seq, rows.c.id, rows.c.group_id, rows.c.lease, rows.c.position, rows.c.held_at)
+        sa.select(rows.c.seq, rows.c.id, rows.c.group_id, rows.c.claim_id, rows.c.position, rows.c.ack_held_at)
         .where(context.unacked())
         .order_by(rows.c.seq)
         .with_for_update()
     )
 
 
-def _lock(context: TableContext, connection: sa.Connection, held: Iterable[Held]) -> None:
+def _lock(context: TableContext, connection: sa.Connection, leased: Iterable[Leased]) -> None:
     # The groups before the rows, as every other operation does.
     if context.options.groups:
-        lock_groups(context, connection, [one.group_id or UNGROUPED for one in held])
+        lock_groups(context, connection, [one.group_id or UNGROUPED for one in leased])
 
 
-def _holds(rows: sa.Table, held: Held) -> sa.ColumnElement[bool]:
-    return (rows.c.seq == held.seq) & (rows.c.lease == held.lease) & not_acked(rows)
+def _is_leased(rows: sa.Table, leased: Leased) -> sa.ColumnElement[bool]:
+    return (rows.c.seq == leased.seq) & (rows.c.claim_id == leased.claim_id) & not_acked(rows)

@@ -10,13 +10,13 @@ import sqlalchemy as sa
 
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.dialect import TableDialect
-from waterclock.tables.model.held import Acked, Held
-from waterclock.tables.model.schema import not_acked
+from waterclock.tables.model.leased import Acked, Leased
+from waterclock.tables.model.schema import ack_values, not_acked
 
 _T = TypeVar("_T")
 
-Holding = tuple[int, int]
-"""Which row, and the number of the claim under which it is held."""
+Taken = tuple[int, int]
+"""Which row, and the number of the claim that took it."""
 
 
 AT_ONCE = 5000
@@ -27,10 +27,10 @@ _CLAIMS_AT_ONCE = 500
 and SQLite 32,766."""
 
 
-def is_one_statement(held: Sequence[Held], ids: Sequence[Any]) -> bool:
+def is_one_statement(leased: Sequence[Leased], ids: Sequence[Any]) -> bool:
     """Say whether acking these is one statement."""
-    several = len({one.lease for one in held}) + bool(ids) > 1
-    return not several and len(held) <= AT_ONCE and len(ids) <= AT_ONCE
+    several = len({one.claim_id for one in leased}) + bool(ids) > 1
+    return not several and len(leased) <= AT_ONCE and len(ids) <= AT_ONCE
 
 
 def ack_ids(context: TableContext, connection: sa.Connection, ids: Sequence[Any]) -> int:
@@ -39,40 +39,40 @@ def ack_ids(context: TableContext, connection: sa.Connection, ids: Sequence[Any]
     return sum(connection.execute(statement, {"ids": list(some)}).rowcount for some in _pieces(ids, AT_ONCE))
 
 
-def ack_held(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> Acked:
+def ack_leased(context: TableContext, connection: sa.Connection, leased: Sequence[Leased]) -> Acked:
     """Ack messages that a consumer holds.
 
-    The lease's number stays on the row. So when the answer to an ack was lost, and the ack is tried again, it differs
-    from an ack by another consumer.
+    The claim's number stays on the row as ``acked_by``. So where the answer to an ack was lost, and the delivery tries
+    again, its ack differs from every other.
     """
-    by_lease = sorted(held, key=lambda one: one.lease)
-    is_one_claim = not held or by_lease[0].lease == by_lease[-1].lease
+    by_claim = sorted(leased, key=lambda one: one.claim_id)
+    is_one_claim = not leased or by_claim[0].claim_id == by_claim[-1].claim_id
     changed = 0
-    missed: list[Held] = []
-    for some in _pieces(by_lease, AT_ONCE if is_one_claim else _CLAIMS_AT_ONCE):
+    missed: list[Leased] = []
+    for some in _pieces(by_claim, AT_ONCE if is_one_claim else _CLAIMS_AT_ONCE):
         values: dict[str, Any] = {"seqs": [one.seq for one in some]}
         if is_one_claim:
-            values["by"] = some[0].lease
-            ours = _one_lease(context.rows)
+            values["by"] = some[0].claim_id
+            ours = _of_claim(context.rows)
         else:
-            values["held"] = [(one.seq, one.lease) for one in some]
-            ours = _some_leases(context.rows)
-        statement = _acking_held(context.rows, context.sql, context.backend.now_sql(), ours)
+            values["leased"] = [(one.seq, one.claim_id) for one in some]
+            ours = _of_claims(context.rows)
+        statement = _acking_of_claims(context.rows, context.sql, context.backend.now_sql(), ours)
         acked = connection.execute(statement, values).rowcount
         changed += acked
         if acked < len(some):
             missed += some
     lost = frozenset(missed).difference(acked_by(context, connection, missed))
-    return Acked(lost, len(held) - changed - len(lost))
+    return Acked(lost, len(leased) - changed - len(lost))
 
 
-def acked_by(context: TableContext, connection: sa.Connection, held: Sequence[Held]) -> set[Held]:
-    """Tell which messages are acked under the claims by which they are held. Reads only."""
-    ours: set[Held] = set()
-    for some in _pieces(held, AT_ONCE):
+def acked_by(context: TableContext, connection: sa.Connection, leased: Sequence[Leased]) -> set[Leased]:
+    """Tell which messages are acked by the claims that took them. Reads only."""
+    ours: set[Leased] = set()
+    for some in _pieces(leased, AT_ONCE):
         values = {"seqs": [one.seq for one in some], "ids": [one.id for one in some]}
-        leases = {row.seq: row.lease for row in connection.execute(_acked(context), values)}
-        ours.update(one for one in some if leases.get(one.seq) == one.lease)
+        claims = {row.seq: row.acked_by for row in connection.execute(_acked(context), values)}
+        ours.update(one for one in some if claims.get(one.seq) == one.claim_id)
     return ours
 
 
@@ -81,29 +81,29 @@ def _pieces(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
         yield items[start : start + size]
 
 
-def back_off(context: TableContext, connection: sa.Connection, held: Holding, delay: int, error: str | None) -> bool:
+def back_off(context: TableContext, connection: sa.Connection, taken: Taken, delay: int, error: str | None) -> bool:
     """Give a message back to be sent again after ``delay`` ns; False where the lease was lost."""
     statement = _backing_off(context.rows, context.backend.now_sql())
-    parameters = {"of": held[0], "by": held[1], "delay": delay, "why": error}
+    parameters = {"of": taken[0], "by": taken[1], "delay": delay, "why": error}
     return connection.execute(statement, parameters).rowcount == 1
 
 
-def back_off_all(context: TableContext, connection: sa.Connection, delays: Mapping[Holding, int]) -> None:
+def back_off_all(context: TableContext, connection: sa.Connection, delays: Mapping[Taken, int]) -> None:
     """Give messages back whose rows the transaction has locked, each to be sent again after a delay of its own, ns."""
     if delays:
         statement = _backing_off(context.rows, context.backend.now_sql())
-        each = [{"of": seq, "by": lease, "delay": delay, "why": None} for (seq, lease), delay in delays.items()]
+        each = [{"of": seq, "by": claim_id, "delay": delay, "why": None} for (seq, claim_id), delay in delays.items()]
         connection.execute(statement, each)
 
 
 @lru_cache(maxsize=256)
-def _one_lease(rows: sa.Table) -> sa.ColumnElement[bool]:
-    return rows.c.lease == sa.bindparam("by", type_=sa.BigInteger)
+def _of_claim(rows: sa.Table) -> sa.ColumnElement[bool]:
+    return rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger)
 
 
 @lru_cache(maxsize=256)
-def _some_leases(rows: sa.Table) -> sa.ColumnElement[bool]:
-    return sa.tuple_(rows.c.seq, rows.c.lease).in_(sa.bindparam("held", expanding=True))
+def _of_claims(rows: sa.Table) -> sa.ColumnElement[bool]:
+    return sa.tuple_(rows.c.seq, rows.c.claim_id).in_(sa.bindparam("leased", expanding=True))
 
 
 @lru_cache(maxsize=256)
@@ -111,24 +111,24 @@ def _acking_ids(rows: sa.Table, sql: TableDialect, now: sa.ColumnElement[int]) -
     return (
         sa.update(rows)
         .where(sql.any_of(rows.c.id, "ids"), not_acked(rows))
-        .values(time_acked=now, time_next=None, lease=None)
+        .ordered_values(*ack_values(rows, now, by_claim=False))
     )
 
 
 @lru_cache(maxsize=256)
-def _acking_held(
+def _acking_of_claims(
     rows: sa.Table, sql: TableDialect, now: sa.ColumnElement[int], which: sa.ColumnElement[bool]
 ) -> sa.Update:
     return (
         sa.update(rows)
         .where(sql.any_of(rows.c.seq, "seqs"), which, not_acked(rows))
-        .values(time_acked=now, time_next=None)
+        .ordered_values(*ack_values(rows, now, by_claim=True))
     )
 
 
 @lru_cache(maxsize=256)
 def _acked(context: TableContext) -> sa.Select[Any, Any]:
-    return sa.select(context.rows.c.seq, context.rows.c.lease).where(context.acked())
+    return sa.select(context.rows.c.seq, context.rows.c.acked_by).where(context.acked())
 
 
 @lru_cache(maxsize=256)
@@ -137,12 +137,12 @@ def _backing_off(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Update:
         sa.update(rows)
         .where(
             rows.c.seq == sa.bindparam("of"),
-            rows.c.lease == sa.bindparam("by", type_=sa.BigInteger),
+            rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger),
             not_acked(rows),
         )
         .values(
             time_next=now + sa.bindparam("delay", type_=sa.BigInteger),
-            lease=None,
+            claim_id=None,
             last_error=sa.func.coalesce(sa.bindparam("why", type_=sa.Text), rows.c.last_error),
         )
     )

@@ -39,7 +39,7 @@ def claim(context: TableContext, wanted: Wanted, marks: Marks | None = None) -> 
         return claimed
     marks.forget()
     if begin:
-        rest = Wanted(wanted.limit - len(claimed), wanted.consumer, wanted.lease, wanted.backoff)
+        rest = Wanted(wanted.limit - len(claimed), wanted.consumer, wanted.claim_id, wanted.backoff)
         claimed += _claim_rows(context, rest, _NO_MARKS)
     return claimed
 

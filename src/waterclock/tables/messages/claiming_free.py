@@ -30,7 +30,7 @@ def claim_free(
     wait = wanted.backoff.wait
     claimed = [Claimed(row, now + wait(row.epoch or 0, random.uniform(-1, 1))) for row in found]  # noqa: S311  # no secret
     if claimed:
-        mark = {"by": wanted.lease, "who": wanted.consumer}
+        mark = {"by": wanted.claim_id, "who": wanted.consumer}
         connection.execute(_take(context), [{"of": one.row.seq, "until": one.lease_until, **mark} for one in claimed])
     return claimed
 
@@ -76,7 +76,7 @@ def _take(context: TableContext) -> sa.Update:
         .values(
             time_next=sa.bindparam("until"),
             epoch=sa.func.coalesce(rows.c.epoch, 0) + 1,
-            lease=sa.bindparam("by"),
+            claim_id=sa.bindparam("by"),
             consumer=sa.bindparam("who"),
         )
     )

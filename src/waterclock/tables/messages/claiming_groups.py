@@ -165,7 +165,7 @@ class _Claim:
             _first_rows(context), {"groups": chosen, "count": most, "who": who, "now": self._now}
         )
         rows = found if isinstance(found, Found) else [SimpleNamespace(**row) for row in found.mappings()]
-        lapsed = sorted({row.group_id for row in rows if row.lease is not None})
+        lapsed = sorted({row.group_id for row in rows if row.claim_id is not None})
         if lapsed:
             # Those of them that are not sent again now must not be acked by their former consumer.
             connection.execute(_revoke_all(context), {"groups": lapsed})
@@ -209,7 +209,7 @@ class _Claim:
         if buried:
             bury(context, connection, buried, exhausted_reason(context))
         for until, chosen in seqs.items():
-            mark = {"until": until, "by": self._wanted.lease, "who": self._wanted.consumer}
+            mark = {"until": until, "by": self._wanted.claim_id, "who": self._wanted.consumer}
             values = {"seqs": chosen, **mark, "groups": sorted(taken[until])}
             if self._exclusive:
                 connection.execute(_leave_out(context), values)
@@ -274,9 +274,9 @@ def _first_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
         rows.c.position >= groups.c.next_position,
         rows.c.position < groups.c.next_position + sa.bindparam("count"),
         rows.c.time_acked.is_(None),
-        rows.c.held_at.is_(None),
+        rows.c.ack_held_at.is_(None),
     )
-    return context.sql.of_each(groups, (*columns_read(rows), rows.c.lease), belongs, rows.c.position).where(
+    return context.sql.of_each(groups, (*columns_read(rows), rows.c.claim_id), belongs, rows.c.position).where(
         these_groups(context),
         is_assigned(sa.bindparam("who")),
         sa.func.coalesce(groups.c.paused_until, 0) <= sa.bindparam("now", type_=sa.BigInteger),
@@ -284,14 +284,14 @@ def _first_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 
 
 def _out(rows: sa.Table) -> sa.ColumnElement[bool]:
-    return rows.c.time_acked.is_(None) & rows.c.lease.is_not(None)
+    return rows.c.time_acked.is_(None) & rows.c.claim_id.is_not(None)
 
 
 @lru_cache(maxsize=256)
 def _lapsed(context: TableContext) -> sa.Select[Any]:
     # Looked up group by group, here and below: for a join, a planner that guesses goes through all messages.
     rows = context.rows
-    end = first_of(context, rows.c.time_next, rows.c.position == groups.c.head, rows.c.lease.is_not(None))
+    end = first_of(context, rows.c.time_next, rows.c.position == groups.c.head, rows.c.claim_id.is_not(None))
     over = end <= sa.bindparam("now", type_=sa.BigInteger)
     return sa.select(groups.c.group_id).where(these_groups(context), over)
 
@@ -307,7 +307,7 @@ def _revoke_behind(context: TableContext) -> sa.Update:
         .ordered_values(
             (rows.c.epoch, sa.case((early, rows.c.epoch - 1), else_=rows.c.epoch)),
             (rows.c.time_next, sa.case((early, sa.bindparam("now", type_=sa.BigInteger)), else_=rows.c.time_next)),
-            (rows.c.lease, None),
+            (rows.c.claim_id, None),
         )
     )
 
@@ -315,7 +315,7 @@ def _revoke_behind(context: TableContext) -> sa.Update:
 @lru_cache(maxsize=256)
 def _revoke_all(context: TableContext) -> sa.Update:
     rows = context.rows
-    return sa.update(rows).where(context.sql.any_of(rows.c.group_id, "groups"), _out(rows)).values(lease=None)
+    return sa.update(rows).where(context.sql.any_of(rows.c.group_id, "groups"), _out(rows)).values(claim_id=None)
 
 
 @lru_cache(maxsize=256)
@@ -344,7 +344,7 @@ def _leave_out(context: TableContext) -> sa.Update:
         .values(
             time_next=sa.bindparam("until"),
             epoch=sa.func.coalesce(rows.c.epoch, 0) + 1,
-            lease=sa.bindparam("by"),
+            claim_id=sa.bindparam("by"),
             consumer=sa.bindparam("who"),
         )
     )

@@ -17,7 +17,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.groups.heads import UNGROUPED, settle
 from waterclock.tables.messages import acking
-from waterclock.tables.model.held import Held
+from waterclock.tables.model.leased import Leased
 from waterclock.tables.model.schema import DIED, ORDER, REASON, SOURCE, has_id, not_acked, user_column_names
 
 _KEPT = ("id", "message", "headers", "priority", "group_id", "epoch", "time_scheduled", "time_created", "last_error")
@@ -71,27 +71,29 @@ def bury(context: TableContext, connection: sa.Connection, seqs: Sequence[int], 
     add_totals(connection, dead.table_id, sent=int(replaced or 0) - sent)
 
 
-def bury_held(context: TableContext, connection: sa.Connection, held: Held, why: str, error: str | None = None) -> bool:
-    """Move a message that a consumer holds to the dead-letter table; False where the lease was lost."""
+def bury_leased(
+    context: TableContext, connection: sa.Connection, leased: Leased, why: str, error: str | None = None
+) -> bool:
+    """Move a message that a consumer has to the dead-letter table; False where the lease was lost."""
     dead_letter_table(context)
-    if not all(acking.still_held(context, connection, [held])):
+    if not all(acking.still_leased(context, connection, [leased])):
         return False
     if error is not None:
         rows = context.rows
-        connection.execute(sa.update(rows).where(rows.c.seq == held.seq, not_acked(rows)).values(last_error=error))
-    bury(context, connection, [held.seq], why)
+        connection.execute(sa.update(rows).where(rows.c.seq == leased.seq, not_acked(rows)).values(last_error=error))
+    bury(context, connection, [leased.seq], why)
     return True
 
 
-def bury_claimed(context: TableContext, connection: sa.Connection, seqs: Sequence[int], lease: int) -> None:
+def bury_claimed(context: TableContext, connection: sa.Connection, seqs: Sequence[int], claim_id: int) -> None:
     """Move messages to the dead-letter table that a claim has just met and that are not to be sent again.
 
     Where a process dies before it comes to this, the next claim after its lease meets them again.
     """
     rows = context.rows
     these = context.unacked()
-    held = sa.select(rows.c.seq).where(these, rows.c.lease == lease)
-    ours = list(connection.scalars(held.order_by(rows.c.seq).with_for_update(), {"seqs": list(seqs)}))
+    taken = sa.select(rows.c.seq).where(these, rows.c.claim_id == claim_id)
+    ours = list(connection.scalars(taken.order_by(rows.c.seq).with_for_update(), {"seqs": list(seqs)}))
     if not ours:
         return
     # The claim counted them as sent, which they were not.

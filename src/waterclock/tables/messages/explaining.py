@@ -71,7 +71,7 @@ def explain_message(context: TableContext, connection: sa.Connection, message_id
         raise NotFoundError(f"message {quoted(message_id)} is not in {context.name!r}: it never was, or it was purged")
     now = context.backend.now(connection)
     due = next(time for time in (row.time_next, row.time_scheduled, 0) if time is not None)
-    columns = MessageColumns(row.time_acked, row.held_at, row.lease is not None, due, row.epoch or 0)
+    columns = MessageColumns(row.time_acked, row.ack_held_at, row.claim_id is not None, due, row.epoch or 0)
     if context.options.groups is None or (context.options.ungrouped == "free" and not row.group_id):
         return _explain_ready(context, connection, _explain(row, columns, state_of(columns, now)), None, now)
     found = list_groups(context, connection, [row.group_id or UNGROUPED])
@@ -159,10 +159,10 @@ def _blocking_id(
     earlier = rows.c.position < row.position if row.position is not None else routed | (rows.c.seq < row.seq)
     group = sa.func.coalesce(rows.c.group_id, UNGROUPED) == (row.group_id or UNGROUPED)
     blocks = sa.true()
-    if context.options.groups == "exclusive" and group_state != "draining" and row.held_at is None:
+    if context.options.groups == "exclusive" and group_state != "draining" and row.ack_held_at is None:
         # The owner gets what follows while it has what comes before.
-        out = rows.c.lease.is_not(None) & (rows.c.time_next > context.backend.now_sql())
-        blocks = ~out & rows.c.held_at.is_(None)
+        out = rows.c.claim_id.is_not(None) & (rows.c.time_next > context.backend.now_sql())
+        blocks = ~out & rows.c.ack_held_at.is_(None)
     return connection.execute(
         sa.select(rows.c.id)
         .where(group, earlier, rows.c.time_acked.is_(None), blocks)

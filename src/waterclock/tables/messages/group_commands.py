@@ -14,7 +14,7 @@ from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.groups.acking import release_behind
 from waterclock.tables.groups.heads import UNASSIGNED, lock_groups, settle
 from waterclock.tables.groups.routing import route
-from waterclock.tables.model.schema import not_acked
+from waterclock.tables.model.schema import ack_values, not_acked
 
 _AT_ONCE = 5000
 
@@ -70,16 +70,16 @@ def choose(
     rows = context.rows
     now = context.backend.now(connection)
     found = connection.execute(
-        sa.select(rows.c.seq, rows.c.lease, rows.c.time_next)
+        sa.select(rows.c.seq, rows.c.claim_id, rows.c.time_next)
         .where(
             rows.c.group_id == group_id,
             rows.c.time_acked.is_(None),
             rows.c.position.is_not(None),
-            rows.c.held_at.is_(None),
+            rows.c.ack_held_at.is_(None),
         )
         .order_by(rows.c.position)
     ).all()
-    out = {row.seq for row in found if row.lease is not None and row.time_next is not None and row.time_next > now}
+    out = {row.seq for row in found if row.claim_id is not None and row.time_next is not None and row.time_next > now}
     seqs = [row.seq for row in found if force or row.seq not in out][:count]
     return Chosen(seqs, len(out), 0 if force else len(out), now, noted.get(group_id))
 
@@ -143,7 +143,9 @@ def skip_head(
         connection.execute(
             sa.update(rows)
             .where(rows.c.seq == chosen.seqs[0], not_acked(rows))
-            .values(time_acked=context.backend.now_sql(), time_next=None, lease=None, last_error="skipped by hand")
+            .ordered_values(
+                *ack_values(rows, context.backend.now_sql(), by_claim=False), (rows.c.last_error, "skipped by hand")
+            )
         )
         settle(context, connection, [group_id])
     return GroupChange(1)

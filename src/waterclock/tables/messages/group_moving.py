@@ -74,7 +74,7 @@ def _move_part(
     rows = context.rows
     these = context.unacked()
     names = [*_KEPT, *user_column_names(rows)]
-    due = sa.case((rows.c.lease.is_(None), rows.c.time_next), else_=sa.literal(now, sa.BigInteger))
+    due = sa.case((rows.c.claim_id.is_(None), rows.c.time_next), else_=sa.literal(now, sa.BigInteger))
     moved = sa.select(*(rows.c[name] for name in names), due).where(these).order_by(rows.c.position)
     insert = sa.insert(target.rows).from_select([*names, "time_next"], moved, include_defaults=False)
     connection.execute(insert, {"seqs": seqs})
@@ -104,8 +104,8 @@ def reroute(
         .values(
             group_id=to,
             position=sa.bindparam("place"),
-            time_next=sa.case((rows.c.lease.is_(None), rows.c.time_next), else_=chosen.now),
-            lease=None,
+            time_next=sa.case((rows.c.claim_id.is_(None), rows.c.time_next), else_=chosen.now),
+            claim_id=None,
             routed=0,
         ),
         [{"of": seq, "place": tail + 1 + index} for index, seq in enumerate(chosen.seqs)],
@@ -136,7 +136,7 @@ def rebalance(context: TableContext, connection: sa.Connection, *, dry_run: bool
         rows.c.group_id == groups.c.group_id,
         rows.c.position == groups.c.head,
         rows.c.time_acked.is_(None),
-        rows.c.lease.is_not(None),
+        rows.c.claim_id.is_not(None),
     )
     owned = connection.execute(
         sa.select(groups.c.group_id, groups.c.assigned, out.label("is_out"))

@@ -75,9 +75,9 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
     rows = context.rows
     now = context.backend.now(connection)
     due = sa.func.coalesce(rows.c.time_next, rows.c.time_scheduled, 0) <= now
-    out = ~due & rows.c.lease.is_not(None)
-    later = ~due & rows.c.lease.is_(None)
-    unheld = rows.c.held_at.is_(None)
+    out = ~due & rows.c.claim_id.is_not(None)
+    later = ~due & rows.c.claim_id.is_(None)
+    unheld = rows.c.ack_held_at.is_(None)
     ready, scheduled, in_flight, delayed, earliest, sent_waiting, held = connection.execute(
         sa.select(
             _count(due & unheld),

@@ -48,7 +48,7 @@ class Wanted:
         How many at the most.
     consumer
         Who claims.
-    lease
+    claim_id
         A number that no other claim has; it fences the acks.
     backoff
         How long the messages are not sent again.
@@ -62,7 +62,7 @@ class Wanted:
 
     limit: int
     consumer: str | None
-    lease: int
+    claim_id: int
     backoff: Backoff
     where: sa.ColumnElement[bool] | None = None
     order: tuple[sa.ColumnElement[Any], ...] = ()

@@ -168,10 +168,10 @@ def message_rows(
         # numbers.
         sa.Column("seq", Key, sa.Identity(), primary_key=True, doc="The order of insertion."),
         sa.Column(
-            "lease",
+            "claim_id",
             BigInt,
-            doc="Number of the claim that has the message; NULL where none has it. An acked message may keep it, in a"
-            " group negated.",
+            doc="Number of the claim that has the message; NULL where no consumer has it. It stays after the end of the"
+            " lease until the next claim, and after an ack by plain SQL.",
         ),
         sa.Column("consumer", Name, doc="The consumer who has the message, or had it last."),
         sa.Column("position", BigInt, doc="Its place in its group; NULL: it has none yet."),
@@ -183,9 +183,15 @@ def message_rows(
             doc="1 once a consumer has given it its place in its group, else 0.",
         ),
         sa.Column(
-            "held_at",
+            "ack_held_at",
             BigInt,
             doc="When an ack came that is held back until those before it have come, ns; NULL: none is.",
+        ),
+        sa.Column(
+            "acked_by",
+            BigInt,
+            doc="Number of the claim whose delivery acked the message, also while the ack is held back; NULL: acked by"
+            " its id or by plain SQL, or not acked.",
         ),
         *columns,
         sqlite_autoincrement=True,
@@ -204,7 +210,7 @@ DEAD_COLUMNS = {REASON: "text", SOURCE: "text", DIED: "bigint", ORDER: "bigint"}
 """The columns that a dead-letter table has beside those of its message table: why, from where, when (ns), and where in
 the order of that table."""
 
-INTERNAL_COLUMNS = ("seq", "lease", "consumer", "position", "routed")
+INTERNAL_COLUMNS = ("seq", "claim_id", "consumer", "position", "routed", "ack_held_at", "acked_by")
 """Those of them that only Waterclock writes."""
 
 ADOPTED = "Waterclock: order of insertion"
@@ -262,6 +268,28 @@ def not_acked(rows: sa.FromClause) -> sa.ColumnElement[bool]:
     if isinstance(table, sa.Table) and table.info.get(PARTITIONED):
         return rows.c.time_acked.is_(None)
     return sa.func.coalesce(rows.c.time_acked, -1) == -1
+
+
+_Assignment = tuple[sa.ColumnElement[Any], Any]
+
+
+def ack_marks(rows: sa.Table, *, by_claim: bool) -> tuple[_Assignment, ...]:
+    """Note whose ack it is, and that no claim has the message any more.
+
+    In this order, because MariaDB assigns from left to right.
+
+    Parameters
+    ----------
+    by_claim
+        Whether a delivery of the claim that has the message acks it; else its id is all that is known.
+    """
+    by: sa.ColumnElement[Any] = rows.c.claim_id if by_claim else sa.null()
+    return (rows.c.acked_by, by), (rows.c.claim_id, None)
+
+
+def ack_values(rows: sa.Table, now: sa.ColumnElement[int], *, by_claim: bool) -> tuple[_Assignment, ...]:
+    """Give what an ack sets; see `ack_marks`."""
+    return (rows.c.time_acked, now), (rows.c.time_next, None), *ack_marks(rows, by_claim=by_claim)
 
 
 def is_waiting(rows: sa.FromClause) -> sa.ColumnElement[bool]:

@@ -202,12 +202,12 @@ MESSAGES: Mapping[MessageState, Meaning] = {
     "acked": Meaning("Handled. It is never sent again.", "`time_acked` is not NULL", "was acked at {when}"),
     "ack_held_back": Meaning(
         'Handled and acked before its turn, with `ack_order="hold"`: the ack counts once those before it are acked.',
-        "`held_at` is not NULL",
+        "`ack_held_at` is not NULL",
         "was acked, which counts once the messages before it in its group are",
     ),
     "leased": Meaning(
         "With a consumer whose lease lasts.",
-        "`lease` is not NULL, `time_next` is to come",
+        "`claim_id` is not NULL, `time_next` is to come",
         "is with {who}, whose lease lasts until {when}",
     ),
     "blocked": Meaning(

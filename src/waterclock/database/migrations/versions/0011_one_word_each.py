@@ -7,7 +7,7 @@ from alembic import op
 from waterclock.database.migration_steps import rename_column, rename_table
 
 revision = "0011"
-down_revision = "0009"
+down_revision = "0010"
 
 
 def upgrade() -> None:

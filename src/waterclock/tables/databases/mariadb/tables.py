@@ -49,11 +49,11 @@ _TRIGGERS = (
         END IF;
     END""",
 )
-# Ours always change the lease where they change what matters to a group.
+# Ours always change the claim where they change what matters to a group.
 _GROUP_TRIGGER = """
     CREATE OR REPLACE TRIGGER %(moved)s BEFORE UPDATE ON %(table)s FOR EACH ROW
     BEGIN
-        IF NEW.routed = 1 AND OLD.routed = 1 AND NEW.lease <=> OLD.lease AND NEW.held_at <=> OLD.held_at
+        IF NEW.routed = 1 AND OLD.routed = 1 AND NEW.claim_id <=> OLD.claim_id AND NEW.ack_held_at <=> OLD.ack_held_at
         AND NOT (NEW.group_id IS NULL AND OLD.group_id IS NULL) AND NOT (
             NEW.time_next <=> OLD.time_next AND NEW.time_acked <=> OLD.time_acked
             AND NEW.group_id <=> OLD.group_id AND NEW.priority <=> OLD.priority
@@ -199,7 +199,7 @@ def _take(connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Seque
         by_seq = ",".join(f'"s{seq}":{until}' for seq, until in some)
         seqs = [seq for seq, _ in some]
         connection.execute(
-            _taking(rows), {"seqs": seqs, "ends": f"{{{by_seq}}}", "by": wanted.lease, "who": wanted.consumer}
+            _taking(rows), {"seqs": seqs, "ends": f"{{{by_seq}}}", "by": wanted.claim_id, "who": wanted.consumer}
         )
 
 
@@ -214,7 +214,7 @@ def _taking(rows: sa.Table) -> sa.Update:
         .values(
             time_next=sa.cast(end, sa.BigInteger),
             epoch=sa.func.coalesce(rows.c.epoch, 0) + 1,
-            lease=sa.bindparam("by"),
+            claim_id=sa.bindparam("by"),
             consumer=sa.bindparam("who"),
         )
     )

@@ -67,7 +67,7 @@ def claim_statement(
         .values(
             time_next=now + wait,
             epoch=epoch + 1,
-            lease=sa.bindparam("by", type_=sa.BigInteger),
+            claim_id=sa.bindparam("by", type_=sa.BigInteger),
             consumer=sa.bindparam("who", type_=sa.Text),
         )
         .returning(*before, found.c.place.label(None), rows.c.time_next.label(None))

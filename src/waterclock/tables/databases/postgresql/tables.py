@@ -27,7 +27,7 @@ _COLUMNS = sa.text(
     "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attnum > 0 AND NOT attisdropped"
 )
 _NOW = "CAST(EXTRACT(epoch FROM statement_timestamp()) * 1000000000 AS BIGINT)"
-# The conditions keep our own statements from calling the functions: they name every column, and change the lease.
+# The conditions keep our own statements from calling the functions: they name every column, and change the claim.
 _TRIGGERS = (
     """
     CREATE FUNCTION %(due)s() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -58,7 +58,7 @@ _GROUP_TRIGGERS = (
     CREATE TRIGGER %(moved)s BEFORE UPDATE OF time_next, time_acked, group_id, priority ON %(table)s
     FOR EACH ROW WHEN (
         NEW.routed = 1 AND OLD.routed = 1
-        AND NEW.lease IS NOT DISTINCT FROM OLD.lease AND NEW.held_at IS NOT DISTINCT FROM OLD.held_at
+        AND NEW.claim_id IS NOT DISTINCT FROM OLD.claim_id AND NEW.ack_held_at IS NOT DISTINCT FROM OLD.ack_held_at
         AND NOT (NEW.group_id IS NULL AND OLD.group_id IS NULL)
     )
     EXECUTE FUNCTION %(moved)s()""",
@@ -278,7 +278,7 @@ class PostgresqlTables:
         """Take messages in one statement."""
         found = connection.execute(
             claim_statement(rows, now, wanted.backoff, wanted.where, wanted.order, wanted.limit),
-            {"known": list(begin), "lows": list(begin.values()), "by": wanted.lease, "who": wanted.consumer},
+            {"known": list(begin), "lows": list(begin.values()), "by": wanted.claim_id, "who": wanted.consumer},
         ).all()
         claimed = [Claimed(row, row[-1]) for row in found]
         places: dict[int, int] = {row.seq: row[-2] for row in found}

@@ -25,7 +25,7 @@ from waterclock.tables.model.schema import IdItem
 _NOW = "((CAST(strftime('%s','now') AS INTEGER) * 1000 + CAST(substr(strftime('%f','now'), 4) AS INTEGER)) * 1000000)"
 # An insert of ours names every column, so that the first trigger runs for plain SQL only. The second keeps a message
 # that lost its time_next from being lost. The third tells the groups of changes that were made past us: ours always
-# change the lease as well.
+# change the claim as well.
 _TRIGGERS = {
     "insert": """
         CREATE TRIGGER %(trigger)s AFTER INSERT ON %(table)s
@@ -45,7 +45,7 @@ _TRIGGERS = {
         END""",
     "group": """
         CREATE TRIGGER %(trigger)s AFTER UPDATE OF time_next, time_acked, group_id, priority ON %(table)s
-        WHEN NEW.routed = 1 AND OLD.routed = 1 AND NEW.lease IS OLD.lease AND NEW.held_at IS OLD.held_at
+        WHEN NEW.routed = 1 AND OLD.routed = 1 AND NEW.claim_id IS OLD.claim_id AND NEW.ack_held_at IS OLD.ack_held_at
             AND NOT (NEW.group_id IS NULL AND OLD.group_id IS NULL)
         BEGIN
             UPDATE %(table)s SET
@@ -207,7 +207,7 @@ class SqliteTables(PlainStatements):
 
     def take(self, connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
         """Make messages ours: their seqs, each with the end of its lease in ns."""
-        connection.execute(_taking(rows), {"ends": ends, "by": wanted.lease, "who": wanted.consumer})
+        connection.execute(_taking(rows), {"ends": ends, "by": wanted.claim_id, "who": wanted.consumer})
 
     def column_names(self, connection: sa.Connection, name: str) -> set[str]:
         """Ask the schema, which every connection has read."""
@@ -257,7 +257,7 @@ def _taking(rows: sa.Table) -> sa.Update:
         .values(
             time_next=until,
             epoch=sa.func.coalesce(rows.c.epoch, 0) + 1,
-            lease=sa.bindparam("by"),
+            claim_id=sa.bindparam("by"),
             consumer=sa.bindparam("who"),
         )
     )
