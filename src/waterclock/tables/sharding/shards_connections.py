@@ -17,7 +17,7 @@ from waterclock.tables.sharding.shard import Shard
 
 
 def home_of(connection: Any, shards: Iterable[Shard], open_table: Callable[[Shard], MessageTable]) -> Shard:
-    """Find the shard to which a connection is, by the table's row in the catalogue, whatever name the host has.
+    """Find the shard to which a connection is, by the table's row in the catalogue, under any name of the host.
 
     Raises
     ------
