@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import waterclock as wc
 from waterclock.time import MAX_NS
@@ -50,35 +47,6 @@ def write(folder: Path, text: str = PIPELINE) -> Path:
     path = folder / "press.toml"
     path.write_text(text.replace("{folder}", str(folder)), encoding="utf-8")
     return path
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[wc.Database]:
-    """A topic with a sealed ledger and an open one; one message is late."""
-    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
-        topic = database.create_topic("telemetry")
-        sent = [
-            wc.Message(
-                source,
-                f"s{n % 3}",
-                START + n * SECOND // 10,
-                f"{source} {n}".encode(),
-                publish_time=START + n * SECOND // 10 + 1,
-                receive_time=START + n * SECOND // 10 + 5,
-            )
-            for n in range(60)
-            for source in ("a", "b")
-        ]
-        sent.append(
-            wc.Message("a", "s0", START, b"late", publish_time=START + 7 * SECOND, receive_time=START + 9 * SECOND)
-        )
-        topic.append(sent[:70])
-        topic.roll()
-        topic.seal()
-        topic.append(sent[70:])
-        database.create_table("batches", id_type="text", groups="sequenced")
-        database.create_topic("rejected")
-        yield database
 
 
 def expected(database: wc.Database) -> tuple[dict[str, bytes], list[wc.Rejection]]:

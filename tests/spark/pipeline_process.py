@@ -142,11 +142,6 @@ class Pipeline:
             self.append_entry()
 
 
-@pytest.fixture
-def pipeline(tmp_path: Path) -> Pipeline:
-    return Pipeline(tmp_path, seed=5)
-
-
 def end_group(process: subprocess.Popen[str]) -> None:
     """Kill a query with all that it started, and reap it."""
     if process.poll() is None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 from tests.spark.pipeline_process import (
     Pipeline,
     kill_executors,
 )
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Pipeline:
+    return Pipeline(tmp_path, seed=5)
+
 
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 

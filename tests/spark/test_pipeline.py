@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,35 @@ from waterclock.cli.app import run
 from waterclock.spark.pipeline.file import AVAILABLE_NOW, PipelineFile
 from waterclock.spark.pipeline.running import Progress, replay_pipeline, run_pipeline
 from waterclock.spark.writing.message_writer import REASON_HEADER
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[wc.Database]:
+    """A topic with a sealed ledger and an open one; one message is late."""
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        topic = database.create_topic("telemetry")
+        sent = [
+            wc.Message(
+                source,
+                f"s{n % 3}",
+                START + n * SECOND // 10,
+                f"{source} {n}".encode(),
+                publish_time=START + n * SECOND // 10 + 1,
+                receive_time=START + n * SECOND // 10 + 5,
+            )
+            for n in range(60)
+            for source in ("a", "b")
+        ]
+        sent.append(
+            wc.Message("a", "s0", START, b"late", publish_time=START + 7 * SECOND, receive_time=START + 9 * SECOND)
+        )
+        topic.append(sent[:70])
+        topic.roll()
+        topic.seal()
+        topic.append(sent[70:])
+        database.create_table("batches", id_type="text", groups="sequenced")
+        database.create_topic("rejected")
+        yield database
 
 
 @pytest.mark.parametrize(
