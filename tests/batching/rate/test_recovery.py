@@ -261,6 +261,7 @@ def test_a_function_that_raises_for_one_source_leaves_none_of_a_list_applied() -
     call = [Message("a", "det", at(0)), Message("b", "bad", at(0))]
     with pytest.raises(LookupError):
         sources.add(call)
+    assert sources.stats() == {}
     assert sources.flush() == []
     gated.raises = False
     assert [(b.source, len(b.messages)) for b in sources.add(call)] == [("a", 1), ("b", 1)]
