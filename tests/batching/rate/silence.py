@@ -41,4 +41,4 @@ def a_broken_stream_alone_in_the_silence(
     offset: int, length: int | None, rate: int = 1, phase: float = 0.0
 ) -> list[list[Message]]:
     detector = pulses("det", 14, 0, 60, phase) + pulses("det", 14, 60 + SILENCE, 120 + SILENCE, phase)
-    return in_calls(arriving(on_time(detector), wild((0, 120 + SILENCE), offset, rate)), length)
+    return in_calls(arriving(on_time(detector), wild((2, 120 + SILENCE), offset, rate)), length)

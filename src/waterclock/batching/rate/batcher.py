@@ -407,7 +407,9 @@ class RateAwareBatcher:
         elif assembly.piled:
             assembly.skip(max(1, assembly.windows_to_first()))
         _settle(assembly, batches)
-        self._stall.rearm()
+        # Of a doubtful window that stays, too little may have been in it to tell: the next call tells more.
+        stays = window.epoch_from <= assembly.window.start <= window.epoch_until
+        self._stall.rearm(rivalled=assembly.doubtful and stays)
 
 
 def _settle(assembly: Assembly, batches: list[Batch]) -> None:

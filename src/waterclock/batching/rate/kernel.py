@@ -926,6 +926,7 @@ def _recover(known: Known, messages: Waiting, out: Out) -> None:
         steps = max(1, _windows_to_first(False, known, messages))
         _open_window(start + steps * length, steps, known, messages, out)
     _settle(known, messages, out)
+    facts[EPOCHS] *= facts[DOUBTFUL] == 1 and _in_epoch(facts[WINDOW_START], start, length)
 
 
 @njit(error_model="numpy")
@@ -977,7 +978,7 @@ def _add(rows: Codes, first: int, stop: int, now: int, known: Known, messages: W
             stalled = True
     if closed or stalled:
         facts[UNMOVED] = 0
-        facts[EPOCHS] *= rivalled and not stalled
+        facts[EPOCHS] *= rivalled or stalled  # where it stalled, recovering saw to it
         facts[SINCE] = now
 
 
