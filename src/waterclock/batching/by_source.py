@@ -84,9 +84,10 @@ class BySource:
         """
         clock = None if now is None else to_time(now, "now")
         together: dict[str, list[Message]] = {}
+        met: dict[str, RateAwareBatcher] = {}
         for message in messages if isinstance(messages, list) else [messages]:
-            self._add(message, clock, together)
-        for source, arrived in self._by_rate.check(together).items():
+            self._add(message, clock, together, met)
+        for source, arrived in self._by_rate.check(together, met).items():
             self._closed += self._by_rate.take(source, arrived)
         return self._take_closed()
 
@@ -219,7 +220,13 @@ class BySource:
         touched, self._touched = self._touched, {}
         return [rejection for lane in touched.values() for rejection in lane.batcher.take_rejected()]
 
-    def _add(self, message: Message, now: int | None, together: dict[str, list[Message]]) -> None:
+    def _add(
+        self,
+        message: Message,
+        now: int | None,
+        together: dict[str, list[Message]],
+        met: dict[str, RateAwareBatcher],
+    ) -> None:
         try:
             source = message.source
         except AttributeError:
@@ -227,7 +234,7 @@ class BySource:
                 f"messages: {quoted(message)} is a {type(message).__name__}; give a waterclock.Message or a list of"
                 " them"
             ) from None
-        lane = self._lanes.get(source) or self._meet(source)
+        lane = self._lanes.get(source) or self._meet(source, met)
         if lane is None:
             together.setdefault(source, []).append(message)
             return
@@ -238,13 +245,13 @@ class BySource:
         self._closed += lane.batcher.add(message, now)
         self._note_touched(source, lane)
 
-    def _meet(self, source: str) -> _Lane | None:
-        """Make the batcher of a new source; None where it batches by rate."""
-        if source in self._by_rate:
+    def _meet(self, source: str, met: dict[str, RateAwareBatcher]) -> _Lane | None:
+        """Make the batcher of a new source; None where it batches by rate, and is known once the list is checked."""
+        if source in self._by_rate or source in met:
             return None
         batcher = self._factory()
         if isinstance(batcher, RateAwareBatcher):
-            self._by_rate.meet(source, batcher)
+            met[source] = batcher
             return None
         lane = self._lanes[source] = _Lane(batcher)
         return lane

@@ -35,3 +35,10 @@ def before_and_after_the_silence(offset: int, length: int | None) -> list[list[M
     detector = pulses("det", 14, 0, 20) + pulses("det", 14, 20 + SILENCE, 60 + SILENCE)
     broken = wild((0, 20), offset) + wild((20 + SILENCE, 60 + SILENCE), offset)
     return in_calls(arriving(on_time(detector), broken), length)
+
+
+def a_broken_stream_alone_in_the_silence(
+    offset: int, length: int | None, rate: int = 1, phase: float = 0.0
+) -> list[list[Message]]:
+    detector = pulses("det", 14, 0, 60, phase) + pulses("det", 14, 60 + SILENCE, 120 + SILENCE, phase)
+    return in_calls(arriving(on_time(detector), wild((2, 120 + SILENCE), offset, rate)), length)

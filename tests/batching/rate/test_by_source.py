@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.batching.rate.traffic import SECOND, T0, by_time
 
 from waterclock.batching.by_source import BySource
 from waterclock.batching.rate.batcher import RateAwareBatcher
+from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
 
 
@@ -95,3 +97,20 @@ def test_a_window_set_anew_begins_at_what_comes_next_and_repeats_no_identity() -
     assert all(b.messages for b in batches)
     assert len({b.id for b in batches}) == len(batches)
     assert many.stats()["x"].buffered == 0
+
+
+def test_a_list_that_is_refused_makes_no_source_known() -> None:
+    def gated(stream: str) -> bool:
+        if stream == "bad":
+            raise LookupError(stream)
+        return True
+
+    many = BySource(lambda: RateAwareBatcher(gated=gated))
+    many.add(of("x", 0, 15))
+    with pytest.raises(LookupError):
+        many.add([*of("y", 0, 15), *of("x", 15, 20), Message("z", "bad", T0)])
+    with pytest.raises(InvalidArgumentError):
+        many.add([*of("y", 0, 15), 3])  # pyright: ignore[reportArgumentType]
+    assert set(many.stats()) == {"x"}
+    assert many.stats()["x"].buffered == 0
+    assert [b.source for b in many.add(of("y", 0, 15))] == ["y"]

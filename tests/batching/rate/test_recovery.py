@@ -15,7 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.batching.rate.columns import NAMES, described_columns, laid_out, run_class
-from tests.batching.rate.silence import SILENCE, arriving, before_and_after_the_silence, in_calls, on_time, wild
+from tests.batching.rate.silence import (
+    SILENCE,
+    a_broken_stream_alone_in_the_silence,
+    arriving,
+    before_and_after_the_silence,
+    in_calls,
+    on_time,
+    wild,
+)
 from tests.batching.rate.traffic import SECOND, YEAR, at, frozen, message, pulses
 
 from waterclock.arrow import from_ipc, to_ipc
@@ -54,6 +62,64 @@ def test_a_broken_stream_does_not_keep_the_others_from_being_found_after_a_silen
     columns = RateAwareColumns(NAMES, gated=gated)
     expected = run_class(arrivals, {"gated": gated}, flush=False)
     assert described_columns(columns.add(*laid_out(arrivals, NAMES))) == expected
+
+
+@pytest.mark.parametrize("offset", [43 * YEAR, -43 * YEAR], ids=["ahead", "behind"])
+@pytest.mark.parametrize("length", [None, *(s * SECOND for s in (0.5, 1, 2, 3, 5, 10))], ids=str)
+@pytest.mark.parametrize("gated", [True, ("det",)], ids=str)
+def test_a_broken_stream_that_was_alone_in_the_silence_gives_the_window_back(
+    offset: int, length: int | None, gated: Any
+) -> None:
+    arrivals = a_broken_stream_alone_in_the_silence(offset, length)
+    batches = _batches(RateAwareBatcher(gated=gated, clock=frozen), arrivals)
+    assert any(abs(b.start - at(0) - offset) < YEAR for b in batches)  # the broken stream had it
+    found = [b for b in batches if at(60 + SILENCE) <= b.start < at(120 + SILENCE)]
+    assert found[0].start <= at(60 + SILENCE + 20)
+    detected = [sum(m.stream == "det" for m in b.messages) for b in found]
+    assert set(detected[5:-1]) == {14}
+    assert len(detected) >= 60 - 20 - 2
+    columns = RateAwareColumns(NAMES, gated=gated)
+    expected = run_class(arrivals, {"gated": gated}, flush=False)
+    assert described_columns(columns.add(*laid_out(arrivals, NAMES))) == expected
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from([43 * YEAR, -43 * YEAR]),
+    st.sampled_from([None, *range(SECOND // 2, 10 * SECOND, SECOND // 2)]),
+    st.integers(1, 6),
+    st.floats(0, 1),
+)
+def test_the_window_is_given_back_whatever_the_calls_and_the_broken_streams_rate(
+    offset: int, length: int | None, rate: int, phase: float
+) -> None:
+    arrivals = a_broken_stream_alone_in_the_silence(offset, length, rate, phase)
+    columns = RateAwareColumns(NAMES)
+    found = columns.add(*laid_out(arrivals, NAMES))
+    resumed = (at(60 + SILENCE) <= found.starts) & (found.starts < at(130 + SILENCE))
+    assert found.starts[resumed][0] <= at(60 + SILENCE + 22)
+    assert found.starts[-1] == found.starts[resumed][-1]
+
+
+def test_a_state_says_that_a_window_is_doubtful() -> None:
+    arrivals = a_broken_stream_alone_in_the_silence(43 * YEAR, 3 * SECOND)
+    half = 1230 // 3
+    whole, columns = RateAwareBatcher(clock=frozen), RateAwareColumns(NAMES)
+    _batches(whole, arrivals[:half])
+    columns.add(*laid_out(arrivals[:half], NAMES))
+    again = RateAwareBatcher.restore(whole.state(), clock=frozen)
+    columns = RateAwareColumns.restore(columns.state(), NAMES)
+    after = _batches(whole, arrivals[half:])
+    assert _batches(again, arrivals[half:]) == after
+    assert columns.add(*laid_out(arrivals[half:], NAMES)).starts.tolist() == [b.start for b in after]
+    assert after[-1].start < at(2000)
+
+
+def test_a_stream_whose_clock_breaks_takes_no_window_from_one_that_is_not_doubtful() -> None:
+    detector = on_time(pulses("det", 5, 0, 90))
+    arrivals = in_calls(arriving(detector, wild((20, 90), 43 * YEAR, rate=14)), 3 * SECOND)
+    batches = _batches(RateAwareBatcher(clock=frozen), arrivals)
+    assert all(b.start < at(100) for b in batches)
 
 
 def starts_are_unique(arrivals: list[list[Message]], lengths: dict[int, str] | None = None) -> list[Batch]:
@@ -261,6 +327,7 @@ def test_a_function_that_raises_for_one_source_leaves_none_of_a_list_applied() -
     call = [Message("a", "det", at(0)), Message("b", "bad", at(0))]
     with pytest.raises(LookupError):
         sources.add(call)
+    assert sources.stats() == {}
     assert sources.flush() == []
     gated.raises = False
     assert [(b.source, len(b.messages)) for b in sources.add(call)] == [("a", 1), ("b", 1)]

@@ -8,7 +8,7 @@ from operator import attrgetter
 from waterclock.batching.batch import Batch
 from waterclock.batching.rate.gate import Gate
 from waterclock.batching.rate.long_call import warn_of_long_call
-from waterclock.batching.rate.rule import ERA, Gated, RateRule, placed, plausible_range
+from waterclock.batching.rate.rule import ERA, Gated, RateRule, RateWindow, placed, plausible_range
 from waterclock.batching.rate.stall import StallWatch
 from waterclock.batching.rate.state import from_bytes, to_bytes
 from waterclock.batching.rate.window import Assembly
@@ -71,6 +71,10 @@ class RateAwareBatcher:
         era's messages, or those more than three lengths behind, move on by 10 lengths in more than one call; a gap
         in them counts as three lengths at most. Each era counts apart, so that a stream whose clock is wrong does
         not hide the others. It happens also where 100,000 messages have joined the window while the mark stands.
+
+        A window that a stall has placed in another era is doubtful: a wrong clock may have been alone there. It goes
+        to where the traffic is also while it closes, as long as other eras' messages in it are more than its own.
+        Where it has moved so, it is no longer doubtful.
 
         Only here may a window, and the high-water mark, go back. Windows then begin some nanoseconds late where others
         have begun, so that no batch has the identity of an earlier one.
@@ -174,25 +178,28 @@ class RateAwareBatcher:
         if assembly is None:
             return self._begin(messages) if messages else []
         if not assembly.active and not assembly.piled:
-            stall.rearm()
-        if assembly.lost and messages:
-            assembly.find(plausible_range(map(_event_time, messages), assembly.rule.batch_length)[1])
+            self._begin_window(assembly, messages)
         window, high_water, held = assembly.window, assembly.high_water, len(assembly.active)
         assembly.take(messages)
         batches: list[Batch] = []
+        rivalled = assembly.is_rivalled
+        if rivalled and messages and self._is_stuck(messages, window, len(assembly.active) - held):
+            self._recover(assembly, batches)
+            # Where it has moved, the traffic was weighed against a rival's, so this is no guess.
+            assembly.doubtful = window.era_from <= assembly.window.start <= window.era_until
+            return batches
         if not assembly.waiting or assembly.piled or assembly.high_water >= window.timeout_at:
             _close_complete(assembly, batches)
         if batches:
-            stall.rearm()
+            stall.rearm(rivalled=rivalled)
             return batches
         batch_length = window.end - window.start
         stuck = False
         if assembly.high_water > high_water:
             if stall.unmoved:
-                stall.moved()
-        elif messages:
-            astray = [m.event_time for m in messages if not window.near_from <= m.event_time <= window.era_until]
-            stuck = stall.is_stuck(astray, len(assembly.active) - held, batch_length)
+                stall.moved(rivalled=rivalled)
+        elif messages and not rivalled:
+            stuck = self._is_stuck(messages, window, len(assembly.active) - held)
         if stuck or stall.is_overdue(batch_length):
             self._recover(assembly, batches)
         return batches
@@ -371,6 +378,16 @@ class RateAwareBatcher:
         self._stall.rearm()
         return [self._assembly.batch(messages, begin, start, "start")]
 
+    def _begin_window(self, assembly: Assembly, messages: list[Message]) -> None:
+        """Begin to count anew where nothing is buffered, and find the window where it is lost."""
+        self._stall.rearm(rivalled=assembly.doubtful)
+        if assembly.lost and messages:
+            assembly.find(plausible_range(map(_event_time, messages), assembly.rule.batch_length)[1])
+
+    def _is_stuck(self, messages: list[Message], window: RateWindow, joined: int) -> bool:
+        astray = [m.event_time for m in messages if not window.near_from <= m.event_time <= window.era_until]
+        return self._stall.is_stuck(astray, joined, window.end - window.start)
+
     def _recover(self, assembly: Assembly, batches: list[Batch]) -> None:
         """Stall: close a window that nothing closes."""
         window = assembly.window
@@ -390,7 +407,9 @@ class RateAwareBatcher:
         elif assembly.piled:
             assembly.skip(max(1, assembly.windows_to_first()))
         _close_complete(assembly, batches)
-        self._stall.rearm()
+        # Of a doubtful window that stays, too little may have been in it to tell: the next call tells more.
+        stays = window.era_from <= assembly.window.start <= window.era_until
+        self._stall.rearm(rivalled=assembly.doubtful and stays)
 
 
 def _close_complete(assembly: Assembly, batches: list[Batch]) -> None:

@@ -77,7 +77,7 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
     NEXT_TIMEOUT,
     SINCE,
     LOOKED,
-    UNUSED,  # in the states that earlier versions wrote, a number stands here
+    DOUBTFUL,  # 1 where it is; in the states that earlier versions wrote, some greater number stands here
     FACTS,
 ) = range(25)
 
@@ -838,9 +838,21 @@ def _begin(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, 
 
 
 @njit(error_model="numpy")
+def _in_era(time: int, start: int, length: int) -> bool:
+    return start - ERA * length <= time <= start + length + ERA * length
+
+
+@njit(error_model="numpy")
+def _is_rivalled(facts: Ints) -> bool:
+    """As `Assembly.is_rivalled`."""
+    return bool(facts[DOUBTFUL] == 1 and 2 * facts[STRAYS] > facts[JOINED] - facts[ACTIVE_FROM] + facts[ALL_PILED])
+
+
+@njit(error_model="numpy")
 def _place_anew(anchor: int, known: Known, messages: Waiting, out: Out) -> None:
     facts = known.facts
     start = _placed(anchor, facts[LENGTH])
+    facts[DOUBTFUL] = not _in_era(start, facts[WINDOW_START], facts[LENGTH])
     if start <= facts[FURTHEST]:
         facts[SETBACKS] += 1
         start = _free_start(start + facts[SETBACKS], facts)
@@ -861,6 +873,9 @@ def _place_anew(anchor: int, known: Known, messages: Waiting, out: Out) -> None:
         for message in plausible[:count]:
             _push(row, message, known.tracks, messages)
     _give_out(STALL, known, out)
+    for row in range(len(known.tracks) - 1):
+        if facts[DOUBTFUL] and known.tracks[row, TRACKED]:
+            _regrid(row, start, known)
     facts[HIGH_WATER] = start
     _open_window(start, 0, known, messages, out)
 
@@ -912,6 +927,22 @@ def _recover(known: Known, messages: Waiting, out: Out) -> None:
         steps = max(1, _windows_to_first(False, known, messages))
         _open_window(start + steps * length, steps, known, messages, out)
     _close_complete(known, messages, out)
+    facts[ERAS] *= facts[DOUBTFUL] == 1 and _in_era(facts[WINDOW_START], start, length)
+
+
+@njit(error_model="numpy")
+def _gives_way(first: int, stop: int, held: int, known: Known, messages: Waiting, out: Out) -> bool:
+    """Recover where a rival's traffic has moved on, as `RateAwareBatcher.take` does before it closes anything."""
+    facts = known.facts
+    if first == stop:
+        return False
+    start, length = int(facts[WINDOW_START]), int(facts[LENGTH])
+    facts[UNMOVED] += facts[JOINED] - held
+    if not _is_stuck(messages.times, first, stop, start, length, facts):
+        return False
+    _recover(known, messages, out)
+    facts[DOUBTFUL] = _in_era(facts[WINDOW_START], start, length)
+    return True
 
 
 @njit(error_model="numpy", inline="always")
@@ -925,26 +956,30 @@ def _add(rows: Codes, first: int, stop: int, now: int, known: Known, messages: W
             facts[SINCE] = now
         return
     if facts[JOINED] == facts[ACTIVE_FROM] and not facts[ALL_PILED]:
-        facts[UNMOVED] = facts[ERAS] = 0
+        facts[UNMOVED] = 0
+        facts[ERAS] *= facts[DOUBTFUL] == 1
         facts[SINCE] = now
     start, length = facts[WINDOW_START], facts[LENGTH]
     high_water, held = facts[HIGH_WATER], facts[JOINED]
     _take(rows, first, stop, known, messages, out)
-    closed = stalled = False
+    rivalled = _is_rivalled(facts)
+    closed, stalled = False, rivalled and _gives_way(first, stop, held, known, messages, out)
     timed_out = facts[TIMEOUT_NS] != NEVER and facts[HIGH_WATER] >= start + facts[TIMEOUT_NS]
-    if not facts[WAITING] or facts[ALL_PILED] or timed_out:
+    if not stalled and (not facts[WAITING] or facts[ALL_PILED] or timed_out):
         closed = _close_complete(known, messages, out)
-    if not closed:
+    if not closed and not stalled:
         if facts[HIGH_WATER] > high_water:
-            facts[UNMOVED] = facts[ERAS] = 0
-        elif first < stop:
+            facts[UNMOVED] = 0
+            facts[ERAS] *= rivalled
+        elif first < stop and not rivalled:
             facts[UNMOVED] += facts[JOINED] - held
             stalled = _is_stuck(messages.times, first, stop, start, length, facts)
         if stalled or now - facts[SINCE] >= STALLED * length:
             _recover(known, messages, out)
             stalled = True
     if closed or stalled:
-        facts[UNMOVED] = facts[ERAS] = 0
+        facts[UNMOVED] = 0
+        facts[ERAS] *= rivalled or stalled  # where it stalled, recovering saw to it
         facts[SINCE] = now
 
 

@@ -43,13 +43,18 @@ class RateLanes:
     def __contains__(self, source: object) -> bool:
         return source in self.batchers
 
-    def meet(self, source: str, batcher: RateAwareBatcher) -> None:
-        """Take a new source's batcher in."""
-        self.batchers[source] = batcher
+    def check(self, together: dict[str, list[Message]], met: dict[str, RateAwareBatcher]) -> dict[str, list[Message]]:
+        """Check what arrived together, by source, and then take in the batchers of the sources met with it.
 
-    def check(self, together: dict[str, list[Message]]) -> dict[str, list[Message]]:
-        """Check what arrived together, by source. Where a batcher or a user's function refuses, none changes."""
-        return {source: self.batchers[source].check(messages) for source, messages in together.items()}
+        Where a batcher or a user's function refuses, none changes, and no batcher is taken in.
+        """
+        batchers = self.batchers
+        checked = {
+            source: (met[source] if source in met else batchers[source]).check(messages)
+            for source, messages in together.items()
+        }
+        batchers |= met
+        return checked
 
     def take(self, source: str, messages: list[Message]) -> list[Batch]:
         """Give a source what `check` has returned."""

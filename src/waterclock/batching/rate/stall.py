@@ -57,15 +57,16 @@ class StallWatch:
         self.now = now = self.clock()
         self.since = min(self.since, now)
 
-    def rearm(self) -> None:
+    def rearm(self, *, rivalled: bool = False) -> None:
         """Begin to count anew."""
         self.since = self.now
-        self.moved()
+        self.moved(rivalled=rivalled)
 
-    def moved(self) -> None:
-        """Begin to count anew what came since the high-water mark moved."""
+    def moved(self, *, rivalled: bool = False) -> None:
+        """Begin to count anew what came since the high-water mark moved; not what is elsewhere, where it is more."""
         self.unmoved = 0
-        self.elsewhere = []
+        if not rivalled:
+            self.elsewhere = []
 
     def overdue_at(self, batch_length: int) -> float:
         """When 10 batch lengths (ns) will have passed, s by ``clock``."""
@@ -76,7 +77,7 @@ class StallWatch:
         return (self.now - self.since) * _SECOND >= STALLED * batch_length
 
     def is_stuck(self, implausible: list[int], joined: int, batch_length: int) -> bool:
-        """Take note of a call that did not move the high-water mark; tell whether the traffic is elsewhere.
+        """Take note of a call that did not move the mark, or of a rival's; tell whether the traffic is elsewhere.
 
         It is where one era's has moved on by 10 batch lengths in more than one call: a single call may bring a
         backlog. Where more has joined the window than one should have to hold, it is stuck in any case.

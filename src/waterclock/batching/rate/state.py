@@ -60,6 +60,7 @@ def to_bytes(rule: RateRule, gated: Gated | None, stall: StallWatch, assembly: A
             "runs": [astuple(run) for run in assembly.starts.runs],
             "setbacks": assembly.setbacks,
             "lost": assembly.lost,
+            "doubtful": assembly.doubtful,
             "tracks": [_track_facts(stream, track) for stream, track in tracks],
         }
     return _FORM.write(zlib.compress(json.dumps(facts).encode()), messages)
@@ -121,6 +122,7 @@ class RateState:
         else:
             assembly.starts = Starts.supposed(furthest, assembly.window.start, assembly.rule.batch_length)
         assembly.lost = flag(facts.get("lost", False))
+        assembly.doubtful = flag(facts.get("doubtful", False))
         if next(self._messages, None) is not None:
             raise ValueError("a message is in no place")
         return assembly

@@ -43,6 +43,8 @@ class Assembly:
         How many streams gate, and how many of them sent something for the window.
     waiting
         How many gating streams have not reached their last slot; below zero where none gates.
+    doubtful
+        A stall has placed the window in another era, where a wrong clock may have been alone.
     lost
         The window is to be placed anew on what comes next; nothing is in it.
     starts, setbacks
@@ -53,6 +55,7 @@ class Assembly:
         "_may_gate",
         "active",
         "contributing",
+        "doubtful",
         "gating",
         "held_until",
         "high_water",
@@ -89,6 +92,7 @@ class Assembly:
         self.waiting = -1
         self.starts = Starts(start, [Run(start, start, rule.batch_length)])
         self.setbacks = 0
+        self.doubtful = False
         self.lost = False
         self._may_gate = may_gate
 
@@ -167,6 +171,11 @@ class Assembly:
         tracks = self._all_tracks() if tracks is None else tracks
         return min((track.windows_to(track.pile.oldest, self.window) for track in tracks if track.pile), default=0)
 
+    @property
+    def is_rivalled(self) -> bool:
+        """Whether the window is doubtful, and holds more of other eras than of its own."""
+        return self.doubtful and 2 * self.strays > len(self.active) + self.piled
+
     def waiting_messages(self) -> list[Message]:
         """List what waits for later windows."""
         return [message for track in self._all_tracks() for message in track.pile.messages()]
@@ -187,6 +196,7 @@ class Assembly:
         What waits implausibly far ahead of the new window was part of the misplacement, and is given out.
         """
         start = placed(anchor, self.rule.batch_length)
+        self.doubtful = not self.window.era_from <= start <= self.window.era_until
         if start <= self.starts.furthest:
             # Times that were batched before may come again; the batches' identities must not.
             self.setbacks += 1
@@ -195,6 +205,9 @@ class Assembly:
         for track in self._all_tracks():
             self.active += track.pile.take_from(implausible_from)
         batch = self._give_out("stall")
+        if self.doubtful:
+            for track in self.tracks.values():
+                track.regrid(start, self.rule)  # none waits for the pulses of another era
         self.high_water = start
         self.open(start)
         return batch
@@ -203,6 +216,7 @@ class Assembly:
         """Place a window that is lost, and empty, at ``anchor`` (ns)."""
         self.lost = False
         self.place_anew(anchor)  # the batch that this closes holds nothing
+        self.doubtful = False
 
     def open(self, start: int, steps: int = 0) -> None:
         """Open a window at ``start`` (ns), ``steps`` windows after the last or anywhere (0), and let in what waits.
