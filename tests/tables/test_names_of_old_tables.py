@@ -63,6 +63,20 @@ def drained(table: MessageTable) -> list[str]:
     return found
 
 
+def renamed(before: dict[str, Any]) -> dict[str, Any]:
+    """Give shapes as they are once migration 0011 has renamed what it renames."""
+    columns = {
+        "waterclock_attendance": {"told_at": "beat_at"},
+        "waterclock_producers": {"epoch": "producer_epoch"},
+        "waterclock_subscriptions": {"epoch": "reader_epoch"},
+    }
+    tables = {"waterclock_attendance": "waterclock_heartbeats"}
+    return {
+        tables.get(table, table): [(columns.get(table, {}).get(name, name), *rest) for name, *rest in shape]
+        for table, shape in before.items()
+    }
+
+
 @on_mariadb
 def test_after_the_migration_texts_are_distinguished_and_all_else_is_as_it_was(
     old: Database, connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch
@@ -75,7 +89,7 @@ def test_after_the_migration_texts_are_distinguished_and_all_else_is_as_it_was(
     numbered.put({"a": 1})
     before = shapes(old)
     new = renewed(connect, monkeypatch)
-    assert shapes(new) == before
+    assert shapes(new) == renamed(before)
     with new.backend.engine.connect() as connection:
         padded = sorted(map(tuple, connection.execute(PADDED)))
     assert padded == [("numbered", "message"), ("orders", "own")]  # what is JSON, and a column of the user's

@@ -487,7 +487,7 @@ def test_something_that_is_no_filesystem_is_refused(tmp_path: Path) -> None:
 def test_a_database_on_a_server_needs_no_root_but_for_new_topics(database_url: str, tmp_path: Path) -> None:
     with wc.connect(database_url) as database:
         if not database_url.startswith("sqlite"):
-            with pytest.raises(InvalidArgumentError, match="needs to be told where sealed ledgers lie"):
+            with pytest.raises(InvalidArgumentError, match="does not say where sealed ledgers lie"):
                 database.create_topic("t")
         database.create_table("orders").put(b"x")
         with wc.connect(database_url, tmp_path / "store") as other:
