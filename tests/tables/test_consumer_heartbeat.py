@@ -21,6 +21,8 @@ from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
 
+with_locks_of_rows = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+
 HOUR = 3600 * 1_000_000_000
 
 
@@ -66,11 +68,10 @@ def test_exclusive_subscriptions_start_no_thread_of_their_own(connect: Callable[
         assert not [name for name in started if "x" in name.split()]
 
 
+@with_locks_of_rows
 def test_a_locked_group_holds_up_no_other_consumer(
     exclusive: MessageTable, database: Database, clock: MovableClock, later: Heartbeat
 ) -> None:
-    if database.backend.dialect.name == "sqlite":
-        pytest.skip("SQLite has no locks of rows")
     exclusive.alter(ack_wait="3s")
     exclusive.put_many([{"payload": "a1", "group": "a"}, {"payload": "a2", "group": "a"}])
     with exclusive.subscribe("x", limit=2) as deliveries, next(deliveries) as delivery:
@@ -86,10 +87,9 @@ def test_a_locked_group_holds_up_no_other_consumer(
         assert delivery.lease_until == clock.now + 3_000_000_000
 
 
+@with_locks_of_rows
 def test_the_wait_for_locks_is_again_what_it_was(database: Database) -> None:
     ask = {"postgresql": "SHOW lock_timeout", "mysql": "SELECT @@innodb_lock_wait_timeout"}
-    if database.backend.dialect.name not in ask:
-        pytest.skip("SQLite has no locks of rows")
 
     def asked() -> object:
         return database.backend.transact(
