@@ -7,6 +7,7 @@ import threading
 
 from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.consumers.leaving import PATIENCE, leaving
 from waterclock.tables.groups import consumers
 
 _SIGNS_OF_A_LEASE = 4
@@ -27,10 +28,12 @@ class Presence:
     def close(self) -> None:
         """Leave: the consumer's groups go to others at once."""
         self._over.set()
-        self._thread.join()
         context = self._context
-        while not context.backend.transact(lambda own: consumers.sign_out(context, own, self._name)):
-            pass
+        # A sign of life that comes after the consumer has left is none.
+        self._thread.join(PATIENCE if context.sql.one_writer else None)
+        with leaving(context, self._name):
+            while not context.backend.transact(lambda own: consumers.sign_out(context, own, self._name)):
+                pass
 
     def _live(self) -> None:
         context = self._context

@@ -37,6 +37,7 @@ LASTS = 30 * _SECOND
 """For this long what a process told counts, ns."""
 
 _PATIENCE = 1.0  # s; nobody waits longer for figures
+_PATIENCE_OF_LEAVING = 0.1  # s; the caller who leaves may be the one who writes
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ class Attendance:
         """Count a subscription no more."""
         with self._counting:
             self._hands.discard(hand)
-        self.tell()
+        self.tell(_PATIENCE_OF_LEAVING)
 
     @property
     def over(self) -> bool:
