@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+import waterclock as wc
 from waterclock.connection import Database
 from waterclock.errors import LeaseLostError, UnavailableError
 from waterclock.tables.consumers.delivery import Delivery
@@ -253,3 +255,42 @@ def test_a_heartbeat_passes_over_what_a_transaction_is_acking_and_goes_on_after_
     first.ack()
     passed[0] = first.beat_at
     assert (heartbeat.beat() or 0) > passed[0]  # what is over asks for no beat at once
+
+
+@pytest.mark.parametrize("options", GROUPS[:2])
+def test_a_subscription_is_left_while_the_callers_transaction_that_acks_is_open(
+    make_table: MakeTable, database: Database, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    table = make_table(**options)
+    table.put("tea")
+    with database.backend.engine.connect() as caller:
+        with table.subscribe() as deliveries:
+            for delivery in deliveries:
+                delivery.ack(connection=caller)
+                break
+        assert "leaves what it has" not in caplog.text
+        caller.commit()
+    assert table.stats().acked == 1
+
+
+@pytest.mark.parametrize("options", [*GROUPS[:1], *GROUPS[2:3]])
+def test_what_a_subscription_cannot_give_back_on_sqlite_is_left_to_its_lease_with_a_warning(
+    sqlite_url: str,
+    tmp_path: Path,
+    clock: MovableClock,
+    options: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("waterclock.tables.consumers.leaving.PATIENCE", 0.1)
+    with wc.connect(sqlite_url, tmp_path, clock=clock) as database:
+        table = database.create_table("orders", payload="text", jitter=0, ack_wait="30s", **options)
+        table.put_many([{"payload": name, "group": name} for name in "ab"])
+        with database.backend.engine.connect() as caller:
+            with table.subscribe(consumer="first") as deliveries:
+                next(deliveries).ack(connection=caller)
+            assert "first leaves what it has of 'orders' to the end of its lease" in caplog.text
+            caller.commit()
+        assert table.receive(consumer="second") == []
+        clock.move("31s")
+        assert [delivery.payload for delivery in table.receive(consumer="second")] == ["b"]

@@ -12,6 +12,8 @@ import sqlalchemy as sa
 from tests.services import Service
 
 import waterclock as wc
+from waterclock.database.backend import Backend
+from waterclock.tables.databases.postgresql.listening_connection import ListeningConnection
 from waterclock.tables.databases.postgresql.waking import Listening
 from waterclock.tables.message_table import MessageTable
 
@@ -32,10 +34,10 @@ def test_a_subscriber_that_waits_while_the_server_is_killed_gets_what_is_put_aft
     monkeypatch.setattr("waterclock.tables.consumers.receiving.LOOK_EVERY", 3600.0)
     listens_again = threading.Event()
     connects: list[object] = []
-    connect = Listening._connect
+    connect = ListeningConnection._connect
 
-    def connect_and_tell(self: Listening) -> None:
-        connect(self)
+    def connect_and_tell(self: ListeningConnection, backend: Backend) -> None:
+        connect(self, backend)
         connects.append(self)
 
     wait = Listening.wait
@@ -45,7 +47,7 @@ def test_a_subscriber_that_waits_while_the_server_is_killed_gets_what_is_put_aft
             listens_again.set()
         wait(self, seconds, stop)
 
-    monkeypatch.setattr(Listening, "_connect", connect_and_tell)
+    monkeypatch.setattr(ListeningConnection, "_connect", connect_and_tell)
     monkeypatch.setattr(Listening, "wait", tell_and_wait)
     with running(table.subscribe()) as received:
         postgresql_server.restart(immediate=True)

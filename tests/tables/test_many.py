@@ -115,6 +115,25 @@ def test_a_claim_of_many_priorities_is_few_statements(
         assert len(seen) <= 16
 
 
+def test_after_a_long_walk_in_vain_a_claim_of_many_priorities_is_one_question_until_something_is_due(
+    orders: MessageTable, database: Database, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_row, "LOOK_EVERY", math.inf)
+    later = clock.now + 10**12
+    orders.put_many({"payload": "later", "priority": one, "at": later} for one in range(300))
+    assert orders.receive() == []
+    orders.context.marks.walks.walked(60.0)  # as on a table with very many
+    with statements(database) as seen:
+        assert orders.receive() == []
+    assert sum("LIMIT" in text for text, _ in seen) == 1
+    assert not any("WITH RECURSIVE" in text or "UPDATE" in text for text, _ in seen)
+    orders.put("now", priority=-7)
+    assert payloads(orders) == ["now"]
+    assert orders.receive() == []
+    clock.move(10**12)
+    assert len(orders.receive(400)) == 301  # and the one whose lease has ended
+
+
 @pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(

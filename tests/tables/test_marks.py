@@ -5,11 +5,13 @@ from types import SimpleNamespace
 import pytest
 
 from waterclock.tables.model.claim import (
+    LONG_WALK,
     LOOK_BACK_AT_LEAST,
     LOOK_BACK_EVERY,
     LOOK_BACK_SHARE,
     Claimed,
     Marks,
+    Walks,
 )
 
 
@@ -90,3 +92,40 @@ def test_a_claim_that_began_at_a_mark_is_not_taken_for_a_look_from_the_first_mes
     marks.advance([claimed(0, 6)])
     clock.now += LOOK_BACK_EVERY
     assert marks.now() == {}
+
+
+def walks_after(*walks: float) -> Walks:
+    made = Walks(Clock())
+    for seconds in (9.0, *walks):  # the first of each is not counted
+        made.walked(seconds)
+    made.asked(9.0)
+    return made
+
+
+def test_a_claim_asks_first_where_the_last_one_walked_for_long_in_vain() -> None:
+    assert not walks_after().should_ask()
+    assert not walks_after(LONG_WALK / 2).should_ask()
+    assert walks_after(LONG_WALK * 2).should_ask()
+    assert not walks_after(LONG_WALK * 2, LONG_WALK / 2).should_ask()
+
+
+def test_a_claim_asks_no_more_where_asking_takes_long_but_tries_it_again() -> None:
+    walks = walks_after(0.010)
+    walks.asked(0.006)
+    assert not walks.should_ask()
+    for _ in range(20):
+        walks.walked(0.010)
+    assert walks.should_ask()
+
+
+def test_a_claim_does_not_ask_for_ever_because_of_one_long_walk() -> None:
+    walks = walks_after(0.1)
+    for _ in range(200):
+        walks.asked(0.001)
+    assert not walks.should_ask()
+
+
+def test_a_claim_does_not_ask_after_one_that_found_something() -> None:
+    walks = walks_after(0.1)
+    walks.found()
+    assert not walks.should_ask()

@@ -19,7 +19,8 @@ from waterclock.connection import Database
 from waterclock.connection import connect as connect_to
 from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.databases.changes import Polling, Stop
-from waterclock.tables.databases.postgresql.waking import CHANNEL, WRITING, Listening
+from waterclock.tables.databases.postgresql.listening_connection import CHANNEL, WRITING
+from waterclock.tables.databases.postgresql.waking import Listening
 from waterclock.tables.databases.sqlite import waking
 from waterclock.tables.databases.sqlite.waking import SqliteChanges
 from waterclock.tables.message_table import MessageTable

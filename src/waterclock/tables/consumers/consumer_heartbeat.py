@@ -12,6 +12,7 @@ from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import TableRow
 from waterclock.tables.consumers.heartbeat import heartbeat_of, patience_of
+from waterclock.tables.consumers.leaving import PATIENCE, leaving
 from waterclock.tables.groups import consumers
 
 _BEATS_OF_A_LEASE = 4
@@ -61,11 +62,18 @@ class ConsumerHeartbeat:
 
     def close(self) -> None:
         """Leave: the consumer's groups go to others at once."""
-        with self._beating:  # a renewal under way is waited for, else it could follow
-            self._closed = True
         context = self._row.last_seen
-        while not context.backend.transact(lambda own: consumers.leave(context, own, self._name)):
-            pass
+        self._closed = True
+        # A renewal under way is waited for, else it could follow. Where writers take turns, it may wait for the caller,
+        # who ends its transaction only after this; a renewal of a consumer that has left then renews nothing.
+        under_way = self._beating.acquire(timeout=PATIENCE if context.sql.one_writer else -1)
+        try:
+            with leaving(context, self._name):
+                while not context.backend.transact(lambda own: consumers.leave(context, own, self._name)):
+                    pass
+        finally:
+            if under_way:
+                self._beating.release()
 
     def _interval(self) -> int:
         return self._row.last_seen.options.ack_wait // _BEATS_OF_A_LEASE

@@ -17,7 +17,7 @@ from waterclock.tables.catalogue.selection import Selection, select_on
 from waterclock.tables.catalogue.table_row import LOOK_EVERY, TableRow
 from waterclock.tables.consumers.delivery import Delivery, hand_over
 from waterclock.tables.databases.changes import Changes, Stop
-from waterclock.tables.messages.claiming import claim, claim_within, next_due
+from waterclock.tables.messages.claiming import claim, claim_within, is_idle, next_due
 from waterclock.tables.messages.dead_letters import bury_claimed, is_exhausted
 from waterclock.tables.messages.process_heartbeat import process_heartbeat
 from waterclock.tables.model.claim import Claimed, Wanted
@@ -81,19 +81,19 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int, requ
     where, order = select_on(context, request.selection)
     if context.paused_until is not None and context.backend.now() < context.paused_until:
         return []
-    has_more = context.marks.any() or context.reached.now() is not None
-    if context.sql.one_writer and not has_more:
-        # Where writers take turns, consumers that find nothing should not ask for one, nor wait for a long one to end.
-        with context.backend.snapshot(indexed=True) as connection:
-            due, now = next_due(context, connection, where, request.consumer, request.max_groups)
-        if due is None or due > now:
-            return []
+    if is_idle(context):
+        return []
+    started = context.marks.walks.clock()
+    if _finds_none(context, where, request):
+        _note_walk(context, where, [], started)
+        return []
     while True:
         begun = time.monotonic_ns()
         wanted = Wanted(
             limit, request.consumer, secrets.randbits(63), context.options.backoff, where, order, request.max_groups
         )
         claimed = _claim(context, wanted)
+        _note_walk(context, where, claimed, started)
         exhausted = {one.row.seq for one in claimed if is_exhausted(context, one.row.epoch or 0)}
         if exhausted:
             _bury(context, sorted(exhausted), wanted.claim_id)
@@ -103,6 +103,25 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int, requ
         deliveries = hand_over(context, callers, living, wanted.claim_id, begun)
         if deliveries or not claimed:
             return deliveries
+
+
+def _note_walk(
+    context: TableContext, where: sa.ColumnElement[bool] | None, claimed: list[Claimed], started: float
+) -> None:
+    walks = context.marks.walks
+    if claimed:
+        walks.found()
+    elif where is None:  # what a choice costs says nothing about the walk
+        walks.walked(walks.clock() - started)
+
+
+def _finds_none(context: TableContext, where: sa.ColumnElement[bool] | None, request: Request) -> bool:
+    """Say that nothing is due, where writers take turns: for that consumers should ask for none, nor wait for one."""
+    if not context.sql.one_writer or context.marks.any() or context.reached.now() is not None:
+        return False
+    with context.backend.snapshot(indexed=True) as connection:
+        due, now = next_due(context, connection, where, request.consumer, request.max_groups)
+    return due is None or due > now
 
 
 def _claim(context: TableContext, wanted: Wanted) -> list[Claimed]:

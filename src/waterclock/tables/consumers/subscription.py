@@ -19,6 +19,7 @@ from waterclock.tables.consumers.consumer_heartbeat import keep_alive
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard
 from waterclock.tables.consumers.heartbeat import heartbeat_of
+from waterclock.tables.consumers.leaving import leaving
 from waterclock.tables.consumers.receiving import Request, pause, receive
 from waterclock.tables.consumers.undecided import find_out, see_committed
 from waterclock.tables.databases.changes import Changes, Stop
@@ -41,7 +42,8 @@ class Subscription:
 
     It holds no more than the table's ``cache_size`` messages that are not over. Closing it gives back at once what it
     claimed and did not hand out, and counts no attempt. In a table with groups it gives back what it handed out and is
-    not over, too, so that the groups can go on: ack before. While it is used it purges the table once a second, where
+    not over, too, so that the groups can go on: ack before. On SQLite it waits a second for another writer, then leaves
+    the rest to the end of the lease and logs a warning. While it is used it purges the table once a second, where
     the database lets it delete.
 
     Where the database ends a statement because it took too long, or waited too long for a lock, the subscription logs a
@@ -121,14 +123,19 @@ class Subscription:
                     self._row.check(error)
 
     def _give_back(self, context: TableContext) -> None:
-        find_out(context, self._handed_out)
+        with leaving(context, self.consumer):
+            self._write_back(context)
+
+    def _write_back(self, context: TableContext) -> None:
         unstarted = [delivery.leased for delivery in self._waiting]
         self._waiting.clear()
-        context.backend.transact(lambda own: acking.give_back(context, own, unstarted))
-        self._process_heartbeat.note_sent(-len(unstarted))
+        if unstarted:
+            context.backend.transact(lambda own: acking.give_back(context, own, unstarted))
+            self._process_heartbeat.note_sent(-len(unstarted))
         if not context.options.groups:
             return
         # The next consumer need not wait for the lease of what was handed out of groups and is not over.
+        find_out(context, self._handed_out)
         for delivery in self._handed_out:
             if not (delivery.over or delivery.undecided):
                 context.backend.transact(

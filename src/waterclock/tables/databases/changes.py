@@ -32,6 +32,11 @@ class Stop:
         """Say whether the flag is set."""
         return self._event.is_set()
 
+    @property
+    def descriptor(self) -> int:
+        """Can be read when a wait would end, so that one can wait for several flags."""
+        return self._reader
+
     def nudge(self) -> None:
         """End a wait without setting the flag."""
         with suppress(BlockingIOError):  # a pipe that is full ends the wait as well

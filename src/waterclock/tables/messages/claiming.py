@@ -63,6 +63,33 @@ def _try_claim_groups(context: TableContext, wanted: Wanted) -> tuple[list[Claim
         return attempt()  # another thread signed the same consumer in just now
 
 
+def is_idle(context: TableContext) -> bool:
+    """Ask whether certainly nothing is due, where that is quicker than to look; False where it may not be."""
+    walks = context.marks.walks
+    if context.options.groups is not None or not walks.should_ask():
+        return False
+    began = walks.clock()
+    question = _any_due(context.rows, context.backend.now_sql())
+    if context.sql.one_writer:
+        with context.backend.snapshot(indexed=True) as connection:
+            found = connection.execute(question).scalar()
+    else:
+        found = context.backend.alone(lambda own: own.execute(question).scalar(), durable=False)
+    walks.asked(walks.clock() - began)
+    return found is None
+
+
+@lru_cache(maxsize=256)
+def _any_due(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Select[Any]:
+    # In the order of the index by which messages are claimed, so that no planner goes through the table instead.
+    return (
+        sa.select(rows.c.priority)
+        .where(is_waiting(rows), rows.c.time_next <= now)
+        .order_by(rows.c.priority.desc())
+        .limit(1)
+    )
+
+
 def claim_within(context: TableContext, connection: sa.Connection, wanted: Wanted) -> list[Claimed]:
     """Take messages as `claim` does, from the very first one on, in a transaction that does more than this."""
     if context.options.groups is not None:

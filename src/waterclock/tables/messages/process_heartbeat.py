@@ -37,6 +37,7 @@ LASTS = 30 * _SECOND
 """For this long a row that a process wrote counts, ns."""
 
 _PATIENCE = 1.0  # s; no consumer waits longer for figures
+_PATIENCE_OF_LEAVING = 0.1  # s; the caller of the consumer that leaves may be the one who writes
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ class ProcessHeartbeat:
         """Count a subscription no more."""
         with self._counting:
             self._subscriptions.discard(subscription)
-        self.beat()
+        self.beat(_PATIENCE_OF_LEAVING)
 
     @property
     def over(self) -> bool:

@@ -73,6 +73,56 @@ MOST_MARKS = 4
 """Priorities of which a mark is kept: each is asked by itself, so many would cost more than they spare."""
 
 
+LONG_WALK = 0.002
+"""Seconds that a claim takes which finds nothing, before the next one asks first whether anything is due."""
+
+_FADES = 0.97
+"""Each time, the duration kept of the other way is multiplied by this: a way that took long by chance is tried again."""
+
+
+class Walks:
+    """Whether it is worth while to ask, before a claim, whether anything is due at all.
+
+    A claim that finds nothing walks through all priorities, and with thousands of them that takes long. One look
+    through the index says the same in a tenth of the time, unless few priorities have very many messages. So a claim
+    asks where the last one walked for long in vain, as long as to ask takes less than half of that. Safe to share
+    between threads.
+
+    Attributes
+    ----------
+    clock
+        Tells seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._walk = 0.0
+        self._asking = 0.0
+        self._has_walked = False
+        self._has_asked = False
+
+    def should_ask(self) -> bool:
+        """Say whether the next claim is to ask first."""
+        return self._walk >= LONG_WALK and self._asking * 2 <= self._walk
+
+    def walked(self, seconds: float) -> None:
+        """Note how long a claim took that found nothing."""
+        # The first one also builds its statements, which takes longer than running them.
+        self._walk = seconds if self._has_walked else 0.0
+        self._has_walked = True
+        self._asking *= _FADES
+
+    def found(self) -> None:
+        """Note that a claim found something: the next one probably does, too."""
+        self._walk = self._asking = 0.0
+
+    def asked(self, seconds: float) -> None:
+        """Note how long it took to ask."""
+        self._asking = seconds if self._has_asked else 0.0
+        self._has_asked = True
+        self._walk *= _FADES
+
+
 class Marks:
     """How far the claims of one consumer have come: for each priority, before which time_next nothing is due any more.
 
@@ -83,9 +133,15 @@ class Marks:
     takes long, because a million such entries lie there, it comes less often (`LOOK_BACK_SHARE`, `LOOK_BACK_AT_LEAST`).
 
     Safe to share between threads.
+
+    Attributes
+    ----------
+    walks
+        How long the claims took that found nothing.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.walks = Walks()
         self._clock = clock
         self._lock = threading.Lock()
         self._marks: dict[int, int] = {}

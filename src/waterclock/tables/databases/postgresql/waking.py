@@ -27,21 +27,17 @@ but tries again after some milliseconds. Nothing is missed:
 from __future__ import annotations
 
 import os
-import threading
-from contextlib import suppress
-from typing import Any
-from weakref import WeakKeyDictionary
 
 from waterclock.database.backend import Backend
 from waterclock.tables.databases.changes import Stop
+from waterclock.tables.databases.postgresql.listening_connection import (
+    CHANNEL,
+    WAITING,
+    WRITING,
+    ListeningConnection,
+    listening_connection,
+)
 
-WAITING, WRITING = 0x57A70001, 0x57A70002
-"""The first halves of the locks' keys; the second is a hash of the table's name."""
-
-CHANNEL = "waterclock_"
-"""What the name of a table's channel begins with."""
-
-_FORGET = "UNLISTEN *; SELECT pg_advisory_unlock_all()"
 _TRY_AGAIN_AFTER = 0.003  # s
 _TRY_AGAIN_AT_THE_LATEST = 0.05  # s
 
@@ -69,54 +65,17 @@ TRIGGERS = (
 )
 
 
-class _Spare:
-    """Keeps one connection of each database that listens to nothing just now, so that not every wait opens one."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._of: WeakKeyDictionary[Backend, tuple[int, Any]] = WeakKeyDictionary()
-
-    def take(self, backend: Backend) -> Any:
-        """Give the one that is kept; None where there is none."""
-        with self._lock:
-            process, connection = self._of.pop(backend, (0, None))
-        # A process that was forked has its parent's, and must not talk into it.
-        return connection if process == os.getpid() else None
-
-    def keep(self, backend: Backend, connection: Any) -> bool:
-        """Keep a connection until the database is closed; False where one is kept already."""
-        with self._lock:
-            process, _ = self._of.get(backend, (0, None))
-            if process == os.getpid():
-                return False
-            self._of[backend] = (os.getpid(), connection)
-        backend.when_closed(self.close)
-        return True
-
-    def close(self, backend: Backend) -> None:
-        """Give back the one that is kept."""
-        connection = self.take(backend)
-        if connection is not None:
-            connection.close()
-
-
-_spare = _Spare()
-
-
 class Listening:
-    """Waits for PostgreSQL's notifications about one table, on a connection of its own; a new one where it broke.
-
-    One that is closed leaves its connection to the next one on the same database.
-    """
+    """Waits for PostgreSQL's notifications about one table, on the connection that all who wait here share."""
 
     def __init__(self, backend: Backend, table: str) -> None:
         self._backend = backend
         self._table = table
-        self._connection: Any = None
-        self._shown = False
-        self._heard = False
+        self._connection: ListeningConnection | None = None
         self._armed = False
         self._patience = _TRY_AGAIN_AFTER
+        self.heard = False
+        self.alarm = Stop()
 
     def arm(self) -> bool:
         """Listen, and show that we wait; False where a writer may not have seen it.
@@ -126,93 +85,28 @@ class Listening:
         UnavailableError
             Where the server is away.
         """
-        try:
-            with self._backend.translated("listen to"):
-                self._armed = self._try_to_arm()
-        except BaseException:
-            self._drop()
-            raise
+        self._armed = False
+        connection = listening_connection(self._backend)
+        if self._connection is not None and self._connection is not connection:
+            self.close()
+        self._connection = connection
+        with self._backend.translated("listen to"):
+            self._armed = connection.arm(self._backend, self._table, self)
         return self._armed
-
-    def _try_to_arm(self) -> bool:
-        if self._connection is None:
-            self._connect()
-        self._heard = False
-        if not self._shown:
-            self._shown = self._ask("SELECT pg_try_advisory_lock_shared(%s, hashtext(%s))", WAITING)
-        return self._shown and self._ask(
-            "SELECT CASE WHEN pg_try_advisory_lock(%s, hashtext(%s))"
-            " THEN pg_advisory_unlock(%s, hashtext(%s)) ELSE false END",
-            WRITING,
-            WRITING,
-        )
 
     def wait(self, seconds: float, stop: Stop) -> None:
         """Wait for a notification; only shortly where writers may not have seen us wait."""
-        if not self._armed:
+        if not self._armed or self._connection is None:
             stop.wait(min(seconds, self._patience))
             self._patience = min(self._patience * 2, _TRY_AGAIN_AT_THE_LATEST)
             return
         self._patience = _TRY_AGAIN_AFTER
         self._armed = False
-        try:
-            if not self._heard:
-                stop.wait(seconds, self._connection.fileno())
-            # While this consumer is busy, writers need not notify it. The answer brings the notifications with it.
-            self._ask("SELECT pg_advisory_unlock_shared(%s, hashtext(%s))", WAITING)
-            self._shown = False
-        except self._error:
-            self._drop()  # the look that follows says whether the server is away
+        self._connection.wait(self._table, self, seconds, stop)
 
     def close(self) -> None:
-        """Leave the connection to the next one, or give it back where one is kept already."""
-        connection = self._connection
-        if connection is None:
-            return
-        try:
-            connection.execute(_FORGET)
-            connection.remove_notify_handler(self._hear)
-            is_kept = _spare.keep(self._backend, connection)
-        except self._error:
-            is_kept = False
-        if is_kept:
-            self._connection = None
-            self._shown = self._armed = False
-        else:
-            self._drop()
-
-    def _drop(self) -> None:
+        """Listen no more; the connection stays for the next one, until the database is closed."""
         connection, self._connection = self._connection, None
-        self._shown = self._armed = False
-        if connection is not None:
-            with suppress(self._error):
-                connection.close()
-
-    @property
-    def _error(self) -> type[Exception]:
-        return self._backend.engine.dialect.loaded_dbapi.Error
-
-    def _connect(self) -> None:
-        spare = _spare.take(self._backend)
-        if spare is not None:
-            try:
-                self._listen(spare)
-            except self._error:  # it broke while it was kept
-                self._drop()
-            else:
-                return
-        self._listen(self._backend.driver_connection("listen to"))
-
-    def _listen(self, connection: Any) -> None:
-        self._connection = connection  # a subscription keeps it for as long as it lives
-        connection.autocommit = True
-        connection.add_notify_handler(self._hear)
-        quote = self._backend.engine.dialect.identifier_preparer.quote_identifier
-        connection.execute(f"LISTEN {quote(CHANNEL + self._table)}")
-
-    def _hear(self, _notification: Any) -> None:
-        self._heard = True
-
-    def _ask(self, question: str, *locks: int) -> Any:
-        values = [value for lock in locks for value in (lock, self._table)]
-        return self._connection.execute(question, values).fetchone()[0]
+        self._armed = False
+        if connection is not None and connection.process == os.getpid():
+            connection.leave(self._backend, self._table, self)

@@ -1,0 +1,267 @@
+"""PostgreSQL: the one connection on which the waiting consumers of a process and database are notified.
+
+The first consumer that waits leads: its thread also watches the connection. When a notification comes, it wakes the
+consumers that wait for that table. A leader that leaves wakes another one, which leads from then on. So there is no
+thread of ours.
+
+A table's lock *waiting* is held as long as one of its consumers waits. Where one has made sure that no writer is under
+way that may not have seen this lock, those who join it need not ask again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+from waterclock.database.backend import Backend
+from waterclock.tables.databases.changes import Stop
+
+WAITING, WRITING = 0x57A70001, 0x57A70002
+"""The first halves of the locks' keys; the second is a hash of the table's name."""
+
+CHANNEL = "waterclock_"
+"""What the name of a table's channel begins with."""
+
+
+class Listener(Protocol):
+    """A consumer that waits for changes of a table.
+
+    Attributes
+    ----------
+    heard
+        Whether something came since it armed, or the connection broke.
+    alarm
+        Is nudged when it is to look at `heard`, or to lead.
+    """
+
+    heard: bool
+    alarm: Stop
+
+
+class _Table:
+    """What the connection does for one table.
+
+    Attributes
+    ----------
+    listening
+        The consumers for which it listens. One that was forgotten without being closed does not count.
+    shown
+        Those of them that are about to wait: while there is one, the lock *waiting* is held.
+    is_seen
+        Whether every writer that is under way has seen that lock.
+    """
+
+    def __init__(self) -> None:
+        self.listening: WeakSet[Listener] = WeakSet()
+        self.shown: WeakSet[Listener] = WeakSet()
+        self.is_seen = False
+
+
+class ListeningConnection:
+    """Listens on one connection for all who wait. Safe to share between threads, and none of a forked process's.
+
+    Attributes
+    ----------
+    process
+        Whose it is: a process that was forked must not talk into its parent's connection.
+    """
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self._lock = threading.Lock()
+        self._connection: Any = None
+        self._tables: dict[str, _Table] = {}
+        self._sleeping: dict[Listener, None] = {}
+        self._leader: Listener | None = None
+
+    def arm(self, backend: Backend, name: str, one: Listener) -> bool:
+        """Listen to a table, and show that one waits; False where a writer may not have seen it."""
+        with self._lock:
+            if self._connection is not None:
+                with suppress(backend.engine.dialect.loaded_dbapi.Error):  # it broke: a new one is opened
+                    return self._arm_or_drop(backend, name, one)
+            return self._arm_or_drop(backend, name, one)
+
+    def _arm_or_drop(self, backend: Backend, name: str, one: Listener) -> bool:
+        try:
+            return self._try_to_arm(backend, name, one)
+        except BaseException:
+            self._drop()
+            raise
+
+    def _try_to_arm(self, backend: Backend, name: str, one: Listener) -> bool:
+        one.heard = False
+        if self._connection is None:
+            self._connect(backend)
+        table = self._tables.get(name)
+        if table is None:
+            self._run(f"LISTEN {_channel(backend, name)}")
+            table = self._tables[name] = _Table()
+        table.listening.add(one)
+        if not table.shown:
+            if not self._ask("SELECT pg_try_advisory_lock_shared(%s, hashtext(%s))", name, WAITING):
+                return False
+            table.is_seen = False
+        table.shown.add(one)
+        if not table.is_seen:
+            table.is_seen = self._ask(
+                "SELECT CASE WHEN pg_try_advisory_lock(%s, hashtext(%s))"
+                " THEN pg_advisory_unlock(%s, hashtext(%s)) ELSE false END",
+                name,
+                WRITING,
+                WRITING,
+            )
+        return table.is_seen
+
+    def wait(self, name: str, one: Listener, seconds: float, stop: Stop) -> None:
+        """Wait until something came for one who has armed, ``stop`` ends it, or so many seconds are over."""
+        try:
+            self._sleep(one, time.monotonic() + seconds, stop)
+        finally:
+            with self._lock:
+                self._sleeping.pop(one, None)
+                if self._leader is one:
+                    self._leader = None
+                if self._leader is None and self._sleeping:
+                    next(iter(self._sleeping)).alarm.nudge()
+                self._hide(name, one)
+
+    def _sleep(self, one: Listener, until: float, stop: Stop) -> None:
+        while True:
+            descriptors = {one.alarm.descriptor}
+            with self._lock:
+                if one.heard or self._connection is None:
+                    return
+                self._sleeping[one] = None
+                leads = self._leader is None or self._leader is one
+                if leads:
+                    self._leader = one
+                    descriptors.add(self._connection.fileno())
+            left = until - time.monotonic()
+            ready = stop.wait_for(left, *descriptors)
+            if one.alarm.descriptor in ready:
+                one.alarm.wait(0)  # so that it is not nudged twice
+            if leads and ready:
+                self._take_in()
+            if left <= 0 or ready - descriptors:
+                return
+
+    def _take_in(self) -> None:
+        """Read what has come, unless another one's question has read it already."""
+        with self._lock:
+            if self._connection is None:
+                return
+            server = self._connection.pgconn
+            try:
+                server.consume_input()
+                while notification := server.notifies():
+                    self._tell(notification.relname.decode())
+            except Exception:  # noqa: BLE001  # the look that follows says whether the server is away
+                self._drop()
+
+    def _tell(self, channel: str) -> None:
+        table = self._tables.get(channel.removeprefix(CHANNEL))
+        for one in () if table is None else tuple(table.shown):
+            one.heard = True
+            one.alarm.nudge()
+
+    def _hide(self, name: str, one: Listener) -> None:
+        """Need no notification for one who is busy now."""
+        table = self._tables.get(name)
+        if table is None or one not in table.shown:
+            return
+        table.shown.discard(one)
+        if not table.shown:
+            table.is_seen = False
+            try:
+                self._ask("SELECT pg_advisory_unlock_shared(%s, hashtext(%s))", name, WAITING)
+            except Exception:  # noqa: BLE001  # as in `_take_in`
+                self._drop()
+
+    def leave(self, backend: Backend, name: str, one: Listener) -> None:
+        """Listen no more for one who is closed; the connection stays for the next ones."""
+        with self._lock:
+            self._hide(name, one)
+            table = self._tables.get(name)
+            if table is None:
+                return
+            table.listening.discard(one)
+            if not table.listening:
+                del self._tables[name]
+                try:
+                    self._run(f"UNLISTEN {_channel(backend, name)}")
+                except Exception:  # noqa: BLE001  # as in `_take_in`
+                    self._drop()
+
+    def close(self) -> None:
+        """Give the connection back. Those who wait look again, on a new one."""
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        tables, self._tables = self._tables, {}
+        for table in tables.values():
+            for one in tuple(table.listening):
+                one.heard = True
+                one.alarm.nudge()
+        if connection is not None:
+            with suppress(Exception):
+                connection.close()
+
+    def _connect(self, backend: Backend) -> None:
+        connection: Any = backend.driver_connection("listen to")
+        self._connection = connection
+        connection.autocommit = True
+        # The answer to a question brings notifications with it.
+        connection.add_notify_handler(lambda notification: self._tell(notification.channel))
+
+    def _ask(self, question: str, name: str, *locks: int) -> Any:
+        values = [value for lock in locks for value in (lock, name)]
+        return self._run(question, values).fetchone()[0]
+
+    def _run(self, statement: str, values: Sequence[Any] | None = None) -> Any:
+        return self._connection.execute(statement, values)
+
+
+def _channel(backend: Backend, name: str) -> str:
+    return backend.engine.dialect.identifier_preparer.quote_identifier(CHANNEL + name)
+
+
+class _Connections:
+    """Keeps the connection of each database of this process until the database is closed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of: WeakKeyDictionary[Backend, ListeningConnection] = WeakKeyDictionary()
+
+    def of(self, backend: Backend) -> ListeningConnection:
+        """Give the connection of a database."""
+        with self._lock:
+            connection = self._of.get(backend)
+            if connection is None:
+                connection = self._of[backend] = ListeningConnection()
+        backend.when_closed(self.close)
+        return connection
+
+    def close(self, backend: Backend) -> None:
+        """Give back the connection of a database."""
+        with self._lock:
+            connection = self._of.pop(backend, None)
+        if connection is not None:
+            connection.close()
+
+    def forget(self) -> None:
+        """Begin anew in a process that was forked, perhaps while another thread had a lock."""
+        self._lock = threading.Lock()
+        self._of = WeakKeyDictionary()
+
+
+_connections = _Connections()
+os.register_at_fork(after_in_child=_connections.forget)
+listening_connection = _connections.of
