@@ -77,7 +77,7 @@ LONG_WALK = 0.002
 """Seconds that a claim takes which finds nothing, before the next one asks first whether anything is due."""
 
 _FADES = 0.97
-"""Each time, the duration kept of the other way is multiplied by this: a way that took long by chance is tried again."""
+"""A way that took long by chance is tried again: each time, the duration kept of it is multiplied by this."""
 
 
 class Walks:
