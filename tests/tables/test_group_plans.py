@@ -21,7 +21,7 @@ from waterclock.database.direct import Direct
 from waterclock.tables.consumers.receiving import Request, pause
 from waterclock.tables.databases.changes import Stop
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.claiming_groups import _Claim
+from waterclock.tables.messages.claiming_groups import GroupClaim
 
 GROUPS = 5_000
 A_FEW = 150
@@ -210,14 +210,14 @@ def test_a_claim_reads_about_as_many_groups_as_it_takes(
     sequenced: MessageTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    find = _Claim._free_groups
+    find = GroupClaim._free_groups
 
-    def find_and_count(self: _Claim, priority: int, who: str, count: int) -> Any:
+    def find_and_count(self: GroupClaim, priority: int, who: str, count: int) -> Any:
         found = find(self, priority, who, count)
         read.append(len(found))
         return found
 
-    monkeypatch.setattr(_Claim, "_free_groups", find_and_count)
+    monkeypatch.setattr(GroupClaim, "_free_groups", find_and_count)
     sequenced.put_many([{"payload": "x", "group": f"g{number % 40}"} for number in range(400)])
     sequenced.ack(sequenced.receive(20))  # tells that a group gives ten messages
     read.clear()

@@ -10,12 +10,15 @@ import sqlalchemy as sa
 from waterclock.errors import ConstraintError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import priority_levels
-from waterclock.tables.messages.claiming_groups import claim_groups
+from waterclock.tables.messages.claiming_exclusive import claim_exclusive
+from waterclock.tables.messages.claiming_sequenced import claim_sequenced
 from waterclock.tables.messages.group_levels import next_group_due
 from waterclock.tables.model.claim import Claimed, Marks, Wanted
 from waterclock.tables.model.schema import is_waiting
 
 _NO_MARKS: dict[int, int] = {}
+
+_OF_GROUPS = {"sequenced": claim_sequenced, "exclusive": claim_exclusive}
 
 
 def claim(context: TableContext, wanted: Wanted, marks: Marks | None = None) -> list[Claimed]:
@@ -52,9 +55,11 @@ def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
 
 
 def _try_claim_groups(context: TableContext, wanted: Wanted) -> tuple[list[Claimed], bool]:
+    claim_of_groups = _OF_GROUPS[context.options.groups or "sequenced"]
+
     def attempt() -> tuple[list[Claimed], bool]:
         return context.backend.transact(
-            lambda own: claim_groups(context, own, wanted), indexed=True, durable=_must_last(context)
+            lambda own: claim_of_groups(context, own, wanted), indexed=True, durable=_must_last(context)
         )
 
     try:
@@ -93,7 +98,7 @@ def _any_due(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Select[Any]:
 def claim_within(context: TableContext, connection: sa.Connection, wanted: Wanted) -> list[Claimed]:
     """Take messages as `claim` does, from the very first one on, in a transaction that does more than this."""
     if context.options.groups is not None:
-        return claim_groups(context, connection, wanted)[0]
+        return _OF_GROUPS[context.options.groups](context, connection, wanted)[0]
     return context.sql.claim(connection, context.rows, wanted, _NO_MARKS, context.backend.now_sql())
 
 

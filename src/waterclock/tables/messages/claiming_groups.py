@@ -1,8 +1,12 @@
-"""Claiming messages of a table with groups: each group goes to one consumer, its first messages first."""
+"""Claiming messages of a table with groups: each group goes to one consumer, its first messages first.
+
+What both policies of groups share. `claiming_sequenced` and `claiming_exclusive` are the claims.
+"""
 
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from operator import attrgetter
@@ -15,87 +19,80 @@ from waterclock.database.direct import Found
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
-from waterclock.tables.groups import consumers
-from waterclock.tables.groups.heads import UNASSIGNED, first_of, is_assigned, settle, these_groups
+from waterclock.tables.groups.heads import UNASSIGNED, is_assigned, these_groups
 from waterclock.tables.groups.routing import route_new
 from waterclock.tables.messages.claiming_free import claim_free
 from waterclock.tables.messages.dead_letters import bury, exhausted_reason
-from waterclock.tables.messages.group_levels import FREE_COLUMNS, Level, Look, at_level, levels, look, room_of
+from waterclock.tables.messages.group_levels import FREE_COLUMNS, Level, Look, at_level, levels, look
 from waterclock.tables.model.claim import Claimed, Wanted
 
 _Row = Any
 
 
-def claim_groups(context: TableContext, connection: sa.Connection, wanted: Wanted) -> tuple[list[Claimed], bool]:
-    """Take messages from the start of groups that are free, or the consumer's own: highest priority first, then oldest.
+class GroupClaim(ABC):
+    """One claim under way: highest priority first, then oldest, and of each priority the consumer's own groups first.
 
-    The consumer begins with its own groups. Where some messages are in no group, chance decides who goes first.
+    Where some messages are in no group, chance decides who goes first.
 
-    Returns
-    -------
-    tuple
-        What was taken, and whether there are new messages that were not looked at.
+    Attributes
+    ----------
+    claimed
+        What was taken.
+    more
+        Whether there are new messages that were not looked at.
     """
-    me = wanted.consumer or UNASSIGNED
-    after = context.reached.now()
-    count = None if context.options.groups == "exclusive" else _count_of(wanted.limit, context.reached.per_group)
-    top = look(context, connection, me, after=after, count=count)
-    now = top.now
-    more = False
-    if top.unrouted:
-        # Only rows are inserted when messages are put; it is the consumers who route them to their groups.
-        more = route_new(context, connection)
-        now = context.backend.now(connection)
-    room = None
-    if context.options.groups == "exclusive":
-        if not consumers.join(context, connection, me, wanted.max_groups, now):
-            return [], False
-        consumers.release_lapsed(context, connection, now)
-        if context.options.group_idle is not None:
-            consumers.release_idle(context, connection, now)
-        if wanted.max_groups is not None:
-            room = room_of(context, connection, me, wanted.max_groups)
-    claim = _Claim(context, connection, wanted, me, now, room)
-    is_old = top.unrouted or context.options.groups == "exclusive"
-    claim.take_all(None if is_old else top)
-    if len(claim.claimed) < wanted.limit:
-        context.reached.forget()
-        if after is not None and not top.unrouted and look(context, connection, me).unrouted:
-            more = route_new(context, connection)
-            claim.take_all(None)
-    elif after is None and not top.unrouted:
-        context.reached.note(top.newest or 0)
-    if claim.claimed and context.options.groups == "exclusive":
-        consumers.renew(context, connection, me, max(one.lease_until for one in claim.claimed))
-    return claim.claimed, more
 
-
-def _count_of(messages: int, per_group: int) -> int:
-    # Looking at a group locks it: so at not many more than will do.
-    return 1 + messages * 3 // (2 * per_group)
-
-
-class _Claim:
-    """One claim under way."""
-
-    def __init__(
-        self, context: TableContext, connection: sa.Connection, wanted: Wanted, me: str, now: int, room: int | None
-    ) -> None:
+    def __init__(self, context: TableContext, connection: sa.Connection, wanted: Wanted) -> None:
         self._context = context
         self._connection = connection
         self._wanted = wanted
-        self._me = me
-        self._now = now
-        self._room = room
+        self._me = wanted.consumer or UNASSIGNED
+        self._now = 0
+        self._after = context.reached.now()
+        self._room: int | None = None  # for so many more groups that no consumer has; None: for any number
         self._free: tuple[int | None, Sequence[_Row] | None] = (None, None)  # a priority, and what was locked of it
         self._seen: set[tuple[str, str, int | None]] = set()
         # One for all, so that groups whose messages were sent equally often go out in one statement.
         self._swing = random.uniform(-1, 1)  # noqa: S311  # not a secret
-        self._exclusive = context.options.groups == "exclusive"
         self.claimed: list[Claimed] = []
+        self.more = False
 
-    def take_all(self, top: Look | None) -> None:
-        """Take what is due, highest priority first, as far as there is room; ``top`` is what is known of it already."""
+    @abstractmethod
+    def _take_from(self, free: Iterable[_Row], most: int, who: str) -> None:
+        """Take up to ``most`` messages from the start of groups that the transaction has locked."""
+
+    def _route_new(self, count: int | None) -> Look:
+        """Look at what there is, and route what is new. See `look` for ``count``."""
+        context, connection = self._context, self._connection
+        top = look(context, connection, self._me, after=self._after, count=count)
+        self._now = top.now
+        if top.unrouted:
+            # Only rows are inserted when messages are put; it is the consumers who route them to their groups.
+            self.more = route_new(context, connection)
+            self._now = context.backend.now(connection)
+        return top
+
+    def _take_all(self, top: Look, *, is_known: bool) -> None:
+        """Take what is due as far as there is room; note how far the look for new messages has come.
+
+        Parameters
+        ----------
+        top
+            What there was before new messages were routed.
+        is_known
+            Whether that has not changed since.
+        """
+        context, connection = self._context, self._connection
+        self._take_levels(top if is_known else None)
+        if len(self.claimed) < self._wanted.limit:
+            context.reached.forget()
+            if self._after is not None and not top.unrouted and look(context, connection, self._me).unrouted:
+                self.more = route_new(context, connection)
+                self._take_levels(None)
+        elif self._after is None and not top.unrouted:
+            context.reached.note(top.newest or 0)
+
+    def _take_levels(self, top: Look | None) -> None:
         if top is not None:
             self._free = (top.of_unassigned, top.free)
         for level in levels(self._context, self._connection, self._me, top):
@@ -128,7 +125,7 @@ class _Claim:
             # At more only where the first ones gave little.
             per_group = self._context.reached.per_group
             while len(self.claimed) < upto:
-                count = _count_of(upto - len(self.claimed), per_group)
+                count = count_of(upto - len(self.claimed), per_group)
                 per_group = 1
                 if who == UNASSIGNED and self._room is not None:
                     count = min(count, self._room)
@@ -147,8 +144,8 @@ class _Claim:
         # What was seen may be the consumer's own, and so not among those found: then there are more than asked for.
         return [row for row in found if (row.group_id, row.assigned, row.head) not in self._seen][:count]
 
-    def _take_from(self, free: Iterable[_Row], most: int, who: str) -> None:
-        context, connection = self._context, self._connection
+    def _choose(self, free: Iterable[_Row], most: int) -> list[str]:
+        """Choose as many groups as probably have ``most`` messages."""
         chosen: list[str] = []
         expected = 0
         for group in free:
@@ -157,9 +154,12 @@ class _Claim:
             chosen.append(group.group_id)
             self._seen.add((group.group_id, group.assigned, group.head))
             expected += max(1, group.tail - (group.next_position or group.tail) + 1)
-        context.reached.per_group = max(1, min(expected, most) // len(chosen))
-        if self._exclusive:
-            self._revoke_lapsed(chosen)
+        self._context.reached.per_group = max(1, min(expected, most) // len(chosen))
+        return chosen
+
+    def _first_messages(self, chosen: list[str], most: int, who: str) -> dict[str, list[_Row]]:
+        """Give the first messages of groups that may go out next, by group; they are not locked, because these are."""
+        context, connection = self._context, self._connection
         # Their columns are read a dozen times each, which SQLAlchemy's rows are slow at.
         found = connection.execute(
             _first_rows(context), {"groups": chosen, "count": most, "who": who, "now": self._now}
@@ -169,59 +169,31 @@ class _Claim:
         if lapsed:
             # Those of them that are not sent again now must not be acked by their former consumer.
             connection.execute(_revoke_all(context), {"groups": lapsed})
-        taken = self._hand_out(_by_group(chosen, rows), most)
-        if who == UNASSIGNED and self._exclusive and taken:
-            connection.execute(_assign(context), {"groups": taken, "who": self._me})
-            if self._room is not None:
-                self._room -= len(taken)
-        # Also those of which nothing was taken: their first message was deleted by plain SQL, or is exhausted.
-        settle(context, connection, chosen if self._exclusive else set(chosen) - set(taken))
+        return _by_group(chosen, rows)
 
-    def _revoke_lapsed(self, chosen: list[str]) -> None:
-        """Begin groups anew whose first message was not acked in time: those behind it may not overtake it."""
-        context, connection = self._context, self._connection
-        lapsed = list(connection.scalars(_lapsed(context), {"groups": chosen, "now": self._now}))
-        if lapsed:
-            connection.execute(_revoke_behind(context), {"groups": lapsed, "now": self._now})
-            settle(context, connection, lapsed)
-
-    def _hand_out(self, by_group: dict[str, list[_Row]], most: int) -> list[str]:
-        """Give the consumer the first messages of groups; return which groups."""
-        context, connection = self._context, self._connection
-        ends = self._ends(list(by_group)) if self._exclusive else {}
-        taken: dict[int, list[str]] = {}
-        seqs: dict[int, list[int]] = {}
+    def _due_first(self, by_group: dict[str, list[_Row]], most: int) -> dict[str, list[_Row]]:
+        """Choose what goes out of groups, and bury what has used up its attempts."""
+        chosen: dict[str, list[_Row]] = {}
         buried: list[int] = []
         for group_id, members in by_group.items():
             living, exhausted = self._due_prefix(members)
             buried += exhausted
-            first = living[:most]
-            if not first:
-                continue
-            most -= len(first)
-            # The longest wait of those that go out together, and no shorter than that of those that are out, so that
-            # none returns while an earlier one is still out.
-            wait = context.options.backoff.wait(max(row.epoch or 0 for row in first), self._swing)
-            until = max(self._now + wait, ends.get(group_id, 0))
-            taken.setdefault(until, []).append(group_id)
-            seqs.setdefault(until, []).extend(row.seq for row in first)
-            self.claimed += [Claimed(row, until) for row in first]
+            if living and most:
+                chosen[group_id] = living[:most]
+                most -= len(chosen[group_id])
         if buried:
-            bury(context, connection, buried, exhausted_reason(context))
-        for until, chosen in seqs.items():
-            mark = {"until": until, "by": self._wanted.claim_id, "who": self._wanted.consumer}
-            values = {"seqs": chosen, **mark, "groups": sorted(taken[until])}
-            if self._exclusive:
-                connection.execute(_leave_out(context), values)
-            else:
-                context.sql.run_both(connection, _leave_out(context), _note_out(context), values)
-        return sorted(name for names in taken.values() for name in names)
+            bury(self._context, self._connection, buried, exhausted_reason(self._context))
+        return chosen
 
-    def _ends(self, chosen: list[str]) -> dict[str, int]:
-        return {
-            row.group_id: row.until or 0
-            for row in self._connection.execute(_last_ends(self._context), {"groups": chosen})
-        }
+    def _lease_end(self, members: list[_Row]) -> int:
+        # The longest wait of those that go out together.
+        sent = max([row.epoch or 0 for row in members])
+        return self._now + self._context.options.backoff.wait(sent, self._swing)
+
+    def _out_values(self, members: Iterable[_Row], until: int) -> dict[str, Any]:
+        """Give what `leave_out` is bound to."""
+        seqs = [row.seq for row in members]
+        return {"seqs": seqs, "until": until, "by": self._wanted.claim_id, "who": self._wanted.consumer}
 
     def _due_prefix(self, members: list[_Row]) -> tuple[list[_Row], list[int]]:
         """Choose what may go out, and which messages die of those that have used up their attempts."""
@@ -239,6 +211,12 @@ class _Claim:
             else:
                 break
         return living, exhausted
+
+
+def count_of(messages: int, per_group: int) -> int:
+    """Say at how many groups to look for so many messages."""
+    # Looking at a group locks it: so at not many more than will do.
+    return 1 + messages * 3 // (2 * per_group)
 
 
 def _by_group(chosen: Iterable[str], rows: Iterable[_Row]) -> dict[str, list[_Row]]:
@@ -283,60 +261,20 @@ def _first_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     )
 
 
-def _out(rows: sa.Table) -> sa.ColumnElement[bool]:
+def is_out(rows: sa.Table) -> sa.ColumnElement[bool]:
+    """Say that a consumer has a message."""
     return rows.c.time_acked.is_(None) & rows.c.claim_id.is_not(None)
-
-
-@lru_cache(maxsize=256)
-def _lapsed(context: TableContext) -> sa.Select[Any]:
-    # Looked up group by group, here and below: for a join, a planner that guesses goes through all messages.
-    rows = context.rows
-    end = first_of(context, rows.c.time_next, rows.c.position == groups.c.head, rows.c.claim_id.is_not(None))
-    over = end <= sa.bindparam("now", type_=sa.BigInteger)
-    return sa.select(groups.c.group_id).where(these_groups(context), over)
-
-
-@lru_cache(maxsize=256)
-def _revoke_behind(context: TableContext) -> sa.Update:
-    rows = context.rows
-    early = rows.c.time_next > sa.bindparam("now", type_=sa.BigInteger)
-    return (
-        sa.update(rows)
-        .where(context.sql.any_of(rows.c.group_id, "groups"), _out(rows))
-        # The epoch first: MariaDB reads what it has set in the same statement.
-        .ordered_values(
-            (rows.c.epoch, sa.case((early, rows.c.epoch - 1), else_=rows.c.epoch)),
-            (rows.c.time_next, sa.case((early, sa.bindparam("now", type_=sa.BigInteger)), else_=rows.c.time_next)),
-            (rows.c.claim_id, None),
-        )
-    )
 
 
 @lru_cache(maxsize=256)
 def _revoke_all(context: TableContext) -> sa.Update:
     rows = context.rows
-    return sa.update(rows).where(context.sql.any_of(rows.c.group_id, "groups"), _out(rows)).values(claim_id=None)
+    return sa.update(rows).where(context.sql.any_of(rows.c.group_id, "groups"), is_out(rows)).values(claim_id=None)
 
 
 @lru_cache(maxsize=256)
-def _last_ends(context: TableContext) -> sa.Select[Any, Any]:
-    rows = context.rows
-    until = (
-        sa.select(sa.func.max(rows.c.time_next))
-        .where(
-            rows.c.group_id == groups.c.group_id,
-            rows.c.position >= groups.c.head,
-            rows.c.position < sa.func.coalesce(groups.c.next_position, groups.c.tail + 1),
-            _out(rows),
-        )
-        .correlate(groups)
-        .scalar_subquery()
-    )
-    return sa.select(groups.c.group_id, until.label("until")).where(these_groups(context))
-
-
-@lru_cache(maxsize=256)
-def _leave_out(context: TableContext) -> sa.Update:
+def leave_out(context: TableContext) -> sa.Update:
+    """Give messages to a consumer."""
     rows = context.rows
     return (
         sa.update(rows)
@@ -348,13 +286,3 @@ def _leave_out(context: TableContext) -> sa.Update:
             consumer=sa.bindparam("who"),
         )
     )
-
-
-@lru_cache(maxsize=256)
-def _note_out(context: TableContext) -> sa.Update:
-    return sa.update(groups).where(these_groups(context)).values(ready_at=sa.bindparam("until"))
-
-
-@lru_cache(maxsize=256)
-def _assign(context: TableContext) -> sa.Update:
-    return sa.update(groups).where(these_groups(context)).values(assigned=sa.bindparam("who"))
