@@ -6,12 +6,13 @@ import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
-from waterclock.database.direct import Direct, Frame
+from waterclock.database.direct import Direct
 from waterclock.errors import ConstraintError, UnavailableError
 
 NORMAL, FULL = 1, 2  # PRAGMA synchronous
@@ -249,15 +250,15 @@ def test_work_that_need_not_outlast_the_computer_commits_without_a_sync_and_the_
 def test_a_connection_that_would_not_wait_for_the_disk_any_more_is_not_lent_again(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Direct.run
+    translated = Direct._translated
 
-    def refuse_to_wait(self: Direct, frame: Frame, text: str) -> None:
-        if text == frame.wait:
+    def refuse_to_wait(self: Direct, execute: Any, *given: Any) -> Any:
+        if backend.dialect.frame is not None and given[-1] == backend.dialect.frame.wait:
             raise KeyboardInterrupt
-        run(self, frame, text)
+        return translated(self, execute, *given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Direct, "run", refuse_to_wait)
+        patched.setattr(Direct, "_translated", refuse_to_wait)
         with pytest.raises(KeyboardInterrupt):
             backend.alone(lambda _: None, durable=False)
     assert backend.alone(lambda own: own.exec_driver_sql("PRAGMA synchronous").fetchone()[0]) == FULL

@@ -186,16 +186,17 @@ def test_puts_and_acks_wait_for_the_disk_and_claims_only_where_attempts_are_limi
 ) -> None:
     table = make_table(groups=groups, max_attempts=max_attempts)
     synced: dict[str, bool] = {}
-    execute = Direct.exec_driver_sql
+    translated = Direct._translated
 
-    def note(self: Direct, text: str, parameters: Any = None) -> Any:
+    def note(self: Direct, execute: Any, *given: Any) -> Any:
+        text = next(one for one in given if isinstance(one, str))
         verb = text.split(maxsplit=1)[0]
         if text.startswith(("INSERT INTO orders", "UPDATE orders")):
             step = "ack" if "time_acked=" in text else {"INSERT": "put", "UPDATE": "claim"}[verb]
-            synced[step] = execute(self, "PRAGMA synchronous").fetchone()[0] == FULL
-        return execute(self, text, parameters)
+            synced[step] = self._connection.execute("PRAGMA synchronous").fetchone()[0] == FULL
+        return translated(self, execute, *given)
 
-    monkeypatch.setattr(Direct, "exec_driver_sql", note)
+    monkeypatch.setattr(Direct, "_translated", note)
     for number in range(2):
         table.put(str(number))
         table.ack(table.receive(1))

@@ -36,22 +36,23 @@ ALL_GROUPS = r"waterclock_groups .*\((table_id=\?|assigned=\? AND table_id=\?)\)
 def statements(database: Database) -> Generator[list[tuple[str, Any]]]:
     """Collect what reaches the driver."""
     seen: list[tuple[str, Any]] = []
-    execute = Direct.exec_driver_sql
+    translated = Direct._translated
 
     def note(_connection: Any, _cursor: Any, text: str, parameters: Any, *_: Any) -> None:
         if any(name in text for name in TABLES):
             seen.append((text, parameters))
 
-    def note_and_execute(self: Direct, text: str, parameters: Any = None) -> Any:
-        note(None, None, text, parameters)
-        return execute(self, text, parameters)
+    def note_and_execute(self: Direct, execute: Any, *given: Any) -> Any:
+        if isinstance(given[0], str):  # else it begins or ends a transaction
+            note(None, None, *given)
+        return translated(self, execute, *given)
 
     event.listen(database.backend.engine, "before_cursor_execute", note)
-    Direct.exec_driver_sql = note_and_execute
+    Direct._translated = note_and_execute
     try:
         yield seen
     finally:
-        Direct.exec_driver_sql = execute
+        Direct._translated = translated
         event.remove(database.backend.engine, "before_cursor_execute", note)
 
 

@@ -33,10 +33,11 @@ def losing_the_answer_to(
             meanwhile()
             raise exc.OperationalError(statement, None, _gone(database), connection_invalidated=True)
 
-    execute = Direct.exec_driver_sql
+    translated = Direct._translated
 
-    def execute_and_break_off(self: Direct, text: str, parameters: Any = None) -> Any:
-        result = execute(self, text, parameters)
+    def execute_and_break_off(self: Direct, execute: Any, *given: Any) -> Any:
+        text = next(one for one in given if isinstance(one, str))
+        result = translated(self, execute, *given)
         if verb in text and not lost:
             lost.append(text)
             if (
@@ -48,11 +49,11 @@ def losing_the_answer_to(
         return result
 
     event.listen(engine, "after_cursor_execute", break_off)
-    Direct.exec_driver_sql = execute_and_break_off
+    Direct._translated = execute_and_break_off
     try:
         yield lost
     finally:
-        Direct.exec_driver_sql = execute
+        Direct._translated = translated
         event.remove(engine, "after_cursor_execute", break_off)
 
 

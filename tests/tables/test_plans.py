@@ -50,21 +50,22 @@ def crowd(database: Database, state: str) -> None:
 def statements(database: Database) -> Generator[list[Statement]]:
     """Collect what reaches the driver."""
     seen: list[Statement] = []
-    execute = Direct.exec_driver_sql
+    translated = Direct._translated
 
     def note(_connection: Any, _cursor: Any, text: str, parameters: Any, *_: Any) -> None:
         seen.append((text, parameters))
 
-    def note_and_execute(self: Direct, text: str, parameters: Any = None) -> Any:
-        seen.append((text, parameters))
-        return execute(self, text, parameters)
+    def note_and_execute(self: Direct, execute: Any, *given: Any) -> Any:
+        if isinstance(given[0], str):  # else it begins or ends a transaction
+            note(None, None, *given)
+        return translated(self, execute, *given)
 
     event.listen(database.backend.engine, "before_cursor_execute", note)
-    Direct.exec_driver_sql = note_and_execute
+    Direct._translated = note_and_execute
     try:
         yield seen
     finally:
-        Direct.exec_driver_sql = execute
+        Direct._translated = translated
         event.remove(database.backend.engine, "before_cursor_execute", note)
 
 

@@ -16,7 +16,7 @@ from tests.services import Service
 from waterclock.connection import Database
 from waterclock.connection import connect as connect_to
 from waterclock.database.backend import Backend
-from waterclock.database.direct import Direct, Frame
+from waterclock.database.direct import Direct
 from waterclock.tables.message_table import MessageTable
 
 
@@ -66,22 +66,18 @@ def transactions(backend: Backend) -> Generator[list[list[str]]]:
         if seen:
             seen[-1].append(text)
 
-    execute, run = Direct.exec_driver_sql, Direct.run
+    translated = Direct._translated
 
-    def note_and_execute(self: Direct, text: str, parameters: Any = None) -> Any:
-        note(self, None, text)
-        return execute(self, text, parameters)
-
-    def note_and_run(self: Direct, frame: Frame, text: str) -> None:
-        note(self, None, text)
-        run(self, frame, text)
+    def note_and_execute(self: Direct, execute: Any, *given: Any) -> Any:
+        note(self, None, next(one for one in given if isinstance(one, str)))
+        return translated(self, execute, *given)
 
     event.listen(backend.engine, "before_cursor_execute", note)
-    Direct.exec_driver_sql, Direct.run = note_and_execute, note_and_run
+    Direct._translated = note_and_execute
     try:
         yield seen
     finally:
-        Direct.exec_driver_sql, Direct.run = execute, run
+        Direct._translated = translated
         event.remove(backend.engine, "before_cursor_execute", note)
 
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -79,12 +79,15 @@ def _compile(statement: sa.ClauseElement, dialect: sa.Dialect, keys: tuple[str, 
 
 
 def _reading(columns: Sequence[sa.ColumnElement[Any]], description: Any, dialect: sa.Dialect) -> Any:
-    """Make what makes a row, with its columns as attributes, of what the driver gives."""
+    """Make what makes a row, with its columns as attributes, of what the driver gives.
+
+    A type of ours may name in ``as_it_is`` the type of a value that its processor would give back as it is.
+    """
     names = [getattr(column, "name", None) for column in columns]
     body = {name: property(itemgetter(place)) for place, name in enumerate(names) if isinstance(name, str)}
     row: Any = type("Row", (tuple,), {"__slots__": (), **body})
     mends = [
-        (place, process)
+        (place, process, getattr(column.type, "as_it_is", None))
         for place, (column, described) in enumerate(zip(columns, description, strict=True))
         if (process := column.type.dialect_impl(dialect).result_processor(dialect, described[1])) is not None
     ]
@@ -93,8 +96,9 @@ def _reading(columns: Sequence[sa.ColumnElement[Any]], description: Any, dialect
 
     def mended(values: Sequence[Any]) -> Any:
         found = list(values)
-        for place, process in mends:
-            found[place] = process(found[place])
+        for place, process, as_it_is in mends:
+            if type(found[place]) is not as_it_is:
+                found[place] = process(found[place])
         return row(found)
 
     return mended
@@ -108,7 +112,7 @@ def _given(compiled: _Compiled, parameters: Mapping[str, Any]) -> Any:
     for name, value in parameters.items():
         process = compiled.processors.get(name)
         values[name] = value if process is None else process(value)
-    return values if compiled.places is None else tuple([values[name] for name in compiled.places])
+    return values if compiled.places is None else tuple(map(values.__getitem__, compiled.places))
 
 
 class Found(list[Any]):
@@ -120,9 +124,7 @@ class Found(list[Any]):
         How many rows it changed.
     """
 
-    def __init__(self, rows: Sequence[Any], rowcount: int) -> None:
-        super().__init__(rows)
-        self.rowcount = rowcount
+    rowcount = -1
 
     def all(self) -> list[Any]:
         """Give the rows."""
@@ -157,14 +159,17 @@ class Direct:
         """Run a statement, once or for each of several parameters; keep the object, since it is compiled once."""
         if isinstance(parameters, Sequence):
             return self._execute_many(statement, parameters)
+        # Here and in what it calls each call of a function counts: it costs as much as the driver does.
         compiled = _compile(statement, self.dialect)
-        cursor = self.exec_driver_sql(compiled.text, _given(compiled, parameters or {}))
-        if not compiled.columns:
-            return Found((), cursor.rowcount)
-        reading = compiled.reading
-        if reading is None:
-            reading = compiled.reading = _reading(compiled.columns, cursor.description, self.dialect)
-        return Found([reading(values) for values in cursor.fetchall()], cursor.rowcount)
+        cursor = self._translated(self._connection.execute, compiled.text, _given(compiled, parameters or {}))
+        found = Found()
+        found.rowcount = cursor.rowcount
+        if compiled.columns:
+            reading = compiled.reading
+            if reading is None:
+                reading = compiled.reading = _reading(compiled.columns, cursor.description, self.dialect)
+            found.extend(map(reading, cursor.fetchall()))
+        return found
 
     def _execute_many(self, statement: sa.ClauseElement, parameters: Sequence[Mapping[str, Any]]) -> Found:
         keys = tuple(parameters[0]) if isinstance(statement, sa.Insert) else None
@@ -172,7 +177,9 @@ class Direct:
         given = [_given(compiled, each) for each in parameters]
         cursor = self._connection.cursor()
         self._translated(cursor.executemany, compiled.text, given)
-        return Found((), cursor.rowcount)
+        found = Found()
+        found.rowcount = cursor.rowcount
+        return found
 
     def scalars(self, statement: sa.ClauseElement, parameters: Mapping[str, Any] | None = None) -> list[Any]:
         """Run a statement, and return the first column."""
@@ -193,15 +200,9 @@ class Direct:
         """
         return self._translated(self._connection.execute, text, () if parameters is None else parameters)
 
-    def run(self, frame: Frame, text: str) -> None:
-        """Run one of the frame's statements.
-
-        Raises
-        ------
-        sqlalchemy.exc.DBAPIError
-            As SQLAlchemy would raise it.
-        """
-        self._translated(frame.run, self._connection, text)
+    def runs(self, frame: Frame) -> Callable[[str], Any]:
+        """Give what runs the frame's statements, with errors as SQLAlchemy would raise them."""
+        return partial(self._translated, frame.run, self._connection)
 
     def _translated(self, execute: Callable[[Any, Any], Any], *given: Any) -> Any:
         driver_error = self.dialect.loaded_dbapi.Error
@@ -274,39 +275,33 @@ class DirectPool:
     def _lend_in(self, frame: Frame, *, durable: bool) -> Generator[Direct]:
         connection = self._take()
         direct = Direct(connection, self._engine.dialect)
-        waits = durable or not frame.hurry
+        run = direct.runs(frame)
+        hurries = bool(frame.hurry) and not durable
         try:
-            if not waits:
-                direct.run(frame, frame.hurry)
-            try:
-                with self._transaction(direct, connection, frame):
-                    yield direct
-            finally:
-                if not waits and self._is_whole(connection):
-                    direct.run(frame, frame.wait)
-                    waits = True
+            if hurries:
+                run(frame.hurry)
+            run(frame.begin)
+            yield direct
+            run(frame.commit)
+            if hurries:
+                run(frame.wait)
         except BaseException as error:
             # Busy, or refused, is no reason to open another one; but on one that was interrupted a statement may be
-            # under way.
-            may_stay = isinstance(error, Exception) and waits and self._is_whole(connection)
-            (self._keep if may_stay else _close)(connection)
+            # under way. Where it broke, the transaction ends with the connection.
+            may_stay = False
+            try:
+                if not self._is_whole(connection):
+                    with suppress(exc.DBAPIError):
+                        run(frame.rollback)
+                if hurries and self._is_whole(connection):
+                    run(frame.wait)
+                may_stay = isinstance(error, Exception) and self._is_whole(connection)
+            finally:
+                (self._keep if may_stay else _close)(connection)
             if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
                 self.close()
             raise
         self._keep(connection)
-
-    @contextmanager
-    def _transaction(self, direct: Direct, connection: Any, frame: Frame) -> Generator[None]:
-        direct.run(frame, frame.begin)
-        try:
-            yield
-            direct.run(frame, frame.commit)
-        except BaseException:
-            if not self._is_whole(connection):
-                # Where it broke, or a statement is under way, the transaction ends with the connection.
-                with suppress(exc.DBAPIError):
-                    direct.run(frame, frame.rollback)
-            raise
 
     def close(self) -> None:
         """Give back the connections that are not in use."""

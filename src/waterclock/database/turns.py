@@ -108,7 +108,12 @@ class Turns:
 
     def _take_file(self, give_up_at: float, *, make: bool) -> int | None:
         """Lock the file that processes take turns by; None where there is none, or it takes too long."""
-        if fcntl is None or not self._open_file(make=make) or self._file is None:
+        if fcntl is None:
+            return None
+        if self._file is None:
+            with suppress(OSError):  # there is none yet, or its folder may not be written to
+                self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o644)
+        if self._file is None:
             return None
         try:
             _lock(self._file, wait=False)
@@ -120,12 +125,6 @@ class Turns:
         except OSError:
             return None
         return self._file
-
-    def _open_file(self, *, make: bool) -> bool:
-        if self._file is None:
-            with suppress(OSError):  # there is none yet, or its folder may not be written to
-                self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o644)
-        return self._file is not None
 
     def close(self) -> None:
         """Give the file back. The turns can be used again."""

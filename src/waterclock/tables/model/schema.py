@@ -28,6 +28,8 @@ _RESERVED = ("waterclock_", "sqlite_", "pg_")
 class Bytes(sa.LargeBinary):
     """Bytes, also where a plain-SQL client wrote a text into the column, as SQLite allows."""
 
+    as_it_is = bytes
+
     def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
         """Encode texts; copy buffers."""
         del dialect, coltype  # the same for all
