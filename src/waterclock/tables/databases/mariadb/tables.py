@@ -1,4 +1,4 @@
-"""What message tables need of MariaDB. MySQL itself lacks sequences and RETURNING, and is not supported."""
+"""What message tables need of MariaDB."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import sqlalchemy as sa
 from sqlalchemy.schema import DDL, CreateTable, DropSequence, DropTable
 
 from waterclock.database.backend import Backend
-from waterclock.database.mysql import NOW
+from waterclock.database.engines.mariadb import NOW
 from waterclock.tables.databases.changes import Changes, Polling
 from waterclock.tables.databases.claiming_rows import claim_in_steps
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.mariadb import adopting
 from waterclock.tables.databases.mariadb.inserting import insert_new
-from waterclock.tables.databases.mariadb.partitions import MysqlDays
+from waterclock.tables.databases.mariadb.partitions import MariadbDays
 from waterclock.tables.databases.plain import PlainStatements
 from waterclock.tables.model.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
@@ -66,7 +66,7 @@ _GROUP_TRIGGER = """
     END"""
 
 
-class MysqlTables(PlainStatements):
+class MariadbTables(PlainStatements):
     """MariaDB's statements for message tables."""
 
     one_writer = False
@@ -77,7 +77,7 @@ class MysqlTables(PlainStatements):
     @property
     def days(self) -> Days:
         """Partitions by day."""
-        return MysqlDays(self.create)
+        return MariadbDays(self.create)
 
     def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
         """Let a sequence number the ids, because a table has one AUTO_INCREMENT only, and draw UUIDs."""
