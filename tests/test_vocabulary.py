@@ -22,7 +22,7 @@ ROW = re.compile(r"^\| \*\*(?P<term>[^*]+)\*\* \|.*\| (?P<never>[^|]*)\|$", re.M
 
 ALLOWED = {
     "spark/reading/columns.py": {"timestamp"},  # a type of Spark's
-    "database/postgresql.py": {"timestamp"},  # PostgreSQL's functions
+    "database/engines/postgresql.py": {"timestamp"},  # PostgreSQL's functions
     "spark/streaming": {"watermark"},  # Spark's own, by which it tells the time
     "database/migrations": {"attendance", "timestamp"},  # what was done under a former name was done so
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 from waterclock.backup.copying import Report, no_report
 from waterclock.database.backend import Backend
-from waterclock.database.sqlite_file import file_of
+from waterclock.database.engines.sqlite_file import file_of
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.model.keyspace import WHOLE
 from waterclock.time import Clock, Duration

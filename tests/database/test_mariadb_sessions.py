@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pymysql
+import pytest
 import sqlalchemy as sa
 from tests.services import Service
 
 from waterclock.database.backend import Backend
+from waterclock.errors import UnavailableError
 
 
 def test_the_callers_init_command_is_run_and_the_session_is_strict_all_the_same(mariadb_server: Service) -> None:
@@ -18,3 +21,11 @@ def test_the_callers_init_command_is_run_and_the_session_is_strict_all_the_same(
         backend.close()
     assert (float(limit), zone) == (7.0, "+00:00")
     assert "STRICT_TRANS_TABLES" in mode
+
+
+def test_a_server_that_is_no_mariadb_is_refused_by_its_version(
+    mariadb_server: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pymysql.connections.Connection, "get_server_info", lambda _self: "8.4.3")
+    with mariadb_server.new_database(empty=False) as url, pytest.raises(UnavailableError, match=r"'8\.4\.3'.*10\.6"):
+        Backend(url)

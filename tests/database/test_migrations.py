@@ -11,9 +11,10 @@ from alembic.migration import MigrationContext
 from sqlalchemy import event
 
 from waterclock.database import backend as backend_module
-from waterclock.database import migrating, mysql, table_catalogue, topic_catalogue
+from waterclock.database import migrating, table_catalogue, topic_catalogue
 from waterclock.database.backend import Backend
 from waterclock.database.catalogue import metadata
+from waterclock.database.engines import mariadb
 from waterclock.database.migrating import HEAD, catalogue_version
 from waterclock.errors import SchemaError, UnavailableError
 from waterclock.topics.topic import Topic
@@ -186,7 +187,7 @@ def test_a_catalogue_of_a_newer_library_is_refused_and_left_alone(database_url: 
 def test_a_migration_that_another_process_does_not_finish_is_given_up_with_a_word(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mysql, "_MIGRATION_LOCK_SECONDS", 0)
+    monkeypatch.setattr(mariadb, "_MIGRATION_LOCK_SECONDS", 0)
     backend = Backend(database_url)
     if backend.dialect.name == "mysql":
         with backend.engine.connect() as hanging, backend.engine.connect() as connection:

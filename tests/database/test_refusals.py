@@ -18,9 +18,9 @@ from tests.services import Service
 
 from waterclock.connection import connect
 from waterclock.database.backend import Backend
-from waterclock.database.mysql import MysqlDialect
-from waterclock.database.postgresql import PostgresqlDialect
-from waterclock.database.sqlite import SqliteDialect
+from waterclock.database.engines.mariadb import MariadbDialect
+from waterclock.database.engines.postgresql import PostgresqlDialect
+from waterclock.database.engines.sqlite import SqliteDialect
 from waterclock.errors import UnavailableError
 from waterclock.message import Message
 
@@ -233,22 +233,30 @@ class ReportedError(Exception):
         (PostgresqlDialect(), ReportedError(sqlstate="58030"), "reports an error"),
         (PostgresqlDialect(), ReportedError(sqlstate="40001"), None),
         (PostgresqlDialect(), ReportedError(sqlstate=None), None),
-        (MysqlDialect(), ReportedError(1021, "Disk full (…)"), "disk is full"),
+        (MariadbDialect(), ReportedError(1021, "Disk full (…)"), "disk is full"),
         (
-            MysqlDialect(),
+            MariadbDialect(),
             ReportedError(1026, 'Error writing file "x" (errno: 28 "No space left on device")'),
             "disk is full",
         ),
         (
-            MysqlDialect(),
+            MariadbDialect(),
             ReportedError(1026, 'Error writing file "x" (errno: 5 "I/O error")'),
             "reports an error",
         ),
-        (MysqlDialect(), ReportedError(1290, "running with the --read-only option so it cannot"), "it is read-only"),
-        (MysqlDialect(), ReportedError(1290, "running with the --skip-grant-tables option"), "an option of the server"),
-        (MysqlDialect(), ReportedError(1792, "Cannot execute statement in a READ ONLY transaction"), "it is read-only"),
-        (MysqlDialect(), ReportedError(1213, "Deadlock"), None),
-        (MysqlDialect(), ReportedError(), None),
+        (MariadbDialect(), ReportedError(1290, "running with the --read-only option so it cannot"), "it is read-only"),
+        (
+            MariadbDialect(),
+            ReportedError(1290, "running with the --skip-grant-tables option"),
+            "an option of the server",
+        ),
+        (
+            MariadbDialect(),
+            ReportedError(1792, "Cannot execute statement in a READ ONLY transaction"),
+            "it is read-only",
+        ),
+        (MariadbDialect(), ReportedError(1213, "Deadlock"), None),
+        (MariadbDialect(), ReportedError(), None),
     ],
 )
 def test_each_reason_is_told_from_the_others(dialect: Any, error: Exception, reason: str | None) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sqlalchemy import exc
 
 from waterclock.connection import Database
-from waterclock.database.postgresql import PostgresqlDialect
+from waterclock.database.engines.postgresql import PostgresqlDialect
 from waterclock.tables.catalogue import table_row
 from waterclock.tables.databases import claiming_rows
 from waterclock.tables.message_table import MessageTable

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from tests.services import Service
 
 from waterclock.connection import Database
-from waterclock.tables.databases.mariadb import tables as mysql
+from waterclock.tables.databases.mariadb.tables import MariadbTables
 
 SPRING, AUTUMN = (int(datetime(2026, *day, 1, tzinfo=UTC).timestamp()) for day in ((3, 29), (10, 25)))
 HALF_PAST_TWO = (AUTUMN - 1800, AUTUMN + 1800)
@@ -63,7 +63,7 @@ def test_a_table_that_told_local_time_is_migrated(
 ) -> None:
     old = connect()
     with monkeypatch.context() as patched:
-        patched.setattr(mysql, "NOW", "(CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED) * 1000)")
+        patched.setattr(MariadbTables, "clock", "(CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED) * 1000)")
         old.create_table("orders", payload="text", groups="sequenced", purge_by="partition")
     told: list[set[Any]] = []
     for _ in range(2):

@@ -77,7 +77,7 @@ def _refuse_missing_file(url: str) -> None:
     if not url.startswith("sqlite"):
         return
     from waterclock.database.backend import parse_url
-    from waterclock.database.sqlite_file import file_of
+    from waterclock.database.engines.sqlite_file import file_of
 
     parsed = parse_url(url)
     file = file_of(parsed)

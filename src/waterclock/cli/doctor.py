@@ -19,7 +19,7 @@ OLDEST_SQLITE = (3, 35)
 """The first SQLite whose UPDATE returns rows, which a claim needs."""
 
 _NEEDED = ("waterclock", "sqlalchemy", "pyarrow", "numpy", "numba")
-_DRIVERS = {"PostgreSQL": ("psycopg", "postgresql"), "MySQL and MariaDB": ("pymysql", "mysql")}
+_DRIVERS = {"PostgreSQL": ("psycopg", "postgresql"), "MariaDB": ("pymysql", "mysql")}
 
 
 class Finding(NamedTuple):

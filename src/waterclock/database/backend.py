@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from waterclock.database.dialect import Dialect
 from waterclock.database.direct import DirectPool
+from waterclock.database.engines.engine_dialect import EngineDialect
+from waterclock.database.engines.mariadb import MariadbDialect
+from waterclock.database.engines.postgresql import PostgresqlDialect
+from waterclock.database.engines.sqlite import SqliteDialect
 from waterclock.database.failures import failure
 from waterclock.database.migrating import HEAD, catalogue_version, migrate
-from waterclock.database.mysql import MysqlDialect
-from waterclock.database.postgresql import PostgresqlDialect
-from waterclock.database.sqlite import SqliteDialect
 from waterclock.database.wrapping import UNWRITABLE, wrap_unwritable, wrapped
 from waterclock.errors import ForbiddenError, InvalidArgumentError, RefusedError, UnavailableError, WaterclockError
 from waterclock.time import Clock, system_clock
@@ -36,11 +36,11 @@ _T = TypeVar("_T")
 _FIRST_PAUSE = 0.001
 _READING_LASTS = 1_000_000_000  # ns
 
-_DIALECTS: dict[str, type[Dialect]] = {
+_DIALECTS: dict[str, type[EngineDialect]] = {
     "sqlite": SqliteDialect,
     "postgresql": PostgresqlDialect,
-    "mysql": MysqlDialect,
-    "mariadb": MysqlDialect,
+    "mysql": MariadbDialect,
+    "mariadb": MariadbDialect,
 }
 _DRIVERS = {
     "postgresql": "postgresql+psycopg",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sqlalchemy import exc
 
-from waterclock.database.dialect import Dialect
+from waterclock.database.engines.engine_dialect import EngineDialect
 from waterclock.database.wrapping import UNWRITABLE
 from waterclock.errors import (
     ConstraintError,
@@ -22,7 +22,7 @@ from waterclock.errors import (
 )
 
 
-def failure(error: Exception, dialect: Dialect, name: str, said: str, unavailable: str) -> WaterclockError:
+def failure(error: Exception, dialect: EngineDialect, name: str, said: str, unavailable: str) -> WaterclockError:
     """Give the error of ours for one of a driver's that SQLAlchemy has wrapped, or of SQLAlchemy's own.
 
     Parameters
@@ -45,7 +45,9 @@ def failure(error: Exception, dialect: Dialect, name: str, said: str, unavailabl
     return RefusedError(f"{name} was not asked: {said}")
 
 
-def _of_database(error: exc.DBAPIError, dialect: Dialect, name: str, said: str, unavailable: str) -> WaterclockError:
+def _of_database(
+    error: exc.DBAPIError, dialect: EngineDialect, name: str, said: str, unavailable: str
+) -> WaterclockError:
     reason = dialect.refusal(error)
     if reason is not None:
         return UnavailableError(f"{unavailable}: {reason} ({said})")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from waterclock.database.dialect import Dialect
+from waterclock.database.engines.engine_dialect import EngineDialect
 from waterclock.errors import SchemaError
 
 HEAD = "0011"
@@ -24,7 +24,7 @@ def catalogue_version(connection: sa.Connection) -> str | None:
     return connection.execute(sa.select(versions.c.version_num)).scalar()
 
 
-def migrate(connection: sa.Connection, dialect: Dialect) -> None:
+def migrate(connection: sa.Connection, dialect: EngineDialect) -> None:
     """Bring the catalogue to `HEAD`; one process at a time, nothing to do where it is there already.
 
     Raises

@@ -1,4 +1,4 @@
-"""The steps of migrations, each done once: MySQL commits every DDL alone, so a crash may leave half of them done."""
+"""The steps of migrations, each done once: MariaDB commits every DDL alone, so a crash may leave half of them done."""
 
 from __future__ import annotations
 

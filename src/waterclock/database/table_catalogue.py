@@ -45,7 +45,7 @@ Apart from the entry in `message_tables`, because a claim under a rate limit hol
 
 
 def _index_of(name: str, where: str, *columns: str) -> sa.Index:
-    """Index some of the groups; all of them on MySQL and MariaDB, which have no such indexes."""
+    """Index some of the groups; all of them on MariaDB, which has no such indexes."""
     some = sa.text(where)
     return sa.Index(f"waterclock_groups_{name}_idx", *columns, postgresql_where=some, sqlite_where=some)
 

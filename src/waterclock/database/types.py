@@ -14,8 +14,7 @@ BigInt = sa.BigInteger
 Key = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 """A key the database generates: SQLite numbers only an INTEGER PRIMARY KEY by itself."""
 
-_NO_PAD = {True: "utf8mb4_nopad_bin", False: "utf8mb4_0900_bin"}
-# By whether it is MariaDB. With the older utf8mb4_bin, "a" and "a " are equal: the shorter text is padded with spaces.
+_NO_PAD = "utf8mb4_nopad_bin"  # with the older utf8mb4_bin, "a" and "a " are equal: the shorter text is padded
 
 
 class _Varchar(mysql.VARCHAR):
@@ -28,17 +27,16 @@ class _LongText(mysql.LONGTEXT):
 
 @compiles(_Varchar, "mysql", "mariadb")
 @compiles(_LongText, "mysql", "mariadb")
-def _with_collation(bytewise: _Varchar | _LongText, compiler: Any, **_: Any) -> str:
+def _with_collation(bytewise: _Varchar | _LongText, _compiler: Any, **_: Any) -> str:
     size = f"({bytewise.length})" if bytewise.length else ""
-    collation = _NO_PAD[compiler.dialect.is_mariadb]
-    return f"{bytewise.__visit_name__}{size} CHARACTER SET utf8mb4 COLLATE {collation}"
+    return f"{bytewise.__visit_name__}{size} CHARACTER SET utf8mb4 COLLATE {_NO_PAD}"
 
 
 Name = sa.String(255).with_variant(_Varchar(255), "mysql", "mariadb")
 """A name, compared byte by byte also where the database would ignore case, or spaces at the end."""
 
 Blob = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
-"""Bytes of up to 1 GB; MySQL's plain BLOB ends at 64 KiB."""
+"""Bytes of up to 1 GB; MariaDB's plain BLOB ends at 64 KiB."""
 
 LongText = sa.Text().with_variant(_LongText(), "mysql", "mariadb")
-"""Text of any length, compared byte by byte; MySQL's plain TEXT ends at 64 KiB."""
+"""Text of any length, compared byte by byte; MariaDB's plain TEXT ends at 64 KiB."""

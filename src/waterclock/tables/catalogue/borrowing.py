@@ -117,7 +117,7 @@ def _sqlite_cursor(connection: Any) -> Any:
     return cursor
 
 
-def _mysql_cursor(connection: Any) -> Any:
+def _pymysql_cursor(connection: Any) -> Any:
     module = "MySQLdb" if type(connection).__module__.startswith("MySQLdb") else "pymysql"
     return connection.cursor(sys.modules[f"{module}.cursors"].Cursor)
 
@@ -140,6 +140,6 @@ def _plain_psycopg_cursor() -> Any:
 _CURSORS: dict[str, Callable[[Any], Any]] = {
     "sqlite3": _sqlite_cursor,
     "psycopg": _psycopg_cursor,
-    "pymysql": _mysql_cursor,
-    "MySQLdb": _mysql_cursor,
+    "pymysql": _pymysql_cursor,
+    "MySQLdb": _pymysql_cursor,
 }

@@ -18,7 +18,7 @@ from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext, table_dialect
 from waterclock.tables.catalogue.table_row import find
 from waterclock.tables.catalogue.totals import start_totals
-from waterclock.tables.databases.dialect import TableDialect
+from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.days import LONGEST_NAME, Days, days_to_add
 from waterclock.tables.model.options import TableOptions
 from waterclock.tables.model.schema import DEAD_COLUMNS, OWN_COLUMNS, check_table_name, message_rows, user_columns

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.databases.dialect import TableDialect
+from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.leased import Acked, Leased
 from waterclock.tables.model.schema import ack_values, not_acked
 

@@ -308,5 +308,5 @@ def _check_sizes(context: TableContext, row: Mapping[str, Any], columns: Iterabl
             raise InvalidArgumentError(
                 f"{name}: that of {which} has {size} bytes, which is more than {backend.name} takes;"
                 " put what is so large elsewhere and its address here, or raise the database's limit"
-                " (max_allowed_packet on MariaDB and MySQL)"
+                " (max_allowed_packet on MariaDB)"
             )

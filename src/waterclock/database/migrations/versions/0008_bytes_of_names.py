@@ -46,7 +46,7 @@ _STRAYS = (
 def upgrade() -> None:
     """Compare by bytes, with those of spaces at the end: in the catalogue and in message tables, since they are joined.
 
-    Elsewhere, and on MySQL itself, which has no message tables, there is nothing to do.
+    Elsewhere there is nothing to do.
     """
     connection = op.get_bind()
     if not getattr(connection.dialect, "is_mariadb", False):

@@ -34,7 +34,7 @@ _STATEMENTS = (
 )
 
 
-class MysqlDays:
+class MariadbDays:
     """Partitions by range.
 
     Parameters

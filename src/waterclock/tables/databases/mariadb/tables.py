@@ -1,4 +1,4 @@
-"""What message tables need of MariaDB. MySQL itself lacks sequences and RETURNING, and is not supported."""
+"""What message tables need of MariaDB."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.schema import DDL, CreateTable, DropSequence, DropTable
+from sqlalchemy.schema import DDL, DropSequence
 
-from waterclock.database.backend import Backend
-from waterclock.database.mysql import NOW
-from waterclock.tables.databases.changes import Changes, Polling
+from waterclock.database.engines.mariadb import NOW
 from waterclock.tables.databases.claiming_rows import claim_in_steps
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.mariadb import adopting
 from waterclock.tables.databases.mariadb.inserting import insert_new
-from waterclock.tables.databases.mariadb.partitions import MysqlDays
-from waterclock.tables.databases.plain import PlainStatements
+from waterclock.tables.databases.mariadb.partitions import MariadbDays
+from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
@@ -66,18 +64,19 @@ _GROUP_TRIGGER = """
     END"""
 
 
-class MysqlTables(PlainStatements):
+class MariadbTables(TableDialect):
     """MariaDB's statements for message tables."""
 
     one_writer = False
     locks_in_parts = False
     latest_first = True
     unacked_apart = False  # an index for each partition, with seq in front
+    clock = NOW
 
     @property
     def days(self) -> Days:
         """Partitions by day."""
-        return MysqlDays(self.create)
+        return MariadbDays(self.create)
 
     def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
         """Let a sequence number the ids, because a table has one AUTO_INCREMENT only, and draw UUIDs."""
@@ -89,13 +88,10 @@ class MysqlTables(PlainStatements):
         return items[id_type]
 
     def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
-        """Make the SQL table, its indexes and its triggers."""
-        for column in ("time_scheduled", "time_created"):
-            rows.c[column].server_default = sa.DefaultClause(sa.text(NOW))
+        """Make the SQL table, its indexes and its triggers, and the sequence that numbers its ids."""
         if id_type == "bigint":
             sa.Sequence(f"{rows.name}_id_seq").create(connection)
-        connection.execute(CreateTable(rows))
-        self.equip(connection, rows, id_type, grouped=grouped, free=free)
+        super().create(connection, rows, id_type, grouped=grouped, free=free)
 
     def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Make the indexes and triggers of an SQL table that is there."""
@@ -117,11 +113,11 @@ class MysqlTables(PlainStatements):
             index.create(connection, checkfirst=True)
         triggers = {verb: quote(f"{name}_{verb}") for verb in ("due", "kept", "moved")}
         for statement in (*_TRIGGERS, *([_GROUP_TRIGGER] if grouped else [])):
-            connection.execute(DDL(statement, context={"table": quote(name), "now": NOW, **triggers}))
+            connection.execute(DDL(statement, context={"table": quote(name), "now": self.clock, **triggers}))
 
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
         """Give an SQL table of the user's what `create` makes but for `equip`; ``present`` are the columns it has."""
-        adopting.adopt(connection, rows, id_type, present, NOW)
+        adopting.adopt(connection, rows, id_type, present, self.clock)
 
     def type_remedy(self, table: str, column: str, wanted: str) -> str:
         """Say how a column of the user's gets another type."""
@@ -129,7 +125,7 @@ class MysqlTables(PlainStatements):
 
     def drop(self, connection: sa.Connection, rows: sa.Table) -> None:
         """Remove the SQL table and the sequence of its ids; its triggers go with it."""
-        connection.execute(DropTable(rows, if_exists=True))
+        super().drop(connection, rows)
         connection.execute(DropSequence(sa.Sequence(f"{rows.name}_id_seq"), if_exists=True))
 
     def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
@@ -152,17 +148,9 @@ class MysqlTables(PlainStatements):
         """Insert messages whose ids are new, and return those ids."""
         return insert_new(connection, rows, new, now)
 
-    def smaller(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
-        """Give the smaller of two values, which must not be NULL."""
-        return sa.func.least(one, another, type_=sa.BigInteger)
-
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Say that ``column`` is in the list bound as ``name``."""
         return column.in_(sa.bindparam(name, type_=column.type, expanding=True))
-
-    def computed_any_of(self, value: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
-        """Say that a value is in the list bound as ``name``; it is sorted once."""
-        return self.any_of(value, name)
 
     def claim(
         self,
@@ -182,15 +170,6 @@ class MysqlTables(PlainStatements):
     def column_names(self, connection: sa.Connection, name: str) -> set[str]:
         """Ask the database's own schema."""
         return set(connection.scalars(_COLUMNS, {"name": name}))
-
-    def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
-        """Say that a text is like a pattern; the backslash, which escapes here, escapes itself."""
-        return column.like(sa.literal(pattern.replace("\\", "\\\\"), sa.String()))
-
-    def changes(self, backend: Backend, name: str) -> Changes:
-        """Look at intervals."""
-        del backend, name
-        return Polling()
 
 
 def _take(connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:

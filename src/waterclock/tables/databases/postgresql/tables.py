@@ -7,17 +7,19 @@ from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.schema import DDL, CreateTable, DropTable
+from sqlalchemy.schema import DDL
 
 from waterclock.database.backend import Backend
 from waterclock.database.direct import Direct
 from waterclock.tables.databases.changes import Changes
+from waterclock.tables.databases.indexes import index_acked, index_unacked
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.postgresql import adopting
 from waterclock.tables.databases.postgresql.claiming import claim_statement, key_is
 from waterclock.tables.databases.postgresql.inserting import insert_fresh, insert_unknown
 from waterclock.tables.databases.postgresql.partitions import PostgresqlDays, insert_unacked
 from waterclock.tables.databases.postgresql.waking import TRIGGERS, Listening
+from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
@@ -105,12 +107,13 @@ def _drawing(rows: sa.Table, dialect: sa.Dialect) -> sa.Select[Any]:
     return sa.select(sa.func.nextval(name)).select_from(sa.func.generate_series(1, sa.bindparam("count")).alias())
 
 
-class PostgresqlTables:
+class PostgresqlTables(TableDialect):
     """PostgreSQL's statements for message tables."""
 
     one_writer = False
     locks_in_parts = True
     unacked_apart = True
+    clock = _NOW
 
     @property
     def days(self) -> Days:
@@ -127,22 +130,16 @@ class PostgresqlTables:
         }
         return items[id_type]
 
-    def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
-        """Make the SQL table, its indexes and its triggers."""
-        for column in ("time_scheduled", "time_created"):
-            rows.c[column].server_default = sa.DefaultClause(sa.text(_NOW))
-        connection.execute(CreateTable(rows))
-        self.equip(connection, rows, id_type, grouped=grouped, free=free)
-
     def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Make the indexes and triggers of an SQL table that is there."""
         del id_type  # the columns say it
-        _index(connection, rows, grouped=grouped, free=free)
+        index_acked(connection, rows)
+        _index_unacked(connection, rows, rows.c.time_acked.is_(None), grouped=grouped, free=free)
         _guard(connection, rows, grouped=grouped)
 
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
         """Give an SQL table of the user's what `create` makes but for `equip`; ``present`` are the columns it has."""
-        adopting.adopt(connection, rows, id_type, present, _NOW)
+        adopting.adopt(connection, rows, id_type, present, self.clock)
 
     def type_remedy(self, table: str, column: str, wanted: str) -> str:
         """Say how a column of the user's gets another type."""
@@ -150,7 +147,7 @@ class PostgresqlTables:
 
     def drop(self, connection: sa.Connection, rows: sa.Table) -> None:
         """Remove the SQL table and the functions of its triggers."""
-        connection.execute(DropTable(rows, if_exists=True))
+        super().drop(connection, rows)
         quote = connection.dialect.identifier_preparer.quote
         for verb in ("due", "moved", "wake", "once"):
             context = {"function": quote(f"{rows.name}_{verb}")}
@@ -179,10 +176,6 @@ class PostgresqlTables:
         if rows.info.get(PARTITIONED):
             return insert_unacked(connection, rows, new, lambda these: insert_unknown(connection, rows, these, now))
         return insert_unknown(connection, rows, new, now)
-
-    def smaller(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
-        """Give the smaller of two values, which must not be NULL."""
-        return sa.func.least(one, another, type_=sa.BigInteger)
 
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Say that ``column`` is in the array bound as ``name``: one parameter for any length."""
@@ -290,46 +283,17 @@ class PostgresqlTables:
         quoted = connection.dialect.identifier_preparer.quote(name)
         return set(connection.scalars(_COLUMNS, {"name": quoted}))
 
-    def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
-        """Say that a text is like a pattern; the backslash, which escapes here, escapes itself."""
-        return column.like(sa.literal(pattern.replace("\\", "\\\\"), sa.String()))
-
     def changes(self, backend: Backend, name: str) -> Changes:
         """Listen for notifications."""
         return Listening(backend, name)
 
 
-def _index(connection: sa.Connection, rows: sa.Table, *, grouped: bool, free: bool) -> None:
-    """Make the indexes of a table whose acked messages lie among the others."""
-    unacked, acked = rows.c.time_acked.is_(None), rows.c.time_acked.is_not(None)
-    sa.Index(f"{rows.name}_acked_idx", rows.c.time_acked, rows.c.epoch, postgresql_where=acked).create(
-        connection, checkfirst=True
-    )
-    _index_unacked(connection, rows, unacked, grouped=grouped, free=free)
-
-
 def _index_unacked(
     connection: sa.Connection, rows: sa.Table, which: sa.ColumnElement[bool] | None, *, grouped: bool, free: bool
 ) -> None:
-    """Make the indexes by which messages are claimed; ``which`` tells those that are not acked, where others are."""
-    name = rows.name
-    indexes: list[sa.Index] = []
-    # With seq, else messages that were put together, and so are due together, were sorted at each claim. Of some rows
-    # in any case: a planner that takes the table for empty, as it was when analyzed, thinks any index that has seq as
-    # good as the key, and would go through all of it to find a message by its seq.
+    # With seq, else messages that were put together, and so are due together, were sorted at each claim.
     due = rows.c.priority.desc(), rows.c.time_next, rows.c.seq
-    some = rows.c.time_next.is_not(None) if which is None else which
-    if not grouped:
-        indexes.append(sa.Index(f"{name}_next_idx", *due, postgresql_where=some))
-    else:
-        indexes += [
-            sa.Index(f"{name}_group_idx", rows.c.group_id, rows.c.position, postgresql_where=which),
-            sa.Index(f"{name}_unrouted_idx", rows.c.seq, postgresql_where=rows.c.routed == 0),
-        ]
-    if free:
-        indexes.append(sa.Index(f"{name}_free_idx", *due, postgresql_where=some & rows.c.group_id.is_(None)))
-    for index in indexes:
-        index.create(connection, checkfirst=True)
+    index_unacked(connection, rows, due, which, grouped=grouped, free=free)
 
 
 def _guard(connection: sa.Connection, rows: sa.Table, *, grouped: bool) -> None:

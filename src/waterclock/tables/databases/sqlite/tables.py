@@ -10,14 +10,15 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.schema import DDL, CreateTable, DropTable
+from sqlalchemy.schema import DDL
 
 from waterclock.database.backend import Backend
 from waterclock.tables.databases.claiming_rows import claim_in_steps
+from waterclock.tables.databases.indexes import index_acked, index_unacked
 from waterclock.tables.databases.inserting import NewRows
-from waterclock.tables.databases.plain import PlainStatements
 from waterclock.tables.databases.sqlite import adopting
 from waterclock.tables.databases.sqlite.waking import SqliteChanges
+from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.claim import Claimed, Wanted
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import IdItem
@@ -83,44 +84,26 @@ class _JsonList(sa.TypeDecorator[Any]):
             return json.dumps(list(value), default=str)
 
 
-class SqliteTables(PlainStatements):
+class SqliteTables(TableDialect):
     """SQLite's statements for message tables."""
 
     one_writer = True
     locks_in_parts = True  # a writer has locked everything
     latest_first = False
     unacked_apart = False  # there are no partitions
-    days = None
+    clock = _NOW
 
     def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
         """Leave ids to the trigger, which sees the row's number."""
         del name, id_type
         return []
 
-    def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
-        """Make the SQL table, its indexes and its triggers."""
-        for column in ("time_scheduled", "time_created"):
-            rows.c[column].server_default = sa.DefaultClause(sa.text(_NOW))
-        connection.execute(CreateTable(rows))
-        self.equip(connection, rows, id_type, grouped=grouped, free=free)
-
     def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Make the indexes and triggers of an SQL table that is there."""
-        unacked, acked = rows.c.time_acked.is_(None), rows.c.time_acked.is_not(None)
         name = rows.name
-        indexes = [sa.Index(f"{name}_acked_idx", rows.c.time_acked, rows.c.epoch, sqlite_where=acked)]
+        index_acked(connection, rows)
         due = rows.c.priority.desc(), rows.c.time_next
-        if not grouped:
-            indexes.append(sa.Index(f"{name}_next_idx", *due, sqlite_where=unacked))
-        else:
-            indexes += [
-                sa.Index(f"{name}_group_idx", rows.c.group_id, rows.c.position, sqlite_where=unacked),
-                sa.Index(f"{name}_unrouted_idx", rows.c.seq, sqlite_where=rows.c.routed == 0),
-            ]
-        if free:
-            indexes.append(sa.Index(f"{name}_free_idx", *due, sqlite_where=unacked & rows.c.group_id.is_(None)))
-        for index in indexes:
-            index.create(connection, checkfirst=True)
+        index_unacked(connection, rows, due, rows.c.time_acked.is_(None), grouped=grouped, free=free)
         quote = connection.dialect.identifier_preparer.quote
         table = quote(name)
         for verb, statement in _TRIGGERS.items():
@@ -128,7 +111,7 @@ class SqliteTables(PlainStatements):
                 context = {
                     "table": table,
                     "trigger": quote(f"{name}_{verb}"),
-                    "now": _NOW,
+                    "now": self.clock,
                     "new_id": _NEW_ID[id_type] % {"table": table},
                 }
                 connection.execute(DDL(statement, context=context))
@@ -136,21 +119,11 @@ class SqliteTables(PlainStatements):
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
         """Give an SQL table of the user's what `create` makes but for `equip`; ``present`` are the columns it has."""
         del id_type  # the trigger that numbers them knows it
-
-        def create() -> None:
-            for column in ("time_scheduled", "time_created"):
-                rows.c[column].server_default = sa.DefaultClause(sa.text(_NOW))
-            connection.execute(CreateTable(rows))
-
-        adopting.adopt(connection, rows, present, create)
+        adopting.adopt(connection, rows, present, lambda: self.create_bare(connection, rows))
 
     def type_remedy(self, table: str, column: str, wanted: str) -> str:
         """Say how a column of the user's gets another type."""
         return adopting.type_remedy(table, column, wanted)
-
-    def drop(self, connection: sa.Connection, rows: sa.Table) -> None:
-        """Remove the SQL table; its triggers go with it."""
-        connection.execute(DropTable(rows, if_exists=True))
 
     def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
         """Give ``count`` ids greater than ``above`` and than any there was; the write lock keeps others from them."""
@@ -189,10 +162,6 @@ class SqliteTables(PlainStatements):
         """Say that ``column`` is in the JSON array bound as ``name``: one parameter for any length."""
         listed = sa.func.json_each(sa.bindparam(name, type_=_JsonList())).table_valued("value")
         return column.in_(sa.select(listed.c.value))
-
-    def computed_any_of(self, value: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
-        """Say that a value is in the list bound as ``name``; it is sorted once."""
-        return self.any_of(value, name)
 
     def claim(
         self,

@@ -1,4 +1,4 @@
-"""MySQL and MariaDB: writes at READ COMMITTED (REPEATABLE READ blocks enqueues by gap locks), reads in one snapshot."""
+"""MariaDB: writes at READ COMMITTED (REPEATABLE READ blocks enqueues by gap locks), reads in one snapshot."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, cast
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
-from waterclock.database.dialect import BROKEN, FULL, READ_ONLY
 from waterclock.database.direct import Frame
-from waterclock.database.pool import ping_after_idling
+from waterclock.database.engines.engine_dialect import BROKEN, FULL, READ_ONLY
+from waterclock.database.engines.pool import ping_after_idling
 from waterclock.errors import UnavailableError
 
 NOW = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)"
@@ -36,7 +36,6 @@ _OUT_OF_TIME = {
     1205,  # lock wait timeout
     1317,  # interrupted
     1969,  # max_statement_time
-    3024,  # the same in MySQL
 }
 _OPTION = 1290
 _REFUSALS = {
@@ -68,8 +67,8 @@ _MIGRATION_LOCK_SECONDS = 60
 _INIT = "SET sql_mode='TRADITIONAL', time_zone='+00:00'"
 
 
-class MysqlDialect:
-    """MySQL's and MariaDB's answers."""
+class MariadbDialect:
+    """MariaDB's answers."""
 
     name = "mysql"
     longest_pause = 0.05
@@ -192,6 +191,12 @@ def _init(connection: Any, _record: Any) -> None:
 
 
 def _set_up(connection: Any, _record: Any) -> None:
+    version: str = connection.get_server_info()
+    if "MariaDB" not in version:
+        raise UnavailableError(
+            f"the server calls itself version {version!r} and is no MariaDB; Waterclock needs what only"
+            " MariaDB has: name such a server, 10.6 or later"
+        )
     # For the session: setting it for each transaction would cost four round trips.
     with connection.cursor() as cursor:
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")

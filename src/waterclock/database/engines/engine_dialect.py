@@ -1,4 +1,4 @@
-"""What differs between the databases, as one interface. Each database has one file that implements it."""
+"""What differs between the databases for engines, transactions and errors, as one interface. Each has a file for it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FORBIDDEN = "permission is denied"
 BROKEN = "its disk or file system reports an error"
 
 
-class Dialect(Protocol):
+class EngineDialect(Protocol):
     """One database's answers to the questions on which they differ."""
 
     name: str
-    """``"sqlite"``, ``"postgresql"`` or ``"mysql"`` (MariaDB counts as MySQL)."""
+    """``"sqlite"``, ``"postgresql"`` or ``"mysql"``, which is MariaDB by its scheme in URLs and its extra."""
 
     longest_pause: float
     """Seconds to wait before a transaction that could not run is tried again, at the longest."""

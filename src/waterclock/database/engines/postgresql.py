@@ -8,9 +8,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
-from waterclock.database.dialect import BROKEN, FULL, READ_ONLY
 from waterclock.database.direct import Frame
-from waterclock.database.pool import ping_after_idling
+from waterclock.database.engines.engine_dialect import BROKEN, FULL, READ_ONLY
+from waterclock.database.engines.pool import ping_after_idling
 
 _IDLE = 0  # psycopg's TransactionStatus.IDLE: the driver need not be there for other databases
 _MIGRATION_LOCK = 0x57A7E2C10C4  # any number, the same for every Waterclock

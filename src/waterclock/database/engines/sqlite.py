@@ -9,9 +9,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
-from waterclock.database.dialect import BROKEN, FORBIDDEN, FULL, READ_ONLY
 from waterclock.database.direct import Frame
-from waterclock.database.sqlite_file import file_of, open_also_read_only
+from waterclock.database.engines.engine_dialect import BROKEN, FORBIDDEN, FULL, READ_ONLY
+from waterclock.database.engines.sqlite_file import file_of, open_also_read_only
 from waterclock.database.turns import Turns
 from waterclock.errors import InvalidArgumentError
 from waterclock.urls import shown

@@ -1,14 +1,19 @@
-"""What message tables need that differs between the databases, as one interface. Each database has one file for it."""
+"""What message tables need that differs between the databases, as one base. Each database has a folder for it.
+
+A method here has the statement as one would write it; a database overrides those that it does not know or does badly.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.schema import CreateTable, DropTable
 
 from waterclock.database.backend import Backend
-from waterclock.tables.databases.changes import Changes
+from waterclock.tables.databases.changes import Changes, Polling
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.model.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
@@ -16,7 +21,7 @@ from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import IdItem
 
 
-class TableDialect(Protocol):
+class TableDialect(ABC):
     """One database's statements for message tables."""
 
     one_writer: bool
@@ -28,14 +33,17 @@ class TableDialect(Protocol):
     unacked_apart: bool
     """Whether, in a table with partitions, what is not acked has one of its own, which ``time_acked IS NULL`` tells."""
 
+    clock: str
+    """The start of the statement in SQL, ns, for what plain SQL leaves out."""
+
     @property
     def days(self) -> Days | None:
         """Partitions by day; None where the database has none."""
-        ...
+        return None
 
+    @abstractmethod
     def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
         """Give what the id's column needs so that the database generates ids; ``name`` is the table's."""
-        ...
 
     def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Make the SQL table with its defaults and indexes, so that plain SQL works with nothing of ours installed.
@@ -47,48 +55,55 @@ class TableDialect(Protocol):
         free
             Whether some of them are in none all the same.
         """
-        ...
+        self.create_bare(connection, rows)
+        self.equip(connection, rows, id_type, grouped=grouped, free=free)
 
+    def create_bare(self, connection: sa.Connection, rows: sa.Table) -> None:
+        """Make the SQL table with its defaults alone."""
+        for column in ("time_scheduled", "time_created"):
+            rows.c[column].server_default = sa.DefaultClause(sa.text(self.clock))
+        connection.execute(CreateTable(rows))
+
+    @abstractmethod
     def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Make the indexes and triggers of an SQL table that is there."""
-        ...
 
+    @abstractmethod
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
         """Give an SQL table of the user's what `create` makes but for `equip`; ``present`` are the columns it has."""
-        ...
 
+    @abstractmethod
     def type_remedy(self, table: str, column: str, wanted: str) -> str:
         """Say how a column of the user's gets another type."""
-        ...
 
     def drop(self, connection: sa.Connection, rows: sa.Table) -> None:
         """Remove the SQL table with what `create` made beside it."""
-        ...
+        connection.execute(DropTable(rows, if_exists=True))
 
+    @abstractmethod
     def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
         """Give ``count`` ids above ``above`` that no other caller gets."""
-        ...
 
+    @abstractmethod
     def insert_new(
         self, connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
     ) -> set[Any]:
         """Insert messages whose ids are new, and return those ids as the driver has them; ``now`` is the clock, ns."""
-        ...
 
     def smaller(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
         """Give the smaller of two values, which must not be NULL."""
-        ...
+        return sa.func.least(one, another, type_=sa.BigInteger)
 
+    @abstractmethod
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Say that ``column`` is one of the values in the list bound as ``name``."""
-        ...
 
     def computed_any_of(self, value: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Say that a value, which no index has, is one of those in the list bound as ``name``.
 
         It takes no longer for each row where the list is long.
         """
-        ...
+        return self.any_of(value, name)
 
     def any_key(
         self, table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], name: str
@@ -98,7 +113,8 @@ class TableDialect(Protocol):
         It goes down the key's index even where a database believes that few rows have ``value``. For rows that are only
         read, or that the transaction has locked: other rows may be left out where they change meanwhile.
         """
-        ...
+        del table  # the columns know it
+        return (columns[0] == value) & self.any_of(columns[1], name)
 
     def lock_keys(
         self,
@@ -118,11 +134,12 @@ class TableDialect(Protocol):
         skip_locked
             Whether to leave out those that another transaction has locked, instead of waiting for them.
         """
-        ...
+        chosen = sa.select(table).where(columns[0] == value, self.any_of(columns[1], name))
+        return chosen.order_by(columns[1]).with_for_update(skip_locked=skip_locked)
 
     def key_is(self, key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
         """Compare a row's key with a computed value, so that the row is looked up for any statistics."""
-        ...
+        return key == value
 
     def of_each(
         self,
@@ -136,14 +153,17 @@ class TableDialect(Protocol):
         They are looked up parent by parent, by an index that has them in this order, even where a database believes
         that there are hardly any of them.
         """
-        ...
+        del order  # the index has it
+        return sa.select(*columns).join_from(parents, columns[0].table, belongs)
 
     def run_both(
         self, connection: sa.Connection, one: sa.Update, another: sa.Update | sa.Delete, values: Mapping[str, Any]
     ) -> int:
         """Run two statements that change different rows and do not see each other; return the second's row count."""
-        ...
+        connection.execute(one, values)
+        return connection.execute(another, values).rowcount
 
+    @abstractmethod
     def claim(
         self,
         connection: sa.Connection,
@@ -161,16 +181,17 @@ class TableDialect(Protocol):
         now
             The clock, ns.
         """
-        ...
 
+    @abstractmethod
     def column_names(self, connection: sa.Connection, name: str) -> set[str]:
         """Name the columns that the SQL table has now; none where it is gone."""
-        ...
 
     def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
         """Say that a text is like a pattern, case by case; % and _ alone have a meaning in it."""
-        ...
+        # The backslash, which escapes there, escapes itself.
+        return column.like(sa.literal(pattern.replace("\\", "\\\\"), sa.String()))
 
     def changes(self, backend: Backend, name: str) -> Changes:
         """Watch the database for changes of the table of this name."""
-        ...
+        del backend, name
+        return Polling()
