@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,6 +86,22 @@ def test_no_error_shows_a_secret(url: str, tmp_path: Path, monkeypatch: pytest.M
             way()
         assert SECRET not in "".join(traceback.format_exception(raised.value))
         assert SECRET not in repr(raised.value)
+
+
+@pytest.mark.parametrize("text", [SECRET, f"./{SECRET}/d", f"{SECRET}?x", "s3cr3t", " s3cr3t\n", b"s3cr3t", 53_137])
+def test_what_is_no_url_at_all_may_be_a_password_alone(text: object) -> None:
+    for way in ways(text):  # pyright: ignore[reportArgumentType]  # a caller may give anything
+        with pytest.raises(wc.WaterclockError) as raised:
+            way()
+        said = "".join(traceback.format_exception(raised.value))
+        assert not [secret for secret in (SECRET, "s3cr3t", "53137") if f"'{secret}" in said or f"{secret}'" in said]
+    assert shown(text) == "***"
+
+
+def test_the_name_of_a_database_file_without_its_scheme_is_shown() -> None:
+    for name in ("factory.db", "data/factory.sqlite3", "C:\\data\\factory.db"):
+        with pytest.raises(wc.InvalidArgumentError, match=re.escape(repr(name))):
+            wc.connect(name)
 
 
 @pytest.mark.parametrize("url", SHAPES)

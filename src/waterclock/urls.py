@@ -45,6 +45,7 @@ _HARMLESS = {
 _WITHOUT_SERVER = ("sqlite", "file")
 _SCHEME = re.compile(r"([A-Za-z][\w+.-]*)://(.*)", re.DOTALL)
 _OTHER_SCHEME = re.compile(r"([A-Za-z][\w+.-]+):(?![\\/])", re.DOTALL)  # two letters at least: C: is a drive
+_DATABASE_FILE = re.compile(r"(?:[A-Za-z]:)?[\w./\\ -]+\.(?:db|db3|sqlite|sqlite3)", re.ASCII | re.IGNORECASE)
 _PORT = r"(?::\d*)?"
 _HOSTS = re.compile(rf"(?:\[[^\]]*\]|[^:\[\]]*?){_PORT}(?:,(?:\[[^\]]*\]|[^:\[\]]*?){_PORT})*")
 _PLAIN_VALUE = re.compile(r"[\w.,:/+ -]*")
@@ -147,6 +148,8 @@ def _shown_without_scheme(text: str) -> str:
     match = _OTHER_SCHEME.match(text)
     if match is not None and match[1].lower() not in _WITHOUT_SERVER:
         return f"{match[1]}:{_HIDDEN}"
+    if match is None and not _DATABASE_FILE.fullmatch(text):
+        return _HIDDEN if text else ""  # a word alone may be a password
     return _NAMED.sub(rf"\g<name>\g<is>{_HIDDEN}", _without_query(text))
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from waterclock.arrow import to_arrow
+from waterclock.cli import appending
 from waterclock.cli.app import DONE, FAILED, WRONG_USAGE, run
+from waterclock.cli.appending import AppendedFile, append_file
+from waterclock.cli.recognising import recognise
 from waterclock.connection import connect
 from waterclock.errors import UnavailableError
+from waterclock.message import Message
 from waterclock.topics.topic import Topic
 
 GOOD = 1_500
@@ -52,9 +58,7 @@ def test_after_a_bad_line_the_mended_file_goes_on_and_doubles_nothing(
     assert f"line {GOOD + 1}" in said
     assert "first 1000 messages are in" in said
     file.write_text("".join([*lines, line(GOOD)]))
-    producer = re.search(r"--producer (\S+)", said)
-    assert producer is not None
-    assert append("messages.jsonl", "--producer", producer[1]) == DONE
+    assert append("messages.jsonl") == DONE
     assert "appended 501 messages, 1000 were in already" in capsys.readouterr().err
     assert numbers(topic) == list(range(GOOD + 1))
 
@@ -68,6 +72,131 @@ def test_a_file_that_is_in_is_not_appended_twice_under_any_name(
     assert "appended 0 messages, 2 were in already" in capsys.readouterr().err
     assert append("one.jsonl", "--producer", "again") == DONE
     assert numbers(topic) == [1, 2, 1, 2]
+
+
+def write(lines: Iterable[str], name: str = "log.jsonl") -> None:
+    Path(name).write_text("".join(lines))
+
+
+@pytest.mark.parametrize("counts", [(1, 2, 3), (700, 2_300), (1_000, 1_000, 1_001), (700, 900, 8_200, 8_201)])
+def test_a_file_that_grows_goes_on_after_what_is_in(topic: Topic, counts: tuple[int, ...]) -> None:
+    for count in counts:
+        write(map(line, range(count)))
+        assert append("log.jsonl") == DONE
+    assert numbers(topic) == list(range(counts[-1]))
+
+
+def test_a_file_whose_last_line_is_still_being_written_goes_on_once_it_is_whole(topic: Topic) -> None:
+    whole = line(3)
+    for end, code in (("", DONE), (whole[:20], WRONG_USAGE), (whole.rstrip(), DONE), (whole + line(4), DONE)):
+        write([*map(line, range(3)), end])
+        assert append("log.jsonl") == code
+    assert numbers(topic) == list(range(5))
+
+
+def test_files_that_begin_with_the_same_message_are_appended_each_and_each_goes_on(topic: Topic) -> None:
+    for count in (2, 1_200):
+        for first in (100, 5_000, 9_000):
+            write([line(0), *(line(first + number) for number in range(count))], f"{first}.jsonl")
+            for _ in range(2):
+                assert append(f"{first}.jsonl") == DONE
+    expected = [number for first in (100, 5_000, 9_000) for number in (0, *range(first, first + 1_200))]
+    assert sorted(numbers(topic)) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("count", "changed", "says"),
+    [
+        (50, 20, "line 21"),
+        (2_500, 20, "line 21"),
+        (2_500, 2_400, "line 2401"),
+        (2_500, 2_499, "line 2500"),
+        (7_500, 20, "between its messages 1 and 4000"),  # of what came earlier only the checksum is kept
+        (7_500, 6_001, "line 6002"),
+    ],
+)
+def test_a_file_that_was_changed_where_it_is_in_is_refused_with_the_line(
+    topic: Topic, capsys: pytest.CaptureFixture[str], count: int, changed: int, says: str
+) -> None:
+    lines = [line(number) for number in range(count)]
+    write(lines)
+    assert append("log.jsonl") == DONE
+    if says.startswith("between"):
+        del lines[changed]
+    lines[changed] = line(99_999)
+    write([*lines, line(count)])
+    assert append("log.jsonl") == WRONG_USAGE
+    said = " ".join(capsys.readouterr().err.split())
+    assert says in said
+    assert "give it a --producer of its own" in said
+    assert numbers(topic) == list(range(count))
+    assert append("log.jsonl", "--producer", "another") == DONE
+
+
+@pytest.mark.parametrize(("left", "says"), [(1_200, "has fewer messages now"), (700, "or shorter"), (1, "shorter")])
+def test_a_file_that_became_shorter_than_what_is_in_is_refused(
+    topic: Topic, capsys: pytest.CaptureFixture[str], left: int, says: str
+) -> None:
+    for count in (1_200, 1_500):
+        write(map(line, range(count)))
+        assert append("log.jsonl") == DONE
+    write(map(line, range(left)))
+    assert append("log.jsonl") == WRONG_USAGE
+    assert says in capsys.readouterr().err
+    assert numbers(topic) == list(range(1_500))
+
+
+def test_a_line_that_is_in_and_is_no_message_any_more_is_an_error_that_says_so(
+    topic: Topic, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [line(number) for number in range(30)]
+    write(lines)
+    assert append("log.jsonl") == DONE
+    write([*lines[:9], "no message\n", *lines[9:]])
+    assert append("log.jsonl") == WRONG_USAGE
+    said = " ".join(capsys.readouterr().err.split())
+    assert "line 10" in said
+    assert "it was appended before" in said
+    assert numbers(topic) == list(range(30))
+
+
+def test_a_parquet_file_goes_on_where_it_was_broken_off(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [Message("press-01", "load", number, str(number).encode()) for number in range(2_500)]
+    pq.write_table(pa.Table.from_batches([to_arrow(messages)]), "messages.parquet")
+    with monkeypatch.context() as patch:
+        patch.setattr(appending, "append_entry", once(appending.append_entry))
+        assert append("messages.parquet") == FAILED
+    assert numbers(topic) == list(range(1_000))
+    for _ in range(2):
+        assert append("messages.parquet") == DONE
+    assert numbers(topic) == list(range(2_500))
+
+
+def once(kept: Callable[..., object]) -> Callable[..., object]:
+    """Let one call through; the next one finds the database away."""
+    calls: list[object] = []
+
+    def called(*arguments: object) -> object:
+        calls.append(arguments)
+        if len(calls) > 1:
+            raise UnavailableError("away")
+        return kept(*arguments)
+
+    return called
+
+
+def test_two_runs_of_one_file_at_a_time_append_it_once(topic: Topic) -> None:
+    write(map(line, range(1_500)))
+    first = recognise(topic, "log.jsonl")
+    assert append_file(topic, "log.jsonl", None).appended == 1_500
+    second = recognise(topic, "log.jsonl")
+    assert first is not None
+    assert second == (first.producer, 1_500)
+    assert first.before == 0
+    with pytest.MonkeyPatch.context() as patch:  # it looked before the other one had begun
+        patch.setattr(appending, "recognise", lambda *_: first)
+        assert append_file(topic, "log.jsonl", None) == AppendedFile(1_500, 0, 1_500, ())
+    assert numbers(topic) == list(range(1_500))
 
 
 def test_a_file_that_grew_goes_on_where_its_producer_is_named(topic: Topic) -> None:
@@ -102,18 +231,11 @@ def test_another_file_under_the_same_producer_is_refused(
 
 def test_a_run_that_the_database_broke_off_is_continued(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("messages.jsonl").write_text("".join(line(number) for number in range(3_500)))
-    kept: Callable[..., object] = Topic.append
-    calls: list[int] = []
-
-    def failing(self: Topic, messages: object, **options: object) -> object:
-        calls.append(len(calls))
-        if len(calls) == 3:
-            raise UnavailableError("away")
-        return kept(self, messages, **options)
-
-    monkeypatch.setattr(Topic, "append", failing)
-    assert append("messages.jsonl") == FAILED
-    assert numbers(topic) == list(range(2_000))
+    for count in (1_000, 2_000):
+        with monkeypatch.context() as patch:
+            patch.setattr(appending, "append_entry", once(appending.append_entry))
+            assert append("messages.jsonl") == FAILED
+        assert numbers(topic) == list(range(count))
     assert append("messages.jsonl") == DONE
     assert numbers(topic) == list(range(3_500))
 

@@ -50,6 +50,21 @@ def test_every_option_of_a_table_can_be_given(shell: Shell) -> None:
     assert not missing
 
 
+def test_the_info_of_a_table_says_whether_it_is_paused_and_until_when(orders: Shell) -> None:
+    def paused() -> tuple[bool, str | None]:
+        (info,) = orders.json("table", "info", "orders")
+        return info["paused"], info["paused_until"]
+
+    assert paused() == (False, None)
+    for until, shown in (("2100-01-01T00:00:00Z", "2100-01-01T00:00:00Z"), (None, "no end")):
+        orders("table", "pause", "orders", *(() if until is None else ("--until", until)))
+        assert paused() == (True, shown)
+    orders("table", "pause", "orders", "--until", "2001-01-01T00:00:00Z")
+    assert paused() == (False, None)
+    orders("table", "resume", "orders")
+    assert paused() == (False, None)
+
+
 def test_a_table_is_paused_and_resumed(orders: Shell) -> None:
     orders("table", "put", "orders", "tea")
     orders("table", "pause", "orders", "--until", "2100-01-01T00:00:00Z")

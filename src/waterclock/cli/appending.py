@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from waterclock.cli.recognising import Prefix, recognise
 from waterclock.errors import InvalidArgumentError, WaterclockError
-from waterclock.ingest.files import content_name, read_messages
+from waterclock.ingest.files import read_messages
 from waterclock.message import Message
 from waterclock.quoting import quoted
 from waterclock.topics.ahead import Rejected
-from waterclock.topics.producers import last_sequence, newest_numbers
+from waterclock.topics.appending import Appended, append_entry
+from waterclock.topics.entries import encode_entry
+from waterclock.topics.producers import last_sequence, newest_numbers, numbered
 from waterclock.topics.topic import Topic
 
 
@@ -45,28 +48,30 @@ def append_file(topic: Topic, file: str, producer: str | None) -> AppendedFile:
     file
         A path, or ``-`` for standard input.
     producer
-        The producer's name. None: the file's content; what can be read only once, such as standard input, has no
-        producer then and is appended whole.
+        The producer's name. None: the file is known by its messages (`waterclock.cli.recognising`); what can be read
+        only once, such as standard input, has no producer then and is appended whole.
 
     Raises
     ------
     WaterclockError
         What reading or appending raises, with how many messages are in and how to go on.
     """
-    name = content_name(file) if producer is None and file != "-" else producer
-    last = None if name is None else last_sequence(topic.storage, name)
-    before = 0 if last is None else last + 1
+    name, before = _known(topic, file) if producer is None else (producer, _appended_before(topic, producer))
     again = None if producer is None else _Again(topic, producer)
+    prefix = Prefix()
     passed = appended = 0
     rejected: list[Rejected] = []
     try:
         for chunk in read_messages(file):
             if again is not None:
                 again.compare(chunk, passed)
+            else:
+                for message in chunk:
+                    prefix.add(message)
             first = max(before, passed)
             new = chunk[first - passed :]
             if new:
-                done = topic.append(new, producer=name, sequence=None if name is None else first)
+                done = _append(topic, new, name, first, prefix.checksum if again is None else None)
                 appended += 0 if done.duplicate else done.count
                 rejected += [each._replace(index=first + each.index) for each in done.rejected]
             passed += len(chunk)
@@ -75,6 +80,25 @@ def append_file(topic: Topic, file: str, producer: str | None) -> AppendedFile:
     if again is not None:
         again.finish()
     return AppendedFile(passed, appended, passed - appended - len(rejected), tuple(rejected))
+
+
+def _known(topic: Topic, file: str) -> tuple[str | None, int]:
+    recognised = recognise(topic, file)
+    return (None, 0) if recognised is None else recognised
+
+
+def _appended_before(topic: Topic, producer: str) -> int:
+    last = last_sequence(topic.storage, producer)
+    return 0 if last is None else last + 1
+
+
+def _append(topic: Topic, messages: list[Message], name: str | None, first: int, checksum: int | None) -> Appended:
+    """Append messages of a file; with them a checksum of the file up to their end, where there is one to keep."""
+    if name is None or checksum is None:
+        return topic.append(messages, producer=name, sequence=None if name is None else first)
+    storage = topic.storage
+    entry = encode_entry(messages, storage.backend.now_about, storage.ahead)
+    return append_entry(storage, entry, numbered(name, first, None, entry.given, checksum))
 
 
 class _Again:
@@ -119,4 +143,4 @@ def _how_far(count: int, rejected: int, producer: str | None) -> str:
         all_in += f", but for {rejected} that were rejected"
     if producer is None:
         return f"{all_in}: go on after them"
-    return f"{all_in}: put it right, and go on after them with --producer {producer}"
+    return f"{all_in}: put it right and append it again, and it goes on after them"

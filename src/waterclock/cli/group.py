@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App
 
 from waterclock.cli.common import Common
-from waterclock.cli.output import Output, span
+from waterclock.cli.output import Output, pause_end, span
 from waterclock.time import MAX_NS, format_time
 
 if TYPE_CHECKING:
@@ -190,6 +190,5 @@ def _row(info: GroupInfo) -> dict[str, Any]:
     row["group"] = info.group or ""
     row["head_age"] = span(info.head_age)
     row["due_at"] = None if info.due_at in (None, MAX_NS) else format_time(info.due_at or 0)
-    paused = info.paused_until
-    row["paused_until"] = "no end" if paused == MAX_NS else None if paused is None else format_time(paused)
+    row["paused_until"] = pause_end(info.paused_until)
     return row

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from waterclock.time import format_duration, format_time
+from waterclock.time import MAX_NS, format_duration, format_time
 
 if TYPE_CHECKING:
     from waterclock.message import Message
@@ -40,6 +40,11 @@ class Span:
 def span(ns: int | None) -> Span | None:
     """Give a length of time as output takes it; None stays None."""
     return None if ns is None else Span(ns)
+
+
+def pause_end(until: int | None) -> str | None:
+    """Give the end of a pause as output takes it; None: there is no pause."""
+    return None if until is None else "no end" if until == MAX_NS else format_time(until)
 
 
 class Output:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from waterclock.cli.common import Common
-from waterclock.cli.output import span
+from waterclock.cli.output import pause_end, span
 from waterclock.cli.table_options import ChangingOptions, shown
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
@@ -111,9 +111,15 @@ def info(name: str, /, *, common: Common = Common()) -> None:
             "name": name,
             **asdict(table_stats),
             "oldest_age": span(table_stats.oldest_age),
+            **_pause(table),
             **shown(table.options),
         }
         common.output.facts(facts)
+
+
+def _pause(table: MessageTable) -> dict[str, Any]:
+    until = table.paused_until
+    return {"paused": until is not None, "paused_until": pause_end(until)}
 
 
 @app.command

@@ -136,8 +136,8 @@ def append(
     file
         Where the messages are, a line each: {"source": "a", "stream": "load", "event_time": "…Z", "payload": "17"}.
     producer
-        The producer's name; what it appended before, counted from the first message of the file, is passed over. A
-        file's content unless given. Standard input is appended whole unless it is given.
+        The producer's name; what it appended before, counted from the first message of the file, is passed over. Unless
+        given, a file is known by the messages with which it begins, and standard input is appended whole.
     """
     from waterclock.cli.appending import append_file
 

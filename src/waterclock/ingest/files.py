@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
@@ -89,7 +88,14 @@ def message_from_json(fields: object) -> Message:
 
 
 def read_messages(path: str | Path) -> Iterator[list[Message]]:
-    """Read a file of messages in chunks of at most `CHUNK`.
+    """Read a file of messages in chunks of at most `CHUNK`; what is given and raised is as of `numbered_messages`."""
+    messages = numbered_messages(path)
+    while chunk := [message for _, message in islice(messages, CHUNK)]:
+        yield chunk
+
+
+def numbered_messages(path: str | Path) -> Iterator[tuple[int, Message]]:
+    """Read a file of messages, each with the number of its line, from 1; in Parquet with its own.
 
     Parameters
     ----------
@@ -115,24 +121,20 @@ def read_messages(path: str | Path) -> Iterator[list[Message]]:
     if not found:
         raise NotFoundError(f"there is no file {quoted(str(path))}")
     if path.suffix == ".parquet":
-        yield from _read_parquet(path)
+        yield from enumerate(_read_parquet(path), start=1)
         return
     with _opened(path) as lines:
-        numbered = enumerate(lines, start=1)
-        while chunk := [_parse_line(path, number, line) for number, line in islice(_not_blank(numbered), CHUNK)]:
-            yield chunk
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield number, _parse_line(path, number, line)
 
 
-def content_name(path: str | Path) -> str | None:
-    """Name a file by its content, for the producer that appends it; None where it can be read only once."""
-    path = Path(path)
+def can_be_read_again(path: str | Path) -> bool:
+    """Say whether a path is a file, which reads the same again, and not a pipe such as standard input."""
     try:
-        if not path.is_file():
-            return None
+        return str(path) != "-" and Path(path).is_file()
     except OSError:
-        return None  # no name for a file at all, as reading it says
-    with _opened(path) as file:
-        return f"file-{hashlib.file_digest(file, 'sha256').hexdigest()[:32]}"
+        return False  # no name for a file at all, as reading it says
 
 
 def _opened(path: Path) -> BufferedReader:
@@ -140,10 +142,6 @@ def _opened(path: Path) -> BufferedReader:
         return path.open("rb")
     except OSError as error:
         raise UnavailableError(f"cannot read {path}: {error.strerror}") from None
-
-
-def _not_blank(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    return ((number, line) for number, line in lines if line.strip())
 
 
 def _parse_line(path: Path, number: int, line: bytes) -> Message:
@@ -163,16 +161,16 @@ def _parse_line(path: Path, number: int, line: bytes) -> Message:
     return message
 
 
-def _read_parquet(path: Path) -> Iterator[list[Message]]:
+def _read_parquet(path: Path) -> Iterator[Message]:
     with _opened(path) as opened:
         yield from _messages_of(path, opened)
 
 
-def _messages_of(path: Path, opened: BufferedReader) -> Iterator[list[Message]]:
+def _messages_of(path: Path, opened: BufferedReader) -> Iterator[Message]:
     try:
         with pq.ParquetFile(opened, page_checksum_verification=True) as file:
             for batch in file.iter_batches(CHUNK):
-                yield from_arrow(as_message_columns(batch))
+                yield from from_arrow(as_message_columns(batch))
     except (pa.ArrowException, OSError) as error:
         raise SchemaError(f"{path} is not Parquet, or cannot be read: {error}") from None
     except WaterclockError as error:

@@ -72,6 +72,13 @@ class MessageTable:
         """The table's options, durations in ns; another process's changes show after a second."""
         return self._row.now().options
 
+    @property
+    def paused_until(self) -> int | None:
+        """When the table's pause ends, ns; None: it is not paused. A pause without an end has the largest time."""
+        context = self._row.now()
+        until = context.paused_until
+        return None if until is None or until <= context.backend.now() else until
+
     @classmethod
     def create(
         cls,

@@ -154,12 +154,21 @@ def last_sequence(storage: Storage, name: str) -> int | None:
     return None if numbering is None else numbering.last
 
 
+def producers_named(storage: Storage, prefix: str) -> dict[str, Numbering]:
+    """Give what is known of the producers whose names begin so, by their names."""
+    chosen = sa.select(*_READ.selected_columns, producers.c.name).where(*_begins(storage, prefix))
+    with storage.backend.snapshot() as connection:
+        return {name: Numbering.read(*row) for *row, name in connection.execute(chosen)}
+
+
 def forget_producers(storage: Storage, prefix: str) -> int:
     """Forget the producers whose names begin so, and with them what they appended; give how many."""
-    chosen = sa.delete(producers).where(
-        producers.c.topic_id == storage.topic_id, producers.c.name.startswith(prefix, autoescape=True)
-    )
+    chosen = sa.delete(producers).where(*_begins(storage, prefix))
     return storage.backend.transact(lambda connection: connection.execute(chosen).rowcount)
+
+
+def _begins(storage: Storage, prefix: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return producers.c.topic_id == storage.topic_id, producers.c.name.startswith(prefix, autoescape=True)
 
 
 def _key(storage: Storage, name: str) -> dict[str, Any]:

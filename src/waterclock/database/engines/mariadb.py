@@ -52,10 +52,12 @@ _REFUSALS = {
 _NO_SPACE_LEFT = re.compile(r"\b28\b")
 _FORBIDDEN = {
     1044,  # denied for the database
+    1045,  # denied for the user, with this password or without one
     1142,  # denied for the table
     1143,  # denied for a column
     1227,  # denied for want of a privilege of the server
     1370,  # denied for a routine
+    1698,  # denied for the user, who has to be known in another way
 }
 _ESCAPED = "\0\n\r\x1a\"'\\"
 _REST_OF_PACKET = 65_536  # bytes for the rest of the statement
@@ -134,7 +136,7 @@ class MariadbDialect:
         return _code(error) in _OUT_OF_TIME
 
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
-        """Denied for the database, a table, a column or a routine, or for want of a privilege of the server."""
+        """Denied for the user, the database, a table, a column or a routine, or for want of a server's privilege."""
         return _code(error) in _FORBIDDEN
 
     @contextmanager

@@ -11,6 +11,7 @@ from sqlalchemy import event, exc
 from waterclock.database.direct import Frame
 from waterclock.database.engines.engine_dialect import BROKEN, FULL, READ_ONLY
 from waterclock.database.engines.pool import ping_after_idling
+from waterclock.database.engines.postgresql_sign_in import state_of_refusal
 
 _IDLE = 0  # psycopg's TransactionStatus.IDLE: the driver need not be there for other databases
 _MIGRATION_LOCK = 0x57A7E2C10C4  # any number, the same for every Waterclock
@@ -34,6 +35,11 @@ _TRANSIENT = {
 _OUT_OF_TIME = {
     "55P03",  # lock_not_available
     "57014",  # query_canceled
+}
+_FORBIDDEN = {
+    "28000",  # invalid_authorization_specification
+    "28P01",  # invalid_password
+    "42501",  # insufficient_privilege
 }
 _REFUSALS = {
     "25006": READ_ONLY,  # read_only_sql_transaction
@@ -107,8 +113,11 @@ class PostgresqlDialect:
         return getattr(error.orig, "sqlstate", None) in _OUT_OF_TIME
 
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
-        """insufficient_privilege."""
-        return getattr(error.orig, "sqlstate", None) == "42501"
+        """insufficient_privilege, or a user who may not connect: with this password, or at all."""
+        state = getattr(error.orig, "sqlstate", None)
+        if state is None and isinstance(error, exc.OperationalError) and error.statement is None:
+            state = state_of_refusal(error.orig)
+        return state in _FORBIDDEN
 
     def lock_wait(self, connection: sa.Connection, seconds: float) -> AbstractContextManager[object]:
         """Set lock_timeout until the transaction ends."""

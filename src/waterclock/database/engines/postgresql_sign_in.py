@@ -1,0 +1,63 @@
+"""Why PostgreSQL refused a user: the state of its answer, of which libpq gives only a text in the server's language."""
+
+from __future__ import annotations
+
+import re
+import select
+import tempfile
+import time
+from typing import Any
+
+_SECONDS = 5.0
+_CODE = re.compile(rb'\tErrorResponse\t.*? C "([0-9A-Z]{5})"')
+
+
+def state_of_refusal(error: Any) -> str | None:
+    """Ask the server once more, and read the state (SQLSTATE) of its answer off the wire.
+
+    The text of the answer is in the language that the server is set to, and the driver has nothing else of it.
+
+    Parameters
+    ----------
+    error
+        The driver's, of a connection that could not be opened.
+
+    Returns
+    -------
+    str | None
+        None where the server did not come to look at the password, or gives another answer now, and where the driver
+        or the system cannot listen.
+    """
+    failed = getattr(error, "pgconn", None)
+    if failed is None or not (failed.used_password or failed.needs_password):
+        return None
+    from psycopg import Error, pq  # noqa: PLC0415  # the driver need not be there for other databases
+    from psycopg.conninfo import make_conninfo  # noqa: PLC0415
+
+    options = {option.keyword.decode(): option.val.decode() for option in failed.info if option.val is not None}
+    with tempfile.TemporaryFile() as heard:  # it ends with its handle, and is in no folder
+        try:
+            connection = pq.PGconn.connect_start(make_conninfo(**options).encode())
+            try:
+                connection.trace(heard.fileno())
+                _wait(connection, pq)
+                connection.untrace()  # which writes the last of it
+            finally:
+                connection.finish()
+        except (Error, OSError, ValueError):
+            return None
+        heard.seek(0)
+        codes = _CODE.findall(heard.read())
+    return codes[-1].decode() if codes else None
+
+
+def _wait(connection: Any, pq: Any) -> None:
+    give_up_at = time.monotonic() + _SECONDS
+    while connection.status != pq.ConnStatus.BAD and (left := give_up_at - time.monotonic()) > 0:
+        step = connection.connect_poll()
+        if step == pq.PollingStatus.READING:
+            select.select([connection.socket], [], [], left)
+        elif step == pq.PollingStatus.WRITING:
+            select.select([], [connection.socket], [], left)
+        else:
+            return
