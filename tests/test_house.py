@@ -14,6 +14,9 @@ TESTS = Path(__file__).parent
 FACES = {"waterclock", "waterclock.spark", "waterclock.cli"}
 """The packages whose names are public, and come from files inside."""
 
+WAITED_FOR = {"self._changed", "self._event", "self._has_it", "self._stopped", "changed"}
+"""Events and conditions of ours; what else has a method of this name waits through them, or is a process."""
+
 
 @cache
 def modules() -> dict[str, ast.Module]:
@@ -42,3 +45,33 @@ def test_a_name_is_imported_from_the_file_that_makes_it() -> None:
         if module not in FACES and name in passed_on.get(module, ()) and f"{module}.{name}" not in modules()
     ]
     assert not found
+
+
+def test_only_moments_read_how_much_time_passes_and_wait() -> None:
+    clocks = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep"}
+    found = [
+        f"{module}:{node.lineno}: {ast.unparse(node)}"
+        for module, tree in modules().items()
+        if module != "waterclock.moments"
+        for node in ast.walk(tree)
+        if _reads_a_clock(node, clocks) or _waits(node)
+    ]
+    assert not found
+
+
+def _reads_a_clock(node: ast.AST, clocks: set[str]) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module in ("time", "select")
+    return isinstance(node, ast.Attribute) and ast.unparse(node) in {f"time.{name}" for name in clocks} | {
+        "select.poll"
+    }
+
+
+def _waits(node: ast.AST) -> bool:
+    """Whether it waits for another thread by itself: an event or a condition, or a lock for some time."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+        return False
+    own = ast.unparse(node.func.value)
+    if node.func.attr in ("wait", "wait_for"):
+        return own in WAITED_FOR
+    return node.func.attr == "acquire" and own != "moments" and any(word.arg == "timeout" for word in node.keywords)

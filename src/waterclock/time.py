@@ -52,11 +52,6 @@ def system_clock() -> int:
     return time.time_ns()
 
 
-def monotonic_clock() -> float:
-    """Read the seconds that pass, from a clock that is never set back. Tells how long, never when."""
-    return time.monotonic()
-
-
 def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
     """Turn what a user wrote for a point in time into int nanoseconds since the epoch, UTC.
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import gc
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.moments import SteppedHeartbeat, later_each_time
 
 from waterclock.connection import Database
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.errors import UnavailableError
 from waterclock.tables.consumers import heartbeat
-from waterclock.tables.consumers.heartbeat import Heartbeat, heartbeat_of
+from waterclock.tables.consumers.heartbeat import Heartbeat
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
@@ -34,7 +34,7 @@ def exclusive(make_table: Callable[..., MessageTable]) -> MessageTable:
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Heartbeat:
     """A heartbeat for which everything is due, and which beats when a test asks it to."""
-    made = Heartbeat(lambda: time.monotonic_ns() + HOUR, beats=False)
+    made = SteppedHeartbeat(later_each_time(HOUR))
     for module in ("consumer_heartbeat", "delivery", "subscription"):
         monkeypatch.setattr(f"waterclock.tables.consumers.{module}.heartbeat_of", lambda _backend: made)
     return made
@@ -190,7 +190,7 @@ def test_a_table_whose_leases_cannot_be_extended_holds_up_no_other(
     make_table: Callable[..., MessageTable], clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faulty, sound = make_table("faulty"), make_table("sound")
-    made = Heartbeat(lambda: time.monotonic_ns() + HOUR, beats=False)
+    made = SteppedHeartbeat(later_each_time(HOUR))
     extend_all = heartbeat.acking.extend_all
 
     def fail_for_one(context: Any, *arguments: Any) -> Any:
@@ -223,10 +223,9 @@ def test_a_forked_process_does_not_beat_for_the_one_it_came_from(
     exclusive.put("a1", group="a")
     with exclusive.subscribe("x") as deliveries:
         next(deliveries)
-        before, own = lease_until(database, "x"), heartbeat_of(database.backend)
+        before = lease_until(database, "x")
         clock.move("20s")
         with monkeypatch.context() as patch:
             patch.setattr(os, "getpid", lambda: -1)
             later.beat()
             assert lease_until(database, "x") == before
-            assert heartbeat_of(database.backend) is not own

@@ -146,15 +146,15 @@ def test_associations_are_rows_that_another_process_sees(
     assert elsewhere.groups.info("a").owner == "x"
 
 
-def test_two_processes_cannot_go_by_one_name_at_a_time(
-    exclusive: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+def test_two_sessions_cannot_go_by_one_name_at_a_time(
+    exclusive: MessageTable, connect: Callable[..., Database], clock: MovableClock
 ) -> None:
     put(exclusive, "a1", "a2")
     exclusive.receive(1, consumer="x")
-    monkeypatch.setattr("waterclock.tables.groups.consumers.this_session", lambda: 7)
-    assert exclusive.receive(consumer="x") == []
+    elsewhere = connect(clock=clock).table("orders")
+    assert elsewhere.receive(consumer="x") == []
     clock.move("30s")
-    assert names(exclusive.receive(consumer="x")) == ["a1", "a2"]
+    assert names(elsewhere.receive(consumer="x")) == ["a1", "a2"]
 
 
 def test_max_groups_limits_what_a_consumer_has(exclusive: MessageTable) -> None:

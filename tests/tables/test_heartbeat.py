@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
+from tests.moments import SteppedHeartbeat
 
 from waterclock.connection import Database
+from waterclock.database.backend import Backend
 from waterclock.errors import LeaseLostError
 from waterclock.tables.consumers import heartbeat
-from waterclock.tables.consumers.heartbeat import Heartbeat, beat_after
+from waterclock.tables.consumers.heartbeat import beat_after
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
@@ -34,7 +36,7 @@ class Pulse:
         self.clock = clock
         self.began = clock.now
         self.base = time.monotonic_ns()
-        self.heartbeat = Heartbeat(lambda: self.base + clock.now - self.began, beats=False)
+        self.heartbeat = SteppedHeartbeat(lambda: self.base + clock.now - self.began)
 
     def pass_time(self, duration: str) -> None:
         """Let time pass, and the heartbeat do what becomes due."""
@@ -169,11 +171,14 @@ def test_one_thread_beats_for_all_and_ends_when_it_has_nothing_to_hold(
     assert table.stats().acked == 2
 
 
-def test_a_heartbeat_does_not_keep_a_database_alive(database: Database) -> None:
-    backend = weakref.ref(database.backend)
-    assert heartbeat.heartbeat_of(database.backend) is heartbeat.heartbeat_of(database.backend)
-    assert backend() in heartbeat._heartbeats
+def test_a_heartbeat_does_not_keep_a_database_alive(sqlite_url: str) -> None:
+    backend = Backend(sqlite_url)
+    assert heartbeat.heartbeat_of(backend) is heartbeat.heartbeat_of(backend)
+    gone = weakref.ref(backend)
+    backend.close()
+    del backend
     gc.collect()
+    assert gone() is None
 
 
 WORKER = Path(__file__).parent / "worker.py"

@@ -5,7 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import event
+from tests.moments import ReadFrom
 
+from waterclock import moments
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.catalogue import table_row
@@ -115,11 +117,10 @@ def test_a_subscriber_can_limit_itself(orders: MessageTable) -> None:
     context = orders._context
     changes = context.sql.changes(context.backend, "orders")
     request = Request("me")
-    deliveries = Subscription(
-        orders._row, orders._callers, changes, request, 10, rate=Rate.of(20), clock=lambda: now[0]
-    )
+    with moments.replaced(ReadFrom(lambda: now[0])):
+        deliveries = Subscription(orders._row, orders._callers, changes, request, 10, rate=Rate.of(20))
     deliveries._stop = Sleep()
-    with deliveries:
+    with moments.replaced(ReadFrom(lambda: now[0])), deliveries:
         for _ in range(4):
             next(deliveries).ack()
     assert slept == [pytest.approx(0.05), pytest.approx(0.05)]

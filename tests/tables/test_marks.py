@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Generator
 from types import SimpleNamespace
 
 import pytest
 
+from waterclock import moments
 from waterclock.tables.model.claim import (
     LONG_WALK,
     LOOK_BACK_AT_LEAST,
@@ -15,12 +17,18 @@ from waterclock.tables.model.claim import (
 )
 
 
-class Clock:
+class Clock(moments.Moments):
     def __init__(self) -> None:
         self.now = 0.0
 
-    def __call__(self) -> float:
-        return self.now
+    def monotonic_ns(self) -> int:
+        return round(self.now * 1_000_000_000)
+
+
+@pytest.fixture
+def clock() -> Generator[Clock]:
+    with moments.replaced(made := Clock()):
+        yield made
 
 
 def claimed(priority: int, time_next: int) -> Claimed:
@@ -28,7 +36,7 @@ def claimed(priority: int, time_next: int) -> Claimed:
 
 
 def test_marks_are_where_the_last_claim_stopped_in_each_priority() -> None:
-    marks = Marks(Clock())
+    marks = Marks()
     marks.advance([claimed(9, 5), claimed(9, 7), claimed(0, 3)])
     assert marks.now() == {9: 7, 0: 3}
     marks.advance([claimed(0, 4)])
@@ -37,9 +45,8 @@ def test_marks_are_where_the_last_claim_stopped_in_each_priority() -> None:
     assert marks.now() == {}
 
 
-def test_marks_are_given_up_after_a_second_even_where_claims_go_on() -> None:
-    clock = Clock()
-    marks = Marks(clock)
+def test_marks_are_given_up_after_a_second_even_where_claims_go_on(clock: Clock) -> None:
+    marks = Marks()
     for _ in range(3):
         marks.advance([claimed(0, 5)])
         clock.now += LOOK_BACK_EVERY / 2
@@ -56,9 +63,10 @@ def test_marks_are_given_up_after_a_second_even_where_claims_go_on() -> None:
         (600.0, LOOK_BACK_AT_LEAST),
     ],
 )
-def test_a_look_from_the_first_message_that_takes_long_comes_less_often(took: float, every: float) -> None:
-    clock = Clock()
-    marks = Marks(clock)
+def test_a_look_from_the_first_message_that_takes_long_comes_less_often(
+    clock: Clock, took: float, every: float
+) -> None:
+    marks = Marks()
     clock.now += 100  # no claim for a while
     assert marks.now() == {}
     clock.now += took
@@ -69,9 +77,8 @@ def test_a_look_from_the_first_message_that_takes_long_comes_less_often(took: fl
     assert marks.now() == {}
 
 
-def test_a_look_that_became_quick_again_comes_every_second_again() -> None:
-    clock = Clock()
-    marks = Marks(clock)
+def test_a_look_that_became_quick_again_comes_every_second_again(clock: Clock) -> None:
+    marks = Marks()
     for took in (1.0, 0.001):
         marks.forget()
         assert marks.now() == {}
@@ -81,9 +88,8 @@ def test_a_look_that_became_quick_again_comes_every_second_again() -> None:
     assert marks.now() == {}
 
 
-def test_a_claim_that_began_at_a_mark_is_not_taken_for_a_look_from_the_first_message() -> None:
-    clock = Clock()
-    marks = Marks(clock)
+def test_a_claim_that_began_at_a_mark_is_not_taken_for_a_look_from_the_first_message(clock: Clock) -> None:
+    marks = Marks()
     marks.now()
     marks.advance([claimed(0, 5)])
     clock.now += LOOK_BACK_EVERY / 2
@@ -95,7 +101,7 @@ def test_a_claim_that_began_at_a_mark_is_not_taken_for_a_look_from_the_first_mes
 
 
 def walks_after(*walks: float) -> Walks:
-    made = Walks(Clock())
+    made = Walks()
     for seconds in (9.0, *walks):  # the first of each is not counted
         made.walked(seconds)
     made.asked(9.0)

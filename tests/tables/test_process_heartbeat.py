@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
+from tests.moments import ReadFrom, SteppedHeartbeat, later_each_time
 
+from waterclock import moments
 from waterclock.connection import Database
 from waterclock.database.table_catalogue import heartbeats
 from waterclock.errors import UnavailableError
-from waterclock.tables.consumers.heartbeat import Heartbeat
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.process_heartbeat import BEAT_EVERY, LASTS, RATE_SECONDS, Lately, process_heartbeat
 
@@ -45,7 +46,7 @@ def test_two_subscriptions_count_as_two_and_when_one_is_closed_as_one_everywhere
 def test_a_subscription_counts_for_as_long_as_it_is_open_whether_it_is_asked_or_not(
     orders: MessageTable, elsewhere: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heartbeat = Heartbeat(lambda: time.monotonic_ns() + BEAT_EVERY, beats=False)
+    heartbeat = SteppedHeartbeat(later_each_time(BEAT_EVERY))
     monkeypatch.setattr("waterclock.tables.consumers.subscription.heartbeat_of", lambda _backend: heartbeat)
     with elsewhere.subscribe():
         for _ in range(4):
@@ -116,9 +117,8 @@ def test_a_process_that_only_receives_says_so_every_ten_seconds(
     orders.put_many([{"payload": str(number)} for number in range(9)])
     with statements(database) as seen:
         orders.receive(4)
-        own = process_heartbeat(orders.context)
-        own._clock = lambda: time.monotonic_ns() + BEAT_EVERY
-        orders.receive(2)
+        with moments.replaced(ReadFrom(lambda: time.monotonic_ns() + BEAT_EVERY)):
+            orders.receive(2)
         orders.receive(3)
     assert sum(f"INSERT INTO {heartbeats.name}" in text for text, _ in seen) == 1
     # The others hear of what was taken until then.

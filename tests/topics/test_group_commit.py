@@ -382,13 +382,13 @@ def test_a_topic_without_appends_costs_nothing(make_sqlite_topic: MakeTopic) -> 
     for topic in topics:
         topic.append(published([1]))
     backend = topics[0].storage.backend
-    assert not group_commit._lines._of[backend]
+    assert not group_commit._lines.of(backend)._of
 
 
 def test_a_process_that_is_forked_in_the_middle_of_a_group_can_append(gate: Gate, sqlite_topic: Topic) -> None:
     waiting = [gate.append(number) for number in range(3)]
     backend, topic_id = sqlite_topic.storage.backend, sqlite_topic.storage.topic_id
-    with group_commit._lines._lock:  # also where another thread holds this one
+    with group_commit._lines.of(backend)._lock:  # also where another thread holds this one
         child = os.fork()
         if child == 0:
             signal.alarm(PATIENCE)

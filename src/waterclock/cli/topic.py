@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from waterclock import moments
 from waterclock.cli.common import Common
 from waterclock.cli.output import span
 from waterclock.errors import UnavailableError, WaterclockError
@@ -205,7 +205,7 @@ def read(
             following = _behind(message)
         while follow:
             sys.stdout.flush()
-            time.sleep(FOLLOW_EVERY)
+            moments.sleep(FOLLOW_EVERY)
             for message in topic.read(following or Position(0, 0, 0)):
                 output.message(message)
                 following = _behind(message)

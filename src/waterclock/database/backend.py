@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import secrets
 import threading
-import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property, partial
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from waterclock import moments
 from waterclock.database.direct import DirectPool
 from waterclock.database.engines.engine_dialect import EngineDialect
 from waterclock.database.engines.mariadb import MariadbDialect
@@ -35,6 +37,7 @@ _T = TypeVar("_T")
 
 _FIRST_PAUSE = 0.001
 _READING_LASTS = 1_000_000_000  # ns
+_SESSION_BITS = 63  # of a bigint, without its sign
 
 _DIALECTS: dict[str, type[EngineDialect]] = {
     "sqlite": SqliteDialect,
@@ -70,6 +73,8 @@ class Backend:
         What differs on this database.
     engine
         For callers who run statements of their own.
+    session
+        A number that no other opening of a database has, in this process or in another.
     """
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
@@ -88,6 +93,7 @@ class Backend:
         except (exc.ArgumentError, TypeError, ValueError) as error:
             raise self._wrong_url(error) from None
         self._patience = threading.local()
+        self._sessions = (os.getpid(), secrets.randbits(_SESSION_BITS))
         self._when_closed: set[Callable[[Backend], object]] = set()
         self._turns = self.dialect.turns(self.url)
         self._writer = self.dialect.writer(self.engine)
@@ -121,6 +127,13 @@ class Backend:
         except RefusedError as error:
             self.engine.dispose()
             raise UnavailableError(f"cannot open {self.name}: {error}") from error.__cause__
+
+    @property
+    def session(self) -> int:
+        """See above; a process that was forked has another one."""
+        if self._sessions[0] != os.getpid():
+            self._sessions = (os.getpid(), secrets.randbits(_SESSION_BITS))
+        return self._sessions[1]
 
     def said(self, error: BaseException) -> str:
         """Give what the driver said in an error, without what is secret in the URL."""
@@ -196,7 +209,7 @@ class Backend:
 
     def _run(self, begin: Callable[[], AbstractContextManager[Any]], work: Callable[[Any], _T]) -> _T:
         patience: float = getattr(self._patience, "seconds", BUSY_TIMEOUT)
-        give_up_at = time.monotonic() + patience
+        give_up_at = moments.monotonic() + patience
         with ExitStack() as turn:
             if self._turns is not None:
                 turn.enter_context(self._turns.turn(patience))
@@ -208,7 +221,7 @@ class Backend:
                 except FAILURES as error:
                     if not self._may_pass(error):
                         raise self._failure(error, f"{self.name} cannot be written to") from self.cause(error)
-                    left = give_up_at - time.monotonic()
+                    left = give_up_at - moments.monotonic()
                     if left <= 0:
                         was = f"{self.name} was busy or away for {patience:g} s"
                         raise self._failure(error, was) from self.cause(error)
@@ -216,7 +229,7 @@ class Backend:
                     turn.close()
                     turn.enter_context(self._turns.turn(left, with_others=True))
                 # Jitter, so that writers who met do not meet again.
-                time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  # not a secret
+                moments.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  # not a secret
                 pause = min(pause * 2, self.dialect.longest_pause)
 
     def _may_pass(self, error: Exception) -> bool:
@@ -286,9 +299,9 @@ class Backend:
         if self._clock is not None:
             return self._clock()
         read_at, now = self._reading
-        since = time.monotonic_ns() - read_at
+        since = moments.monotonic_ns() - read_at
         if since > _READING_LASTS:
-            began = time.monotonic_ns()
+            began = moments.monotonic_ns()
             self._reading = (began, self.now())
             return self._reading[1]
         return now + since

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from waterclock import moments
 
 try:
     import fcntl
@@ -62,7 +63,7 @@ class Turns:
         with_others
             Whether another process is known to write: then the file for its turns is made where there is none.
         """
-        give_up_at = time.monotonic() + min(seconds, LONGEST_WAIT)
+        give_up_at = moments.monotonic() + min(seconds, LONGEST_WAIT)
         is_first = self._come_first(give_up_at)
         file = None
         try:
@@ -83,7 +84,7 @@ class Turns:
             asleep.acquire()
             self._waiting.append(asleep)
         try:
-            if asleep.acquire(timeout=max(give_up_at - time.monotonic(), 0)):
+            if moments.acquire(asleep, max(give_up_at - moments.monotonic(), 0)):
                 return True
         except BaseException:
             if not self._give_up(asleep):
@@ -165,7 +166,7 @@ class _Wait:
     def until(self, give_up_at: float) -> bool:
         """Wait; False where it took too long, and then the lock is given back when it comes."""
         try:
-            if self._has_it.wait(max(give_up_at - time.monotonic(), 0)):
+            if moments.wait(self._has_it, max(give_up_at - moments.monotonic(), 0)):
                 return True
         except BaseException:
             self._give_up()

@@ -9,11 +9,11 @@ import copy
 import secrets
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
+from waterclock.database.kept import Kept
 from waterclock.database.topic_catalogue import entries, topics
 from waterclock.errors import InvalidArgumentError, RefusedError, WaterclockError
 from waterclock.message import Position
@@ -39,7 +39,6 @@ _FIND_TOKEN = sa.select(entries.c.ledger, entries.c.entry).where(
 
 
 _COUNTED = [topics.c[name] for name in COUNTER_COLUMNS]
-_locking_statements: WeakKeyDictionary[Backend, sa.Select[Any]] = WeakKeyDictionary()
 
 
 class Appended(NamedTuple):
@@ -149,7 +148,7 @@ def _fail_all(group: Sequence[_Append], error: WaterclockError) -> None:
 
 
 def _write(storage: Storage, connection: Any, group: Sequence[_Append]) -> list[Appended | WaterclockError]:
-    row = connection.execute(_locking(storage.backend), {"topic": storage.topic_id}).first()
+    row = connection.execute(_locking_statements.of(storage.backend), {"topic": storage.topic_id}).first()
     storage.present(row)
     now, counter = row[0], Counter.of_row(dict(zip(COUNTER_COLUMNS, row[1:], strict=True)))
     known = Producers(storage, connection)
@@ -225,14 +224,14 @@ def _row(storage: Storage, counter: Counter, following: Counter, append: _Append
 
 
 def _locking(backend: Backend) -> sa.Select[Any]:
-    """Give what locks the topic's row and reads its counter; one object for each database, compiled once."""
-    statement = _locking_statements.get(backend)
-    if statement is None:
-        # key_share: PostgreSQL then lets readers of the row's key pass, and no statement changes the key.
-        statement = (
-            sa.select(backend.now_sql().label("now"), *_COUNTED)
-            .where(topics.c.id == sa.bindparam("topic"))
-            .with_for_update(key_share=True)
-        )
-        _locking_statements[backend] = statement
-    return statement
+    """Build what locks the topic's row and reads its counter."""
+    # key_share: PostgreSQL then lets readers of the row's key pass, and no statement changes the key.
+    return (
+        sa.select(backend.now_sql().label("now"), *_COUNTED)
+        .where(topics.c.id == sa.bindparam("topic"))
+        .with_for_update(key_share=True)
+    )
+
+
+_locking_statements = Kept[sa.Select[Any]](_locking)
+"""One for each database, so that it is compiled once."""

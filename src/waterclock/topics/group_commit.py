@@ -14,13 +14,14 @@ have just got their answers often append again at once, so a leader waits for as
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
+
+from waterclock import moments
+from waterclock.database.kept import Kept
 
 MOST_APPENDS = 512
 """Appends that one transaction takes at the most."""
@@ -55,7 +56,7 @@ class Waiting:
 
     def sleep(self, seconds: float = -1) -> None:
         """Wait until this append is finished, or leads; or so long."""
-        self._asleep.acquire(timeout=seconds)
+        moments.acquire(self._asleep, seconds)
 
     def wake(self) -> None:
         """End the waiting; once is enough, and more do no harm."""
@@ -109,9 +110,9 @@ class Line(Generic[_W]):
                 self._gather(own)
                 with self._lock:
                     group += self._next_group()
-                began = time.monotonic()
+                began = moments.monotonic()
                 carry_out(group)
-                self._took = time.monotonic() - began
+                self._took = moments.monotonic() - began
         finally:
             if not own.is_finished or self._leader is own:
                 self._leave(own, group)
@@ -151,34 +152,23 @@ class Line(Generic[_W]):
 
 
 class _Lines:
-    """The lines of this process. An empty one is forgotten, so that many topics cost nothing."""
+    """The lines of one database. An empty one is forgotten, so that many topics cost nothing."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._of: WeakKeyDictionary[Any, WeakValueDictionary[int, Line[Any]]] = WeakKeyDictionary()
+        self._of: WeakValueDictionary[int, Line[Any]] = WeakValueDictionary()
 
-    def line(self, backend: object, topic_id: int) -> Line[Any]:
+    def line(self, topic_id: int) -> Line[Any]:
         with self._lock:
-            lines = self._of.get(backend)
-            if lines is None:
-                lines = self._of[backend] = WeakValueDictionary()
-            line = lines.get(topic_id)
+            line = self._of.get(topic_id)
             if line is None:
-                line = lines[topic_id] = Line()
+                line = self._of[topic_id] = Line()
             return line
 
 
-_lines = _Lines()
+_lines = Kept[_Lines](lambda _: _Lines())
 
 
 def line_of(backend: object, topic_id: int) -> Line[Any]:
     """Give the line of a topic: the same for all who append to it through one backend, while an append stands in it."""
-    return _lines.line(backend, topic_id)
-
-
-def _begin_anew() -> None:
-    global _lines  # noqa: PLW0603  # the locks of the old ones may be held by threads that this process does not have
-    _lines = _Lines()
-
-
-os.register_at_fork(after_in_child=_begin_anew)
+    return _lines.of(backend).line(topic_id)

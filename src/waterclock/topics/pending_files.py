@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
+from waterclock import moments
 from waterclock.database.topic_catalogue import files, ledgers
 from waterclock.errors import LeaseLostError, NotFoundError, UnavailableError
 from waterclock.topics.ledger_files import LostFileError
@@ -79,11 +79,11 @@ def record(storage: Storage, connection: sa.Connection, pending: Pending, now: i
 
 def renewing(storage: Storage, pending: Pending, pieces: Iterator[_T]) -> Iterator[_T]:
     """Pass on what is being written, and prolong the lease in between."""
-    renew_at = time.monotonic_ns() + LEASE // 3
+    renew_at = moments.monotonic_ns() + LEASE // 3
     for piece in pieces:
-        if time.monotonic_ns() >= renew_at:
+        if moments.monotonic_ns() >= renew_at:
             _renew(storage, pending)
-            renew_at = time.monotonic_ns() + LEASE // 3
+            renew_at = moments.monotonic_ns() + LEASE // 3
         yield piece
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from types import TracebackType
 from typing import Self
 
+from waterclock import moments
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.message import Message
 from waterclock.topics.appending import append_entry
@@ -64,7 +64,7 @@ class Producer:
         self._closed = False
         self._failure: WaterclockError | None = None
         self._worker = threading.Thread(target=self._work, name=f"producer {name}", daemon=True)
-        self._worker.start()
+        moments.start(self._worker)
 
     def send(self, message: Message, sequence: int | None = None) -> bool:
         """Add a message to the next entry; it is stored when `flush` or `close` returns.
@@ -97,10 +97,10 @@ class Producer:
                     self._insist_on(sequence)
                     return False
                 self._skip_to(sequence)
-            self._changed.wait_for(lambda: self._bytes < 2 * self._max_bytes or self._failure)
+            moments.wait_for(self._changed, lambda: self._bytes < 2 * self._max_bytes or self._failure)
             self._check()
             if not self._waiting:
-                self._due = time.monotonic() + self._linger
+                self._due = moments.monotonic() + self._linger
             self._waiting.append(message)
             self._next += 1
             self._bytes += len(message.payload) + _OVERHEAD
@@ -127,7 +127,7 @@ class Producer:
             finally:
                 self._closed = True
                 self._changed.notify_all()
-        self._worker.join()
+        moments.join(self._worker)
 
     def _is_busy(self) -> bool:
         return bool(self._waiting) or self._in_flight
@@ -152,7 +152,7 @@ class Producer:
         self._check()
         self._hurry = True
         self._changed.notify_all()
-        self._changed.wait_for(lambda: not self._is_busy() or self._failure)
+        moments.wait_for(self._changed, lambda: not self._is_busy() or self._failure)
         self._hurry = False
         self._check()
 
@@ -183,7 +183,7 @@ class Producer:
         while not self._is_due():
             if self._closed:
                 return None
-            self._changed.wait(max(self._due - time.monotonic(), 0) if self._waiting else None)
+            moments.wait(self._changed, max(self._due - moments.monotonic(), 0) if self._waiting else None)
         batch, self._waiting, self._bytes = self._waiting, [], 0
         self._in_flight = True
         self._changed.notify_all()
@@ -192,7 +192,7 @@ class Producer:
     def _is_due(self) -> bool:
         if not self._waiting:
             return False
-        return self._hurry or self._closed or self._bytes >= self._max_bytes or time.monotonic() >= self._due
+        return self._hurry or self._closed or self._bytes >= self._max_bytes or moments.monotonic() >= self._due
 
     def _append(self, batch: list[Message], first: int) -> None:
         entry = encode_entry(batch, self._storage.backend.now_about, self._storage.ahead, with_checksum=True)

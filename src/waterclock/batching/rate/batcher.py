@@ -15,8 +15,9 @@ from waterclock.batching.rate.window import Assembly
 from waterclock.batching.stats import BatcherStats
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
+from waterclock.moments import monotonic
 from waterclock.quoting import quoted
-from waterclock.time import Duration, monotonic_clock
+from waterclock.time import Duration
 
 _event_time = attrgetter("event_time")
 _stream = attrgetter("stream")
@@ -117,7 +118,7 @@ class RateAwareBatcher:
         batch_length: Duration = "1s",
         timeout: Duration | float | None = None,
         gated: Gated = True,
-        clock: Callable[[], float] = monotonic_clock,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._rule = RateRule.checked(batch_length, timeout)
         self._gate = Gate(gated)
@@ -317,7 +318,7 @@ class RateAwareBatcher:
 
     @classmethod
     def restore(
-        cls, state: bytes, *, gated: Callable[[str], bool] | None = None, clock: Callable[[], float] = monotonic_clock
+        cls, state: bytes, *, gated: Callable[[str], bool] | None = None, clock: Callable[[], float] = monotonic
     ) -> RateAwareBatcher:
         """Make a batcher that continues where the one that wrote ``state`` stood.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
+
+from waterclock import moments
 
 _IDLE = 0.1  # seconds; looking costs a round trip, which would be a fifth of a small append
 _RETURNED = "waterclock_returned_at"
@@ -16,11 +17,11 @@ def ping_after_idling(engine: sa.Engine) -> None:
     """Replace a connection that broke while it was idle, so that a restart of the server is no error."""
 
     def note(_connection: Any, record: Any) -> None:
-        record.info[_RETURNED] = time.monotonic()
+        record.info[_RETURNED] = moments.monotonic()
 
     def look(connection: Any, record: Any, _proxy: Any) -> None:
         returned_at = record.info.get(_RETURNED)
-        if returned_at is None or time.monotonic() - returned_at < _IDLE:
+        if returned_at is None or moments.monotonic() - returned_at < _IDLE:
             return
         try:
             engine.dialect.do_ping(connection)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documenta
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
+from waterclock import moments
 from waterclock.errors import WaterclockError
 from waterclock.spark.pipeline.file import AVAILABLE_NOW, PipelineFile
 from waterclock.spark.pipeline.outputs import write_outcomes
@@ -136,9 +136,9 @@ def replay_pipeline(spark: SparkSession, file: PipelineFile, since: int, until: 
     )
     progress = Progress(micro_batches=1)
     outcomes = _outcomes(file, _loaded(source))
-    started = time.monotonic()
+    started = moments.monotonic()
     progress.rejected = _write(file, outcomes, run=f"replay-{since}-{until}", micro_batch=0, progress=progress)
-    progress.rate = progress.messages / max(time.monotonic() - started, 1e-9)
+    progress.rate = progress.messages / max(moments.monotonic() - started, 1e-9)
     return progress
 
 
@@ -205,8 +205,8 @@ def _lag(source: Any) -> int | None:
 
 
 def _finish(query: StreamingQuery) -> None:
-    give_up_at = time.monotonic() + _FINISH_WITHIN
-    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < give_up_at:
+    give_up_at = moments.monotonic() + _FINISH_WITHIN
+    while query.isActive and query.status["isTriggerActive"] and moments.monotonic() < give_up_at:
         query.awaitTermination(0.1)  # pyright: ignore[reportArgumentType]  # it takes fractions
     query.stop()
 

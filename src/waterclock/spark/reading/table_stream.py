@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from waterclock import moments
 from waterclock.connection import Database
 from waterclock.errors import NotFoundError, WaterclockError
 from waterclock.spark.options import plainly
@@ -156,7 +157,7 @@ class _LeaseKeeper:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._table.options.ack_wait / 3e9):
+        while not moments.wait(self._stopped, self._table.options.ack_wait / 3e9):
             context = self._table.context
             length = context.options.ack_wait
             try:

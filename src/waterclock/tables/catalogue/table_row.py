@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any, NoReturn
 
 import sqlalchemy as sa
 
+from waterclock import moments
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import consumers, groups, heartbeats, message_tables
 from waterclock.errors import NotFoundError, RefusedError
@@ -94,7 +94,7 @@ class TableRow:
 
     def __init__(self, context: TableContext) -> None:
         self._context = context
-        self._looked_at = time.monotonic()
+        self._looked_at = moments.monotonic()
         self._lock = threading.Lock()
 
     @property
@@ -112,14 +112,14 @@ class TableRow:
         SchemaError
             Where its SQL table was dropped or lost a column.
         """
-        with self._lock:
-            if time.monotonic() - self._looked_at >= LOOK_EVERY:
+        with moments.holding(self._lock):
+            if moments.monotonic() - self._looked_at >= LOOK_EVERY:
                 self._look()
             return self._context
 
     def read(self) -> TableContext:
         """Give the table as it is now, its columns included."""
-        with self._lock:
+        with moments.holding(self._lock):
             self._context = load(self._context.backend, self._context.name)
             return self._context
 
@@ -132,7 +132,7 @@ class TableRow:
         known = self._context
         if not _is_as_known(known):
             self._context = load(known.backend, known.name)
-        self._looked_at = time.monotonic()
+        self._looked_at = moments.monotonic()
 
 
 def _is_as_known(known: TableContext) -> bool:

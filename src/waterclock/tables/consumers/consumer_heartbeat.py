@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
-from collections.abc import Callable
 
+from waterclock import moments
 from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import TableRow
@@ -28,14 +27,13 @@ class ConsumerHeartbeat:
         When it is due, in ns of the monotonic clock.
     """
 
-    def __init__(self, row: TableRow, name: str, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, row: TableRow, name: str) -> None:
         self._row = row
         self._name = name
-        self._clock = clock
         self._beating = threading.Lock()
         self._closed = False
         self._process = os.getpid()
-        self.beat_at = clock() + self._interval()
+        self.beat_at = moments.monotonic_ns() + self._interval()
 
     @property
     def over(self) -> bool:
@@ -45,11 +43,11 @@ class ConsumerHeartbeat:
     def beat(self) -> None:
         """Renew the consumer's lease, and move ``beat_at``."""
         context = self._row.last_seen
-        with self._beating:
+        with moments.holding(self._beating):
             if self.over:
                 return
             # Moved also where the renewal fails: the next one may be in time. Else others take over, as they must.
-            self.beat_at = self._clock() + self._interval()
+            self.beat_at = moments.monotonic_ns() + self._interval()
             try:
                 context.backend.transact_within(
                     patience_of(context.options.ack_wait),
@@ -66,7 +64,7 @@ class ConsumerHeartbeat:
         self._closed = True
         # A renewal under way is waited for, else it could follow. Where writers take turns, it may wait for the caller,
         # who ends its transaction only after this; a renewal of a consumer that has left then renews nothing.
-        under_way = self._beating.acquire(timeout=PATIENCE if context.sql.one_writer else -1)
+        under_way = moments.acquire(self._beating, PATIENCE if context.sql.one_writer else -1)
         try:
             with leaving(context, self._name):
                 while not context.backend.transact(lambda own: consumers.leave(context, own, self._name)):

@@ -9,14 +9,14 @@ its now.
 from __future__ import annotations
 
 import logging
-import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
+from waterclock import moments
 from waterclock.database.backend import Backend
+from waterclock.database.kept import Kept
 from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.undecided import Undecided, find_out
@@ -94,19 +94,11 @@ class Heartbeat:
 
     Parameters
     ----------
-    clock
-        The monotonic clock, ns.
     beats
         Whether it beats by itself; where not, call `beat`.
-
-    Attributes
-    ----------
-    process
-        The process that it beats for. One that is forked from it has a heartbeat of its own.
     """
 
-    def __init__(self, clock: Callable[[], int] = time.monotonic_ns, *, beats: bool = True) -> None:
-        self._clock = clock
+    def __init__(self, *, beats: bool = True) -> None:
         self._beats = beats
         self._changed = threading.Condition()
         self._deliveries: dict[int, HandledDelivery] = {}
@@ -114,7 +106,6 @@ class Heartbeat:
         self._beatings: WeakSet[Beating] = WeakSet()
         self._thread: threading.Thread | None = None
         self._sleeps_until = 0
-        self.process = os.getpid()
 
     def keep(self, delivery: HandledDelivery) -> None:
         """Extend a delivery's lease from now on, whenever that is due."""
@@ -139,13 +130,13 @@ class Heartbeat:
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="waterclock-heartbeat", daemon=True)
             self._sleeps_until = 0
-            self._thread.start()
+            moments.start(self._thread)
         elif beat_at < self._sleeps_until:
             self._changed.notify()
 
     def beat(self) -> int | None:
         """Do what is due; return when the next thing is, None where there is nothing to do."""
-        now = self._clock()
+        now = moments.monotonic_ns()
         with self._changed:
             due = [one for one in self._deliveries.values() if one.beat_at <= now]
         by_table: dict[int, list[HandledDelivery]] = {}
@@ -164,7 +155,7 @@ class Heartbeat:
             return self._next()
 
     def _beat_who_is_due(self) -> None:
-        now = self._clock()
+        now = moments.monotonic_ns()
         with self._changed:
             for one in [each for each in self._beatings if each.over]:
                 self._beatings.discard(one)
@@ -182,13 +173,13 @@ class Heartbeat:
             with self._changed:
                 next_beat = self._next()
                 if next_beat is None:
-                    self._sleeps_until = self._clock() + int(_IDLE * _SECOND)
-                    if not self._changed.wait(_IDLE) and self._next() is None:
+                    self._sleeps_until = moments.monotonic_ns() + int(_IDLE * _SECOND)
+                    if not moments.wait(self._changed, _IDLE) and self._next() is None:
                         self._thread = None
                         return
                     continue
                 self._sleeps_until = next_beat
-                self._changed.wait(max(0, next_beat - self._clock()) / _SECOND)
+                moments.wait(self._changed, max(0, next_beat - moments.monotonic_ns()) / _SECOND)
 
 
 def _beat_at(one: Beating) -> int:
@@ -224,15 +215,9 @@ def _extend(deliveries: Iterable[HandledDelivery], now: int) -> None:
         one.extended(ends.get((one.leased.seq, one.leased.claim_id)))
 
 
-_heartbeats: WeakKeyDictionary[Backend, Heartbeat] = WeakKeyDictionary()
-_making = threading.Lock()
+_heartbeats = Kept[Heartbeat](lambda _: Heartbeat())
 
 
 def heartbeat_of(backend: Backend) -> Heartbeat:
     """Give the heartbeat of a database in this process."""
-    with _making:
-        found = _heartbeats.get(backend)
-        # The thread of a process is not alive in one that is forked from it, and its locks may never be free.
-        if found is None or found.process != os.getpid():
-            found = _heartbeats[backend] = Heartbeat()
-        return found
+    return _heartbeats.of(backend)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import secrets
-import time
 from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
+from waterclock import moments
 from waterclock.errors import RefusedError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
@@ -62,13 +62,13 @@ def receive_waiting(
     row: TableRow, callers: CallerConnections, limit: int, request: Request, wait: int
 ) -> list[Delivery]:
     """Claim up to ``limit`` messages that are due; where none is, wait for some for ``wait`` ns at the most."""
-    until = time.monotonic() + wait / _SECOND
+    until = moments.monotonic() + wait / _SECOND
     context = row.now()
     changes = context.sql.changes(context.backend, context.name)
     stop = Stop()
     try:
         while not (found := receive(row, callers, limit, request)):
-            left = until - time.monotonic()
+            left = until - moments.monotonic()
             if left <= 0:
                 break
             pause(row, changes, stop, left, request)
@@ -83,12 +83,12 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int, requ
         return []
     if is_idle(context):
         return []
-    started = context.marks.walks.clock()
+    started = moments.monotonic()
     if _finds_none(context, where, request):
         _note_walk(context, where, [], started)
         return []
     while True:
-        begun = time.monotonic_ns()
+        begun = moments.monotonic_ns()
         wanted = Wanted(
             limit, request.consumer, secrets.randbits(63), context.options.backoff, where, order, request.max_groups
         )
@@ -112,7 +112,7 @@ def _note_walk(
     if claimed:
         walks.found()
     elif where is None:  # what a choice costs says nothing about the walk
-        walks.walked(walks.clock() - started)
+        walks.walked(moments.monotonic() - started)
 
 
 def _finds_none(context: TableContext, where: sa.ColumnElement[bool] | None, request: Request) -> bool:

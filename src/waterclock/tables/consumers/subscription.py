@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
 
+from waterclock import moments
 from waterclock.errors import ForbiddenError, NotFoundError, RefusedError, TimedOutError, UnavailableError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
@@ -70,7 +70,6 @@ class Subscription:
         *,
         rate: Rate | None = None,
         heartbeat: bool = True,
-        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._row = row
         self._callers = callers
@@ -80,7 +79,6 @@ class Subscription:
         self._heartbeat = heartbeat
         self._rate = rate
         self._rate_due = 0
-        self._clock = clock
         self._waiting: deque[Delivery] = deque()
         self._handed_out: list[Delivery] = []
         self._stop = Stop()
@@ -194,7 +192,7 @@ class Subscription:
             self._claims = False
             self._looked_at = now
             if self._rate is not None:
-                self._rate_due = self._rate.taken(self._rate_due, self._clock(), len(self._waiting))
+                self._rate_due = self._rate.taken(self._rate_due, moments.monotonic_ns(), len(self._waiting))
             if not self._waiting:
                 pause(self._row, self._changes, self._stop, None, self._request)
         else:
@@ -244,14 +242,14 @@ class Subscription:
         """How many messages the subscriber's own rate limit lets it take, and how many seconds to wait where none."""
         if self._rate is None or room <= 0:
             return room, 0
-        now = self._clock()
+        now = moments.monotonic_ns()
         allowed = self._rate.allowed(self._rate_due, now, room)
         return allowed, 0 if allowed else (self._rate.free_at(self._rate_due) - now) / _SECOND
 
     def _may_wait_longer(self) -> bool:
         """Wait a little for a database that restarts; False where it has been away for long."""
-        self._away_since = self._away_since or time.monotonic()
-        if time.monotonic() - self._away_since > self.patience:
+        self._away_since = self._away_since or moments.monotonic()
+        if moments.monotonic() - self._away_since > self.patience:
             return False
         self._stop.wait(_RETRY_EVERY)
         return True
@@ -264,7 +262,7 @@ class Subscription:
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
 
     def _purge(self, context: TableContext) -> None:
-        if time.monotonic() - self._purged_at < _PURGE_EVERY:
+        if moments.monotonic() - self._purged_at < _PURGE_EVERY:
             return
         try:
             purge_some(context)
@@ -274,7 +272,7 @@ class Subscription:
             return
         except TimedOutError as error:  # what is due must not wait for it
             logger.warning("%s cannot purge %r, and tries again: %s", self.consumer, context.name, error)
-        self._purged_at = time.monotonic()
+        self._purged_at = moments.monotonic()
 
     def __enter__(self) -> Self:
         return self

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import select
 import threading
-import time
 from contextlib import suppress
 from typing import Protocol
+
+from waterclock import moments
 
 _FIRST_LOOK = 0.002  # s
 _GROWTH = 1.5
@@ -56,10 +56,7 @@ class Stop:
         """Wait like `wait`, and return which of the descriptors can be read; another one stands for the flag."""
         if self._event.is_set():
             return {self._reader}
-        poll = select.poll()  # unlike select(), it takes any descriptor
-        for descriptor in (self._reader, *descriptors):
-            poll.register(descriptor, select.POLLIN)
-        ready = {descriptor for descriptor, _ in poll.poll(max(0.0, seconds) * 1000)}
+        ready = moments.poll((self._reader, *descriptors), seconds)
         if self._reader in ready:
             with suppress(BlockingIOError):
                 os.read(self._reader, 4096)
@@ -103,11 +100,11 @@ class Polling:
 
     def wait(self, seconds: float, stop: Stop) -> None:
         """Wait; shortly where something happened since the last wait."""
-        if time.monotonic() - self._waited_at > self._interval:
+        if moments.monotonic() - self._waited_at > self._interval:
             self._interval = _FIRST_LOOK
         stop.wait(min(seconds, self._interval))
         self._interval = min(self._interval * _GROWTH, _SELDOM)
-        self._waited_at = time.monotonic()
+        self._waited_at = moments.monotonic()
 
     def close(self) -> None:
         """Nothing to give back."""

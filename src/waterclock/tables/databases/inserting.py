@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,6 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock import moments
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
 
@@ -83,8 +83,7 @@ class DrawnIds:
     threads.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ids: list[int] = []
         self._ahead = 1
@@ -96,7 +95,7 @@ class DrawnIds:
             ids, self._ids = self._ids[:count], self._ids[count:]
             if len(ids) == count:
                 return ids
-            now = self._clock()
+            now = moments.monotonic()
             self._ahead = min(self._ahead * 2, _MOST_AHEAD) if now - self._drawn_at < _BUSY else 1
             self._drawn_at = now
             ahead = self._ahead

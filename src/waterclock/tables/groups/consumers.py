@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from functools import lru_cache
 from typing import Any
 
@@ -17,9 +15,9 @@ _RELEASED_AT_ONCE = 1000
 
 
 def join(context: TableContext, connection: sa.Connection, name: str, max_groups: int | None, now: int) -> bool:
-    """Note that a consumer is alive; False where another process that is alive goes by the name."""
+    """Note that a consumer is alive; False where another session that is alive goes by the name."""
     known = connection.execute(_known(), {"table": context.table_id, "who": name}).first()
-    session, until = this_session(), now + context.options.ack_wait
+    session, until = context.backend.session, now + context.options.ack_wait
     values = {"table": context.table_id, "who": name, "process": session, "until": until, "most": max_groups}
     if known is None:
         connection.execute(_joining(), values)
@@ -42,7 +40,7 @@ def claim_due(context: TableContext, connection: sa.Connection, name: str) -> in
     known = connection.execute(_lease(), {"table": context.table_id, "who": name}).first()
     if known is None:
         return 0
-    if known.session != this_session():
+    if known.session != context.backend.session:
         return known.lease_until
     return known.lease_until - context.options.ack_wait // 2
 
@@ -84,14 +82,6 @@ def _release(context: TableContext, connection: sa.Connection, names: list[str])
     if names:
         connection.execute(_releasing(context), {"groups": names})
         settle(context, connection, names)
-
-
-_SESSIONS: dict[int, int] = {}
-
-
-def this_session() -> int:
-    """Give a number that no other process has, also after a fork."""
-    return _SESSIONS.setdefault(os.getpid(), secrets.randbits(63))
 
 
 def _one(context: TableContext, name: str) -> tuple[sa.ColumnElement[bool], ...]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock import moments
 from waterclock.errors import ConstraintError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import priority_levels
@@ -73,14 +74,14 @@ def is_idle(context: TableContext) -> bool:
     walks = context.marks.walks
     if context.options.groups is not None or not walks.should_ask():
         return False
-    began = walks.clock()
+    began = moments.monotonic()
     question = _any_due(context.rows, context.backend.now_sql())
     if context.sql.one_writer:
         with context.backend.snapshot(indexed=True) as connection:
             found = connection.execute(question).scalar()
     else:
         found = context.backend.alone(lambda own: own.execute(question).scalar(), durable=False)
-    walks.asked(walks.clock() - began)
+    walks.asked(moments.monotonic() - began)
     return found is None
 
 

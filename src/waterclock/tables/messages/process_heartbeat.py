@@ -8,19 +8,19 @@ in which it does so. A row that is not written anew for thirty seconds counts no
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakSet, ref
 
 import sqlalchemy as sa
 
+from waterclock import moments
 from waterclock.database.backend import Backend
+from waterclock.database.kept import Kept
 from waterclock.database.table_catalogue import heartbeats
 from waterclock.errors import ForbiddenError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
@@ -89,11 +89,10 @@ class ProcessHeartbeat:
         When it is due, in ns of the monotonic clock.
     """
 
-    def __init__(self, context: TableContext, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, context: TableContext) -> None:
         # Weak, because what is kept for a database must not keep it.
         self._backend = ref(context.backend)
         self._table_id = context.table_id
-        self._clock = clock
         self._counting = threading.Lock()
         self._writing = threading.Lock()
         self._subscriptions: WeakSet[OpenSubscription] = WeakSet()
@@ -101,7 +100,7 @@ class ProcessHeartbeat:
         self._has_row = False
         self._forbidden = False
         self.session = secrets.randbits(63)
-        self.beat_at = clock() + BEAT_EVERY
+        self.beat_at = moments.monotonic_ns() + BEAT_EVERY
 
     def join(self, subscription: OpenSubscription) -> None:
         """Count a subscription from now on. The process's heartbeat writes it again, at `beat_at`."""
@@ -123,7 +122,7 @@ class ProcessHeartbeat:
 
     def note_sent(self, count: int) -> None:
         """Note that so many messages were claimed; fewer than none where some were given back unstarted."""
-        now = self._clock()
+        now = moments.monotonic_ns()
         with self._counting:
             self._sent.note(count, now)
             due = now >= self.beat_at and not self._subscriptions
@@ -138,13 +137,13 @@ class ProcessHeartbeat:
     def now(self) -> tuple[int, int]:
         """Give how many subscriptions are open, and how many messages were taken lately, in this process."""
         with self._counting:
-            return len(self._subscriptions), self._sent.count(self._clock())
+            return len(self._subscriptions), self._sent.count(moments.monotonic_ns())
 
     def beat(self, patience: float = _PATIENCE) -> None:
         """Write this process's row. What fails is tried again at the next time: figures stop no consumer."""
         backend = self._backend()
-        with self._writing:
-            self.beat_at = self._clock() + BEAT_EVERY
+        with moments.holding(self._writing):
+            self.beat_at = moments.monotonic_ns() + BEAT_EVERY
             subscribers, sent = self.now()
             if backend is None or self._forbidden or not (subscribers or sent or self._has_row):
                 return
@@ -167,23 +166,20 @@ class ProcessHeartbeat:
             connection.execute(sa.insert(heartbeats).values(table_id=self._table_id, session=self.session, **values))
 
 
-_known: WeakKeyDictionary[Backend, dict[tuple[int, int], ProcessHeartbeat]] = WeakKeyDictionary()
-_making = threading.Lock()
+_heartbeats = Kept[dict[int, ProcessHeartbeat]](lambda _: {})
+"""By the number of the table."""
 
 
 def process_heartbeat(context: TableContext) -> ProcessHeartbeat:
     """Give the heartbeat of this process, also of one that was forked, for a table."""
-    key = os.getpid(), context.table_id
-    found = _known.get(context.backend, {}).get(key)
-    if found is None:
-        with _making:
-            found = _known.setdefault(context.backend, {}).setdefault(key, ProcessHeartbeat(context))
-    return found
+    tables = _heartbeats.of(context.backend)
+    found = tables.get(context.table_id)
+    return tables.setdefault(context.table_id, ProcessHeartbeat(context)) if found is None else found
 
 
 def forget(backend: Backend) -> None:
     """Count what this process has in a database no more, because it closes the database."""
-    for own in _known.pop(backend, {}).values():
+    for own in (_heartbeats.forget(backend) or {}).values():
         for subscription in own.subscriptions():
             own.leave(subscription)
 

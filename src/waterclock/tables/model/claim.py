@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock import moments
 from waterclock.tables.model.backoff import Backoff
 
 LOOK_BACK_EVERY = 1.0
@@ -87,15 +87,9 @@ class Walks:
     through the index says the same in a tenth of the time, unless few priorities have very many messages. So a claim
     asks where the last one walked for long in vain, as long as to ask takes less than half of that. Safe to share
     between threads.
-
-    Attributes
-    ----------
-    clock
-        Tells seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
+    def __init__(self) -> None:
         self._walk = 0.0
         self._asking = 0.0
         self._has_walked = False
@@ -140,20 +134,19 @@ class Marks:
         How long the claims took that found nothing.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self.walks = Walks()
-        self._clock = clock
         self._lock = threading.Lock()
         self._marks: dict[int, int] = {}
         self._had_enough = False
-        self._since = clock()
+        self._since = moments.monotonic()
         self._looking_since: float | None = None
         self._every = LOOK_BACK_EVERY
 
     def now(self) -> Mapping[int, int]:
         """Give the marks, ns by priority; none once they are too old."""
         with self._lock:
-            now = self._clock()
+            now = moments.monotonic()
             if now - self._since >= self._every:
                 self._marks = {}
                 self._had_enough = False
@@ -169,7 +162,7 @@ class Marks:
         """Note a claim that got as many messages as it wanted, in its order."""
         with self._lock:
             if self._looking_since is not None:
-                took = self._clock() - self._looking_since
+                took = moments.monotonic() - self._looking_since
                 self._every = min(max(LOOK_BACK_EVERY, LOOK_BACK_SHARE * took), LOOK_BACK_AT_LEAST)
                 self._looking_since = None
             self._had_enough = True
@@ -199,19 +192,18 @@ class Reached:
         How many messages a group gave in the last claim, or might have: so the next one knows how many it takes.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self.per_group = 1
-        self._clock = clock
         self._seen: tuple[int, float] | None = None
 
     def now(self) -> int | None:
         """Give the seq; None once it is too old."""
         seen = self._seen
-        return None if seen is None or self._clock() - seen[1] >= LOOK_BACK_EVERY else seen[0]
+        return None if seen is None or moments.monotonic() - seen[1] >= LOOK_BACK_EVERY else seen[0]
 
     def note(self, seq: int) -> None:
         """Note that nothing must be routed up to ``seq``."""
-        self._seen = (seq, self._clock())
+        self._seen = (seq, moments.monotonic())
 
     def forget(self) -> None:
         """Begin at the very first message again."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import random
 import threading
-import time
 from collections.abc import Callable
 from typing import Protocol
 
+from waterclock import moments
 from waterclock.database.backend import Backend
 from waterclock.errors import UnavailableError
 from waterclock.tables.message_table import MessageTable
@@ -85,7 +85,7 @@ class Shard:
     @property
     def rest(self) -> float:
         """Seconds for which the shard is to be left alone, because it was found away."""
-        return max(0.0, self._away_until - time.monotonic())
+        return max(0.0, self._away_until - moments.monotonic())
 
     def note_away(self, error: UnavailableError) -> None:
         """Leave the shard alone for a while, twice as long each time."""
@@ -94,7 +94,7 @@ class Shard:
         self.reason = str(error)
         self._pause = min(self._pause * 2 or FIRST_PAUSE, LONGEST_PAUSE)
         # Jitter, so that many consumers do not come back in one moment.
-        self._away_until = time.monotonic() + self._pause * random.uniform(0.67, 1)  # noqa: S311  # not a secret
+        self._away_until = moments.monotonic() + self._pause * random.uniform(0.67, 1)  # noqa: S311  # not a secret
 
     def note_back(self) -> None:
         """Take the shard up again."""

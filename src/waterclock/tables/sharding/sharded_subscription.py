@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
+from waterclock import moments
 from waterclock.errors import UnavailableError
 from waterclock.tables.catalogue.table_row import LOOK_EVERY
 from waterclock.tables.consumers.delivery import Delivery
@@ -62,7 +62,7 @@ class ShardedSubscription:
 
     def next_within(self, duration: int) -> Delivery | None:
         """Return the next delivery; None where none comes within the duration (ns), or the subscription is stopped."""
-        return self._next(time.monotonic() + duration / _SECOND)
+        return self._next(moments.monotonic() + duration / _SECOND)
 
     def __iter__(self) -> Self:
         return self
@@ -96,10 +96,10 @@ class ShardedSubscription:
                 if reader.offered is not None:
                     self._turn = (self._readers.index(reader) + 1) % len(self._readers)
                     return reader
-            left = None if until is None else until - time.monotonic()
+            left = None if until is None else until - moments.monotonic()
             if left is not None and left <= 0:
                 return None
-            self._changed.wait(left)
+            moments.wait(self._changed, left)
         return None
 
     def __enter__(self) -> Self:
@@ -135,7 +135,7 @@ class _Reader:
         self.failure: BaseException | None = None
 
     def start(self) -> None:
-        self._thread.start()
+        moments.start(self._thread)
 
     def stop(self) -> None:
         """Tell the thread to end."""
@@ -149,7 +149,7 @@ class _Reader:
     def finish(self) -> None:
         """Wait until the thread has given back what it has; one whose shard is away has nothing to give back to."""
         while self._thread.is_alive() and not self._away:
-            self._thread.join(0.05)
+            moments.join(self._thread, 0.05)
 
     def take(self) -> Delivery:
         """Take what is offered; the caller holds the lock."""
@@ -160,7 +160,7 @@ class _Reader:
 
     def is_held(self, delivery: Delivery) -> bool:
         """Say whether the delivery is ours still."""
-        if time.monotonic() - self._offered_at > LOOK_EVERY:
+        if moments.monotonic() - self._offered_at > LOOK_EVERY:
             discard([delivery], extended=False)
         now = self._shard.backend.now()
         # Another thread may have noted the shard as away while the subscription, which waits for it, saw no failure.
@@ -168,7 +168,7 @@ class _Reader:
         return not delivery.lost and delivery.lease_until > now
 
     def _run(self) -> None:
-        while not self._stop.wait(self._shard.rest):
+        while not moments.wait(self._stop, self._shard.rest):
             try:
                 self._read()
             except UnavailableError as error:
@@ -200,9 +200,9 @@ class _Reader:
     def _pass_on(self, deliveries: Subscription) -> None:
         for delivery in deliveries:
             with self._changed:
-                self.offered, self._offered_at = delivery, time.monotonic()
+                self.offered, self._offered_at = delivery, moments.monotonic()
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self.offered is None or self._stop.is_set())
+                moments.wait_for(self._changed, lambda: self.offered is None or self._stop.is_set())
                 taken = self._withdraw() is None
             if not taken:
                 deliveries.put_back(delivery)

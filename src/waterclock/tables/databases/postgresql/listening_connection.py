@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
+from waterclock import moments
 from waterclock.database.backend import Backend
+from waterclock.database.kept import Kept
 from waterclock.tables.databases.changes import Stop
 
 WAITING, WRITING = 0x57A70001, 0x57A70002
@@ -121,7 +122,7 @@ class ListeningConnection:
     def wait(self, name: str, one: Listener, seconds: float, stop: Stop) -> None:
         """Wait until something came for one who has armed, ``stop`` ends it, or so many seconds are over."""
         try:
-            self._sleep(one, time.monotonic() + seconds, stop)
+            self._sleep(one, moments.monotonic() + seconds, stop)
         finally:
             with self._lock:
                 self._sleeping.pop(one, None)
@@ -142,7 +143,7 @@ class ListeningConnection:
                 if leads:
                     self._leader = one
                     descriptors.add(self._connection.fileno())
-            left = until - time.monotonic()
+            left = until - moments.monotonic()
             ready = stop.wait_for(left, *descriptors)
             if one.alarm.descriptor in ready:
                 one.alarm.wait(0)  # so that it is not nudged twice
@@ -233,35 +234,16 @@ def _channel(backend: Backend, name: str) -> str:
     return backend.engine.dialect.identifier_preparer.quote_identifier(CHANNEL + name)
 
 
-class _Connections:
-    """Keeps the connection of each database of this process until the database is closed."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._of: WeakKeyDictionary[Backend, ListeningConnection] = WeakKeyDictionary()
-
-    def of(self, backend: Backend) -> ListeningConnection:
-        """Give the connection of a database."""
-        with self._lock:
-            connection = self._of.get(backend)
-            if connection is None:
-                connection = self._of[backend] = ListeningConnection()
-        backend.when_closed(self.close)
-        return connection
-
-    def close(self, backend: Backend) -> None:
-        """Give back the connection of a database."""
-        with self._lock:
-            connection = self._of.pop(backend, None)
-        if connection is not None:
-            connection.close()
-
-    def forget(self) -> None:
-        """Begin anew in a process that was forked, perhaps while another thread had a lock."""
-        self._lock = threading.Lock()
-        self._of = WeakKeyDictionary()
+_connections = Kept[ListeningConnection](lambda _: ListeningConnection())
 
 
-_connections = _Connections()
-os.register_at_fork(after_in_child=_connections.forget)
-listening_connection = _connections.of
+def listening_connection(backend: Backend) -> ListeningConnection:
+    """Give the connection of a database in this process, which is kept until the database is closed."""
+    backend.when_closed(_close)
+    return _connections.of(backend)
+
+
+def _close(backend: Backend) -> None:
+    connection = _connections.forget(backend)
+    if connection is not None:
+        connection.close()

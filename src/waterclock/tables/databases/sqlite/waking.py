@@ -10,10 +10,10 @@ intervals.
 from __future__ import annotations
 
 import sqlite3
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from waterclock import moments
 from waterclock.database.backend import Backend
 from waterclock.tables.databases.changes import Stop
 
@@ -43,8 +43,8 @@ class SqliteChanges:
 
     def wait(self, seconds: float, stop: Stop) -> None:
         """Return when another connection has committed."""
-        until = time.monotonic() + seconds
-        while not self._changed() and (left := until - time.monotonic()) > 0:
+        until = moments.monotonic() + seconds
+        while not self._changed() and (left := until - moments.monotonic()) > 0:
             if self._log is None:
                 if stop.wait(min(GLANCE_EVERY, left)):
                     return
@@ -53,7 +53,7 @@ class SqliteChanges:
             if ready - {self._log.descriptor}:
                 return
             if ready and self._log.written():
-                self._look_shortly(min(until, time.monotonic() + _SHOWS_WITHIN), stop)
+                self._look_shortly(min(until, moments.monotonic() + _SHOWS_WITHIN), stop)
 
     def close(self) -> None:
         """Give the connection back."""
@@ -62,8 +62,8 @@ class SqliteChanges:
         self._connection.close()
 
     def _look_shortly(self, until: float, stop: Stop) -> None:
-        while self._version() == self._seen and time.monotonic() < until and not stop.is_set():
-            time.sleep(_GLANCE_SHORTLY)
+        while self._version() == self._seen and moments.monotonic() < until and not stop.is_set():
+            moments.sleep(_GLANCE_SHORTLY)
 
     def _changed(self) -> bool:
         before, self._seen = self._seen, self._version()

@@ -1,0 +1,64 @@
+"""What a process keeps for each database that it has open, for all who use that database there."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+_T = TypeVar("_T")
+
+
+class Kept(Generic[_T]):
+    """One thing for each database. Safe to share between threads; a process that was forked begins with none.
+
+    Parameters
+    ----------
+    make
+        Makes it for a database that has none. It must not keep the database.
+    """
+
+    def __init__(self, make: Callable[[Any], _T]) -> None:
+        self._make = make
+        self.begin_anew()
+        _all.append(self)
+
+    def begin_anew(self) -> None:
+        """Forget everything: after a fork the old lock may be held by a thread that is not in this process."""
+        self._making = threading.Lock()
+        # Weak, because what is kept for a database must not keep it.
+        self._of: WeakKeyDictionary[Any, _T] = WeakKeyDictionary()
+
+    def of(self, database: object) -> _T:
+        """Give what is kept for a database."""
+        found = self._of.get(database)
+        if found is None:
+            with self._making:
+                found = self._of.get(database)
+                if found is None:
+                    found = self._of[database] = self._make(database)
+        return found
+
+    def forget(self, database: object) -> _T | None:
+        """Keep it no more; return it, None where there was none."""
+        with self._making:
+            return self._of.pop(database, None)
+
+
+def forget(database: object) -> None:
+    """Keep nothing for a database any more, as if this process had just opened it."""
+    for one in _all:
+        one.forget(database)
+
+
+_all: list[Kept[Any]] = []
+
+
+def _begin_anew() -> None:
+    for one in _all:
+        one.begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

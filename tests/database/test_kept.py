@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import gc
+import os
+
+from waterclock.database.kept import Kept, forget
+
+
+class Opened:
+    """Stands in for a database that is open."""
+
+
+def test_each_database_has_its_own_until_it_is_forgotten() -> None:
+    kept = Kept[list[int]](lambda _: [])
+    one, other = Opened(), Opened()
+    kept.of(one).append(1)
+    assert (kept.of(one), kept.of(other)) == ([1], [])
+    assert kept.forget(one) == [1]
+    assert kept.forget(one) is None
+    assert kept.of(one) == []
+
+
+def test_one_reset_forgets_everything_that_is_kept_for_a_database() -> None:
+    numbers, names = Kept[list[int]](lambda _: []), Kept[list[str]](lambda _: [])
+    one, other = Opened(), Opened()
+    for database in (one, other):
+        numbers.of(database).append(1)
+        names.of(database).append("a")
+    forget(one)
+    assert (numbers.of(one), names.of(one)) == ([], [])
+    assert (numbers.of(other), names.of(other)) == ([1], ["a"])
+
+
+def test_what_is_kept_does_not_keep_its_database() -> None:
+    kept = Kept[list[int]](lambda _: [])
+    kept.of(Opened())
+    gc.collect()
+    assert len(kept._of) == 0
+
+
+def test_a_process_that_is_forked_keeps_nothing_of_its_parents_also_where_a_thread_was_making_something() -> None:
+    kept = Kept[list[int]](lambda _: [])
+    one = Opened()
+    kept.of(one).append(1)
+    with kept._making:
+        child = os.fork()
+        if child == 0:
+            os._exit(len(kept.of(one)))
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
