@@ -10,11 +10,11 @@ import ctypes
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
 
 import waterclock as wc
 
@@ -29,6 +29,19 @@ def backup(url: str, ledgers: str, folder: str) -> None:
 
 def restore(url: str, ledgers: str, folder: str) -> None:
     wc.restore(folder, url, ledgers)
+
+
+def _import_all() -> None:
+    """Back up and restore a database once: else every child imports it all anew, and is killed between imports."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        with wc.connect(f"sqlite:///{folder}/source.db", folder / "ledgers") as database:
+            topic = database.create_topic("t")
+            for roll in (topic.roll, topic.seal):
+                topic.append([wc.Message("a", "s", 1)])
+                roll()
+            database.backup(folder / "backup")
+        wc.restore(folder / "backup", f"sqlite:///{folder}/copy.db", folder / "copy-ledgers")
 
 
 def _run(work: Callable[[], None], kill_at: int) -> bool:
@@ -60,7 +73,7 @@ def _run(work: Callable[[], None], kill_at: int) -> bool:
 
 
 def main(what: str, url: str, ledgers: str, folder: str) -> None:
-    pa.array([0])  # pyarrow imports pandas at the first list it meets: once here, not in every child
+    _import_all()
     work = {"backup": backup, "restore": restore}[what]
     kill_at = 1
     while not _run(lambda: work(url, ledgers, folder), kill_at):

@@ -7,7 +7,6 @@ log is a deed: the time (ns), the deed, the message, and the end of its lease. `
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from pathlib import Path
@@ -61,7 +60,3 @@ def main(role: str, url: str, name: str, *numbers: str) -> None:
         send(table, name, [int(size) for size in numbers[0].split(",")], int(numbers[1]))
     else:
         receive(table, name, int(numbers[0]), int(numbers[1]))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

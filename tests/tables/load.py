@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 from waterclock.connection import connect
 from waterclock.tables.message_table import MessageTable
@@ -34,7 +33,3 @@ def work(table: MessageTable, name: str) -> dict[str, int]:
 def main(url: str, name: str) -> None:
     with connect(url, "unused") as database:
         print(json.dumps(work(database.table("orders"), name)))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 from typing import Any
 
 from sqlalchemy import event
@@ -23,7 +22,3 @@ def main(url: str, now: str, moment: str, pattern: str) -> None:
 
         event.listen(database.backend.engine, f"{moment}_cursor_execute", die)
         table.purge()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -5,7 +5,6 @@ It prints a line when the first is redriven.
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 
 from waterclock.connection import connect
@@ -25,7 +24,3 @@ def main(url: str, table_name: str) -> None:
         if table.redrive(limit=3) and not printed:
             print("brought back", flush=True)
             printed = True
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 import time
 from typing import TextIO
 
@@ -65,7 +64,3 @@ def main(url: str, role: str, path: str) -> None:
             except UnavailableError:
                 say(log, "unavailable", "-")
                 time.sleep(0.2)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -12,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.forked import Forked
 
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
 
-SOAK = Path(__file__).parent / "group_soak.py"
 chance = random.Random()  # noqa: S311  # no secret
 
 
@@ -52,8 +50,8 @@ SOAKS = {
 WITH_KILLS = Soak(20, 5, (5, 3), ((1, 3), (1, 1)))
 
 
-def run(role: str, *words: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, str(SOAK), role, *map(str, words)])
+def run(role: str, *words: object) -> Forked:
+    return Forked("tests.tables.group_soak", role, *words)
 
 
 def soak(table: MessageTable, url: str, folder: Path, plan: Soak, *, kill: bool) -> None:

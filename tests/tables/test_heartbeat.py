@@ -3,17 +3,15 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
+from tests.forked import Forked
 from tests.moments import SteppedHeartbeat
 
 from waterclock.connection import Database
@@ -181,18 +179,13 @@ def test_a_heartbeat_does_not_keep_a_database_alive(sqlite_url: str) -> None:
     assert gone() is None
 
 
-WORKER = Path(__file__).parent / "worker.py"
-
-
 def test_a_process_that_is_stopped_beats_no_more(connect: Callable[..., Database], database_url: str) -> None:
     database = connect()
     table = database.create_table("orders", payload="text", ack_wait="3s", jitter=0)
     table.put("tea")
-    command = [sys.executable, str(WORKER), database_url, "orders", "handle"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+    with Forked("tests.tables.worker", database_url, "orders", "handle") as holder:
         try:
-            assert holder.stdout is not None
-            assert holder.stdout.readline() == b"took 1 1\n"
+            assert holder.stdout.readline() == "took 1 1\n"
             # As long as it runs it keeps the message, for more than one lease.
             assert table.receive(wait="4s") == []
             _wait_for_a_beat(database)

@@ -1,19 +1,15 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from tests.forked import Forked
 
 from waterclock.connection import Database
 
-WORKER = Path(__file__).parent / "worker.py"
 
-
-def start(url: str, behaviour: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, str(WORKER), url, "orders", behaviour], stdout=subprocess.PIPE, text=True)
+def start(url: str, behaviour: str) -> Forked:
+    return Forked("tests.tables.worker", url, "orders", behaviour)
 
 
 @pytest.mark.parametrize("groups", [None, "sequenced"])
@@ -24,13 +20,11 @@ def test_what_a_killed_consumer_had_is_delivered_to_another_once_its_lease_is_ov
     table.put_many([{"payload": str(number), "group": "a"} for number in range(20)])
 
     holder = start(database_url, "hold")
-    assert holder.stdout is not None
     assert holder.stdout.readline() == "took 1 1\n"
     holder.kill()
     holder.wait()
 
     worker = start(database_url, "ack")
-    assert worker.stdout is not None
     epochs: dict[int, int] = {}
     acked: list[int] = []
     while len(acked) < 20:

@@ -1,20 +1,17 @@
 from __future__ import annotations
 
-import subprocess
-import sys
+import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from tests.forked import Forked
 
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
 from .test_putting import payloads
-
-PURGER = Path(__file__).parent / "purger.py"
 
 # The days to come are made, then each old day is dropped and what it had is counted.
 POINTS = [
@@ -39,8 +36,8 @@ def test_a_purge_by_partition_that_is_killed_anywhere_loses_nothing_and_is_compl
     clock.move("10d")
 
     for moment, pattern in POINTS:
-        command = [sys.executable, str(PURGER), database_url, str(clock.now), moment, pattern]
-        assert subprocess.run(command, check=False).returncode == -9, (moment, pattern)
+        purger = Forked("tests.tables.purger", database_url, clock.now, moment, pattern)
+        assert purger.wait() == -signal.SIGKILL, (moment, pattern)
         stats = table.stats()
         assert stats.ready == 5
         assert stats.acked + stats.purged <= 20

@@ -2,16 +2,13 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import sqlalchemy as sa
+from tests.forked import Forked
 
 from waterclock.connection import Database
 
-REDRIVER = Path(__file__).parent / "redriver.py"
 chance = random.Random()  # noqa: S311  # no secret
 
 
@@ -23,14 +20,10 @@ def test_when_redrivers_are_killed_a_message_is_in_one_of_the_two_tables(
     table.put_many([{"payload": str(number)} for number in range(30)])
     both = sa.text("SELECT id FROM orders UNION ALL SELECT id FROM orders_dead")
     for _ in range(3):
-        workers = [
-            subprocess.Popen([sys.executable, str(REDRIVER), database_url, "orders"], stdout=subprocess.PIPE)
-            for _ in range(2)
-        ]
+        workers = [Forked("tests.tables.redriver", database_url, "orders") for _ in range(2)]
         try:
             for worker in workers:
-                assert worker.stdout is not None
-                assert worker.stdout.readline() == b"brought back\n"
+                assert worker.stdout.readline() == "brought back\n"
             # Some have died and live again; killed somewhere in the middle of its work from here on, wherever that is.
             for _ in range(chance.randrange(1, 30)):
                 with database.backend.snapshot() as connection:

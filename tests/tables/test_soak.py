@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -12,12 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.forked import Forked
 from tests.services import Service
 
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
 
-SOAK = Path(__file__).parent / "soak.py"
 chance = random.Random()  # noqa: S311  # no secret
 ROLES = ("produce", "produce", "consume", "consume", "consume")
 
@@ -30,17 +28,17 @@ class Deed(NamedTuple):
 
 
 class Worker:
-    """A process of `soak.py`, which is started again after it was killed."""
+    """A process of `tests.tables.soak`, which is started again after it was killed."""
 
     def __init__(self, url: str, role: str, log: Path) -> None:
-        self.command = [sys.executable, str(SOAK), url, role, str(log)]
+        self.command = (url, role, log)
         self.log = log
         log.touch()
         self.start()
 
     def start(self) -> None:
         self.written = self.log.stat().st_size
-        self.process = subprocess.Popen(self.command)
+        self.process = Forked("tests.tables.soak", *self.command)
 
     def is_working(self) -> bool:
         assert self.process.poll() is None, "it ended by itself"
@@ -142,7 +140,7 @@ def service_of(request: pytest.FixtureRequest, url: str) -> Service | None:
 def test_whatever_dies_every_message_is_handled_and_none_is_out_twice(
     connect: Callable[..., Database], database_url: str, tmp_path: Path, groups: str | None
 ) -> None:
-    soak(connect, database_url, tmp_path, 4, groups, None)
+    soak(connect, database_url, tmp_path, 2.5, groups, None)
 
 
 @pytest.mark.slow

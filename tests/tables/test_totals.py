@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
+from tests.forked import Forked
 
 from waterclock.connection import Database
 from waterclock.tables.consumers.delivery import Delivery
@@ -20,8 +18,6 @@ from waterclock.tables.message_table import MessageTable
 from . import load
 from .conftest import MovableClock
 
-LOAD = Path(load.__file__)
-
 
 def test_figures_are_exact_after_processes_and_threads_wrote_at_once(
     connect: Callable[..., Database], database_url: str
@@ -29,10 +25,7 @@ def test_figures_are_exact_after_processes_and_threads_wrote_at_once(
     table = connect().create_table(
         "orders", payload="text", id_type="text", purge_after="0s", ack_wait="1h", max_backoff="1h"
     )
-    processes = [
-        subprocess.Popen([sys.executable, str(LOAD), database_url, f"p{number}"], stdout=subprocess.PIPE, text=True)
-        for number in range(2)
-    ]
+    processes = [Forked("tests.tables.load", database_url, f"p{number}") for number in range(2)]
     with ThreadPoolExecutor(2) as pool:
         threads = [pool.submit(load.work, table, f"t{number}") for number in range(2)]
         purged = 0
@@ -41,8 +34,8 @@ def test_figures_are_exact_after_processes_and_threads_wrote_at_once(
             assert purged >= before
         done = sum((Counter(one.result()) for one in threads), Counter[str]())
     for process in processes:
-        output, _ = process.communicate()
-        done += Counter(json.loads(output))
+        assert process.wait() == 0
+        done += Counter(json.loads(process.stdout.read()))
     table.purge()
     stats = table.stats()
     assert done["put"] == 4 * load.ROUNDS * 9

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 from waterclock.connection import connect
@@ -20,7 +19,3 @@ def main(url: str, table_name: str, behaviour: str) -> None:
                     time.sleep(3600)
             delivery.ack()
             print("acked", delivery.id, flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
