@@ -192,7 +192,7 @@ def test_a_deadlock_of_transactions_is_resolved_by_trying_one_again(backend: Bac
             threads.submit(backend.transact, partial(flag_in_order, order), indexed=True) for order in ((1, 2), (2, 1))
         ]:
             done.result()
-    assert len(tries) == 3
+    assert len(tries) > 2  # the one that is tried again may be quicker than the one that waits, and meet it once more
     assert backend.alone(lambda own: [row.flag for row in own.execute(select)]) == [True, True]
 
 

@@ -161,7 +161,7 @@ def test_a_process_that_is_forked_in_the_middle_of_a_turn_has_its_own(turns: Tur
 def test_writers_that_find_the_file_busy_take_turns_from_then_on(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend_module, "BUSY_TIMEOUT", 0.01)
+    monkeypatch.setattr(backend_module, "BUSY_TIMEOUT", 0.2)
     backend, other = Backend(sqlite_url), Backend(sqlite_url)
     file = tmp_path / "waterclock.db-turn"
     backend.transact(lambda _: None)
