@@ -288,11 +288,15 @@ class MessageTable:
             For an argument that cannot be meant; also for ``where`` and ``order`` in a table with groups, whose order
             they would break.
         """
-        count = self.options.batch_size if limit is None else check_count(limit)
-        request = self._request(consumer, where, order, parameters, max_groups)
+        if limit is not None and (type(limit) is not int or limit < 1):
+            check_count(limit)  # says what is wrong
+        if where is None and order is None and parameters is None and max_groups is None:
+            request = Request(consumer or _this_process())
+        else:
+            request = self._request(consumer, where, order, parameters, max_groups)
         if wait is None:
-            return receive(self._row, self._callers, count, request)
-        return receive_waiting(self._row, self._callers, count, request, to_duration(wait, "wait"))
+            return receive(self._row, self._callers, limit, request)
+        return receive_waiting(self._row, self._callers, limit, request, to_duration(wait, "wait"))
 
     def subscribe(
         self,

@@ -12,6 +12,7 @@ from waterclock.tables.databases.mariadb.tables import MariadbTables
 from waterclock.tables.databases.postgresql.tables import PostgresqlTables
 from waterclock.tables.databases.sqlite.tables import SqliteTables
 from waterclock.tables.databases.table_dialect import TableDialect
+from waterclock.tables.model.backoff import Backoff
 from waterclock.tables.model.claim import Marks, Reached
 from waterclock.tables.model.options import TableOptions
 from waterclock.tables.model.schema import PARTITIONED, not_acked
@@ -49,6 +50,8 @@ class TableContext:
         How far those who route its messages to groups have come.
     drawn_ids
         Ids for messages that are put through it.
+    backoff
+        How long its messages are out, made of the options once.
     dead
         The message table that takes its dead letters; None where there is none.
     """
@@ -65,6 +68,10 @@ class TableContext:
     reached: Reached = field(default_factory=Reached)
     drawn_ids: DrawnIds = field(default_factory=DrawnIds)
     dead: TableContext | None = None
+    backoff: Backoff = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "backoff", self.options.backoff)
 
     def unacked(self, name: str = "seqs") -> sa.ColumnElement[bool]:
         """Choose messages that are not acked by their seqs, which are bound as ``name``."""

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -346,12 +347,13 @@ def hand_over(
     deliveries: list[Delivery] = []
     failed: set[str | None] = set()
     further = user_column_names(context.rows)
-    beat_at = begun + beat_after(context.options.backoff.wait_bounds[0])
+    beat_at = begun + _first_beat(context)
+    all_read = _are_read_always(context.rows)
     for one in claimed:
         if context.options.groups and one.row.group_id in failed:
             continue  # it went back with the one before it
         delivery = Delivery(context, callers, one, claim_id, beat_at)
-        problem = unreadable(one.row, further)
+        problem = None if all_read and one.row.headers is None else unreadable(one.row, further)
         if problem is None:
             deliveries.append(delivery)
             continue
@@ -359,3 +361,15 @@ def hand_over(
         with suppress(LeaseLostError):
             delivery.nack(error=problem)
     return deliveries
+
+
+@lru_cache(maxsize=256)
+def _first_beat(context: TableContext) -> int:
+    return beat_after(context.backoff.first)
+
+
+@lru_cache(maxsize=256)
+def _are_read_always(rows: sa.Table) -> bool:
+    """Say that no value of a message's row can be unreadable but its headers."""
+    types = isinstance(rows.c.id.type, sa.BigInteger), isinstance(rows.c.message.type, sa.LargeBinary)
+    return all(types) and not user_column_names(rows)

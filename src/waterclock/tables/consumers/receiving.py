@@ -13,7 +13,7 @@ from waterclock.errors import RefusedError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.rate_limit import note_sent, rate_allows, rate_free_at
-from waterclock.tables.catalogue.selection import Selection, select_on
+from waterclock.tables.catalogue.selection import Bound, Selection, select_on
 from waterclock.tables.catalogue.table_row import LOOK_EVERY, TableRow
 from waterclock.tables.consumers.delivery import Delivery, hand_over
 from waterclock.tables.databases.changes import Changes, Stop
@@ -24,6 +24,7 @@ from waterclock.tables.model.claim import Claimed, Wanted
 
 _SECOND = 1_000_000_000
 _TOKENS_FOR = 0.01  # s
+_ALL: Bound = (None, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,8 @@ class Request:
     max_groups: int | None = None
 
 
-def receive(row: TableRow, callers: CallerConnections, limit: int, request: Request) -> list[Delivery]:
-    """Claim up to ``limit`` messages that are due, without waiting."""
+def receive(row: TableRow, callers: CallerConnections, limit: int | None, request: Request) -> list[Delivery]:
+    """Claim up to ``limit`` messages that are due, None: the table's ``batch_size``, without waiting."""
     context = row.now()
     try:
         return _receive(context, callers, limit, request)
@@ -59,7 +60,7 @@ def receive(row: TableRow, callers: CallerConnections, limit: int, request: Requ
 
 
 def receive_waiting(
-    row: TableRow, callers: CallerConnections, limit: int, request: Request, wait: int
+    row: TableRow, callers: CallerConnections, limit: int | None, request: Request, wait: int
 ) -> list[Delivery]:
     """Claim up to ``limit`` messages that are due; where none is, wait for some for ``wait`` ns at the most."""
     until = moments.monotonic() + wait / _SECOND
@@ -77,47 +78,44 @@ def receive_waiting(
     return found
 
 
-def _receive(context: TableContext, callers: CallerConnections, limit: int, request: Request) -> list[Delivery]:
-    where, order = select_on(context, request.selection)
+def _receive(context: TableContext, callers: CallerConnections, limit: int | None, request: Request) -> list[Delivery]:
+    where, order = _ALL if request.selection is None else select_on(context, request.selection)
     if context.paused_until is not None and context.backend.now() < context.paused_until:
         return []
-    if is_idle(context):
-        return []
     started = moments.monotonic()
-    if _finds_none(context, where, request):
-        _note_walk(context, where, [], started)
-        return []
+    # Where the last claim got all that it wanted, the next one is the quickest way to look.
+    if not context.marks.had_enough:
+        if is_idle(context):
+            return []
+        if _finds_none(context, where, request):
+            _note_walk(context, where, started)
+            return []
+    most = context.options.batch_size if limit is None else limit
     while True:
         begun = moments.monotonic_ns()
-        wanted = Wanted(
-            limit, request.consumer, secrets.randbits(63), context.options.backoff, where, order, request.max_groups
-        )
+        wanted = Wanted(most, request.consumer, secrets.randbits(63), context.backoff, where, order, request.max_groups)
         claimed = _claim(context, wanted)
-        _note_walk(context, where, claimed, started)
-        exhausted = {one.row.seq for one in claimed if is_exhausted(context, one.row.epoch or 0)}
-        if exhausted:
-            _bury(context, sorted(exhausted), wanted.claim_id)
-        living = [one for one in claimed if one.row.seq not in exhausted]
+        if not claimed:
+            _note_walk(context, where, started)
+            return []
+        context.marks.walks.found()
+        living = claimed if context.options.max_attempts is None else _bury_exhausted(context, claimed, wanted.claim_id)
         if living:
             process_heartbeat(context).note_sent(len(living))
         deliveries = hand_over(context, callers, living, wanted.claim_id, begun)
-        if deliveries or not claimed:
+        if deliveries:
             return deliveries
 
 
-def _note_walk(
-    context: TableContext, where: sa.ColumnElement[bool] | None, claimed: list[Claimed], started: float
-) -> None:
+def _note_walk(context: TableContext, where: sa.ColumnElement[bool] | None, started: float) -> None:
     walks = context.marks.walks
-    if claimed:
-        walks.found()
-    elif where is None:  # what a choice costs says nothing about the walk
+    if where is None:  # what a choice costs says nothing about the walk
         walks.walked(moments.monotonic() - started)
 
 
 def _finds_none(context: TableContext, where: sa.ColumnElement[bool] | None, request: Request) -> bool:
     """Say that nothing is due, where writers take turns: for that consumers should ask for none, nor wait for one."""
-    if not context.sql.one_writer or context.marks.any() or context.reached.now() is not None:
+    if not context.sql.one_writer or context.reached.now() is not None:
         return False
     with context.backend.snapshot(indexed=True) as connection:
         due, now = next_due(context, connection, where, request.consumer, request.max_groups)
@@ -126,7 +124,7 @@ def _finds_none(context: TableContext, where: sa.ColumnElement[bool] | None, req
 
 def _claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
     if context.options.rate_limit is None:
-        return claim(context, wanted, context.marks)
+        return claim(context, wanted)
     return context.backend.transact(lambda own: _claim_at_rate(context, own, wanted), indexed=True)
 
 
@@ -139,8 +137,11 @@ def _claim_at_rate(context: TableContext, connection: sa.Connection, wanted: Wan
     return claimed
 
 
-def _bury(context: TableContext, seqs: list[int], claim_id: int) -> None:
-    context.backend.transact(lambda own: bury_claimed(context, own, seqs, claim_id))
+def _bury_exhausted(context: TableContext, claimed: list[Claimed], claim_id: int) -> list[Claimed]:
+    exhausted = {one.row.seq for one in claimed if is_exhausted(context, one.row.epoch or 0)}
+    if exhausted:
+        context.backend.transact(lambda own: bury_claimed(context, own, sorted(exhausted), claim_id))
+    return [one for one in claimed if one.row.seq not in exhausted]
 
 
 def pause(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -39,43 +40,50 @@ _DEEP = 32
 """Where levels have more messages than this, on average, asking one by one is quicker."""
 
 
-class StepDialect(Protocol):
-    """What a claim in steps needs of a database."""
+class ClaimsInSteps(ABC):
+    """A database on which a claim is several statements: they lock the messages, and the last makes them ours."""
 
     latest_first: bool
     """Whether its index, read from the highest priority down, gives the latest message of a level first."""
 
+    taking: Callable[[sa.Table], sa.Update]
+    """Gives the statement of `take`."""
+
+    @abstractmethod
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Say that ``column`` is one of the values in the list bound as ``name``."""
-        ...
 
     def take(self, connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
         """Make messages that are locked ours: their seqs, each with the end of its lease in ns."""
-        ...
+        connection.execute(self.taking(rows), {"ends": ends, "by": wanted.claim_id, "who": wanted.consumer})
 
-
-def claim_in_steps(
-    sql: StepDialect,
-    connection: sa.Connection,
-    rows: sa.Table,
-    wanted: Wanted,
-    begin: Mapping[int, int],
-    now: sa.ColumnElement[int],
-) -> list[Claimed]:
-    """Claim where no one statement can: lock the messages, then make them ours."""
-    if wanted.order:
-        statement = _due_in_order(rows, now, wanted.where, wanted.order)
-        found = list(connection.execute(statement, {"count": wanted.limit}))
-    else:
-        search = _Search(sql, connection, rows, wanted, now)
-        search.find(begin)
-        found = search.found
-    if not found:
-        return []
-    wait = wanted.backoff.wait
-    claimed = [Claimed(row, row[-1] + wait(row.epoch or 0, random.uniform(-1, 1))) for row in found]  # noqa: S311  # no secret
-    sql.take(connection, rows, wanted, [(one.row.seq, one.lease_until) for one in claimed])
-    return claimed
+    def claim(
+        self,
+        connection: sa.Connection,
+        rows: sa.Table,
+        wanted: Wanted,
+        begin: Mapping[int, int],
+        now: sa.ColumnElement[int],
+    ) -> list[Claimed]:
+        """Take messages that are due."""
+        if wanted.order:
+            statement = _due_in_order(rows, now, wanted.where, wanted.order)
+            found = list(connection.execute(statement, {"count": wanted.limit}))
+        else:
+            search = _Search(self, connection, rows, wanted, now)
+            search.find(begin)
+            found = search.found
+        if not found:
+            return []
+        claimed: list[Claimed] = []
+        ends: list[tuple[int, int]] = []
+        for row in found:
+            wait = wanted.backoff.wait(row.epoch, random.uniform(-1, 1)) if row.epoch else wanted.backoff.first  # noqa: S311  # no secret
+            until = row[-1] + wait
+            claimed.append(Claimed(row, until))
+            ends.append((row.seq, until))
+        self.take(connection, rows, wanted, ends)
+        return claimed
 
 
 class _Search:
@@ -94,7 +102,7 @@ class _Search:
 
     def __init__(
         self,
-        sql: StepDialect,
+        sql: ClaimsInSteps,
         connection: sa.Connection,
         rows: sa.Table,
         wanted: Wanted,
@@ -106,16 +114,19 @@ class _Search:
         self._wanted = wanted
         self._now = now
         self._above = ABOVE_EVERY_PRIORITY
+        self._left = wanted.limit
         self.found: list[_Row] = []
 
     def find(self, begin: Mapping[int, int]) -> None:
         """Go on until enough is found, or no level is left."""
-        known = sorted(begin, reverse=True)
+        known = sorted(begin)
         hops = pause = _HOPS
         look = _FIRST_LOOK
         while self._left:
             if hops:
-                level = next((priority for priority in known if priority < self._above), None)
+                while known and known[-1] >= self._above:
+                    known.pop()
+                level = known[-1] if known else None
                 passed = self._hop(level, 0 if level is None else begin[level])
                 if passed is None:
                     return
@@ -130,10 +141,6 @@ class _Search:
             else:
                 look = _LONG_LOOK
                 pause = hops = 1
-
-    @property
-    def _left(self) -> int:
-        return self._wanted.limit - len(self.found)
 
     def _hop(self, level: int | None, low: int) -> int | None:
         """Look at the next level, known or not; say how many unknown ones that were, None where there is none."""
@@ -154,7 +161,8 @@ class _Search:
 
     def _lock_level(self, level: int, low: int) -> None:
         values = {"of": level, "low": low, "above": self._above, "count": self._left}
-        self.found += self._connection.execute(_due_at_level(self._rows, self._now, self._wanted.where), values).all()
+        self.found += self._connection.execute(_due_at_level(self._rows, self._now, self._wanted.where), values)
+        self._left = self._wanted.limit - len(self.found)
 
     def _look_at_many(self, most: int) -> int | None:
         """Look at so many messages, of all the levels that they are in; say how many levels, None where all is seen.
@@ -173,6 +181,7 @@ class _Search:
                 self._connection.execute(_due_of(rows, now, where, self._sql), {"seqs": seqs}).all() if seqs else []
             )
             self.found += locked
+            self._left = self._wanted.limit - len(self.found)
             if len(seqs) == values["count"]:
                 if locked:  # another consumer is claiming the missing ones just now
                     return None
@@ -265,7 +274,7 @@ def _due_between(
 
 @lru_cache(maxsize=256)
 def _due_of(
-    rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None, sql: StepDialect
+    rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None, sql: ClaimsInSteps
 ) -> sa.Select[*tuple[Any, ...]]:
     return (
         sa.select(*columns_read(rows), now)

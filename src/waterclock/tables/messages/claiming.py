@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +15,7 @@ from waterclock.tables.databases.claiming_rows import priority_levels
 from waterclock.tables.messages.claiming_exclusive import claim_exclusive
 from waterclock.tables.messages.claiming_sequenced import claim_sequenced
 from waterclock.tables.messages.group_levels import next_group_due
-from waterclock.tables.model.claim import Claimed, Marks, Wanted
+from waterclock.tables.model.claim import Claimed, Wanted
 from waterclock.tables.model.schema import is_waiting
 
 _NO_MARKS: dict[int, int] = {}
@@ -22,22 +23,19 @@ _NO_MARKS: dict[int, int] = {}
 _OF_GROUPS = {"sequenced": claim_sequenced, "exclusive": claim_exclusive}
 
 
-def claim(context: TableContext, wanted: Wanted, marks: Marks | None = None) -> list[Claimed]:
+def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
     """Take messages that are due for the consumer: highest priority first, then the oldest due first.
 
     A claim whose answer was lost is no harm: it is a lease that runs out.
-
-    Parameters
-    ----------
-    marks
-        Where the consumer's claims have come to; None: look from the very first message.
     """
     if context.options.groups is not None:
         return _claim_groups(context, wanted)
-    if marks is None or wanted.where is not None or wanted.order:
-        return _claim_rows(context, wanted, _NO_MARKS)
-    begin = marks.now()
+    marks = context.marks
+    chooses = wanted.where is not None or wanted.order
+    begin = _NO_MARKS if chooses else marks.now()
     claimed = _claim_rows(context, wanted, begin)
+    if chooses:
+        return claimed
     if len(claimed) == wanted.limit:
         marks.advance(claimed)
         return claimed
@@ -49,24 +47,21 @@ def claim(context: TableContext, wanted: Wanted, marks: Marks | None = None) -> 
 
 
 def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
-    claimed, more = _try_claim_groups(context, wanted)
-    while more and not claimed:  # what may be taken may lie behind a hundred thousand messages of a group that is out
-        claimed, more = _try_claim_groups(context, wanted)
-    return claimed
-
-
-def _try_claim_groups(context: TableContext, wanted: Wanted) -> tuple[list[Claimed], bool]:
-    claim_of_groups = _OF_GROUPS[context.options.groups or "sequenced"]
-
-    def attempt() -> tuple[list[Claimed], bool]:
-        return context.backend.transact(
-            lambda own: claim_of_groups(context, own, wanted), indexed=True, durable=_must_last(context)
-        )
-
-    try:
-        return attempt()
-    except ConstraintError:
-        return attempt()  # another thread signed the same consumer in just now
+    claim_some = _OF_GROUPS[context.options.groups or "sequenced"]
+    durable = context.options.max_attempts is not None
+    is_again = False
+    while True:
+        try:
+            claimed, more = context.backend.transact(
+                lambda own: claim_some(context, own, wanted), indexed=True, durable=durable
+            )
+        except ConstraintError:  # another thread signed the same consumer in just now
+            if is_again:
+                raise
+            is_again = True
+            continue
+        if claimed or not more:  # what may be taken may lie behind a hundred thousand messages of a group that is out
+            return claimed
 
 
 def is_idle(context: TableContext) -> bool:
@@ -103,16 +98,12 @@ def claim_within(context: TableContext, connection: sa.Connection, wanted: Wante
     return context.sql.claim(connection, context.rows, wanted, _NO_MARKS, context.backend.now_sql())
 
 
-def _claim_rows(context: TableContext, wanted: Wanted, begin: dict[int, int] | Any) -> list[Claimed]:
+def _claim_rows(context: TableContext, wanted: Wanted, begin: Mapping[int, int]) -> list[Claimed]:
     return context.backend.alone(
         lambda own: context.sql.claim(own, context.rows, wanted, begin, context.backend.now_sql()),
-        durable=_must_last(context),
+        # A consumer does not survive a failure of the computer, but the count of attempts must, where there is a limit.
+        durable=context.options.max_attempts is not None,
     )
-
-
-def _must_last(context: TableContext) -> bool:
-    # A consumer does not survive a failure of the computer, but the count of attempts must, where there is a limit.
-    return context.options.max_attempts is not None
 
 
 def next_due(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
@@ -25,12 +25,18 @@ class Backoff:
     jitter
         Fraction by which the growing part may vary either way from the second attempt on, so that messages that
         failed together do not return together.
+    first
+        The shortest `wait`: that of a message that is sent for the first time, ns.
     """
 
     ack_wait: int
     min_backoff: int | None
     max_backoff: int | None
     jitter: float
+    first: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "first", self.wait(0, 0.0))
 
     @property
     def base(self) -> int:
@@ -82,4 +88,4 @@ class Backoff:
     def wait_bounds(self) -> tuple[int, int]:
         """The shortest and the longest `wait`, ns."""
         more = 0 if self.min_backoff is None else self.ack_wait
-        return self.base + more, self.limit + more
+        return self.first, self.limit + more

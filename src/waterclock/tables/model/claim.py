@@ -132,13 +132,15 @@ class Marks:
     ----------
     walks
         How long the claims took that found nothing.
+    had_enough
+        Whether the last claim got all that it wanted, not long ago.
     """
 
     def __init__(self) -> None:
         self.walks = Walks()
         self._lock = threading.Lock()
         self._marks: dict[int, int] = {}
-        self._had_enough = False
+        self.had_enough = False
         self._since = moments.monotonic()
         self._looking_since: float | None = None
         self._every = LOOK_BACK_EVERY
@@ -149,14 +151,10 @@ class Marks:
             now = moments.monotonic()
             if now - self._since >= self._every:
                 self._marks = {}
-                self._had_enough = False
+                self.had_enough = False
             if not self._marks:
                 self._since = self._looking_since = now
             return dict(self._marks)
-
-    def any(self) -> bool:
-        """Say whether the last claim got all that it wanted, not long ago."""
-        return self._had_enough
 
     def advance(self, claimed: Sequence[Claimed]) -> None:
         """Note a claim that got as many messages as it wanted, in its order."""
@@ -165,7 +163,7 @@ class Marks:
                 took = moments.monotonic() - self._looking_since
                 self._every = min(max(LOOK_BACK_EVERY, LOOK_BACK_SHARE * took), LOOK_BACK_AT_LEAST)
                 self._looking_since = None
-            self._had_enough = True
+            self.had_enough = True
             for one in claimed:
                 self._marks[one.row.priority] = one.row.time_next
             if len(self._marks) > MOST_MARKS:
@@ -175,7 +173,7 @@ class Marks:
         """Begin at the very first message again."""
         with self._lock:
             self._marks = {}
-            self._had_enough = False
+            self.had_enough = False
 
 
 class Reached:

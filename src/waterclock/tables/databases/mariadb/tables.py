@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -10,13 +10,13 @@ import sqlalchemy as sa
 from sqlalchemy.schema import DDL, DropSequence
 
 from waterclock.database.engines.mariadb import NOW
-from waterclock.tables.databases.claiming_rows import claim_in_steps
+from waterclock.tables.databases.claiming_rows import ClaimsInSteps
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.mariadb import adopting
 from waterclock.tables.databases.mariadb.inserting import insert_new
 from waterclock.tables.databases.mariadb.partitions import MariadbDays
 from waterclock.tables.databases.table_dialect import TableDialect
-from waterclock.tables.model.claim import Claimed, Wanted
+from waterclock.tables.model.claim import Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import IdItem
@@ -64,7 +64,7 @@ _GROUP_TRIGGER = """
     END"""
 
 
-class MariadbTables(TableDialect):
+class MariadbTables(ClaimsInSteps, TableDialect):
     """MariaDB's statements for message tables."""
 
     one_writer = False
@@ -152,34 +152,17 @@ class MariadbTables(TableDialect):
         """Say that ``column`` is in the list bound as ``name``."""
         return column.in_(sa.bindparam(name, type_=column.type, expanding=True))
 
-    def claim(
-        self,
-        connection: sa.Connection,
-        rows: sa.Table,
-        wanted: Wanted,
-        begin: Mapping[int, int],
-        now: sa.ColumnElement[int],
-    ) -> list[Claimed]:
-        """Take messages in two statements, because an update neither skips locked rows nor returns any."""
-        return claim_in_steps(self, connection, rows, wanted, begin, now)
-
     def take(self, connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
-        """Make messages that are locked ours: their seqs, each with the end of its lease in ns."""
-        _take(connection, rows, wanted, ends)
+        """Make messages that are locked ours, some at a time: an update neither skips locked rows nor returns any."""
+        for start in range(0, len(ends), _TAKEN_AT_ONCE):
+            some = ends[start : start + _TAKEN_AT_ONCE]
+            by_seq = ",".join(f'"s{seq}":{until}' for seq, until in some)
+            values = {"seqs": [seq for seq, _ in some], "ends": f"{{{by_seq}}}"}
+            connection.execute(_taking(rows), {**values, "by": wanted.claim_id, "who": wanted.consumer})
 
     def column_names(self, connection: sa.Connection, name: str) -> set[str]:
         """Ask the database's own schema."""
         return set(connection.scalars(_COLUMNS, {"name": name}))
-
-
-def _take(connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
-    for start in range(0, len(ends), _TAKEN_AT_ONCE):
-        some = ends[start : start + _TAKEN_AT_ONCE]
-        by_seq = ",".join(f'"s{seq}":{until}' for seq, until in some)
-        seqs = [seq for seq, _ in some]
-        connection.execute(
-            _taking(rows), {"seqs": seqs, "ends": f"{{{by_seq}}}", "by": wanted.claim_id, "who": wanted.consumer}
-        )
 
 
 @lru_cache(maxsize=256)

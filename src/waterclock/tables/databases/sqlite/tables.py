@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any
+from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import DDL
 
 from waterclock.database.backend import Backend
-from waterclock.tables.databases.claiming_rows import claim_in_steps
+from waterclock.tables.databases.claiming_rows import ClaimsInSteps
 from waterclock.tables.databases.indexes import index_acked, index_unacked
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.sqlite import adopting
 from waterclock.tables.databases.sqlite.waking import SqliteChanges
 from waterclock.tables.databases.table_dialect import TableDialect
-from waterclock.tables.model.claim import Claimed, Wanted
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import IdItem
 
@@ -70,21 +70,42 @@ _GLOB = {"%": "*", "_": "?", "*": "[*]", "?": "[?]", "[": "[[]"}
 _ROWS_OF_A_STATEMENT = 100  # the text of a statement is made once for each number of rows
 
 
+def _plainly(value: Any) -> Any:
+    return str(value) if isinstance(value, UUID) else list(value)
+
+
+_as_json = json.JSONEncoder(default=_plainly).encode
+
+
 class _JsonList(sa.TypeDecorator[Any]):
     """A list as JSON text, UUIDs in it as texts."""
 
     impl = sa.Text
     cache_ok = True
 
-    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str:
+    def bind_processor(self, dialect: sa.Dialect) -> Any:
+        """Write it by an encoder that is kept, with no function of ours in between."""
         del dialect  # there is one
-        try:
-            return json.dumps(value)  # by the encoder that is kept
-        except TypeError:
-            return json.dumps(list(value), default=str)
+        return _as_json
 
 
-class SqliteTables(TableDialect):
+@lru_cache(maxsize=256)
+def _taking(rows: sa.Table) -> sa.Update:
+    listed = sa.func.json_each(sa.bindparam("ends", type_=_JsonList())).table_valued("value")
+    seq, until = (sa.func.json_extract(listed.c.value, f"$[{place}]", type_=sa.BigInteger) for place in (0, 1))
+    return (
+        sa.update(rows)
+        .where(rows.c.seq == seq)
+        .values(
+            time_next=until,
+            epoch=sa.func.coalesce(rows.c.epoch, 0) + 1,
+            claim_id=sa.bindparam("by"),
+            consumer=sa.bindparam("who"),
+        )
+    )
+
+
+class SqliteTables(ClaimsInSteps, TableDialect):
     """SQLite's statements for message tables."""
 
     one_writer = True
@@ -92,6 +113,7 @@ class SqliteTables(TableDialect):
     latest_first = False
     unacked_apart = False  # there are no partitions
     clock = _NOW
+    taking = staticmethod(_taking)
 
     def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
         """Leave ids to the trigger, which sees the row's number."""
@@ -163,21 +185,6 @@ class SqliteTables(TableDialect):
         listed = sa.func.json_each(sa.bindparam(name, type_=_JsonList())).table_valued("value")
         return column.in_(sa.select(listed.c.value))
 
-    def claim(
-        self,
-        connection: sa.Connection,
-        rows: sa.Table,
-        wanted: Wanted,
-        begin: Mapping[int, int],
-        now: sa.ColumnElement[int],
-    ) -> list[Claimed]:
-        """Take messages in two statements, because RETURNING sees no other rows than the new ones."""
-        return claim_in_steps(self, connection, rows, wanted, begin, now)
-
-    def take(self, connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
-        """Make messages ours: their seqs, each with the end of its lease in ns."""
-        connection.execute(_taking(rows), {"ends": ends, "by": wanted.claim_id, "who": wanted.consumer})
-
     def column_names(self, connection: sa.Connection, name: str) -> set[str]:
         """Ask the schema, which every connection has read."""
         column = sa.column("name")
@@ -214,19 +221,3 @@ def _insert_text(rows: sa.Table, names: tuple[str, ...], count: int, dialect: sa
     values = [{name: sa.bindparam(f"{name}_{row}") for name in names} for row in range(count)]
     insert = sqlite.insert(into).values(values).on_conflict_do_nothing(index_elements=["id"])
     return str(insert.returning(into.c.id).compile(dialect=dialect))
-
-
-@lru_cache(maxsize=256)
-def _taking(rows: sa.Table) -> sa.Update:
-    listed = sa.func.json_each(sa.bindparam("ends", type_=_JsonList())).table_valued("value")
-    seq, until = (sa.func.json_extract(listed.c.value, f"$[{place}]", type_=sa.BigInteger) for place in (0, 1))
-    return (
-        sa.update(rows)
-        .where(rows.c.seq == seq)
-        .values(
-            time_next=until,
-            epoch=sa.func.coalesce(rows.c.epoch, 0) + 1,
-            claim_id=sa.bindparam("by"),
-            consumer=sa.bindparam("who"),
-        )
-    )
