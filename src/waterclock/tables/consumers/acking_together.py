@@ -13,7 +13,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.undecided import decide
 from waterclock.tables.messages import acking
-from waterclock.tables.messages.acking_rows import is_one_statement
+from waterclock.tables.messages.acking import is_one_statement
 from waterclock.tables.messages.process_heartbeat import note_acked
 from waterclock.tables.messages.putting import check_id
 from waterclock.tables.model.leased import Acked, Leased

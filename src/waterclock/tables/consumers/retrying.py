@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.undecided import decide
-from waterclock.tables.messages import acking, acking_rows
+from waterclock.tables.messages import acking
 from waterclock.tables.messages.dead_letters import bury, exhausted_reason, is_exhausted
 
 _CHUNK = 500  # messages in one transaction, so that no consumer waits long for them
@@ -46,7 +46,7 @@ def _nack_chunk(
         bury(context, connection, [one.leased.seq for one in dying], exhausted_reason(context))
     living = [one for one in ours if not is_exhausted(context, one.epoch)]
     delays = {(one.leased.seq, one.leased.claim_id): one.retry_delay(delay) for one in living}
-    acking_rows.back_off_all(context, connection, delays)
+    acking.back_off_all(context, connection, delays)
     return kept
 
 
