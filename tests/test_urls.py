@@ -7,6 +7,7 @@ import logging
 import re
 import traceback
 from collections.abc import Callable, Iterator
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,10 @@ import waterclock as wc
 from waterclock.cli.app import run
 from waterclock.cli.common import Common
 from waterclock.database.backend import Backend, parse_url
+from waterclock.spark.options import Opening
 from waterclock.spark.pipeline.file import Source
-from waterclock.spark.reading.read_options import ReadOptions
 from waterclock.spark.reading.table_read_options import TableReadOptions
+from waterclock.spark.reading.topic_read_options import TopicReadOptions
 from waterclock.spark.writing.write_options import WriteOptions
 from waterclock.topics.planning import plan_slices
 from waterclock.urls import redacted, shown
@@ -125,7 +127,8 @@ def test_no_command_shows_a_secret(
 
 def test_reprs_show_no_secret() -> None:
     url = f"postgresql://u:{SECRET}@h/d"
-    options = [kind._make([url, ROOT, *kind._fields[2:]]) for kind in (ReadOptions, TableReadOptions, WriteOptions)]
+    kinds: tuple[Callable[..., Opening], ...] = (TopicReadOptions, TableReadOptions, WriteOptions)
+    options = [kind(url, ROOT, *list(signature(kind).parameters)[2:]) for kind in kinds]
     source = Source(url, ROOT, "t", {}, None)
     for thing in (Common(url=url, ledgers=ROOT), *options, source):
         assert SECRET not in repr(thing)

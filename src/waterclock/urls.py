@@ -8,8 +8,8 @@ as the catalogue keeps it. What is no proper URL is hidden rather more than less
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, unquote_plus
 
 _HIDDEN = "***"
@@ -105,12 +105,12 @@ def redacted(text: object, url: object = "") -> str:
     return _NAMED.sub(rf"\g<name>\g<is>{_HIDDEN}", safe)
 
 
-def represented(place: NamedTuple) -> str:
+def represented(place: object, fields: Mapping[str, Any]) -> str:
     """Give the repr of what has a field ``url``, and maybe one ``ledgers``, with those as they may be shown."""
-    fields = {**place._asdict(), "url": shown(place._asdict()["url"])}
-    if isinstance(fields.get("ledgers"), str):
-        fields["ledgers"] = without_secrets(fields["ledgers"])
-    return f"{type(place).__name__}({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+    shows = {**fields, "url": shown(fields["url"])}
+    if isinstance(shows.get("ledgers"), str):
+        shows["ledgers"] = without_secrets(shows["ledgers"])
+    return f"{type(place).__name__}({', '.join(f'{name}={value!r}' for name, value in shows.items())})"
 
 
 def without_secrets(url: str) -> str:

@@ -16,8 +16,8 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 import waterclock as wc
 from waterclock.database.topic_catalogue import entries, ledgers
 from waterclock.spark import register
-from waterclock.spark.reading.read_options import ReadOptions
 from waterclock.spark.reading.source import TopicReader
+from waterclock.spark.reading.topic_read_options import TopicReadOptions
 from waterclock.spark.reading.topic_stream import TopicStreamReader
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.topic import Topic
@@ -36,8 +36,8 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
         yield database
 
 
-def options(database: wc.Database, **given: str) -> ReadOptions:
-    return ReadOptions.checked({"url": str(database.backend.url), "topic": "t", **given})
+def options(database: wc.Database, **given: str) -> TopicReadOptions:
+    return TopicReadOptions.checked({"url": str(database.backend.url), "topic": "t", **given})
 
 
 def numbers(reader: TopicReader) -> list[int]:

@@ -9,7 +9,7 @@ from tests.s3 import SECRET, S3Server
 
 import waterclock as wc
 from waterclock.spark import register, seal_topic
-from waterclock.spark.reading.read_options import ReadOptions
+from waterclock.spark.reading.topic_read_options import TopicReadOptions
 from waterclock.spark.upkeep import _Place
 
 FORMS = (SECRET, SECRET.replace("/", "%2F"), "s3cr3t", "endpoint_override")
@@ -38,7 +38,7 @@ def test_spark_seals_and_reads_a_topic_on_s3_without_showing_its_secrets(
             frame._jdf.queryExecution().toString(),
             repr(topic.plan()),
             repr(_Place.of(topic)),
-            repr(ReadOptions.checked(options)),
+            repr(TopicReadOptions.checked(options)),
         ]
     for text in shown:
         assert not any(form in text for form in FORMS), text

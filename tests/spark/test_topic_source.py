@@ -29,8 +29,8 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.spark.packing import unpack
 from waterclock.spark.reading.columns import check_columns
 from waterclock.spark.reading.pushdown import exact_test
-from waterclock.spark.reading.read_options import ReadOptions
 from waterclock.spark.reading.source import TopicReader
+from waterclock.spark.reading.topic_read_options import TopicReadOptions
 from waterclock.spark.reading.topic_stream import TopicStreamReader
 from waterclock.topics.slicing import Slice
 
@@ -66,8 +66,8 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[wc.Database]:
         yield database
 
 
-def options(database: wc.Database, **given: str) -> ReadOptions:
-    return ReadOptions.checked({"url": str(database.backend.url), "topic": "t", **given})
+def options(database: wc.Database, **given: str) -> TopicReadOptions:
+    return TopicReadOptions.checked({"url": str(database.backend.url), "topic": "t", **given})
 
 
 def slices(reader: TopicReader) -> list[Slice]:
@@ -319,7 +319,7 @@ def test_nothing_is_read_of_an_empty_topic(tmp_path: Path) -> None:
 )
 def test_options_that_cannot_be_meant_are_refused(given: dict[str, str], says: str) -> None:
     with pytest.raises(wc.InvalidArgumentError, match=says):
-        ReadOptions.checked({"url": "sqlite:///f.db", "topic": "t", **given})
+        TopicReadOptions.checked({"url": "sqlite:///f.db", "topic": "t", **given})
 
 
 def test_all_columns_are_read_where_none_is_named() -> None:

@@ -5,9 +5,33 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
+from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.quoting import quoted
+from waterclock.urls import represented
+
+
+@dataclass(frozen=True, repr=False)
+class Opening:
+    """What every use of the format opens. Its options are classes of this one, with ``repr=False``: a URL has secrets.
+
+    Attributes
+    ----------
+    url, ledgers
+        As `connect` takes them; ``ledgers`` is None where its default is meant.
+    """
+
+    url: str
+    ledgers: str | None
+
+    def __repr__(self) -> str:
+        return represented(self, vars(self))
+
+    def connect(self) -> Database:
+        """Open the database."""
+        return connect(self.url, self.ledgers)
 
 
 def needed(options: Mapping[str, str], name: str) -> str:
@@ -17,12 +41,13 @@ def needed(options: Mapping[str, str], name: str) -> str:
     return options[name]
 
 
-def refuse_unknown(options: Mapping[str, str], known: Iterable[str]) -> None:
-    """Refuse unknown options: a typing error must not change what is done."""
+def known_only(options: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:
+    """Give options by names in small letters; refuse unknown ones: a typing error must not change what is done."""
     spelt = {name.lower() for name in known}
     for name in options:
         if name.lower() not in spelt:
             raise InvalidArgumentError(f"the option {quoted(name)} is not known; there are {', '.join(sorted(known))}")
+    return {name.lower(): value for name, value in options.items()}
 
 
 def number(options: Mapping[str, str], name: str) -> int | None:

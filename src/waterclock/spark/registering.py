@@ -17,10 +17,10 @@ from pyspark.sql.types import StructType
 from waterclock.spark.options import plainly
 from waterclock.spark.packing import CLOCKED_SCHEMA
 from waterclock.spark.reading.columns import spark_schema
-from waterclock.spark.reading.read_options import ReadOptions, refuse_expired, refuse_for
 from waterclock.spark.reading.source import TopicReader
 from waterclock.spark.reading.table_read_options import TableReadOptions, refuse_batch_read
 from waterclock.spark.reading.table_stream import TableStreamReader
+from waterclock.spark.reading.topic_read_options import TopicReadOptions, refuse_expired, refuse_for
 from waterclock.spark.reading.topic_stream import TopicStreamReader
 from waterclock.spark.writing.sink import make_writer
 from waterclock.spark.writing.write_options import WriteOptions
@@ -47,7 +47,7 @@ class WaterclockSource(DataSource):
         with plainly():
             if self._reads_a_table:
                 return TableReadOptions.checked(self.options).schema()
-            options = ReadOptions.checked(self.options)
+            options = TopicReadOptions.checked(self.options)
             with options.connect() as database:
                 topic = database.topic(options.topic)
                 if options.start is not None and options.fail_on_data_loss:
@@ -60,7 +60,7 @@ class WaterclockSource(DataSource):
             if self._reads_a_table:
                 refuse_batch_read()
             refuse_for(self.options, streaming=False)
-            return TopicReader(ReadOptions.checked(self.options))
+            return TopicReader(TopicReadOptions.checked(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  # Spark's name and keyword
         """Prepare a stream."""
@@ -68,7 +68,7 @@ class WaterclockSource(DataSource):
             if self._reads_a_table:
                 return TableStreamReader(TableReadOptions.checked(self.options))
             refuse_for(self.options, streaming=True)
-            return TopicStreamReader(ReadOptions.checked(self.options))
+            return TopicStreamReader(TopicReadOptions.checked(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Check the options and prepare a write."""

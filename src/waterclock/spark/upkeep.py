@@ -38,7 +38,7 @@ class _Place(NamedTuple):
     name: str
 
     def __repr__(self) -> str:
-        return represented(self)
+        return represented(self, self._asdict())
 
     @classmethod
     def of(cls, topic: Topic) -> _Place:

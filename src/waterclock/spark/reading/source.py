@@ -14,7 +14,7 @@ from waterclock.spark.options import plainly
 from waterclock.spark.packing import POSITIONED, pack
 from waterclock.spark.reading.columns import laid_out, stored_columns
 from waterclock.spark.reading.pushdown import Test, exact_test, passing, positions_by, wanted_by
-from waterclock.spark.reading.read_options import ReadOptions, refuse_expired
+from waterclock.spark.reading.topic_read_options import TopicReadOptions, refuse_expired
 from waterclock.spark.session.workers import freeze_imports
 from waterclock.topics.damage import Damage
 from waterclock.topics.finding import find_first, find_start
@@ -36,7 +36,7 @@ class Part(InputPartition):
 class TopicReader(DataSourceReader):
     """Plans the slices of a topic on the driver and reads each in a task."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: TopicReadOptions) -> None:
         self._options = options
         self._tests: list[Test] = []
         self._start: Position | None = None
@@ -86,7 +86,9 @@ class TopicReader(DataSourceReader):
         return max(starts, default=None), min(stops, default=None)
 
 
-def read_part(partition: InputPartition, options: ReadOptions, tests: Iterable[Test] = ()) -> Iterator[pa.RecordBatch]:
+def read_part(
+    partition: InputPartition, options: TopicReadOptions, tests: Iterable[Test] = ()
+) -> Iterator[pa.RecordBatch]:
     """Read of one slice what passes the tests, packed or in the columns asked for.
 
     Raises
@@ -103,7 +105,7 @@ def read_part(partition: InputPartition, options: ReadOptions, tests: Iterable[T
     yield from pack(messages, POSITIONED) if options.packed else messages
 
 
-def _read_whole(part: Slice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+def _read_whole(part: Slice, options: TopicReadOptions) -> Iterator[pa.RecordBatch]:
     count = 0
     damage = Damage(part.topic, options.on_damage)
     for batch in read_slice(part, stored_columns(options.columns), encoded=options.packed, damage=damage):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
-from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError
-from waterclock.spark.options import needed, number, refuse_unknown
-from waterclock.urls import represented
+from waterclock.spark.options import Opening, known_only, needed, number
 
 _KNOWN = ("url", "ledgers", "table", "maxMessagesPerTrigger", "consumer", "tasks")
 _COLUMNS: dict[str, tuple[str, Any]] = {
@@ -27,13 +26,14 @@ _COLUMNS: dict[str, tuple[str, Any]] = {
 }
 
 
-class TableReadOptions(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class TableReadOptions(Opening):
     """The options of a stream from a message table, checked.
 
     Attributes
     ----------
-    url, ledgers, table
-        What to open.
+    table
+        What to read.
     max_messages
         Messages of a micro-batch at the most; None: the default.
     consumer
@@ -42,15 +42,10 @@ class TableReadOptions(NamedTuple):
         Among how many tasks the groups of a micro-batch are shared out.
     """
 
-    url: str
-    ledgers: str | None
     table: str
     max_messages: int | None
     consumer: str
     tasks: int
-
-    def __repr__(self) -> str:
-        return represented(self)
 
     @classmethod
     def checked(cls, options: Mapping[str, str]) -> TableReadOptions:
@@ -61,8 +56,7 @@ class TableReadOptions(NamedTuple):
         InvalidArgumentError
             Naming the option that is missing, unknown or has a wrong value.
         """
-        refuse_unknown(options, _KNOWN)
-        given = {name.lower(): value for name, value in options.items()}
+        given = known_only(options, _KNOWN)
         return cls(
             url=needed(given, "url"),
             ledgers=given.get("ledgers"),
@@ -71,10 +65,6 @@ class TableReadOptions(NamedTuple):
             consumer=given.get("consumer", "spark"),
             tasks=number(given, "tasks") or os.cpu_count() or 1,
         )
-
-    def connect(self) -> Database:
-        """Open the database."""
-        return connect(self.url, self.ledgers)
 
     def schema(self) -> str:
         """Give the columns as Spark's DDL, for a table that exists."""

@@ -21,8 +21,8 @@ from waterclock.connection import Database
 from waterclock.errors import NotFoundError
 from waterclock.message import Position
 from waterclock.spark.options import plainly
-from waterclock.spark.reading.read_options import ReadOptions
 from waterclock.spark.reading.source import SLICE_MESSAGES, Part, read_part
+from waterclock.spark.reading.topic_read_options import TopicReadOptions
 from waterclock.spark.session.workers import freeze_imports
 from waterclock.topics.damage import Damage
 from waterclock.topics.finding import FINDABLE, find_start
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Says on the driver how far the topic has come, cuts micro-batches into slices, and reads these in tasks."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: TopicReadOptions) -> None:
         self._options = options
         self._target: Place | None = None
 

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
-from waterclock.connection import Database, connect
+from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
-from waterclock.spark.options import needed, refuse_unknown
+from waterclock.spark.options import Opening, known_only, needed
 from waterclock.topics.names import check_name
 from waterclock.topics.topic import Topic
-from waterclock.urls import represented
 
 _KNOWN = ("url", "ledgers", "table", "topic", "payloads", "producer", "microBatch")
 # Spark hands a stream's own options to its sink too.
 _SPARKS = ("checkpointLocation", "path", "queryName")
 
 
-class WriteOptions(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class WriteOptions(Opening):
     """The options of a write, checked.
 
     Attributes
     ----------
-    url, ledgers
-        What to open.
     table, topic
         Where to write: exactly one of them is given.
     payloads
@@ -36,16 +34,11 @@ class WriteOptions(NamedTuple):
         Number of this write among the producer's, where ``foreachBatch`` writes; each is larger than the one before.
     """
 
-    url: str
-    ledgers: str | None
     table: str | None
     topic: str | None
     payloads: str | None
     producer: str | None
     micro_batch: int | None
-
-    def __repr__(self) -> str:
-        return represented(self)
 
     @classmethod
     def checked(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -59,8 +52,7 @@ class WriteOptions(NamedTuple):
             Where the table or a topic does not exist.
         """
         sparks = {name.lower() for name in _SPARKS}
-        given = {name.lower(): value for name, value in options.items() if name.lower() not in sparks}
-        refuse_unknown(given, _KNOWN)
+        given = known_only({name: value for name, value in options.items() if name.lower() not in sparks}, _KNOWN)
         table, topic, producer = given.get("table"), given.get("topic"), given.get("producer")
         if (table is None) == (topic is None):
             raise InvalidArgumentError(f"the options table ({table}) and topic ({topic}): give one of them")
@@ -89,10 +81,6 @@ class WriteOptions(NamedTuple):
             for name in filter(None, (topic, checked.payloads)):
                 database.topic(name)
         return checked
-
-    def connect(self) -> Database:
-        """Open the database."""
-        return connect(self.url, self.ledgers)
 
     def open_payloads(self, database: Database) -> Topic | None:
         """Open the topic in which the payloads lie."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
-from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Position
 from waterclock.quoting import quoted
-from waterclock.spark.options import needed, number, refuse_unknown, truth
+from waterclock.spark.options import Opening, known_only, needed, number, truth
 from waterclock.spark.reading.columns import METADATA_COLUMNS, check_columns
 from waterclock.time import to_time
 from waterclock.topics.choices import By
@@ -17,7 +16,6 @@ from waterclock.topics.damage import OnDamage, check_on_damage
 from waterclock.topics.finding import check_by
 from waterclock.topics.positions import beginning
 from waterclock.topics.topic import Topic
-from waterclock.urls import represented
 
 _KNOWN = (
     "url",
@@ -37,13 +35,14 @@ _STREAM_ONLY = ("maxMessagesPerTrigger", "failOnDataLoss")
 _BATCH_ONLY = ("endingTimestamp",)
 
 
-class ReadOptions(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class TopicReadOptions(Opening):
     """The options of a read, checked.
 
     Attributes
     ----------
-    url, ledgers, topic
-        What to open; ``ledgers`` is None where the default of `connect` is meant.
+    topic
+        What to read.
     columns
         The columns wanted, in order.
     packed
@@ -62,8 +61,6 @@ class ReadOptions(NamedTuple):
         What tasks do where messages are damaged, lost or missing.
     """
 
-    url: str
-    ledgers: str | None
     topic: str
     columns: tuple[str, ...]
     packed: bool
@@ -75,11 +72,8 @@ class ReadOptions(NamedTuple):
     fail_on_data_loss: bool
     on_damage: OnDamage
 
-    def __repr__(self) -> str:
-        return represented(self)
-
     @classmethod
-    def checked(cls, options: Mapping[str, str]) -> ReadOptions:
+    def checked(cls, options: Mapping[str, str]) -> TopicReadOptions:
         """Check what the user gave, without opening anything.
 
         Raises
@@ -87,8 +81,7 @@ class ReadOptions(NamedTuple):
         InvalidArgumentError
             Naming the option that is missing, unknown or has a wrong value.
         """
-        refuse_unknown(options, _KNOWN)
-        given = {name.lower(): value for name, value in options.items()}
+        given = known_only(options, _KNOWN)
         if "startingtimestamp" in given and "startingposition" in given:
             raise InvalidArgumentError("startingTimestamp and startingPosition both say where to begin; give one")
         packed = truth(given, "packed", default=False)
@@ -109,10 +102,6 @@ class ReadOptions(NamedTuple):
             fail_on_data_loss=truth(given, "failOnDataLoss", default=True),
             on_damage=check_on_damage(given.get("ondamage", "raise"), "onDamage"),
         )
-
-    def connect(self) -> Database:
-        """Open the database."""
-        return connect(self.url, self.ledgers)
 
 
 def refuse_for(options: Mapping[str, str], *, streaming: bool) -> None:
