@@ -4,6 +4,9 @@ SHELL := /bin/sh
 BIN := .venv/bin
 DEMO_FOLDER ?= demo
 
+# Where it is set, every Python that starts compiles all that it imports; tests start hundreds.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help setup demo test test-quick soak lint format docs sql bench lock clean
 
 help: ## List the targets
@@ -16,7 +19,7 @@ demo: setup ## Run the whole flow on a recording of real messages and draw demo/
 	@$(BIN)/waterclock demo --folder $(DEMO_FOLDER)
 
 test: lint ## Run lint, types, import contracts and every test
-	@$(BIN)/pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=25
+	@$(BIN)/pytest -m "not slow" -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder --durations=25
 
 test-quick: setup ## Run the tests that need no server and no Spark
 	@$(BIN)/pytest -m "not slow" --databases sqlite --ignore tests/spark --ignore tests/demo --ignore tests/test_services.py

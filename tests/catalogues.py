@@ -28,7 +28,9 @@ def create_migrated(connection: sa.Connection, name: str, template: str) -> None
     quote = connection.dialect.identifier_preparer.quote
     names = {"name": quote(name), "template": quote(template)}
     if connection.dialect.name == "postgresql":
-        connection.execute(sa.DDL("CREATE DATABASE %(name)s TEMPLATE %(template)s", context=names))
+        # By files it takes half as long as by blocks that pass through the log.
+        statement = "CREATE DATABASE %(name)s TEMPLATE %(template)s STRATEGY FILE_COPY"
+        connection.execute(sa.DDL(statement, context=names))
         return
     connection.execute(sa.DDL("CREATE DATABASE %(name)s", context=names))
     for table in sa.inspect(connection).get_table_names(schema=template):

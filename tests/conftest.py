@@ -13,6 +13,8 @@ from hypothesis import settings
 from tests.catalogues import sqlite_with_catalogue
 from tests.s3 import S3Server
 from tests.services import Service, running_service
+from xdist.remote import Producer
+from xdist.scheduler import LoadGroupScheduling
 
 if TYPE_CHECKING:
     from waterclock.connection import Database
@@ -24,7 +26,18 @@ settings.register_profile("soak", deadline=None, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
 DATABASES = ("sqlite", "postgresql", "mariadb")
-LONGEST = ("spark", "demo")  # folders whose files take longest, with few tests in each
+# What takes longest to run, longest first: files, or folders of them.
+LONGEST = (
+    "spark/test_exactly_once.py",
+    "demo",
+    "spark",
+    "topics/test_killed_anywhere.py",
+    "database/test_migrations.py",
+    "tables/test_group_order.py",
+    "tables/test_group_plans.py",
+    "tables",
+    "topics",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,14 +54,19 @@ def pytest_configure() -> None:
     os.environ.setdefault("WATERCLOCK_CLASS_ARCHIVE", "off")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = str(config.getoption("--databases")).split(",")
     if unknown := [name for name in chosen if name not in DATABASES]:
         raise pytest.UsageError(f"--databases: {unknown[0]!r} is none; choose from {','.join(DATABASES)}")
     deselected = [item for item in items if not _databases_of(item).issubset(chosen)]
     config.hook.pytest_deselected(items=deselected)
+    gone = set(deselected)
     # A long file that begins last would be waited for alone.
-    items[:] = sorted((item for item in items if item not in deselected), key=_begins_late)
+    items[:] = sorted((item for item in items if item not in gone), key=_place)
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 def pytest_xdist_auto_num_workers() -> int | None:
@@ -56,8 +74,22 @@ def pytest_xdist_auto_num_workers() -> int | None:
     return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else (os.cpu_count() or 1) + 1
 
 
-def _begins_late(item: pytest.Item) -> bool:
-    return not set(LONGEST) & set(item.path.relative_to(Path(__file__).parent).parts)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling | None:
+    return _ByFileOrGroup(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+class _ByFileOrGroup(LoadGroupScheduling):
+    """Gives a worker whole files, and one of them all tests that share a Spark, so that one Java starts for them."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        group = super()._split_scope(nodeid)
+        return nodeid.partition("::")[0] if group == nodeid else group
+
+
+def _place(item: pytest.Item) -> int:
+    path = item.path.relative_to(Path(__file__).parent)
+    names = {str(path), path.parts[0]}
+    return next((place for place, name in enumerate(LONGEST) if name in names), len(LONGEST))
 
 
 def _databases_of(item: pytest.Item) -> set[str]:

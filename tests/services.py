@@ -101,7 +101,7 @@ class Service:
             yield replace(self, template=sa.make_url(url).database)
 
     def _engine(self) -> sa.Engine:
-        return sa.create_engine(self.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        return _keeper(self.url)
 
     def _drop(self, connection: sa.Connection, name: str) -> None:
         if self.name == "postgresql":
@@ -132,6 +132,12 @@ def running_service(name: str) -> Generator[Service]:
 def program(product: str, name: str) -> str:
     """Give the path of a program of PostgreSQL, MariaDB or SQLite, such as ``psql``."""
     return json.loads(_services("programs", product))[name]
+
+
+@cache
+def _keeper(url: str) -> sa.Engine:
+    """Give what makes and drops databases: one for all tests, since each new one first asks the server what it is."""
+    return sa.create_engine(url, isolation_level="AUTOCOMMIT", pool_size=1, pool_pre_ping=True)
 
 
 def _variable(name: str) -> str:
