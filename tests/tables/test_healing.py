@@ -1,0 +1,156 @@
+"""Groups are never stranded: whatever becomes of consumers, and whatever plain SQL does, other consumers go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import pytest
+import sqlalchemy as sa
+
+from waterclock.connection import Database
+from waterclock.database.table_catalogue import consumers, groups
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.message_table import MessageTable
+
+from .conftest import MovableClock
+
+with_locks_of_rows = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+
+
+@pytest.fixture
+def exclusive(make_table: Callable[..., MessageTable]) -> MessageTable:
+    return make_table(groups="exclusive")
+
+
+def put(table: MessageTable, *names: str) -> None:
+    table.put_many([{"payload": name, "group": name[0]} for name in names])
+
+
+def names(deliveries: list[Delivery]) -> list[str]:
+    return [delivery.payload for delivery in deliveries]
+
+
+@contextmanager
+def locked(database: Database, group: str) -> Generator[None]:
+    """Hold a group's row, as a transaction that is under way does."""
+    with database.backend.engine.begin() as other:
+        other.execute(sa.select(groups).where(groups.c.group_id == group).with_for_update())
+        yield
+
+
+@contextmanager
+def other_process(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """Do something as another process would."""
+    with monkeypatch.context() as patch:
+        patch.setattr("waterclock.tables.groups.consumers.this_session", lambda: 7)
+        yield
+
+
+def lease_until(database: Database, name: str) -> int | None:
+    with database.backend.snapshot() as connection:
+        return connection.execute(sa.select(consumers.c.lease_until).where(consumers.c.name == name)).scalar()
+
+
+@with_locks_of_rows
+def test_groups_that_are_locked_while_their_consumer_leaves_go_to_others(
+    exclusive: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    put(exclusive, "a1", "b1")
+    exclusive.receive(consumer="x")
+    with locked(database, "a"):
+        exclusive.subscribe("x").close()
+        assert names(exclusive.receive(consumer="y")) == ["b1"]
+    clock.move("1s")
+    assert names(exclusive.receive(consumer="y")) == ["a1"]
+    assert lease_until(database, "x") is None
+
+
+@with_locks_of_rows
+def test_groups_that_are_locked_when_the_lease_of_their_consumer_ends_go_to_others(
+    exclusive: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    put(exclusive, "a1", "b1")
+    exclusive.receive(consumer="x")
+    clock.move("30s")
+    with locked(database, "a"):
+        assert names(exclusive.receive(consumer="y")) == ["b1"]
+        assert exclusive.receive(consumer="x") == []  # it is over, and comes back only once all of it is released
+    clock.move("1s")
+    assert names(exclusive.receive(consumer="y")) == ["a1"]
+
+
+@with_locks_of_rows
+def test_what_waits_for_locked_groups_of_the_dead_does_not_ask_without_a_pause(
+    exclusive: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    put(exclusive, "a1")
+    exclusive.receive(consumer="x")
+    clock.move("30s")
+    with locked(database, "a"):
+        assert exclusive.receive(consumer="y") == []
+        assert (lease_until(database, "x") or 0) > clock.now
+
+
+def test_a_consumer_that_comes_again_by_the_name_of_a_dead_one_keeps_that_one_not_alive(
+    exclusive: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(exclusive, "a1", "a2")
+    exclusive.receive(1, consumer="x")
+    with other_process(monkeypatch), exclusive.subscribe("x") as again:
+        heartbeat = again._consumer_heartbeat
+        for _ in range(2):
+            clock.move("10s")
+            assert exclusive.receive(consumer="x") == []
+            heartbeat.beat()  # type: ignore[union-attr]
+        clock.move("10s")
+        assert [next(again).payload, next(again).payload] == ["a1", "a2"]
+
+
+def test_the_end_of_a_second_consumer_of_a_name_leaves_the_first_what_it_has(
+    exclusive: MessageTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(exclusive, "a1", "a2")
+    [first] = exclusive.receive(1, consumer="x")
+    with other_process(monkeypatch), exclusive.subscribe("x"):
+        pass
+    first.ack()
+    assert exclusive.receive(consumer="y") == []
+    assert names(exclusive.receive(consumer="x")) == ["a2"]
+
+
+def test_what_a_dead_consumer_has_out_is_taken_back_before_one_of_its_name_gets_what_follows(
+    exclusive: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(exclusive, "a1")
+    clock.move("20s")
+    exclusive.receive(consumer="x")
+    with exclusive._context.backend.engine.begin() as other:
+        other.execute(sa.text("UPDATE waterclock_consumers SET lease_until = 0"))
+    put(exclusive, "a2")
+    with other_process(monkeypatch):
+        assert names(exclusive.receive(consumer="x")) == ["a1", "a2"]
+
+
+def test_a_group_that_is_pinned_to_another_consumer_goes_there_when_its_owner_dies(
+    exclusive: MessageTable, clock: MovableClock
+) -> None:
+    put(exclusive, "a1", "a2")
+    exclusive.receive(1, consumer="x")
+    exclusive.groups.pin("a", "y")
+    clock.move("30s")
+    assert names(exclusive.receive(consumer="y")) == ["a1", "a2"]
+
+
+def test_a_pinned_consumer_that_comes_again_gets_what_it_had_out_first(
+    exclusive: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(exclusive, "a1")
+    exclusive.groups.pin("a", "x")
+    [first] = exclusive.receive(consumer="x")
+    first.extend("1h")
+    with exclusive._context.backend.engine.begin() as other:
+        other.execute(sa.text("UPDATE waterclock_consumers SET lease_until = 0"))
+    put(exclusive, "a2")
+    with other_process(monkeypatch):
+        assert names(exclusive.receive(consumer="x")) == ["a1", "a2"]
