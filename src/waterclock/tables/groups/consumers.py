@@ -18,13 +18,13 @@ _GONE = -1
 released, too, and no process renews it."""
 
 _TRY_AGAIN = 200_000_000
-"""After this long the groups of such a consumer are released that were locked, ns: until then nobody waits for them."""
+"""After this long the groups of such a consumer are released that were locked, ns: a consumer that waits does not spin."""
 
 
 def join(context: TableContext, connection: sa.Connection, name: str, max_groups: int | None, now: int) -> bool:
     """Note that a consumer is alive; False where another session that is alive goes by the name.
 
-    What is left of a former life of the consumer is released first, else its messages and later ones of the same groups
+    What remains of a former life of the consumer is released first, else its messages and later ones of the same groups
     would be out together; False, too, where that has to be tried again.
     """
     known = connection.execute(_known(), {"table": context.table_id, "who": name}).first()
