@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.database.table_catalogue import consumers, groups
+from waterclock.errors import LeaseLostError
 from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.heartbeat import Heartbeat
+from waterclock.tables.groups import routing
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
@@ -154,3 +159,98 @@ def test_a_pinned_consumer_that_comes_again_gets_what_it_had_out_first(
     put(exclusive, "a2")
     with other_process(monkeypatch):
         assert names(exclusive.receive(consumer="x")) == ["a1", "a2"]
+
+
+@with_locks_of_rows
+def test_a_group_that_is_free_again_while_new_messages_are_routed_keeps_their_order(
+    sequenced: MessageTable, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "_ROUTED_AT_ONCE", 2)
+    put(sequenced, "a0")
+    sequenced.receive()
+    put(sequenced, "a1", "a2", "a3", "a4", "b1")
+    route_window = routing._route_window
+    with database.backend.engine.connect() as other:
+        other.execute(sa.select(groups).where(groups.c.group_id == "a").with_for_update())
+
+        def free_after_the_first(*arguments: Any) -> bool:
+            done = route_window(*arguments)
+            other.rollback()
+            return done
+
+        monkeypatch.setattr(routing, "_route_window", free_after_the_first)
+        for _ in range(4):
+            database.backend.transact(lambda own: routing.route_new(sequenced._context, own))
+    with database.backend.engine.connect() as connection:
+        of_a = sa.text("SELECT message FROM orders WHERE group_id = 'a' ORDER BY position")
+        assert list(connection.scalars(of_a)) == ["a0", "a1", "a2", "a3", "a4"]
+
+
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+@pytest.mark.parametrize("change", ["time_acked = 1", "time_next = 1, claim_id = NULL"])
+def test_a_heartbeat_holds_on_to_the_rest_of_a_group_whatever_becomes_of_its_last_message(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock, groups: str, change: str
+) -> None:
+    table = make_table(groups=groups)
+    put(table, "a1", "a2")
+    deliveries = table.receive(2, consumer="x")
+    beating = Heartbeat(lambda: time.monotonic_ns() + 3600 * 1_000_000_000, beats=False)
+    for delivery in deliveries:
+        beating.keep(delivery)
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text(f"UPDATE orders SET {change} WHERE message = 'a2'"))  # noqa: S608  # ours
+    clock.move("20s")
+    beating.beat()
+    assert [delivery.lease_until - clock.now for delivery in deliveries[:1]] == [30_000_000_000]
+    assert [delivery.lost for delivery in deliveries] == [False, True]
+    clock.move("20s")
+    assert table.receive(consumer="y") == []
+
+
+def test_an_unreadable_message_of_no_group_holds_up_no_other_of_its_claim(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="sequenced", ungrouped="free")
+    table.put_many([{"payload": name} for name in "abc"])
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("UPDATE orders SET headers = '[' WHERE message = 'a'"))
+    assert names(table.receive(3)) == ["b", "c"]
+
+
+def test_the_last_nack_buries_a_message_of_a_group_at_once(make_table: Callable[..., MessageTable]) -> None:
+    table = make_table(groups="sequenced", max_attempts=1, on_exhausted="dead_letter")
+    put(table, "a1", "a2")
+    [first] = table.receive(1)
+    first.nack()
+    assert [letter["payload"] for letter in table.dead_letters()] == ["a1"]
+    assert names(table.receive()) == ["a2"]
+
+
+def test_the_last_nack_of_a_group_that_may_be_held_up_buries_nothing(make_table: Callable[..., MessageTable]) -> None:
+    table = make_table(groups="sequenced", max_attempts=1)
+    put(table, "a1", "a2")
+    table.receive(1)[0].nack()
+    assert table.dead_letters() == []
+    assert table.groups.info("a").state == "exhausted"
+
+
+def test_an_unreadable_message_that_dies_leaves_its_group_to_go_on_at_once(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="sequenced", max_attempts=1, on_exhausted="dead_letter")
+    put(table, "a1", "a2")
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("UPDATE orders SET headers = '[' WHERE message = 'a1'"))
+    assert names(table.receive(2)) == ["a2"]
+
+
+def test_a_message_in_flight_that_plain_sql_moves_to_another_group_goes_out_there_at_once(
+    sequenced: MessageTable, database: Database
+) -> None:
+    put(sequenced, "a1", "b1")
+    [moved] = sequenced.receive(1)
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("UPDATE orders SET group_id = 'c' WHERE message = 'a1'"))
+    assert sorted(names(sequenced.receive())) == ["a1", "b1"]
+    with pytest.raises(LeaseLostError):
+        moved.ack()
