@@ -19,7 +19,7 @@ from waterclock.tables.catalogue.table_row import explaining
 from waterclock.tables.consumers.heartbeat import beat_after, heartbeat_of
 from waterclock.tables.consumers.undecided import decide, find_out
 from waterclock.tables.messages import acking
-from waterclock.tables.messages.dead_letters import bury_leased, exhausted_reason, is_exhausted
+from waterclock.tables.messages.dead_letters import bury_leased, dies_when_given_back, exhausted_reason
 from waterclock.tables.messages.process_heartbeat import changing
 from waterclock.tables.messages.putting import MessageId
 from waterclock.tables.model.claim import Claimed
@@ -171,7 +171,7 @@ class Delivery:
             return
         pause = None if delay is None else to_duration(delay, "delay")
         why = None if error is None else storable(error)
-        dies = is_exhausted(self.context, self.epoch)
+        dies = dies_when_given_back(self.context, self.leased)
         # Those behind it in its group go back with it, and the consumer that claimed them must not hand them out.
         with changing(self.context) if self.context.options.groups else nullcontext():
             kept = self._run(lambda own: self.nack_in(own, pause, why), whole=dies)
@@ -186,7 +186,7 @@ class Delivery:
 
     def nack_in(self, connection: sa.Connection, delay: int | None, error: str | None) -> bool:
         """Give the message back in a transaction of ours; False where the lease was lost. `end` it after the commit."""
-        if is_exhausted(self.context, self.epoch):
+        if dies_when_given_back(self.context, self.leased):
             return bury_leased(self.context, connection, self.leased, exhausted_reason(self.context), error)
         return acking.back_off(self.context, connection, self.leased, self.retry_delay(delay), error)
 
@@ -350,14 +350,16 @@ def hand_over(
     beat_at = begun + _first_beat(context)
     all_read = _are_read_always(context.rows)
     for one in claimed:
-        if context.options.groups and one.row.group_id in failed:
+        in_group = context.options.groups is not None and one.row.position is not None
+        if in_group and one.row.group_id in failed:
             continue  # it went back with the one before it
         delivery = Delivery(context, callers, one, claim_id, beat_at)
         problem = None if all_read and one.row.headers is None else unreadable(one.row, further)
         if problem is None:
             deliveries.append(delivery)
             continue
-        failed.add(one.row.group_id)
+        if in_group and not dies_when_given_back(context, delivery.leased):
+            failed.add(one.row.group_id)
         with suppress(LeaseLostError):
             delivery.nack(error=problem)
     return deliveries

@@ -13,17 +13,31 @@ from waterclock.tables.groups.heads import UNASSIGNED, belongs_to, settle, these
 
 _RELEASED_AT_ONCE = 1000
 
+_GONE = -1
+"""The session of a consumer that has left while others had locked some of its groups: its row stays until those are
+released, too, and no process renews it."""
+
+_TRY_AGAIN = 200_000_000
+"""After this long the groups of such a consumer are released that were locked, ns: a consumer that waits does not spin."""
+
 
 def join(context: TableContext, connection: sa.Connection, name: str, max_groups: int | None, now: int) -> bool:
-    """Note that a consumer is alive; False where another session that is alive goes by the name."""
+    """Note that a consumer is alive; False where another session that is alive goes by the name.
+
+    What remains of a former life of the consumer is released first, else its messages and later ones of the same groups
+    would be out together; False, too, where that has to be tried again.
+    """
     known = connection.execute(_known(), {"table": context.table_id, "who": name}).first()
     session, until = context.backend.session, now + context.options.ack_wait
     values = {"table": context.table_id, "who": name, "process": session, "until": until, "most": max_groups}
     if known is None:
         connection.execute(_joining(), values)
         return True
-    if known.session != session and known.lease_until > now:
-        return False
+    if known.session != session:
+        if (known.lease_until > now and known.session != _GONE) or not _end(context, connection, name, now):
+            return False
+        connection.execute(_renewing(), values)
+        return True
     stale = known.lease_until < until - context.options.ack_wait // 3
     if stale or (known.session, known.max_groups) != (session, max_groups):
         connection.execute(_renewing(), {**values, "until": max(known.lease_until, until)})
@@ -31,8 +45,9 @@ def join(context: TableContext, connection: sa.Connection, name: str, max_groups
 
 
 def renew(context: TableContext, connection: sa.Connection, name: str, until: int) -> None:
-    """Let a consumer's lease last until then at least, ns."""
-    connection.execute(_living(), {"table": context.table_id, "who": name, "until": until})
+    """Let a consumer's lease last until then at least, ns; nothing where it is another process that has the name."""
+    mine = {"table": context.table_id, "who": name, "process": context.backend.session}
+    connection.execute(_living(), {**mine, "until": until})
 
 
 def claim_due(context: TableContext, connection: sa.Connection, name: str) -> int:
@@ -55,7 +70,8 @@ def next_lapse(context: TableContext, connection: sa.Connection) -> int | None:
 def release_lapsed(context: TableContext, connection: sa.Connection, now: int) -> None:
     """Take the groups of consumers whose lease has ended."""
     for name in list(connection.scalars(_lapsed(), {"table": context.table_id, "now": now})):
-        leave(context, connection, name)
+        if _end(context, connection, name, now):
+            connection.execute(sa.delete(consumers).where(*_one(context, name)))
 
 
 def release_idle(context: TableContext, connection: sa.Connection, now: int) -> None:
@@ -66,16 +82,45 @@ def release_idle(context: TableContext, connection: sa.Connection, now: int) -> 
 
 
 def leave(context: TableContext, connection: sa.Connection, name: str) -> bool:
-    """Take a consumer's groups and all that is out of them, some thousand at a time; False where some are left."""
-    found = list(connection.scalars(_assigned(), {"table": context.table_id, "who": name}))
+    """Take a consumer's groups and all that is out of them, some thousand at a time; False where there may be more.
+
+    Where another process goes by the name, nothing. Groups that are locked just now are left to others that claim.
+    """
+    known = connection.execute(_known(), {"table": context.table_id, "who": name}).first()
+    if known is None or known.session != context.backend.session:
+        return True
+    now = context.backend.now(connection)
+    if _release_some(context, connection, name, now):
+        return False
+    if _end(context, connection, name, now):
+        connection.execute(sa.delete(consumers).where(*_one(context, name)))
+    return True
+
+
+def _end(context: TableContext, connection: sa.Connection, name: str, now: int) -> bool:
+    """Take the groups of a consumer whose life is over; False where some are left, for which its row has to stay.
+
+    Without the row they would be assigned for ever to a consumer that nothing tells to be dead.
+    """
+    more = _release_some(context, connection, name, now)
+    its = {"table": context.table_id, "who": name}
+    if connection.execute(_any_assigned(context), its).first() is None:
+        return True
+    connection.execute(_leaving_later(), {**its, "process": _GONE, "until": now if more else now + _TRY_AGAIN})
+    return False
+
+
+def _release_some(context: TableContext, connection: sa.Connection, name: str, now: int) -> bool:
+    """Take some thousand groups of a consumer that are not locked; True where there may be more of them.
+
+    Those that are locked are not waited for: who has them may be waiting for this transaction.
+    """
+    found = list(connection.scalars(_assigned(context), {"table": context.table_id, "who": name}))
     if found:
         # Else another consumer would get later messages while this one still has the earlier ones.
-        connection.execute(_taking_back(context), {"groups": found, "now": context.backend.now(connection)})
+        connection.execute(_taking_back(context), {"groups": found, "now": now})
     _release(context, connection, found)
-    if len(found) == _RELEASED_AT_ONCE:
-        return False
-    connection.execute(sa.delete(consumers).where(*_one(context, name)))
-    return True
+    return len(found) == _RELEASED_AT_ONCE
 
 
 def _release(context: TableContext, connection: sa.Connection, names: list[str]) -> None:
@@ -120,7 +165,15 @@ def _renewing() -> sa.Update:
 @lru_cache(maxsize=1)
 def _living() -> sa.Update:
     until = sa.bindparam("until", type_=sa.BigInteger)
-    return sa.update(consumers).where(*_named(), consumers.c.lease_until < until).values(lease_until=until)
+    mine = consumers.c.session == sa.bindparam("process", type_=sa.BigInteger)
+    return sa.update(consumers).where(*_named(), mine, consumers.c.lease_until < until).values(lease_until=until)
+
+
+@lru_cache(maxsize=1)
+def _leaving_later() -> sa.Update:
+    return (
+        sa.update(consumers).where(*_named()).values(session=sa.bindparam("process"), lease_until=sa.bindparam("until"))
+    )
 
 
 @lru_cache(maxsize=1)
@@ -137,16 +190,34 @@ def _lapsed() -> sa.Select[Any]:
     )
 
 
-@lru_cache(maxsize=1)
-def _assigned() -> sa.Select[Any]:
+def _has_to_go(context: TableContext) -> tuple[sa.ColumnElement[bool], ...]:
+    """Choose the groups of a consumer that its end concerns: of those that are pinned, the ones with something out."""
+    rows = context.rows
+    out = sa.exists().where(
+        rows.c.group_id == groups.c.group_id,
+        rows.c.position == groups.c.head,
+        rows.c.time_acked.is_(None),
+        rows.c.claim_id.is_not(None),
+    )
+    its = groups.c.table_id == sa.bindparam("table"), belongs_to(sa.bindparam("who"))
+    return *its, sa.or_(groups.c.pinned == 0, out)
+
+
+@lru_cache(maxsize=256)
+def _assigned(context: TableContext) -> sa.Select[Any]:
     return (
         sa.select(groups.c.group_id)
-        .where(groups.c.table_id == sa.bindparam("table"), belongs_to(sa.bindparam("who")), groups.c.pinned == 0)
+        .where(*_has_to_go(context))
         # In the index's order, else all of them are read and sorted for each thousand. It waits for no lock.
         .order_by(groups.c.group_id)
         .limit(_RELEASED_AT_ONCE)
-        .with_for_update(skip_locked=True)
+        .with_for_update(skip_locked=True, of=groups)
     )
+
+
+@lru_cache(maxsize=256)
+def _any_assigned(context: TableContext) -> sa.Select[Any]:
+    return sa.select(groups.c.group_id).where(*_has_to_go(context)).limit(1)
 
 
 @lru_cache(maxsize=1)
@@ -166,7 +237,16 @@ def _idle() -> sa.Select[Any]:
 
 @lru_cache(maxsize=256)
 def _releasing(context: TableContext) -> sa.Update:
-    return sa.update(groups).where(these_groups(context)).values(assigned=UNASSIGNED, drain_to=None)
+    # One that is pinned goes nowhere, or to the consumer to whom it was pinned while this one had it.
+    pinned = groups.c.pinned == 1
+    return (
+        sa.update(groups)
+        .where(these_groups(context))
+        .values(
+            assigned=sa.case((pinned, groups.c.assigned), else_=UNASSIGNED),
+            drain_to=sa.case((pinned, groups.c.drain_to), else_=None),
+        )
+    )
 
 
 @lru_cache(maxsize=256)

@@ -37,27 +37,31 @@ def route_new(context: TableContext, connection: sa.Connection) -> bool:
     if connection.execute(_turn(), {"table": context.table_id}).first() is None:
         return False
     after = 0
+    passed: set[str] = set()
     while True:
         # What is committed meanwhile with a seq in between does no harm: places are given in one statement.
         count, first, upto = connection.execute(_window(context), {"after": after}).one()
         after = (first or 1) - 1  # from the first one on, else a planner that knows little reads all before it
         if count == 0:
             return False
-        routed = _route_window(context, connection, after, upto)
+        routed = _route_window(context, connection, after, upto, passed)
         if count < _ROUTED_AT_ONCE or routed:
             return count == _ROUTED_AT_ONCE
         after = upto
 
 
-def _route_window(context: TableContext, connection: sa.Connection, after: int, upto: int) -> bool:
+def _route_window(context: TableContext, connection: sa.Connection, after: int, upto: int, passed: set[str]) -> bool:
+    """Route a window; ``passed`` are groups of earlier ones that were locked, and those of this one come to them."""
     bounds = {"after": after, "upto": upto}
     freed = 0
     if context.options.ungrouped == "free":
         freed = connection.execute(_free(context), bounds).rowcount
-    named = connection.execute(_named(context), bounds).all()
+    # What follows what was passed by stays behind it, also where its group is free again meanwhile.
+    named = [row for row in connection.execute(_named(context), bounds).all() if row.group not in passed]
     _add_groups(context, connection, {row.group: row.first for row in named if row.fresh})
     free = connection.execute(_lock_free(context), {"groups": sorted(row.group for row in named)})
     locked = sorted(row.group_id for row in free)
+    passed.update({row.group for row in named if row.fresh}.difference(locked))
     ours = {**bounds, "groups": locked}
     if locked:
         connection.execute(_place(context), ours)
@@ -174,7 +178,15 @@ def _place(context: TableContext) -> sa.Update:
     return (
         sa.update(rows)
         .where(context.sql.key_is(rows.c.seq, placed.c.seq), not_acked(rows))
-        .values(position=placed.c.place, routed=1, group_id=group_of(rows))
+        # Only what plain SQL moved here is with a consumer; it is that one's no more. The time first: MariaDB reads
+        # what it has set in the same statement.
+        .ordered_values(
+            (rows.c.time_next, sa.case((rows.c.claim_id.is_(None), rows.c.time_next), else_=context.backend.now_sql())),
+            (rows.c.claim_id, None),
+            (rows.c.position, placed.c.place),
+            (rows.c.routed, 1),
+            (rows.c.group_id, group_of(rows)),
+        )
     )
 
 

@@ -152,21 +152,36 @@ def extend(context: TableContext, connection: sa.Connection, leased: Leased, dur
     int | None
         When the lease ends now, ns.
     """
-    rows = context.rows
     until = context.backend.now(connection) + duration
-    _lock(context, connection, [leased])
-    ours = _is_leased(rows, leased)
-    if context.options.groups and connection.execute(sa.select(rows.c.seq).where(ours)).first() is not None:
-        if leased.position is not None:
-            ours = (rows.c.group_id == leased.group_id) & rows.c.claim_id.is_not(None) & rows.c.time_acked.is_(None)
-        if context.options.groups == "exclusive":
-            _renew_holder(context, connection, leased, until)
-    connection.execute(
-        sa.update(rows).where(ours).values(time_next=sa.case((rows.c.time_next < until, until), else_=rows.c.time_next))
-    )
     if context.options.groups:
-        settle(context, connection, [leased.group_id or UNGROUPED])
-    return connection.execute(sa.select(rows.c.time_next).where(_is_leased(rows, leased))).scalar()
+        _extend_group(context, connection, [leased], until)
+    else:
+        connection.execute(_extending(context.rows, _is_leased(context.rows, leased), until))
+    return connection.execute(sa.select(context.rows.c.time_next).where(_is_leased(context.rows, leased))).scalar()
+
+
+def _extend_group(context: TableContext, connection: sa.Connection, leased: Sequence[Leased], until: int) -> None:
+    """Hold all that is out of a group, where one of these messages of it is: others may be acked, or rescheduled."""
+    rows, first = context.rows, leased[0]
+    _lock(context, connection, [first])
+    ours = rows.c.seq.in_([one.seq for one in leased]) & (rows.c.claim_id == first.claim_id) & not_acked(rows)
+    holder = connection.execute(sa.select(rows.c.consumer).where(ours).limit(1)).first()
+    if holder is None:
+        return
+    if first.position is not None:
+        ours = (rows.c.group_id == first.group_id) & rows.c.claim_id.is_not(None) & rows.c.time_acked.is_(None)
+    if context.options.groups == "exclusive":
+        consumers.renew(context, connection, holder.consumer or "", until)
+    connection.execute(_extending(rows, ours, until))
+    settle(context, connection, [first.group_id or UNGROUPED])
+
+
+def _extending(rows: sa.Table, which: sa.ColumnElement[bool], until: int) -> sa.Update:
+    return (
+        sa.update(rows)
+        .where(which)
+        .values(time_next=sa.case((rows.c.time_next < until, until), else_=rows.c.time_next))
+    )
 
 
 def extend_all(
@@ -181,9 +196,12 @@ def extend_all(
     """
     rows = context.rows
     if context.options.groups:
-        places = {(one.group_id, one.claim_id): one for one in leased}
-        for one in places.values():
-            extend(context, connection, one, duration)
+        until = context.backend.now(connection) + duration
+        together: dict[tuple[str | None, int], list[Leased]] = {}
+        for one in leased:
+            together.setdefault((one.group_id, one.claim_id), []).append(one)
+        for place in sorted(together, key=lambda place: (place[0] or UNGROUPED, place[1])):
+            _extend_group(context, connection, together[place], until)
     else:
         until = context.backend.now(connection) + duration
         wanted = {(one.seq, one.claim_id) for one in leased}
@@ -226,12 +244,6 @@ def reschedule(context: TableContext, connection: sa.Connection, ids: Sequence[A
 def _unacked(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     return sa.select(rows.c.seq, rows.c.claim_id, rows.c.epoch, rows.c.time_next).where(context.unacked())
-
-
-def _renew_holder(context: TableContext, connection: sa.Connection, leased: Leased, until: int) -> None:
-    rows = context.rows
-    holder = connection.execute(sa.select(rows.c.consumer).where(_is_leased(rows, leased))).scalar()
-    consumers.renew(context, connection, holder or "", until)
 
 
 def _lock_unacked(

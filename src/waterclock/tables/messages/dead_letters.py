@@ -34,6 +34,15 @@ def is_exhausted(context: TableContext, epoch: int) -> bool:
     return most is not None and context.options.groups is None and epoch >= most
 
 
+def dies_when_given_back(context: TableContext, leased: Leased) -> bool:
+    """Say whether a message has used up its attempts and holds up no group by that, so that it need not wait."""
+    most = context.options.max_attempts
+    if most is None or leased.epoch < most:
+        return False
+    in_group = context.options.groups is not None and leased.position is not None
+    return not in_group or context.options.on_exhausted == "dead_letter"
+
+
 def exhausted_reason(context: TableContext) -> str:
     """Say why a message died that was not acked in all its attempts."""
     return f"sent {context.options.max_attempts} times without an ack"

@@ -1,0 +1,256 @@
+"""Groups are never stranded: whatever becomes of consumers, and whatever plain SQL does, other consumers go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from waterclock.connection import Database
+from waterclock.database.table_catalogue import consumers, groups
+from waterclock.errors import LeaseLostError
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.heartbeat import Heartbeat
+from waterclock.tables.groups import routing
+from waterclock.tables.message_table import MessageTable
+
+from .conftest import MovableClock
+
+with_locks_of_rows = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+
+
+@pytest.fixture
+def exclusive(make_table: Callable[..., MessageTable]) -> MessageTable:
+    return make_table(groups="exclusive")
+
+
+def put(table: MessageTable, *names: str) -> None:
+    table.put_many([{"payload": name, "group": name[0]} for name in names])
+
+
+def names(deliveries: list[Delivery]) -> list[str]:
+    return [delivery.payload for delivery in deliveries]
+
+
+@contextmanager
+def locked(database: Database, group: str) -> Generator[None]:
+    """Hold a group's row, as a transaction that is under way does."""
+    with database.backend.engine.begin() as other:
+        other.execute(sa.select(groups).where(groups.c.group_id == group).with_for_update())
+        yield
+
+
+@contextmanager
+def other_process(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """Do something as another process would."""
+    with monkeypatch.context() as patch:
+        patch.setattr("waterclock.tables.groups.consumers.this_session", lambda: 7)
+        yield
+
+
+def lease_until(database: Database, name: str) -> int | None:
+    with database.backend.snapshot() as connection:
+        return connection.execute(sa.select(consumers.c.lease_until).where(consumers.c.name == name)).scalar()
+
+
+@with_locks_of_rows
+def test_groups_that_are_locked_while_their_consumer_leaves_go_to_others(
+    exclusive: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    put(exclusive, "a1", "b1")
+    exclusive.receive(consumer="x")
+    with locked(database, "a"):
+        exclusive.subscribe("x").close()
+        assert names(exclusive.receive(consumer="y")) == ["b1"]
+    clock.move("1s")
+    assert names(exclusive.receive(consumer="y")) == ["a1"]
+    assert lease_until(database, "x") is None
+
+
+@with_locks_of_rows
+def test_groups_that_are_locked_when_the_lease_of_their_consumer_ends_go_to_others(
+    exclusive: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    put(exclusive, "a1", "b1")
+    exclusive.receive(consumer="x")
+    clock.move("30s")
+    with locked(database, "a"):
+        assert names(exclusive.receive(consumer="y")) == ["b1"]
+        assert exclusive.receive(consumer="x") == []  # it is over, and comes back only once all of it is released
+    clock.move("1s")
+    assert names(exclusive.receive(consumer="y")) == ["a1"]
+
+
+@with_locks_of_rows
+def test_what_waits_for_locked_groups_of_the_dead_does_not_ask_without_a_pause(
+    exclusive: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    put(exclusive, "a1")
+    exclusive.receive(consumer="x")
+    clock.move("30s")
+    with locked(database, "a"):
+        assert exclusive.receive(consumer="y") == []
+        assert (lease_until(database, "x") or 0) > clock.now
+
+
+def test_a_consumer_that_comes_again_by_the_name_of_a_dead_one_keeps_that_one_not_alive(
+    exclusive: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(exclusive, "a1", "a2")
+    exclusive.receive(1, consumer="x")
+    with other_process(monkeypatch), exclusive.subscribe("x") as again:
+        heartbeat = again._consumer_heartbeat
+        for _ in range(2):
+            clock.move("10s")
+            assert exclusive.receive(consumer="x") == []
+            heartbeat.beat()  # type: ignore[union-attr]
+        clock.move("10s")
+        assert [next(again).payload, next(again).payload] == ["a1", "a2"]
+
+
+def test_the_end_of_a_second_consumer_of_a_name_leaves_the_first_what_it_has(
+    exclusive: MessageTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(exclusive, "a1", "a2")
+    [first] = exclusive.receive(1, consumer="x")
+    with other_process(monkeypatch), exclusive.subscribe("x"):
+        pass
+    first.ack()
+    assert exclusive.receive(consumer="y") == []
+    assert names(exclusive.receive(consumer="x")) == ["a2"]
+
+
+def test_what_a_dead_consumer_has_out_is_taken_back_before_one_of_its_name_gets_what_follows(
+    exclusive: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(exclusive, "a1")
+    clock.move("20s")
+    exclusive.receive(consumer="x")
+    with exclusive._context.backend.engine.begin() as other:
+        other.execute(sa.text("UPDATE waterclock_consumers SET lease_until = 0"))
+    put(exclusive, "a2")
+    with other_process(monkeypatch):
+        assert names(exclusive.receive(consumer="x")) == ["a1", "a2"]
+
+
+def test_a_group_that_is_pinned_to_another_consumer_goes_there_when_its_owner_dies(
+    exclusive: MessageTable, clock: MovableClock
+) -> None:
+    put(exclusive, "a1", "a2")
+    exclusive.receive(1, consumer="x")
+    exclusive.groups.pin("a", "y")
+    clock.move("30s")
+    assert names(exclusive.receive(consumer="y")) == ["a1", "a2"]
+
+
+def test_a_pinned_consumer_that_comes_again_gets_what_it_had_out_first(
+    exclusive: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(exclusive, "a1")
+    exclusive.groups.pin("a", "x")
+    [first] = exclusive.receive(consumer="x")
+    first.extend("1h")
+    with exclusive._context.backend.engine.begin() as other:
+        other.execute(sa.text("UPDATE waterclock_consumers SET lease_until = 0"))
+    put(exclusive, "a2")
+    with other_process(monkeypatch):
+        assert names(exclusive.receive(consumer="x")) == ["a1", "a2"]
+
+
+@with_locks_of_rows
+def test_a_group_that_is_free_again_while_new_messages_are_routed_keeps_their_order(
+    sequenced: MessageTable, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "_ROUTED_AT_ONCE", 2)
+    put(sequenced, "a0")
+    sequenced.receive()
+    put(sequenced, "a1", "a2", "a3", "a4", "b1")
+    route_window = routing._route_window
+    with database.backend.engine.connect() as other:
+        other.execute(sa.select(groups).where(groups.c.group_id == "a").with_for_update())
+
+        def free_after_the_first(*arguments: Any) -> bool:
+            done = route_window(*arguments)
+            other.rollback()
+            return done
+
+        monkeypatch.setattr(routing, "_route_window", free_after_the_first)
+        for _ in range(4):
+            database.backend.transact(lambda own: routing.route_new(sequenced._context, own))
+    with database.backend.engine.connect() as connection:
+        of_a = sa.text("SELECT message FROM orders WHERE group_id = 'a' ORDER BY position")
+        assert list(connection.scalars(of_a)) == ["a0", "a1", "a2", "a3", "a4"]
+
+
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+@pytest.mark.parametrize("change", ["time_acked = 1", "time_next = 1, claim_id = NULL"])
+def test_a_heartbeat_holds_on_to_the_rest_of_a_group_whatever_becomes_of_its_last_message(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock, groups: str, change: str
+) -> None:
+    table = make_table(groups=groups)
+    put(table, "a1", "a2")
+    deliveries = table.receive(2, consumer="x")
+    beating = Heartbeat(lambda: time.monotonic_ns() + 3600 * 1_000_000_000, beats=False)
+    for delivery in deliveries:
+        beating.keep(delivery)
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text(f"UPDATE orders SET {change} WHERE message = 'a2'"))  # noqa: S608  # ours
+    clock.move("20s")
+    beating.beat()
+    assert [delivery.lease_until - clock.now for delivery in deliveries[:1]] == [30_000_000_000]
+    assert [delivery.lost for delivery in deliveries] == [False, True]
+    clock.move("20s")
+    assert table.receive(consumer="y") == []
+
+
+def test_an_unreadable_message_of_no_group_holds_up_no_other_of_its_claim(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="sequenced", ungrouped="free")
+    table.put_many([{"payload": name} for name in "abc"])
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("UPDATE orders SET headers = '[' WHERE message = 'a'"))
+    assert names(table.receive(3)) == ["b", "c"]
+
+
+def test_the_last_nack_buries_a_message_of_a_group_at_once(make_table: Callable[..., MessageTable]) -> None:
+    table = make_table(groups="sequenced", max_attempts=1, on_exhausted="dead_letter")
+    put(table, "a1", "a2")
+    [first] = table.receive(1)
+    first.nack()
+    assert [letter["payload"] for letter in table.dead_letters()] == ["a1"]
+    assert names(table.receive()) == ["a2"]
+
+
+def test_the_last_nack_of_a_group_that_may_be_held_up_buries_nothing(make_table: Callable[..., MessageTable]) -> None:
+    table = make_table(groups="sequenced", max_attempts=1)
+    put(table, "a1", "a2")
+    table.receive(1)[0].nack()
+    assert table.dead_letters() == []
+    assert table.groups.info("a").state == "exhausted"
+
+
+def test_an_unreadable_message_that_dies_leaves_its_group_to_go_on_at_once(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="sequenced", max_attempts=1, on_exhausted="dead_letter")
+    put(table, "a1", "a2")
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("UPDATE orders SET headers = '[' WHERE message = 'a1'"))
+    assert names(table.receive(2)) == ["a2"]
+
+
+def test_a_message_in_flight_that_plain_sql_moves_to_another_group_goes_out_there_at_once(
+    sequenced: MessageTable, database: Database
+) -> None:
+    put(sequenced, "a1", "b1")
+    [moved] = sequenced.receive(1)
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("UPDATE orders SET group_id = 'c' WHERE message = 'a1'"))
+    assert sorted(names(sequenced.receive())) == ["a1", "b1"]
+    with pytest.raises(LeaseLostError):
+        moved.ack()
