@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import select
 import tempfile
-import time
 from typing import Any
+
+from waterclock import moments
 
 _SECONDS = 5.0
 _CODE = re.compile(rb'\tErrorResponse\t.*? C "([0-9A-Z]{5})"')
@@ -52,8 +53,8 @@ def state_of_refusal(error: Any) -> str | None:
 
 
 def _wait(connection: Any, pq: Any) -> None:
-    give_up_at = time.monotonic() + _SECONDS
-    while connection.status != pq.ConnStatus.BAD and (left := give_up_at - time.monotonic()) > 0:
+    give_up_at = moments.monotonic() + _SECONDS
+    while connection.status != pq.ConnStatus.BAD and (left := give_up_at - moments.monotonic()) > 0:
         step = connection.connect_poll()
         if step == pq.PollingStatus.READING:
             select.select([connection.socket], [], [], left)

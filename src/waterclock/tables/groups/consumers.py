@@ -18,7 +18,7 @@ _GONE = -1
 released, too, and no process renews it."""
 
 _TRY_AGAIN = 200_000_000
-"""After this long the groups of such a consumer are released that were locked, ns: a consumer that waits does not spin."""
+"""After this long the groups that were locked are released, ns: a consumer that waits does not spin."""
 
 
 def join(context: TableContext, connection: sa.Connection, name: str, max_groups: int | None, now: int) -> bool:
