@@ -366,6 +366,8 @@ def connect(
     if shards is not None:
         if url is not None or ledgers is not None:
             raise InvalidArgumentError("shards: goes without url and ledgers; each shard has its own URL")
+        if not isinstance(shards, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
+            raise InvalidArgumentError("shards: is no dict; give each shard's URL by its key range, such as -80")
         from waterclock.tables.sharding.sharded_database import ShardedDatabase
 
         # No topic is in a shard, so nothing is ever asked of its ledgers.

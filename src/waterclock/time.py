@@ -10,6 +10,7 @@ import operator
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import SupportsIndex
@@ -147,9 +148,10 @@ def _decimals(fraction: int) -> str:
 
 def _whole(value: object, name: str, remedy: str) -> int:
     # A bool is an int to Python and a mistake to a reader.
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise InvalidArgumentError(f"{name}: {quoted(value)} is a {type(value).__name__}; {remedy}")
-    return operator.index(value)
+    if not isinstance(value, bool) and isinstance(value, SupportsIndex):
+        with suppress(TypeError):  # a class of ints has what makes an int of each of them
+            return operator.index(value)
+    raise InvalidArgumentError(f"{name}: {quoted(value)} is a {type(value).__name__}; {remedy}")
 
 
 def _in_range(ns: int, value: object, name: str) -> int:

@@ -131,7 +131,11 @@ class BySource:
         ------
         NotFoundError
             Where nothing of this source has come.
+        InvalidArgumentError
+            For what is no text.
         """
+        if source is not None and not isinstance(source, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
+            raise InvalidArgumentError(f"source: {quoted(source)} is no text; give the source's name")
         if source is None:
             self._now = None
             for name, lane in self._lanes.items():

@@ -16,6 +16,7 @@ from waterclock.tables.groups.info import GroupInfo, first_names, list_groups
 from waterclock.tables.messages import group_commands, group_moving
 from waterclock.tables.messages.group_commands import GroupChange
 from waterclock.tables.messages.process_heartbeat import changing
+from waterclock.tables.model.arguments import check_consumer
 from waterclock.tables.model.options import check_count
 from waterclock.tables.model.texts import check_text
 from waterclock.time import MAX_NS, Time, to_time
@@ -71,6 +72,7 @@ class MessageGroups:
         self, group: Group, *, count: int | None = None, force: bool = False, dry_run: bool = False
     ) -> GroupChange:
         """Delete a group's messages that are not acked, the first ``count`` of them."""
+        _check_count(count)
         return self._run(
             lambda own: group_commands.purge(self._context, own, _name(group), count, force=force, dry_run=dry_run)
         )
@@ -93,7 +95,11 @@ class MessageGroups:
         NotFoundError
             Where there is no such table.
         """
-        target = self._load(to if isinstance(to, str) else to.name)
+        name = to if isinstance(to, str) else getattr(to, "name", None)
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"to: {quoted(to)} is no message table; give one, or its name")
+        _check_count(count)
+        target = self._load(name)
         group_moving.check_target(self._context, target)
         if target.options.groups and target.options.ungrouped == "reject" and not group:
             raise InvalidArgumentError(f"to: {target.name!r} takes no messages without a group (ungrouped='reject')")
@@ -105,8 +111,10 @@ class MessageGroups:
         self, group: Group, to: str, *, count: int | None = None, force: bool = False, dry_run: bool = False
     ) -> GroupChange:
         """Put a group's messages behind those of the group ``to`` of the same table, in their order."""
-        if not to or to == _name(group):
+        if not isinstance(to, str) or not to or to == _name(group):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
             raise InvalidArgumentError(f"to: {quoted(to)} is not the name of another group")
+        check_text("to", to)
+        _check_count(count)
         return self._run(
             lambda own: group_moving.reroute(self._context, own, _name(group), to, count, force=force, dry_run=dry_run)
         )
@@ -132,7 +140,7 @@ class MessageGroups:
 
     def pin(self, group: Group, consumer: str, *, dry_run: bool = False) -> GroupChange:
         """Give a group to one consumer alone, whether it lives or not, until `unpin`."""
-        if not consumer:
+        if not check_consumer(consumer):
             raise InvalidArgumentError(f"consumer: {quoted(consumer)} is not the name of a consumer")
         return self._run(lambda own: group_commands.pin(self._context, own, _name(group), consumer, dry_run=dry_run))
 
@@ -156,6 +164,11 @@ class MessageGroups:
     def _run(self, work: Callable[[sa.Connection], GroupChange]) -> GroupChange:
         with explaining(self._context), changing(self._context):
             return self._context.backend.transact(work)
+
+
+def _check_count(count: int | None) -> None:
+    if count is not None:
+        check_count(count, "count")
 
 
 def _name(group: Group) -> str:

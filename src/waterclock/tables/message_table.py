@@ -36,6 +36,7 @@ from waterclock.tables.messages.process_heartbeat import changing
 from waterclock.tables.messages.purging import purge_some
 from waterclock.tables.messages.putting import MessageId, PutIds, check_id, prepare_rows, put_rows
 from waterclock.tables.messages.stats import TableStats, table_stats
+from waterclock.tables.model.arguments import check_consumer, check_epoch, many, one_or_many
 from waterclock.tables.model.keyspace import check_unsharded
 from waterclock.tables.model.options import OptionChanges, TableOptions, check_count, check_rate
 from waterclock.tables.model.rate import Rate
@@ -342,7 +343,7 @@ class MessageTable:
             self._row,
             self._callers,
             self._context.sql.changes(self._context.backend, self.name),
-            self._request(consumer or name, where, order, parameters, max_groups),
+            self._request(check_consumer(consumer) or name, where, order, parameters, max_groups),
             count,
             rate=None if rate_limit is None else Rate.of(check_rate(rate_limit)),
             heartbeat=heartbeat,
@@ -364,7 +365,7 @@ class MessageTable:
                 )
             check_count(max_groups, "max_groups")
         selection = make_selection(self._row.now(), where, order, parameters)
-        return Request(consumer or _this_process(), selection, max_groups)
+        return Request(check_consumer(consumer) or _this_process(), selection, max_groups)
 
     def ack(self, ids: MessageId | Delivery | Iterable[MessageId | Delivery], *, connection: Any = None) -> int:
         """Ack messages (message tables, "Acknowledging messages"): they are never sent again.
@@ -392,7 +393,7 @@ class MessageTable:
         UnavailableError
             Without ``connection``, where a transaction in which one of them was acked has not ended.
         """
-        given = list(ids) if isinstance(ids, Iterable) and not isinstance(ids, str) else [ids]
+        given = one_or_many(ids)
         with self._loaded() as context:
             return ack_together(context, self._callers, given, connection)
 
@@ -406,8 +407,8 @@ class MessageTable:
         epoch
             How often they count as sent, which sets the back-off that follows; None: as it is.
         """
-        given = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
-        when = to_time(at, "at")
+        given = one_or_many(ids)
+        when, epoch = to_time(at, "at"), check_epoch(epoch)
         with self._loaded() as context, changing(context):
             plain = [check_id(context, one) for one in given]
             return context.backend.transact(lambda own: acking.reschedule(context, own, plain, when, epoch))
@@ -417,9 +418,12 @@ class MessageTable:
 
         Those whose lease was lost are noted so (`Delivery.lost`) and left alone.
         """
-        context = self._row.now()
+        context, given = self._row.now(), many("deliveries", deliveries, "deliveries")
+        for one in given:
+            if not isinstance(one, Delivery):
+                raise InvalidArgumentError(f"deliveries: {quoted(one)} is no delivery; give what receive returned")
         with changing(context):
-            return nack_all(context, deliveries, None if delay is None else to_duration(delay, "delay"))
+            return nack_all(context, given, None if delay is None else to_duration(delay, "delay"))
 
     def retry(self, ids: MessageId | Iterable[MessageId] | None = None) -> int:
         """Send messages now that are to be sent later, as if for the first time; return how many.
@@ -429,7 +433,7 @@ class MessageTable:
         ids
             Which, whether they are scheduled, back off, or are out; None: all that were sent before and back off.
         """
-        given = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
+        given = one_or_many(ids)
         with self._loaded() as context, changing(context):
             if ids is None:
                 return retry_delayed(context)
@@ -453,7 +457,7 @@ class MessageTable:
         InvalidArgumentError
             Where the table has no ``dead_letter``.
         """
-        given = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
+        given = one_or_many(ids)
         with self._loaded() as context:
             wanted = None if ids is None else [check_id(context, one) for one in given]
             return redrive(context, wanted, None if limit is None else check_count(limit))

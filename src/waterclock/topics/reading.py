@@ -14,6 +14,7 @@ from waterclock.arrow import POSITIONED_SCHEMA
 from waterclock.database.topic_catalogue import ledgers
 from waterclock.errors import DamagedError, InvalidArgumentError
 from waterclock.message import Position
+from waterclock.quoting import quoted
 from waterclock.topics.damage import Damage, located
 from waterclock.topics.entries import decode_entries
 from waterclock.topics.ledger_files import LostFileError
@@ -91,6 +92,8 @@ def check_columns(columns: Sequence[str] | None) -> list[str]:
     """Check a choice of columns; None means all."""
     if columns is None:
         return list(POSITIONED_SCHEMA.names)
+    if isinstance(columns, str) or not isinstance(columns, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
+        raise InvalidArgumentError(f"columns: {quoted(columns)} is no list of names")
     unknown = [name for name in columns if name not in POSITIONED_SCHEMA.names]
     if unknown or not columns:
         wrong = repr(unknown[0]) if unknown else "[]"

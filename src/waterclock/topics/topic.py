@@ -13,6 +13,7 @@ from waterclock.arrow import from_arrow
 from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message, Position
+from waterclock.quoting import quoted
 from waterclock.time import Duration, Time, to_duration
 from waterclock.topics import subscription_rows
 from waterclock.topics.appending import Appended, append_entry
@@ -272,6 +273,8 @@ class Topic:
         limit
             How many at the most; what is not listed is not read. Go on with the last one's number and one.
         """
+        if not isinstance(start, int) or isinstance(start, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
+            raise InvalidArgumentError(f"start: {quoted(start)} is no ledger's number; give an int from 0")
         return list_ledgers(self.storage, start, check_limit(limit))
 
     def roll(self) -> None:

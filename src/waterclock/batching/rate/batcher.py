@@ -233,7 +233,7 @@ class RateAwareBatcher:
         InvalidArgumentError
             For another source.
         """
-        if source is not None and source not in self._sources:
+        if source is not None and not (isinstance(source, str) and source in self._sources):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
             raise InvalidArgumentError(f"source: {quoted(source)} is not the source of this batcher")
         batches = self.flush()
         if self._assembly is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,6 +101,8 @@ class RateAwareColumns:
         gated: Gated = True,
     ) -> None:
         rule = RateRule.checked(batch_length, timeout)
+        if isinstance(streams, str) or not isinstance(streams, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
+            raise InvalidArgumentError(f"streams: {quoted(streams)} is no list; give the names of the streams")
         self._names = list(streams)
         self._factor = rule.factor
         may_gate = np.array([*map(gate_chooser(gated), streams), False], np.bool_)

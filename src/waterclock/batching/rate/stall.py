@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from waterclock.batching.rate.rule import ERA, HORIZON, MOST_ERAS, MOST_UNMOVED, STALLED
+from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 
 _SECOND = 1_000_000_000
 
@@ -47,6 +49,8 @@ class StallWatch:
     __slots__ = ("clock", "elsewhere", "now", "since", "unmoved")
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        if not callable(clock):
+            raise InvalidArgumentError(f"clock: {quoted(clock)} is no function; give one that returns seconds")
         self.clock = clock
         self.now = self.since = clock()
         self.unmoved = 0

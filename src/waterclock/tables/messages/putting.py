@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,6 +17,8 @@ from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.inserting import new_rows
+from waterclock.tables.model.arguments import many
+from waterclock.tables.model.column_values import column_checks
 from waterclock.tables.model.schema import user_column_names
 from waterclock.tables.model.texts import check_json, check_text
 from waterclock.time import to_time
@@ -73,7 +74,7 @@ class PreparedRows:
 
 def prepare_rows(context: TableContext, messages: Iterable[Mapping[str, Any]]) -> PreparedRows:
     """Check messages, each a dict of the arguments of `MessageTable.put`."""
-    rows = [_row(context, message) for message in messages]
+    rows = [_row(context, message) for message in many("rows", messages, "messages, each a dict")]
     nameless = [row for row in rows if row["id"] is None]
     if nameless and context.options.id_type == "text":
         raise InvalidArgumentError(f"id: message table {context.name!r} has text ids, which only you can give")
@@ -172,6 +173,8 @@ def _insert(
 
 
 def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
+        raise InvalidArgumentError(f"rows: {quoted(message)} is no message; give a dict of the arguments of put")
     if "payload" not in message:
         raise InvalidArgumentError(f"payload: {quoted(message)} has none; every message has a payload")
     own = user_column_names(context.rows)
@@ -187,28 +190,16 @@ def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
         "headers": None if headers is None else _headers(headers),
         "priority": _priority(message.get("priority", 0)),
     }
+    checks = column_checks(context.rows) if own else {}
     for name in own:
-        row[name] = _checked(context, name, message.get(name))
+        value = message.get(name)
+        row[name] = None if value is None else checks[name](name, value)
     return row
 
 
 def _new_id(context: TableContext, value: Any) -> MessageId:
     checked = check_id(context, value)
     return check_text("id", checked) if isinstance(checked, str) else checked
-
-
-def _checked(context: TableContext, name: str, value: Any) -> Any:
-    if value is not None and name in _json_columns(context.rows):
-        check_json(name, value)
-    elif isinstance(value, str):
-        check_text(name, value)
-    return value
-
-
-@lru_cache(maxsize=256)
-def _json_columns(rows: sa.Table) -> frozenset[str]:
-    kinds = ((column.name, getattr(column.type, "impl_instance", column.type)) for column in rows.columns)
-    return frozenset(name for name, kind in kinds if isinstance(kind, sa.JSON))
 
 
 def _refuse_unknown(context: TableContext, message: Mapping[str, Any], own: tuple[str, ...]) -> None:

@@ -162,6 +162,8 @@ class TableOptions:
             raise InvalidArgumentError(
                 f"{option}: {quoted(value)} is for no option of a message table; those are {known}"
             )
+        if columns is not None and not isinstance(columns, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
+            raise InvalidArgumentError(f"columns: {quoted(columns)} is no dict; give each column's type by its name")
         options = cls(
             ack_wait=to_duration(ack_wait, "ack_wait", minimum=1),
             purge_after=None if purge_after is None else to_duration(purge_after, "purge_after"),

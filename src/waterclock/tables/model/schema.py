@@ -123,7 +123,7 @@ def user_columns(columns: Mapping[str, object] | None) -> list[sa.Column[Any]]:
     """Make columns of what a user wrote: names, each with one of our type names or a SQLAlchemy type."""
     made: list[sa.Column[Any]] = []
     for name, kind in (columns or {}).items():
-        if not _NAME.fullmatch(name) or name in OWN_COLUMNS or name in (*_ARGUMENTS, ACKED_DAY):
+        if not _NAME.fullmatch(str(name)) or name in OWN_COLUMNS or name in (*_ARGUMENTS, ACKED_DAY):
             raise InvalidArgumentError(f"columns: {quoted(name)} is taken, or is no column name; choose another")
         column_type = _COLUMN_TYPES.get(kind) if isinstance(kind, str) else kind
         if not isinstance(column_type, TypeEngine) and not (

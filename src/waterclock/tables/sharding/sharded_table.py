@@ -14,6 +14,7 @@ from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.explaining import Explanation
 from waterclock.tables.messages.putting import MessageId, PutIds, check_id
 from waterclock.tables.messages.stats import TableStats
+from waterclock.tables.model.arguments import many, one_or_many
 from waterclock.tables.model.keyspace import choose, keyspace_id
 from waterclock.tables.model.options import OptionChanges, TableOptions
 from waterclock.tables.model.schema import DIED
@@ -183,7 +184,7 @@ class ShardedTable:
 
     def ack(self, ids: MessageId | Delivery | Iterable[MessageId | Delivery], *, connection: Any = None) -> int:
         """Ack messages, as `MessageTable.ack`; return how many were not acked before."""
-        given = list(ids) if isinstance(ids, Iterable) and not isinstance(ids, str) else [ids]
+        given = one_or_many(ids)
         by_shard = self._split(given)
         if connection is None:
             return sum(self._each(by_shard, lambda table, part: table.ack(part), "ack"))
@@ -195,18 +196,24 @@ class ShardedTable:
 
     def reschedule(self, ids: MessageId | Iterable[MessageId], at: Time, epoch: int | None = None) -> int:
         """Set when messages are sent next, as `MessageTable.reschedule`."""
-        given = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
+        given = one_or_many(ids)
         return sum(self._each(self._split(given), lambda table, part: table.reschedule(part, at, epoch), "reschedule"))
 
     def nack(self, deliveries: Iterable[Delivery], delay: Duration | None = None) -> int:
         """Give deliveries back, as `MessageTable.nack`; return how many were still ours."""
-        return sum(self._each(self._split(deliveries), lambda table, part: table.nack(part, delay), "nack"))
+        return sum(
+            self._each(
+                self._split(many("deliveries", deliveries, "deliveries")),
+                lambda table, part: table.nack(part, delay),
+                "nack",
+            )
+        )
 
     def retry(self, ids: MessageId | Iterable[MessageId] | None = None) -> int:
         """Send messages now that are to be sent later, as `MessageTable.retry`, on every shard."""
         if ids is None:
             return sum(self._all(MessageTable.retry, "retry"))
-        given = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
+        given = one_or_many(ids)
         return sum(self._each(self._split(given), MessageTable.retry, "retry"))
 
     def redrive(self, ids: MessageId | Iterable[MessageId] | None = None, *, limit: int | None = None) -> int:
@@ -219,7 +226,7 @@ class ShardedTable:
         """
         if limit is None and ids is None:
             return sum(self._all(MessageTable.redrive, "redrive"))
-        given = [ids] if isinstance(ids, str) or not isinstance(ids, Iterable) else list(ids)
+        given = one_or_many(ids)
         parts: dict[Shard, list[Any] | None] = dict.fromkeys(self._shards) if ids is None else {**self._split(given)}
         if limit is None:
             return sum(self._each(parts, lambda table, part: table.redrive(part), "redrive"))

@@ -1,0 +1,98 @@
+"""Values of a table's further columns, checked alike for every database before it is asked.
+
+SQLite keeps any value in any column, and MariaDB turns many a value into another one. What a column of this type keeps
+on no server, or keeps as something else, is refused everywhere; an int for a double becomes a float everywhere. Types
+that are not named here are left to the database.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+
+from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
+from waterclock.tables.model.texts import check_json, check_text
+
+_Check = Callable[[str, Any], Any]
+_BIGINTS = range(-(2**63), 2**63)
+
+
+def _json(name: str, value: Any) -> Any:
+    check_json(name, value)
+    return value
+
+
+def _if_text(name: str, value: Any) -> Any:
+    return check_text(name, value) if isinstance(value, str) else value
+
+
+def _any_int(name: str, value: Any) -> int:
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise _misfit(name, value, "an int")
+
+
+def _int(name: str, value: Any) -> int:
+    number = _any_int(name, value)
+    if number not in _BIGINTS:
+        raise _misfit(name, value, "an int of at most 64 bits")
+    return number
+
+
+def _float(name: str, value: Any) -> float:
+    try:
+        if not isinstance(value, str | bytes | bytearray | bool) and math.isfinite(number := float(value)):
+            return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise _misfit(name, value, "a finite float")
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise _misfit(name, value, "a text")
+    return check_text(name, value)
+
+
+def _bytes(name: str, value: Any) -> bytes:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise _misfit(name, value, "bytes")
+    return bytes(value)
+
+
+def _misfit(name: str, value: object, takes: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{name}: {quoted(value)} is a {type(value).__name__}; the column takes {takes}")
+
+
+_CHECKS: tuple[tuple[type[Any], _Check], ...] = (
+    (sa.JSON, _json),
+    (sa.Enum, _if_text),
+    (mysql.TINYINT, _if_text),  # MariaDB's boolean
+    (sa.Integer, _int),
+    (sa.Float, _float),
+    (sa.String, _text),
+    (sa.LargeBinary, _bytes),
+)
+"""By the first type that a column's is one of; values of all others may be anything but a text that cannot be kept."""
+
+
+@lru_cache(maxsize=256)
+def column_checks(rows: sa.Table) -> dict[str, _Check]:
+    """Give the check of each column's values: it takes the column's name and a value, not None."""
+    return {column.name: _check_of(getattr(column.type, "impl_instance", column.type)) for column in rows.columns}
+
+
+def _check_of(kind: Any) -> _Check:
+    if getattr(kind, "unsigned", False):
+        return _any_int
+    return next((check for of, check in _CHECKS if isinstance(kind, of)), _if_text)
