@@ -1,4 +1,4 @@
-"""Whatever is given to a public method, the error is one of ours: it says which argument, which value and what to do."""
+"""Whatever is given to a public method, the error is one of ours, with the argument, the value and what to do."""
 
 from __future__ import annotations
 
@@ -166,8 +166,9 @@ def test_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def tried() -> Iterator[tuple[str, Callable[[], object]]]:
         for name in ("url", "ledgers", "filesystem", "shards"):
             for wrong in WRONG:
-                right: dict[str, Any] = {} if name in ("url", "shards") else {"url": "sqlite:///x.db"}
-                yield f"{name}={wrong!r:.40}", lambda given=right | {name: wrong}: wc.connect(**given).close()
+                given: dict[str, Any] = {} if name in ("url", "shards") else {"url": "sqlite:///x.db"}
+                given[name] = wrong
+                yield f"{name}={wrong!r:.40}", lambda given=given: wc.connect(**given).close()
 
     assert errors_of_others(tried()) == []
 
