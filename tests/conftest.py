@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
@@ -40,6 +41,10 @@ LONGEST = (
 )
 
 
+MEMORY = Path("/dev/shm")  # noqa: S108  # pytest makes a folder of the user's own in it
+ENOUGH = 8 << 30  # bytes; all tests together write less than a tenth of that
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--databases",
@@ -52,6 +57,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     # On a machine that never ran Spark, its making would take a minute of a core from all other tests.
     os.environ.setdefault("WATERCLOCK_CLASS_ARCHIVE", "off")
+    # Databases in files wait for the disk at every commit, for what no test can see: a power cut.
+    if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ENOUGH:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.spark import short_lived
 
 PATIENCE_S = 800  # it takes half a minute, and many times that on a machine that is busy
 pytestmark = pytest.mark.timeout(PATIENCE_S + 60)
@@ -17,7 +19,8 @@ PICTURE = Path(__file__).parent.parent.parent / "docs" / "images" / "timeline.sv
 
 def run_demo(folder: Path) -> tuple[dict[str, Any], str]:
     command = [sys.executable, "-m", "waterclock", "demo", "--folder", str(folder), "--json"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    environment = os.environ | short_lived.ENVIRONMENT
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout), ran.stderr
 

@@ -10,7 +10,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from tests.spark import short_lived
 
 from waterclock.spark import batches_of, event_time_outcomes, register
@@ -34,8 +34,14 @@ SETTINGS = short_lived.SETTINGS | {
 
 def main(url: str, folder: str, master: str, until: str) -> None:
     spark = session("pipeline", master, **SETTINGS)
-    register(spark)
     say("ready")
+    run(spark, url, folder, until)
+    say("done")
+
+
+def run(spark: SparkSession, url: str, folder: str, until: str) -> None:
+    """Run the query until it has read all that there is, or for ever."""
+    register(spark)
     options = {"url": url, "topic": TOPIC, "packed": "true"}
     if until == "on":
         options["maxMessagesPerTrigger"] = "200"
@@ -47,7 +53,6 @@ def main(url: str, folder: str, master: str, until: str) -> None:
     )
     query = (writer.trigger(availableNow=True) if until == "once" else writer).start()
     query.awaitTermination()
-    say("done")
 
 
 def write(outcomes: DataFrame, number: int, *, url: str, folder: Path) -> None:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 from tests.spark.pipeline_process import (
     Pipeline,
     kill_executors,
@@ -35,12 +36,12 @@ def kill_the_driver(pipeline: Pipeline, kills: int) -> None:
     pipeline.check()
 
 
-def test_a_killed_executor_and_then_a_killed_driver_change_nothing(pipeline: Pipeline) -> None:
+def test_a_killed_executor_and_then_a_killed_driver_change_nothing(pipeline: Pipeline, spark: SparkSession) -> None:
     with pipeline.appended_to(), pipeline.query(LOCAL_CLUSTER, "on") as process:
         kill_executors(pipeline, process, kills=1)
         pipeline.wait_for(process, "begin")
         time.sleep(pipeline.chance.uniform(0, 1))  # as above; what ends here is killed
-    pipeline.finish("local[2]")
+    pipeline.finish_here(spark)
     pipeline.check()
 
 
