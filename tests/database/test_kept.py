@@ -35,7 +35,7 @@ def test_what_is_kept_does_not_keep_its_database() -> None:
     kept = Kept[list[int]](lambda _: [])
     kept.of(Opened())
     gc.collect()
-    assert len(kept._of) == 0
+    assert len(kept.known) == 0
 
 
 def test_a_process_that_is_forked_keeps_nothing_of_its_parents_also_where_a_thread_was_making_something() -> None:

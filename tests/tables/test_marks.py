@@ -6,15 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from waterclock import moments
-from waterclock.tables.model.claim import (
+from waterclock.tables.databases.claiming_rows import (
     LONG_WALK,
     LOOK_BACK_AT_LEAST,
-    LOOK_BACK_EVERY,
     LOOK_BACK_SHARE,
-    Claimed,
     Marks,
     Walks,
 )
+from waterclock.tables.model.claim import LOOK_BACK_EVERY, Claimed
 
 
 class Clock(moments.Moments):

@@ -174,7 +174,7 @@ class Direct:
     def _execute_many(self, statement: sa.ClauseElement, parameters: Sequence[Mapping[str, Any]]) -> Found:
         keys = tuple(parameters[0]) if isinstance(statement, sa.Insert) else None
         compiled = _compile(statement, self.dialect, keys)
-        given = [_given(compiled, each) for each in parameters]
+        given = list(map(partial(_given, compiled), parameters))
         cursor = self._connection.cursor()
         self._translated(cursor.executemany, compiled.text, given)
         found = Found()
@@ -183,7 +183,7 @@ class Direct:
 
     def scalars(self, statement: sa.ClauseElement, parameters: Mapping[str, Any] | None = None) -> list[Any]:
         """Run a statement, and return the first column."""
-        return [row[0] for row in self.execute(statement, parameters)]
+        return list(map(itemgetter(0), self.execute(statement, parameters)))
 
     def exec_driver_sql(self, text: str, parameters: Any = None) -> Any:
         """Run a statement of the driver's; read its rows to the end.

@@ -18,6 +18,11 @@ class Kept(Generic[_T]):
     ----------
     make
         Makes it for a database that has none. It must not keep the database.
+
+    Attributes
+    ----------
+    known
+        What is kept by now, by database, for those who look very often.
     """
 
     def __init__(self, make: Callable[[Any], _T]) -> None:
@@ -29,22 +34,22 @@ class Kept(Generic[_T]):
         """Forget everything: after a fork the old lock may be held by a thread that is not in this process."""
         self._making = threading.Lock()
         # Weak, because what is kept for a database must not keep it.
-        self._of: WeakKeyDictionary[Any, _T] = WeakKeyDictionary()
+        self.known: WeakKeyDictionary[Any, _T] = WeakKeyDictionary()
 
     def of(self, database: object) -> _T:
         """Give what is kept for a database."""
-        found = self._of.get(database)
+        found = self.known.get(database)
         if found is None:
             with self._making:
-                found = self._of.get(database)
+                found = self.known.get(database)
                 if found is None:
-                    found = self._of[database] = self._make(database)
+                    found = self.known[database] = self._make(database)
         return found
 
     def forget(self, database: object) -> _T | None:
         """Keep it no more; return it, None where there was none."""
         with self._making:
-            return self._of.pop(database, None)
+            return self.known.pop(database, None)
 
 
 def forget(database: object) -> None:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
+from waterclock.tables.databases.claiming_rows import Marks
 from waterclock.tables.databases.inserting import DrawnIds
 from waterclock.tables.databases.mariadb.tables import MariadbTables
 from waterclock.tables.databases.postgresql.tables import PostgresqlTables
 from waterclock.tables.databases.sqlite.tables import SqliteTables
 from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.backoff import Backoff
-from waterclock.tables.model.claim import Marks, Reached
+from waterclock.tables.model.claim import Reached
 from waterclock.tables.model.options import TableOptions
 from waterclock.tables.model.schema import PARTITIONED, not_acked
 

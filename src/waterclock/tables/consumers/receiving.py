@@ -98,7 +98,8 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int | Non
         if not claimed:
             _note_walk(context, where, started)
             return []
-        context.marks.walks.found()
+        if context.options.groups is None:
+            context.marks.walks.found()
         living = claimed if context.options.max_attempts is None else _bury_exhausted(context, claimed, wanted.claim_id)
         if living:
             process_heartbeat(context).note_sent(len(living))

@@ -7,6 +7,7 @@ claim. One consumer routes at a time, and leaves groups that are locked just now
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -34,13 +35,13 @@ def route_new(context: TableContext, connection: sa.Connection) -> bool:
     bool
         Whether there are more of them than one transaction should route.
     """
-    if connection.execute(_turn(), {"table": context.table_id}).first() is None:
+    if not list(connection.execute(_turn(), {"table": context.table_id})):
         return False
     after = 0
     passed: set[str] = set()
     while True:
         # What is committed meanwhile with a seq in between does no harm: places are given in one statement.
-        count, first, upto = connection.execute(_window(context), {"after": after}).one()
+        [(count, first, upto)] = connection.execute(_window(context), {"after": after})
         after = (first or 1) - 1  # from the first one on, else a planner that knows little reads all before it
         if count == 0:
             return False
@@ -57,11 +58,17 @@ def _route_window(context: TableContext, connection: sa.Connection, after: int, 
     if context.options.ungrouped == "free":
         freed = connection.execute(_free(context), bounds).rowcount
     # What follows what was passed by stays behind it, also where its group is free again meanwhile.
-    named = [row for row in connection.execute(_named(context), bounds).all() if row.group not in passed]
-    _add_groups(context, connection, {row.group: row.first for row in named if row.fresh})
-    free = connection.execute(_lock_free(context), {"groups": sorted(row.group for row in named)})
-    locked = sorted(row.group_id for row in free)
-    passed.update({row.group for row in named if row.fresh}.difference(locked))
+    names: list[str] = []
+    came: dict[str, int] = {}
+    for row in connection.execute(_named(context), bounds):
+        if row.group not in passed:
+            names.append(row.group)
+            if row.fresh:
+                came[row.group] = row.first
+    _add_groups(context, connection, came)
+    free = connection.execute(_lock_free(context), {"groups": sorted(names)})
+    locked = sorted(map(attrgetter("group_id"), free))
+    passed.update(came.keys() - set(locked))
     ours = {**bounds, "groups": locked}
     if locked:
         connection.execute(_place(context), ours)
@@ -145,7 +152,10 @@ def _add_groups(context: TableContext, connection: sa.Connection, came: dict[str
     missing = sorted(came.keys() - set(known), key=came.__getitem__)
     if missing:
         fixed = {"table_id": context.table_id, "tail": 0, "priority": _LOWEST}
-        connection.execute(sa.insert(groups), [{**fixed, "group_id": name, "came": came[name]} for name in missing])
+        connection.execute(_adding, [{**fixed, "group_id": name, "came": came[name]} for name in missing])
+
+
+_adding = sa.insert(groups)  # kept, because it is compiled once
 
 
 @lru_cache(maxsize=256)

@@ -34,7 +34,7 @@ class _ExclusiveClaim(GroupClaim):
     def take(self) -> None:
         """Take what is due, unless another process that is alive goes by the consumer's name."""
         context, connection, most_groups = self._context, self._connection, self._wanted.max_groups
-        top = self._route_new(None)
+        top = self.route_new(None)
         if not consumers.join(context, connection, self._me, most_groups, self._now):
             self.more = False
             return
@@ -43,7 +43,7 @@ class _ExclusiveClaim(GroupClaim):
             consumers.release_idle(context, connection, self._now)
         if most_groups is not None:
             self._room = room_of(context, connection, self._me, most_groups)
-        self._take_all(top, is_known=False)
+        self.take_all(top, is_known=False)
         if self.claimed:
             consumers.renew(context, connection, self._me, max(one.lease_until for one in self.claimed))
 

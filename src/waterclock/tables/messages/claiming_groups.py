@@ -61,7 +61,7 @@ class GroupClaim(ABC):
     def _take_from(self, free: Iterable[_Row], most: int, who: str) -> None:
         """Take up to ``most`` messages from the start of groups that the transaction has locked."""
 
-    def _route_new(self, count: int | None) -> Look:
+    def route_new(self, count: int | None) -> Look:
         """Look at what there is, and route what is new. See `look` for ``count``."""
         context, connection = self._context, self._connection
         top = look(context, connection, self._me, after=self._after, count=count)
@@ -72,7 +72,7 @@ class GroupClaim(ABC):
             self._now = context.backend.now(connection)
         return top
 
-    def _take_all(self, top: Look, *, is_known: bool) -> None:
+    def take_all(self, top: Look, *, is_known: bool) -> None:
         """Take what is due as far as there is room; note how far the look for new messages has come.
 
         Parameters
@@ -84,7 +84,8 @@ class GroupClaim(ABC):
         """
         context, connection = self._context, self._connection
         self._take_levels(top if is_known else None)
-        if len(self.claimed) < self._wanted.limit:
+        context.marks.had_enough = len(self.claimed) == self._wanted.limit
+        if not context.marks.had_enough:
             context.reached.forget()
             if self._after is not None and not top.unrouted and look(context, connection, self._me).unrouted:
                 self.more = route_new(context, connection)
@@ -102,7 +103,7 @@ class GroupClaim(ABC):
 
     def _take(self, level: Level) -> None:
         if self._context.options.ungrouped != "free":
-            self._take_groups(level, self._left)
+            self._take_groups(level, self._wanted.limit - len(self.claimed))
             return
         free_first = random.random() < 0.5  # noqa: PLR2004, S311  # a fair coin, no secret
         if free_first:
@@ -142,6 +143,8 @@ class GroupClaim(ABC):
         at = {"table_id": self._context.table_id, "who": who, "of": priority, "now": self._now}
         found = self._connection.execute(_free_groups(), {**at, "count": count + len(self._seen)})
         # What was seen may be the consumer's own, and so not among those found: then there are more than asked for.
+        if not self._seen:
+            return list(found)
         return [row for row in found if (row.group_id, row.assigned, row.head) not in self._seen][:count]
 
     def _choose(self, free: Iterable[_Row], most: int) -> list[str]:
@@ -165,11 +168,22 @@ class GroupClaim(ABC):
             _first_rows(context), {"groups": chosen, "count": most, "who": who, "now": self._now}
         )
         rows = found if isinstance(found, Found) else [SimpleNamespace(**row) for row in found.mappings()]
-        lapsed = sorted({row.group_id for row in rows if row.claim_id is not None})
+        # In the order in which the groups were chosen, which a database would have to find anew.
+        by_group: dict[str, list[_Row]] = dict.fromkeys(chosen, _NONE)
+        lapsed: set[str] = set()
+        for row in rows:
+            if by_group[row.group_id]:
+                by_group[row.group_id].append(row)
+            else:
+                by_group[row.group_id] = [row]
+            if row.claim_id is not None:
+                lapsed.add(row.group_id)
+        for members in by_group.values():
+            members.sort(key=_position)
         if lapsed:
             # Those of them that are not sent again now must not be acked by their former consumer.
-            connection.execute(_revoke_all(context), {"groups": lapsed})
-        return _by_group(chosen, rows)
+            connection.execute(_revoke_all(context), {"groups": sorted(lapsed)})
+        return by_group
 
     def _due_first(self, by_group: dict[str, list[_Row]], most: int) -> dict[str, list[_Row]]:
         """Choose what goes out of groups, and bury what has used up its attempts."""
@@ -187,12 +201,15 @@ class GroupClaim(ABC):
 
     def _lease_end(self, members: list[_Row]) -> int:
         # The longest wait of those that go out together.
-        sent = max([row.epoch or 0 for row in members])
-        return self._now + self._context.options.backoff.wait(sent, self._swing)
+        sent = 0
+        for row in members:
+            sent = max(sent, row.epoch or 0)
+        backoff = self._context.backoff
+        return self._now + (backoff.wait(sent, self._swing) if sent else backoff.first)
 
     def _out_values(self, members: Iterable[_Row], until: int) -> dict[str, Any]:
         """Give what `leave_out` is bound to."""
-        seqs = [row.seq for row in members]
+        seqs = list(map(_seq, members))
         return {"seqs": seqs, "until": until, "by": self._wanted.claim_id, "who": self._wanted.consumer}
 
     def _due_prefix(self, members: list[_Row]) -> tuple[list[_Row], list[int]]:
@@ -219,17 +236,9 @@ def count_of(messages: int, per_group: int) -> int:
     return 1 + messages * 3 // (2 * per_group)
 
 
-def _by_group(chosen: Iterable[str], rows: Iterable[_Row]) -> dict[str, list[_Row]]:
-    # In the order in which the groups were chosen, which a database would have to find anew.
-    found: dict[str, list[_Row]] = {name: [] for name in chosen}
-    for row in rows:
-        found.setdefault(row.group_id, []).append(row)
-    for members in found.values():
-        members.sort(key=_position)
-    return {name: members for name, members in found.items() if members}
-
-
+_NONE: list[_Row] = []
 _position = attrgetter("position")
+_seq = attrgetter("seq")
 
 
 @lru_cache(maxsize=1)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.groups.heads import settle, these_groups
+from waterclock.tables.groups.heads import run_both, settle, these_groups
 from waterclock.tables.messages.claiming_groups import GroupClaim, count_of, leave_out
 from waterclock.tables.model.claim import Claimed, Wanted
 
@@ -24,32 +24,31 @@ def claim_sequenced(context: TableContext, connection: sa.Connection, wanted: Wa
         What was taken, and whether there are new messages that were not looked at.
     """
     claim = _SequencedClaim(context, connection, wanted)
-    claim.take()
+    # Most claims find the groups that they lock in the first look already.
+    top = claim.route_new(count_of(wanted.limit, context.reached.per_group))
+    claim.take_all(top, is_known=not top.unrouted)
     return claim.claimed, claim.more
 
 
 class _SequencedClaim(GroupClaim):
-    def take(self) -> None:
-        """Take what is due; most claims find the groups that they lock in the first look already."""
-        top = self._route_new(count_of(self._wanted.limit, self._context.reached.per_group))
-        self._take_all(top, is_known=not top.unrouted)
-
     def _take_from(self, free: Iterable[Any], most: int, who: str) -> None:
         context, connection = self._context, self._connection
         chosen = self._choose(free, most)
         sent = self._due_first(self._first_messages(chosen, most, who), most)
-        by_end: dict[int, list[str]] = {}
+        by_end: dict[int, tuple[list[str], list[Any]]] = {}
         for group_id, members in sent.items():
             until = self._lease_end(members)
-            by_end.setdefault(until, []).append(group_id)
-            self.claimed += [Claimed(row, until) for row in members]
-        for until, together in by_end.items():
-            values = self._out_values((row for name in together for row in sent[name]), until)
-            context.sql.run_both(
-                connection, leave_out(context), _note_out(context), {**values, "groups": sorted(together)}
-            )
-        # Those of which nothing was taken: their first message was deleted by plain SQL, or is exhausted.
-        settle(context, connection, [name for name in chosen if name not in sent])
+            names, messages = by_end.setdefault(until, ([], []))
+            names.append(group_id)
+            messages += members
+            for row in members:
+                self.claimed.append(Claimed(row, until))
+        for until, (names, messages) in by_end.items():
+            values = {**self._out_values(messages, until), "groups": sorted(names)}
+            run_both(context, connection, leave_out(context), _note_out(context), values)
+        if len(sent) < len(chosen):
+            # Of the others the first message was deleted by plain SQL, or is exhausted.
+            settle(context, connection, set(chosen).difference(sent))
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY
+from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, BELOW_EVERY_PRIORITY
 from waterclock.tables.groups import consumers
 from waterclock.tables.groups.heads import UNASSIGNED, belongs_to
 from waterclock.tables.groups.routing import is_unrouted
@@ -74,7 +74,7 @@ def look(
     values: dict[str, Any] = {"below": below, "me": me, "unassigned": UNASSIGNED, "after": after}
     looking = _looking(context, all_rows=after is None)
     if count is None or after is None or not context.sql.locks_in_parts:
-        found = connection.execute(looking, values).one()
+        [found] = connection.execute(looking, values)
         newest = found.newest if after is None else after
         return Look(found.now, bool(found.unrouted), found.of_unassigned, found.of_mine, newest)
     rows = connection.execute(_looking_and_locking(context), {**values, "count": count}).all()
@@ -95,12 +95,16 @@ def levels(context: TableContext, connection: sa.Connection, me: str, top: Look 
         found = top or look(context, connection, me, below)
         top = None
         free = free_priority(context, connection, below) if context.options.ungrouped == "free" else None
-        known = [priority for priority in (found.of_unassigned, found.of_mine, free) if priority is not None]
-        if not known:
+        highest = BELOW_EVERY_PRIORITY
+        for priority in (found.of_unassigned, found.of_mine, free):
+            if priority is not None and priority > highest:
+                highest = priority
+        if highest == BELOW_EVERY_PRIORITY:
             return
-        below = max(known)
-        whose = ((me, found.of_mine), (UNASSIGNED, found.of_unassigned))
-        yield Level(below, tuple(dict.fromkeys(who for who, priority in whose if priority == below)))
+        below = highest
+        mine = (me,) if found.of_mine == below else ()
+        unassigned = (UNASSIGNED,) if found.of_unassigned == below and me != UNASSIGNED else ()
+        yield Level(below, mine + unassigned)
 
 
 def next_group_due(

@@ -54,7 +54,8 @@ class Lately:
         if self._seconds and self._seconds[-1][0] == second:
             count += self._seconds.pop()[1]
         self._seconds.append((second, count))
-        self._forget(second)
+        if self._seconds[0][0] <= second - RATE_SECONDS:
+            self._forget(second)
 
     def count(self, now: int) -> int:
         """Give how many happened."""
@@ -172,7 +173,9 @@ _heartbeats = Kept[dict[int, ProcessHeartbeat]](lambda _: {})
 
 def process_heartbeat(context: TableContext) -> ProcessHeartbeat:
     """Give the heartbeat of this process, also of one that was forked, for a table."""
-    tables = _heartbeats.of(context.backend)
+    tables = _heartbeats.known.get(context.backend)
+    if tables is None:
+        tables = _heartbeats.of(context.backend)
     found = tables.get(context.table_id)
     return tables.setdefault(context.table_id, ProcessHeartbeat(context)) if found is None else found
 

@@ -1,0 +1,95 @@
+"""The way of a message is straight: how many functions, in how many files of ours, it passes when nothing is unusual.
+
+It is counted and not timed, so that the figures are the same on every machine. Clocks are no stations of the way.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import waterclock
+from waterclock import MessageTable
+from waterclock.tables.consumers.delivery import Delivery
+
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+SOURCES = Path(waterclock.__file__).parent
+CLOCKS = {SOURCES / "moments.py", SOURCES / "time.py"}
+
+WARM = 5
+"""Rounds after which every statement is compiled and everything that is kept is there."""
+
+
+@dataclass(frozen=True)
+class Way:
+    calls: int
+    files: int
+
+
+def way_of(verb: Callable[[], Any]) -> tuple[Any, Way]:
+    """Follow a call; return what it gives, and what it passes."""
+    passed: list[Path] = []
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            file = Path(frame.f_code.co_filename)
+            if file.is_relative_to(SOURCES) and file not in CLOCKS:
+                passed.append(file)
+
+    sys.setprofile(note)
+    try:
+        given = verb()
+    finally:
+        sys.setprofile(None)
+    return given, Way(len(passed), len(set(passed)))
+
+
+def fewest(ways: list[Way]) -> Way:
+    """Choose the usual way: once a second a call looks at the options, too."""
+    return min(ways, key=lambda way: way.calls)
+
+
+def ways(table: MessageTable, **group: str) -> dict[str, Way]:
+    """Follow messages one by one: each is put, received and acked."""
+    seen: dict[str, list[Way]] = {"put": [], "receive": [], "ack": []}
+    for _ in range(2 * WARM):
+        _, put = way_of(lambda: table.put(b"x", **group))
+        deliveries, receive = way_of(lambda: table.receive(1, consumer="c"))
+        delivery: Delivery
+        [delivery] = deliveries
+        _, ack = way_of(delivery.ack)
+        for name, way in (("put", put), ("receive", receive), ("ack", ack)):
+            seen[name].append(way)
+    return {name: fewest(of_name[WARM:]) for name, of_name in seen.items()}
+
+
+def is_within(way: Way, calls: int, files: int) -> bool:
+    return way.calls <= calls and way.files <= files
+
+
+def test_a_message_without_a_group_passes_few_functions_and_files(make_table: Callable[..., MessageTable]) -> None:
+    seen = ways(make_table(payload="bytes"))
+    assert is_within(seen["put"], calls=74, files=10), seen
+    assert is_within(seen["receive"], calls=50, files=10), seen
+    assert is_within(seen["ack"], calls=34, files=8), seen
+
+
+@pytest.mark.parametrize(
+    ("groups", "calls", "files"),
+    [
+        ("sequenced", 120, 16),
+        ("exclusive", 155, 17),  # which also looks after the consumers that are alive
+    ],
+)
+def test_a_message_of_a_group_passes_not_many_more(
+    make_table: Callable[..., MessageTable], groups: str, calls: int, files: int
+) -> None:
+    seen = ways(make_table(groups=groups, payload="bytes"), group="g")
+    assert is_within(seen["receive"], calls, files), seen
