@@ -15,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock.database.direct import Found
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
@@ -42,7 +42,7 @@ class GroupClaim(ABC):
         Whether there are new messages that were not looked at.
     """
 
-    def __init__(self, context: TableContext, connection: sa.Connection, wanted: Wanted) -> None:
+    def __init__(self, context: TableContext, connection: SqlConnection, wanted: Wanted) -> None:
         self._context = context
         self._connection = connection
         self._wanted = wanted
@@ -164,7 +164,8 @@ class GroupClaim(ABC):
         found = connection.execute(
             _first_rows(context), {"groups": chosen, "count": most, "who": who, "now": self._now}
         )
-        rows = found if isinstance(found, Found) else [SimpleNamespace(**row) for row in found.mappings()]
+        mapped = found.mappings() if isinstance(found, sa.CursorResult) else None
+        rows = found.all() if mapped is None else [SimpleNamespace(**row) for row in mapped]
         lapsed = sorted({row.group_id for row in rows if row.claim_id is not None})
         if lapsed:
             # Those of them that are not sent again now must not be acked by their former consumer.
