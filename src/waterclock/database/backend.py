@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -22,6 +22,7 @@ from waterclock.database.engines.postgresql import PostgresqlDialect
 from waterclock.database.engines.sqlite import SqliteDialect
 from waterclock.database.failures import failure
 from waterclock.database.migrating import HEAD, catalogue_version, migrate
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.wrapping import UNWRITABLE, wrap_unwritable, wrapped
 from waterclock.errors import ForbiddenError, InvalidArgumentError, RefusedError, UnavailableError, WaterclockError
 from waterclock.time import Clock, system_clock
@@ -159,7 +160,13 @@ class Backend:
     def _wrong_url(self, error: Exception) -> InvalidArgumentError:
         return InvalidArgumentError(f"url: {self.name!r} cannot be used: {self.said(error)}")
 
-    def transact(self, work: Callable[[sa.Connection], _T], *, indexed: bool = False, durable: bool = True) -> _T:
+    @overload
+    def transact(self, work: Callable[[sa.Connection], _T], *, durable: bool = True) -> _T: ...
+
+    @overload
+    def transact(self, work: Callable[[SqlConnection], _T], *, indexed: bool, durable: bool = True) -> _T: ...
+
+    def transact(self, work: Callable[[Any], _T], *, indexed: bool = False, durable: bool = True) -> _T:
         """Run ``work`` in one write transaction and commit; again from the start where the database was busy.
 
         ``work`` may therefore run more than once: it must have no effect but through its connection.
@@ -187,10 +194,8 @@ class Backend:
             return self._run(partial(self._direct.lend, self.dialect.frame, durable=durable), work)
         return self._run((self._indexed_writer if indexed else self._writer).begin, work)
 
-    def alone(self, work: Callable[[Any], _T], *, durable: bool = True) -> _T:
+    def alone(self, work: Callable[[SqlConnection], _T], *, durable: bool = True) -> _T:
         """Run ``work`` like `transact`, where each of its statements may commit by itself: for work that is one.
-
-        What it gets is a `sqlalchemy.Connection`, or a `Direct` where that is faster.
 
         Parameters
         ----------
@@ -279,7 +284,7 @@ class Backend:
         """Give the clock as an SQL expression, ns: the database's own, or the one that stands in for it."""
         return self._now_sql
 
-    def now(self, connection: sa.Connection | None = None) -> int:
+    def now(self, connection: SqlConnection | None = None) -> int:
         """Read the clock, ns. On a server this is a round trip, on ``connection`` where one is given.
 
         Raises

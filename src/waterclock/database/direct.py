@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -55,10 +55,11 @@ class _Compiled:
 
 
 @lru_cache(maxsize=1024)
-def _compile(statement: sa.ClauseElement, dialect: sa.Dialect, keys: tuple[str, ...] | None = None) -> _Compiled:
+def _compile(statement: sa.Executable, dialect: sa.Dialect, keys: tuple[str, ...] | None = None) -> _Compiled:
     # An insert of many rows learns from them which columns it has.
     names: dict[str, Any] = {} if keys is None else {"column_keys": keys}
-    compiled: Any = statement.compile(dialect=dialect, compile_kwargs={"render_postcompile": True}, **names)
+    clause = cast("sa.ClauseElement", statement)
+    compiled: Any = clause.compile(dialect=dialect, compile_kwargs={"render_postcompile": True}, **names)
     processors: dict[str, Callable[[Any], Any]] = {}
     constants: dict[str, Any] = {}
     computed: list[tuple[str, Callable[[], Any]]] = []
@@ -154,7 +155,7 @@ class Direct:
         self.dialect = dialect
 
     def execute(
-        self, statement: sa.ClauseElement, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+        self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     ) -> Found:
         """Run a statement, once or for each of several parameters; keep the object, since it is compiled once."""
         if isinstance(parameters, Sequence):
@@ -171,7 +172,7 @@ class Direct:
             found.extend(map(reading, cursor.fetchall()))
         return found
 
-    def _execute_many(self, statement: sa.ClauseElement, parameters: Sequence[Mapping[str, Any]]) -> Found:
+    def _execute_many(self, statement: sa.Executable, parameters: Sequence[Mapping[str, Any]]) -> Found:
         keys = tuple(parameters[0]) if isinstance(statement, sa.Insert) else None
         compiled = _compile(statement, self.dialect, keys)
         given = list(map(partial(_given, compiled), parameters))
@@ -181,7 +182,7 @@ class Direct:
         found.rowcount = cursor.rowcount
         return found
 
-    def scalars(self, statement: sa.ClauseElement, parameters: Mapping[str, Any] | None = None) -> list[Any]:
+    def scalars(self, statement: sa.Executable, parameters: Mapping[str, Any] | None = None) -> list[Any]:
         """Run a statement, and return the first column."""
         return list(map(itemgetter(0), self.execute(statement, parameters)))
 

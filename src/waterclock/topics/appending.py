@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
 from waterclock.database.kept import Kept
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.topic_catalogue import entries, topics
 from waterclock.errors import InvalidArgumentError, RefusedError, WaterclockError
 from waterclock.message import Position
@@ -147,7 +148,7 @@ def _fail_all(group: Sequence[_Append], error: WaterclockError) -> None:
         each.finish(error=own)
 
 
-def _write(storage: Storage, connection: Any, group: Sequence[_Append]) -> list[Appended | WaterclockError]:
+def _write(storage: Storage, connection: SqlConnection, group: Sequence[_Append]) -> list[Appended | WaterclockError]:
     row = connection.execute(_locking_statements.of(storage.backend), {"topic": storage.topic_id}).first()
     storage.present(row)
     now, counter = row[0], Counter.of_row(dict(zip(COUNTER_COLUMNS, row[1:], strict=True)))
@@ -176,7 +177,7 @@ def _write(storage: Storage, connection: Any, group: Sequence[_Append]) -> list[
     return answers
 
 
-def _answer(connection: Any, append: _Append, known: Producers) -> Appended | WaterclockError | None:
+def _answer(connection: SqlConnection, append: _Append, known: Producers) -> Appended | WaterclockError | None:
     """Say what becomes of an append that is not to be written: it arrived before, or it is wrong."""
     messages = append.entry.messages
     if append.since is not None:

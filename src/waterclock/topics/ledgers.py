@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import sqlalchemy as sa
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.topic_catalogue import BOUNDED, TIMES, ledgers, topics
 from waterclock.topics.bounds import Bounds
 from waterclock.topics.counter import COUNTER_COLUMNS, Counter
@@ -130,7 +131,7 @@ def ledger_from(storage: Storage, connection: sa.Connection, ledger: int) -> sa.
     return connection.execute(_LEDGER_FROM, parameters).mappings().one_or_none()
 
 
-def close_ledger(storage: Storage, connection: Any, counter: Counter, now: int) -> Counter:
+def close_ledger(storage: Storage, connection: SqlConnection, counter: Counter, now: int) -> Counter:
     """Close the open ledger and open the next one, in the caller's transaction, which holds the topic's lock."""
     connection.execute(_CLOSE, [{"topic_id": storage.topic_id, **counter.closed_ledger(now)}])
     add_size(storage, connection, counter.bytes)
@@ -150,7 +151,7 @@ def roll(storage: Storage, *, only_if_due: bool = False) -> None:
     storage.backend.transact(work)
 
 
-def write_counter(storage: Storage, connection: Any, counter: Counter) -> None:
+def write_counter(storage: Storage, connection: SqlConnection, counter: Counter) -> None:
     """Write the topic's row, whose lock the transaction holds."""
     values = {f"new_{name}": value for name, value in counter.columns().items()}
     connection.execute(_WRITE_COUNTER, {"topic": storage.topic_id, **values})

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.topic_catalogue import producers
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Position
@@ -57,7 +58,7 @@ class Producers:
         The transaction.
     """
 
-    def __init__(self, storage: Storage, connection: Any) -> None:
+    def __init__(self, storage: Storage, connection: SqlConnection) -> None:
         self._storage = storage
         self._connection = connection
         self._known: dict[str, Numbering | None] = {}
@@ -98,7 +99,7 @@ class Producers:
                 self._connection.execute(_UPDATE, {**_key(self._storage, name), **values})
 
 
-def read_producer(storage: Storage, connection: Any, name: str) -> Numbering | None:
+def read_producer(storage: Storage, connection: SqlConnection, name: str) -> Numbering | None:
     """Read what is known of a producer; None where there is none of this name."""
     row = connection.execute(_READ, _key(storage, name)).first()
     return None if row is None else Numbering.read(*row)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.topic_catalogue import ledgers, topics
 from waterclock.topics.storage import Storage
 
@@ -29,7 +29,7 @@ def resizing(storage: Storage, connection: sa.Connection, first: int, last: int)
         add_size(storage, connection, grown)
 
 
-def add_size(storage: Storage, connection: Any, size: int) -> None:
+def add_size(storage: Storage, connection: SqlConnection, size: int) -> None:
     """Add to the topic's total, in a transaction that holds its lock."""
     connection.execute(_GROW, {"topic": storage.topic_id, "size": size})
 

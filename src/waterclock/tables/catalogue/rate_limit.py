@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import sqlalchemy as sa
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import totals
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.model.rate import Rate
@@ -26,7 +27,7 @@ def rate_free_at(context: TableContext, connection: sa.Connection) -> int | None
     return None if rate is None else rate.free_at(connection.execute(_state(), _of(context)).scalar_one())
 
 
-def rate_allows(context: TableContext, connection: sa.Connection, most: int) -> int:
+def rate_allows(context: TableContext, connection: SqlConnection, most: int) -> int:
     """How many messages may go now, ``most`` at the most; keeps other claims waiting until the transaction ends."""
     rate = rate_of(context)
     if rate is None:
@@ -35,7 +36,7 @@ def rate_allows(context: TableContext, connection: sa.Connection, most: int) -> 
     return rate.allowed(due, context.backend.now(connection), most)
 
 
-def note_sent(context: TableContext, connection: sa.Connection, count: int) -> None:
+def note_sent(context: TableContext, connection: SqlConnection, count: int) -> None:
     """Note that ``count`` of the messages went that `rate_allows` allowed."""
     rate = rate_of(context)
     if rate is None or not count:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import totals
 
 
-def add_totals(connection: sa.Connection, table_id: int, *, purged: int = 0, sent: int = 0) -> None:
+def add_totals(connection: SqlConnection, table_id: int, *, purged: int = 0, sent: int = 0) -> None:
     """Add to a table's totals. Do it last in a transaction: every transaction that removes rows waits for this row."""
     if purged or sent:
         connection.execute(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import sqlalchemy as sa
-
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import LeaseLostError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
@@ -41,7 +40,7 @@ def _ack(context: TableContext, deliveries: Sequence[Delivery], ids: Sequence[An
     leased = _leased(deliveries)
     one_statement = is_one_statement(leased, ids)
 
-    def work(own: sa.Connection) -> tuple[Acked, int]:
+    def work(own: SqlConnection) -> tuple[Acked, int]:
         return _write(context, own, leased, ids)
 
     acked, by_id = acking.run(context, work) if one_statement else context.backend.transact(work)
@@ -78,7 +77,7 @@ def _leased(deliveries: Sequence[Delivery]) -> list[Leased]:
 
 
 def _write(
-    context: TableContext, connection: sa.Connection, leased: Sequence[Leased], ids: Sequence[Any]
+    context: TableContext, connection: SqlConnection, leased: Sequence[Leased], ids: Sequence[Any]
 ) -> tuple[Acked, int]:
     acked = acking.ack_leased(context, connection, leased)
     return acked, acking.ack_ids(context, connection, ids) if ids else 0

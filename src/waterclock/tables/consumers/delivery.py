@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 import sqlalchemy as sa
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import LeaseLostError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
@@ -179,12 +180,12 @@ class Delivery:
             raise self._lost("nack")
         self.end()
 
-    def _run(self, work: Callable[[sa.Connection], _T], *, whole: bool = False) -> _T:
+    def _run(self, work: Callable[[SqlConnection], _T], *, whole: bool = False) -> _T:
         """Run ``work`` as `acking.run` does, or where it is several statements in a ``whole`` transaction."""
         with explaining(self.context):
             return self.context.backend.transact(work) if whole else acking.run(self.context, work)
 
-    def nack_in(self, connection: sa.Connection, delay: int | None, error: str | None) -> bool:
+    def nack_in(self, connection: SqlConnection, delay: int | None, error: str | None) -> bool:
         """Give the message back in a transaction of ours; False where the lease was lost. `end` it after the commit."""
         if dies_when_given_back(self.context, self.leased):
             return bury_leased(self.context, connection, self.leased, exhausted_reason(self.context), error)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import sqlalchemy as sa
 
 from waterclock import moments
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import RefusedError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
@@ -129,7 +130,7 @@ def _claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
     return context.backend.transact(lambda own: _claim_at_rate(context, own, wanted), indexed=True)
 
 
-def _claim_at_rate(context: TableContext, connection: sa.Connection, wanted: Wanted) -> list[Claimed]:
+def _claim_at_rate(context: TableContext, connection: SqlConnection, wanted: Wanted) -> list[Claimed]:
     allowed = rate_allows(context, connection, wanted.limit)
     if not allowed:
         return []

@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock import moments
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.model.claim import LOOK_BACK_EVERY, Claimed, Wanted
 from waterclock.tables.model.schema import is_waiting, not_acked
 from waterclock.time import MIN_NS
@@ -168,13 +169,13 @@ class ClaimsInSteps(ABC):
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Say that ``column`` is one of the values in the list bound as ``name``."""
 
-    def take(self, connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
+    def take(self, connection: SqlConnection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
         """Make messages that are locked ours: their seqs, each with the end of its lease in ns."""
         connection.execute(self.taking(rows), {"ends": ends, "by": wanted.claim_id, "who": wanted.consumer})
 
     def claim(
         self,
-        connection: sa.Connection,
+        connection: SqlConnection,
         rows: sa.Table,
         wanted: Wanted,
         begin: Mapping[int, int],
@@ -218,7 +219,7 @@ class _Search:
     def __init__(
         self,
         sql: ClaimsInSteps,
-        connection: sa.Connection,
+        connection: SqlConnection,
         rows: sa.Table,
         wanted: Wanted,
         now: sa.ColumnElement[int],

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.schema import CreateTable, DropTable
 
 from waterclock.database.backend import Backend
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.changes import Changes, Polling
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.model.claim import Claimed, Wanted
@@ -81,12 +82,12 @@ class TableDialect(ABC):
         connection.execute(DropTable(rows, if_exists=True))
 
     @abstractmethod
-    def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
+    def reserve_ids(self, connection: SqlConnection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
         """Give ``count`` ids above ``above`` that no other caller gets."""
 
     @abstractmethod
     def insert_new(
-        self, connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
+        self, connection: SqlConnection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
     ) -> set[Any]:
         """Insert messages whose ids are new, and return those ids as the driver has them; ``now`` is the clock, ns."""
 
@@ -157,7 +158,7 @@ class TableDialect(ABC):
         return sa.select(*columns).join_from(parents, columns[0].table, belongs)
 
     def run_both(
-        self, connection: sa.Connection, one: sa.Update, another: sa.Update | sa.Delete, values: Mapping[str, Any]
+        self, connection: SqlConnection, one: sa.Update, another: sa.Update | sa.Delete, values: Mapping[str, Any]
     ) -> int:
         """Run two statements that change different rows and do not see each other; return the second's row count."""
         connection.execute(one, values)
@@ -166,7 +167,7 @@ class TableDialect(ABC):
     @abstractmethod
     def claim(
         self,
-        connection: sa.Connection,
+        connection: SqlConnection,
         rows: sa.Table,
         wanted: Wanted,
         begin: Mapping[int, int],

@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import OrderError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
@@ -18,7 +19,7 @@ from waterclock.tables.model.schema import ack_marks, ack_values
 _Row = sa.Row[*tuple[Any, ...]]
 
 
-def ack_leased(context: TableContext, connection: sa.Connection, leased: Sequence[Leased]) -> Acked:
+def ack_leased(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> Acked:
     """Ack messages for the consumer that took them.
 
     Raises
@@ -47,7 +48,7 @@ def ack_leased(context: TableContext, connection: sa.Connection, leased: Sequenc
     return Acked(lost, len(leased) - len(ours) - len(lost))
 
 
-def acked_by(context: TableContext, connection: sa.Connection, leased: Sequence[Leased]) -> set[Leased]:
+def acked_by(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> set[Leased]:
     """Tell which messages are acked, or have an ack that is held back, by the claims that took them. Reads only."""
     if not leased:
         return set()
@@ -59,7 +60,7 @@ def acked_by(context: TableContext, connection: sa.Connection, leased: Sequence[
 
 
 def ack_rows(
-    context: TableContext, connection: sa.Connection, found: Sequence[_Row], noted: dict[str, sa.Row[Any]]
+    context: TableContext, connection: SqlConnection, found: Sequence[_Row], noted: dict[str, sa.Row[Any]]
 ) -> int:
     """Ack messages whose groups and rows are locked; return how many. A consumer that has one finds its lease lost.
 
@@ -74,7 +75,7 @@ def ack_rows(
 
 def release_behind(
     context: TableContext,
-    connection: sa.Connection,
+    connection: SqlConnection,
     places: Iterable[tuple[str | None, int | None]],
     now: int,
     *,
@@ -113,13 +114,13 @@ def _last_of_starts(noted: dict[str, sa.Row[Any]], messages: Sequence[Leased | _
     return {name: max(positions) for name, positions in places.items()}
 
 
-def _lost(context: TableContext, connection: sa.Connection, leased: Sequence[Leased]) -> frozenset[Leased]:
+def _lost(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> frozenset[Leased]:
     return frozenset(leased).difference(acked_by(context, connection, leased))
 
 
 def _ack(
     context: TableContext,
-    connection: sa.Connection,
+    connection: SqlConnection,
     messages: Sequence[_Row],
     noted: dict[str, sa.Row[Any]],
     *,
@@ -144,7 +145,7 @@ def _position(row: _Row) -> int:
 
 
 def _settle_acked(
-    context: TableContext, connection: sa.Connection, last: dict[str, int], noted: dict[str, sa.Row[Any]]
+    context: TableContext, connection: SqlConnection, last: dict[str, int], noted: dict[str, sa.Row[Any]]
 ) -> None:
     ending = {name for name, position in last.items() if name not in noted or noted[name].tail <= position}
     if context.options.groups == "sequenced" and context.options.ack_order == "strict":
@@ -154,7 +155,7 @@ def _settle_acked(
         settle(context, connection, last, may_end=bool(ending) or context.options.ack_order == "hold")
 
 
-def _check_order(context: TableContext, connection: sa.Connection, messages: Iterable[Leased | _Row]) -> None:
+def _check_order(context: TableContext, connection: SqlConnection, messages: Iterable[Leased | _Row]) -> None:
     """Refuse to ack messages that pass over others, whether they are acked already or not; OrderError."""
     last: dict[str, tuple[int, int]] = {}
     seqs: list[int] = []

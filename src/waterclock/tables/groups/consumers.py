@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.heads import UNASSIGNED, belongs_to, settle, these_groups
@@ -21,7 +22,7 @@ _TRY_AGAIN = 200_000_000
 """After this long the groups that were locked are released, ns: a consumer that waits does not spin."""
 
 
-def join(context: TableContext, connection: sa.Connection, name: str, max_groups: int | None, now: int) -> bool:
+def join(context: TableContext, connection: SqlConnection, name: str, max_groups: int | None, now: int) -> bool:
     """Note that a consumer is alive; False where another session that is alive goes by the name.
 
     What remains of a former life of the consumer is released first, else its messages and later ones of the same groups
@@ -44,13 +45,13 @@ def join(context: TableContext, connection: sa.Connection, name: str, max_groups
     return True
 
 
-def renew(context: TableContext, connection: sa.Connection, name: str, until: int) -> None:
+def renew(context: TableContext, connection: SqlConnection, name: str, until: int) -> None:
     """Let a consumer's lease last until then at least, ns; nothing where it is another process that has the name."""
     mine = {"table": context.table_id, "who": name, "process": context.backend.session}
     connection.execute(_living(), {**mine, "until": until})
 
 
-def claim_due(context: TableContext, connection: sa.Connection, name: str) -> int:
+def claim_due(context: TableContext, connection: SqlConnection, name: str) -> int:
     """Say when a consumer has to claim next, to get a lease or to renew it, ns."""
     known = connection.execute(_lease(), {"table": context.table_id, "who": name}).first()
     if known is None:
@@ -60,28 +61,28 @@ def claim_due(context: TableContext, connection: sa.Connection, name: str) -> in
     return known.lease_until - context.options.ack_wait // 2
 
 
-def next_lapse(context: TableContext, connection: sa.Connection) -> int | None:
+def next_lapse(context: TableContext, connection: SqlConnection) -> int | None:
     """Say when the next lease of a consumer ends that no heartbeat renews, ns."""
     return connection.execute(
         sa.select(sa.func.min(consumers.c.lease_until)).where(consumers.c.table_id == context.table_id)
     ).scalar()
 
 
-def release_lapsed(context: TableContext, connection: sa.Connection, now: int) -> None:
+def release_lapsed(context: TableContext, connection: SqlConnection, now: int) -> None:
     """Take the groups of consumers whose lease has ended."""
     for name in list(connection.scalars(_lapsed(), {"table": context.table_id, "now": now})):
         if _end(context, connection, name, now):
             connection.execute(sa.delete(consumers).where(*_one(context, name)))
 
 
-def release_idle(context: TableContext, connection: sa.Connection, now: int) -> None:
+def release_idle(context: TableContext, connection: SqlConnection, now: int) -> None:
     """Take groups that have had no messages for ``group_idle``."""
     before = now - (context.options.group_idle or 0)
     found = list(connection.scalars(_idle(), {"table": context.table_id, "before": before}))
     _release(context, connection, found)
 
 
-def leave(context: TableContext, connection: sa.Connection, name: str) -> bool:
+def leave(context: TableContext, connection: SqlConnection, name: str) -> bool:
     """Take a consumer's groups and all that is out of them, some thousand at a time; False where there may be more.
 
     Where another process goes by the name, nothing. Groups that are locked just now are left to others that claim.
@@ -97,7 +98,7 @@ def leave(context: TableContext, connection: sa.Connection, name: str) -> bool:
     return True
 
 
-def _end(context: TableContext, connection: sa.Connection, name: str, now: int) -> bool:
+def _end(context: TableContext, connection: SqlConnection, name: str, now: int) -> bool:
     """Take the groups of a consumer whose life is over; False where some are left, for which its row has to stay.
 
     Without the row they would be assigned for ever to a consumer that nothing tells to be dead.
@@ -110,7 +111,7 @@ def _end(context: TableContext, connection: sa.Connection, name: str, now: int) 
     return False
 
 
-def _release_some(context: TableContext, connection: sa.Connection, name: str, now: int) -> bool:
+def _release_some(context: TableContext, connection: SqlConnection, name: str, now: int) -> bool:
     """Take some thousand groups of a consumer that are not locked; True where there may be more of them.
 
     Those that are locked are not waited for: who has them may be waiting for this transaction.
@@ -123,7 +124,7 @@ def _release_some(context: TableContext, connection: sa.Connection, name: str, n
     return len(found) == _RELEASED_AT_ONCE
 
 
-def _release(context: TableContext, connection: sa.Connection, names: list[str]) -> None:
+def _release(context: TableContext, connection: SqlConnection, names: list[str]) -> None:
     if names:
         connection.execute(_releasing(context), {"groups": names})
         settle(context, connection, names)

@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.time import MAX_NS
@@ -36,7 +37,7 @@ def belongs_to(consumer: Any) -> sa.ColumnElement[bool]:
     return (groups.c.assigned == consumer) & (groups.c.assigned != sa.literal_column("''"))
 
 
-def lock_groups(context: TableContext, connection: sa.Connection, group_ids: Iterable[str]) -> dict[str, sa.Row[Any]]:
+def lock_groups(context: TableContext, connection: SqlConnection, group_ids: Iterable[str]) -> dict[str, sa.Row[Any]]:
     """Keep groups from changing until the transaction ends; in order, so that transactions do not deadlock.
 
     Returns
@@ -53,7 +54,7 @@ def _locked(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     return context.sql.lock_keys(groups, context.table_id, (groups.c.table_id, groups.c.group_id), "groups")
 
 
-def settle(context: TableContext, connection: sa.Connection, group_ids: Iterable[str], *, may_end: bool = True) -> None:
+def settle(context: TableContext, connection: SqlConnection, group_ids: Iterable[str], *, may_end: bool = True) -> None:
     """Note groups anew after their messages changed: the first ones, and when they may be handed out.
 
     A group without messages ends, unless it has an owner or was paused or pinned: then its row goes, too. The caller
@@ -77,7 +78,7 @@ def settle(context: TableContext, connection: sa.Connection, group_ids: Iterable
 
 
 def settle_starts(
-    context: TableContext, connection: sa.Connection, going_on: Iterable[str], ending: Iterable[str]
+    context: TableContext, connection: SqlConnection, going_on: Iterable[str], ending: Iterable[str]
 ) -> None:
     """Note groups anew of which nothing but the first messages was acked, as `settle` does; with fewer statements.
 
@@ -102,7 +103,7 @@ def settle_starts(
 
 def run_both(
     context: TableContext,
-    connection: sa.Connection,
+    connection: SqlConnection,
     one: sa.Update,
     another: sa.Update | sa.Delete,
     values: Mapping[str, Any],
@@ -120,7 +121,7 @@ def _empty(context: TableContext) -> sa.Delete:
     return sa.delete(groups).where(these_groups(context, "ending"), first.is_(None), *_needless())
 
 
-def settle_exhausted(context: TableContext, connection: sa.Connection, after: str | None = None) -> str | None:
+def settle_exhausted(context: TableContext, connection: SqlConnection, after: str | None = None) -> str | None:
     """Note groups anew that are never due by themselves, because other options may let them go on.
 
     Parameters
@@ -237,7 +238,7 @@ def _needless() -> tuple[sa.ColumnElement[bool], ...]:
     return is_assigned(UNASSIGNED), groups.c.paused_until.is_(None), groups.c.pinned == 0
 
 
-def _ack_held_back(context: TableContext, connection: sa.Connection, names: list[str]) -> None:
+def _ack_held_back(context: TableContext, connection: SqlConnection, names: list[str]) -> None:
     """Ack what was held back and has nothing before it any more."""
     for row in connection.execute(_first_without_ack(context), {"groups": names}).all():
         until = MAX_NS if row.until is None else row.until

@@ -12,6 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups, message_tables
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.heads import UNGROUPED, settle, these_groups
@@ -21,13 +22,13 @@ _ROUTED_AT_ONCE = 50_000
 _LOWEST = -(2**31)
 
 
-def route(context: TableContext, connection: sa.Connection) -> None:
+def route(context: TableContext, connection: SqlConnection) -> None:
     """Route messages where some are new."""
     if connection.execute(_any_unrouted(context)).first() is not None:
         route_new(context, connection)
 
 
-def route_new(context: TableContext, connection: sa.Connection) -> bool:
+def route_new(context: TableContext, connection: SqlConnection) -> bool:
     """Route the oldest messages that are new, and note what plain SQL changed in groups.
 
     Returns
@@ -51,7 +52,7 @@ def route_new(context: TableContext, connection: sa.Connection) -> bool:
         after = upto
 
 
-def _route_window(context: TableContext, connection: sa.Connection, after: int, upto: int, passed: set[str]) -> bool:
+def _route_window(context: TableContext, connection: SqlConnection, after: int, upto: int, passed: set[str]) -> bool:
     """Route a window; ``passed`` are groups of earlier ones that were locked, and those of this one come to them."""
     bounds = {"after": after, "upto": upto}
     freed = 0
@@ -145,7 +146,7 @@ def _named(context: TableContext) -> sa.Select[Any, Any, Any]:
     return named.where(_in_window(rows)).group_by(group)
 
 
-def _add_groups(context: TableContext, connection: sa.Connection, came: dict[str, int]) -> None:
+def _add_groups(context: TableContext, connection: SqlConnection, came: dict[str, int]) -> None:
     # Only those that are missing, because inserting one that is locked would wait. Below all others,
     # because what the index remembers of them until a vacuum would else lie where every claim begins to look.
     known = connection.scalars(_known(context), {"groups": sorted(came)})

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.databases.table_dialect import TableDialect
@@ -38,7 +39,7 @@ _CLAIMS_AT_ONCE = 500
 and SQLite 32,766."""
 
 
-def run(context: TableContext, work: Callable[[sa.Connection], _T]) -> _T:
+def run(context: TableContext, work: Callable[[SqlConnection], _T]) -> _T:
     """Run a function of this file in a transaction of our own; without groups it is one statement in nearly all cases.
 
     What follows such a statement only looks, so that each may commit by itself.
@@ -52,7 +53,7 @@ def is_one_statement(leased: Sequence[Leased], ids: Sequence[Any]) -> bool:
     return not several and len(leased) <= AT_ONCE and len(ids) <= AT_ONCE
 
 
-def back_off_all(context: TableContext, connection: sa.Connection, delays: Mapping[Taken, int]) -> None:
+def back_off_all(context: TableContext, connection: SqlConnection, delays: Mapping[Taken, int]) -> None:
     """Give messages back whose rows the transaction has locked, each to be sent again after a delay of its own, ns."""
     if delays:
         statement = _backing_off(context.rows, context.backend.now_sql())
@@ -60,7 +61,7 @@ def back_off_all(context: TableContext, connection: sa.Connection, delays: Mappi
         connection.execute(statement, each)
 
 
-def ack_ids(context: TableContext, connection: sa.Connection, ids: Sequence[Any]) -> int:
+def ack_ids(context: TableContext, connection: SqlConnection, ids: Sequence[Any]) -> int:
     """Ack messages by id, also those that a consumer has; return how many were not acked before.
 
     Raises
@@ -74,7 +75,7 @@ def ack_ids(context: TableContext, connection: sa.Connection, ids: Sequence[Any]
     return group_acking.ack_rows(context, connection, found, noted)
 
 
-def ack_leased(context: TableContext, connection: sa.Connection, leased: Iterable[Leased]) -> Acked:
+def ack_leased(context: TableContext, connection: SqlConnection, leased: Iterable[Leased]) -> Acked:
     """Ack messages for the consumer that took them.
 
     Raises
@@ -87,14 +88,14 @@ def ack_leased(context: TableContext, connection: sa.Connection, leased: Iterabl
     return group_acking.ack_leased(context, connection, list(leased))
 
 
-def acked_by(context: TableContext, connection: sa.Connection, leased: Sequence[Leased]) -> set[Leased]:
+def acked_by(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> set[Leased]:
     """Tell which messages are acked by the claims that took them. Reads only."""
     if not context.options.groups:
         return _rows_acked_by(context, connection, leased)
     return group_acking.acked_by(context, connection, leased)
 
 
-def back_off(context: TableContext, connection: sa.Connection, leased: Leased, delay: int, error: str | None) -> bool:
+def back_off(context: TableContext, connection: SqlConnection, leased: Leased, delay: int, error: str | None) -> bool:
     """Give a message back to be sent again after ``delay`` ns; False where the lease was lost.
 
     In a group those behind it go back as well, at once and without counting an attempt: they may not overtake it.
@@ -107,7 +108,7 @@ def back_off(context: TableContext, connection: sa.Connection, leased: Leased, d
     return changed
 
 
-def give_back(context: TableContext, connection: sa.Connection, leased: Iterable[Leased]) -> None:
+def give_back(context: TableContext, connection: SqlConnection, leased: Iterable[Leased]) -> None:
     """Return messages whose handling has not begun, as if they had never been sent. Those whose lease is lost stay."""
     rows = context.rows
     ours = list(leased)
@@ -125,24 +126,24 @@ def give_back(context: TableContext, connection: sa.Connection, leased: Iterable
         settle(context, connection, [one.group_id or UNGROUPED for one in ours])
 
 
-def still_leased(context: TableContext, connection: sa.Connection, leased: Sequence[Leased]) -> list[bool]:
+def still_leased(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> list[bool]:
     """Say of each message whether its claim still has it, and keep it so until the transaction ends."""
     _lock(context, connection, leased)
     claims = {row.seq: row.claim_id for row in _lock_rows(context, connection, [one.seq for one in leased])}
     return [claims.get(one.seq) == one.claim_id for one in leased]
 
 
-def unlocked(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> Sequence[_Row]:
+def unlocked(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> Sequence[_Row]:
     """Lock those of these rows that are neither acked nor locked elsewhere; return seq and claim_id of each."""
     return connection.execute(_unlocked_rows(context), {"seqs": list(seqs)}).all()
 
 
-def unacked(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> dict[int, _Row]:
+def unacked(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> dict[int, _Row]:
     """Look at those of these rows that are not acked: claim_id, epoch and time_next, by seq."""
     return {row.seq: row for row in connection.execute(_unacked(context), {"seqs": list(seqs)})}
 
 
-def extend(context: TableContext, connection: sa.Connection, leased: Leased, duration: int) -> int | None:
+def extend(context: TableContext, connection: SqlConnection, leased: Leased, duration: int) -> int | None:
     """Hold a message for ``duration`` ns from now, never shorter than before; None where the lease was lost.
 
     In a group those that went out together are held together.
@@ -160,7 +161,7 @@ def extend(context: TableContext, connection: sa.Connection, leased: Leased, dur
     return connection.execute(sa.select(context.rows.c.time_next).where(_is_leased(context.rows, leased))).scalar()
 
 
-def _extend_group(context: TableContext, connection: sa.Connection, leased: Sequence[Leased], until: int) -> None:
+def _extend_group(context: TableContext, connection: SqlConnection, leased: Sequence[Leased], until: int) -> None:
     """Hold all that is out of a group, where one of these messages of it is: others may be acked, or rescheduled."""
     rows, first = context.rows, leased[0]
     _lock(context, connection, [first])
@@ -185,7 +186,7 @@ def _extending(rows: sa.Table, which: sa.ColumnElement[bool], until: int) -> sa.
 
 
 def extend_all(
-    context: TableContext, connection: sa.Connection, leased: Sequence[Leased], duration: int
+    context: TableContext, connection: SqlConnection, leased: Sequence[Leased], duration: int
 ) -> dict[tuple[int, int], int]:
     """Hold messages for ``duration`` ns from now, never shorter than before, and with them what went out together.
 
@@ -218,7 +219,7 @@ def extend_all(
     return {(row.seq, row.claim_id): row.time_next for row in found}
 
 
-def reschedule(context: TableContext, connection: sa.Connection, ids: Sequence[Any], at: int, epoch: int | None) -> int:
+def reschedule(context: TableContext, connection: SqlConnection, ids: Sequence[Any], at: int, epoch: int | None) -> int:
     """Set when messages are sent next (ns), and their epoch; return how many. Those that are out lose their lease."""
     rows = context.rows
     known, _ = _lock_unacked(context, connection, ids)
@@ -247,7 +248,7 @@ def _unacked(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 
 
 def _lock_unacked(
-    context: TableContext, connection: sa.Connection, ids: Sequence[Any]
+    context: TableContext, connection: SqlConnection, ids: Sequence[Any]
 ) -> tuple[Sequence[_Row], dict[str, sa.Row[Any]]]:
     """Lock messages by id, after their groups; return both, those by name."""
     if context.options.groups:
@@ -259,7 +260,7 @@ def _lock_unacked(
     return _lock_rows(context, connection, [row.seq for row in known]), noted
 
 
-def _lock_rows(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> Sequence[_Row]:
+def _lock_rows(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> Sequence[_Row]:
     return connection.execute(_locked_rows(context), {"seqs": list(seqs)}).all()
 
 
@@ -287,7 +288,7 @@ def _locked_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     )
 
 
-def _lock(context: TableContext, connection: sa.Connection, leased: Iterable[Leased]) -> None:
+def _lock(context: TableContext, connection: SqlConnection, leased: Iterable[Leased]) -> None:
     # The groups before the rows, as every other operation does.
     if context.options.groups:
         lock_groups(context, connection, [one.group_id or UNGROUPED for one in leased])
@@ -297,13 +298,13 @@ def _is_leased(rows: sa.Table, leased: Leased) -> sa.ColumnElement[bool]:
     return (rows.c.seq == leased.seq) & (rows.c.claim_id == leased.claim_id) & not_acked(rows)
 
 
-def _ack_ids_of_rows(context: TableContext, connection: sa.Connection, ids: Sequence[Any]) -> int:
+def _ack_ids_of_rows(context: TableContext, connection: SqlConnection, ids: Sequence[Any]) -> int:
     """Ack messages by id; return how many were not acked before. A consumer that has one finds its lease lost."""
     statement = _acking_ids(context.rows, context.sql, context.backend.now_sql())
     return sum(connection.execute(statement, {"ids": list(some)}).rowcount for some in _pieces(ids, AT_ONCE))
 
 
-def _ack_leased_rows(context: TableContext, connection: sa.Connection, leased: Sequence[Leased]) -> Acked:
+def _ack_leased_rows(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> Acked:
     """Ack messages that a consumer holds.
 
     The claim's number stays on the row as ``acked_by``. So where the answer to an ack was lost, and the delivery tries
@@ -332,7 +333,7 @@ def _ack_leased_rows(context: TableContext, connection: sa.Connection, leased: S
     return Acked(lost, len(leased) - changed - len(lost))
 
 
-def _rows_acked_by(context: TableContext, connection: sa.Connection, leased: Sequence[Leased]) -> set[Leased]:
+def _rows_acked_by(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> set[Leased]:
     """Tell which messages are acked by the claims that took them. Reads only."""
     ours: set[Leased] = set()
     for some in _pieces(leased, AT_ONCE):
@@ -348,7 +349,7 @@ def _pieces(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
 
 
 def _back_off_row(
-    context: TableContext, connection: sa.Connection, taken: Taken, delay: int, error: str | None
+    context: TableContext, connection: SqlConnection, taken: Taken, delay: int, error: str | None
 ) -> bool:
     """Give a message back to be sent again after ``delay`` ns; False where the lease was lost."""
     statement = _backing_off(context.rows, context.backend.now_sql())

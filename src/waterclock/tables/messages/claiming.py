@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock import moments
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import ConstraintError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import priority_levels
@@ -91,7 +92,7 @@ def _any_due(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Select[Any]:
     )
 
 
-def claim_within(context: TableContext, connection: sa.Connection, wanted: Wanted) -> list[Claimed]:
+def claim_within(context: TableContext, connection: SqlConnection, wanted: Wanted) -> list[Claimed]:
     """Take messages as `claim` does, from the very first one on, in a transaction that does more than this."""
     if context.options.groups is not None:
         return _OF_GROUPS[context.options.groups](context, connection, wanted)[0]

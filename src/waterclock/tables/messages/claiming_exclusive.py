@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups import consumers
@@ -17,7 +18,7 @@ from waterclock.tables.messages.group_levels import room_of
 from waterclock.tables.model.claim import Claimed, Wanted
 
 
-def claim_exclusive(context: TableContext, connection: sa.Connection, wanted: Wanted) -> tuple[list[Claimed], bool]:
+def claim_exclusive(context: TableContext, connection: SqlConnection, wanted: Wanted) -> tuple[list[Claimed], bool]:
     """Take messages of the consumer's own groups and, as far as it has room for them, of groups that no consumer has.
 
     Returns

@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
 from waterclock.tables.messages.dead_letters import bury, exhausted_reason
@@ -17,7 +18,7 @@ from waterclock.tables.model.schema import is_waiting, not_acked
 
 
 def claim_free(
-    context: TableContext, connection: sa.Connection, wanted: Wanted, priority: int, most: int, now: int
+    context: TableContext, connection: SqlConnection, wanted: Wanted, priority: int, most: int, now: int
 ) -> list[Claimed]:
     """Take up to ``most`` messages of a priority that are due at ``now``, the oldest first."""
     found = connection.execute(_due(context), {"of": priority, "now": now, "count": most}).all()
@@ -35,7 +36,7 @@ def claim_free(
     return claimed
 
 
-def free_priority(context: TableContext, connection: sa.Connection, below: int) -> int | None:
+def free_priority(context: TableContext, connection: SqlConnection, below: int) -> int | None:
     """Find the next priority that some of them have."""
     return connection.execute(_next_priority(context), {"below": below}).scalar()
 

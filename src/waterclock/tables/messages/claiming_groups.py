@@ -15,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock.database.direct import Found
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
@@ -42,7 +42,7 @@ class GroupClaim(ABC):
         Whether there are new messages that were not looked at.
     """
 
-    def __init__(self, context: TableContext, connection: sa.Connection, wanted: Wanted) -> None:
+    def __init__(self, context: TableContext, connection: SqlConnection, wanted: Wanted) -> None:
         self._context = context
         self._connection = connection
         self._wanted = wanted
@@ -167,7 +167,9 @@ class GroupClaim(ABC):
         found = connection.execute(
             _first_rows(context), {"groups": chosen, "count": most, "who": who, "now": self._now}
         )
-        rows = found if isinstance(found, Found) else [SimpleNamespace(**row) for row in found.mappings()]
+        rows = (
+            [SimpleNamespace(**row) for row in found.mappings()] if isinstance(found, sa.CursorResult) else found.all()
+        )
         # In the order in which the groups were chosen, which a database would have to find anew.
         by_group: dict[str, list[_Row]] = dict.fromkeys(chosen, _NONE)
         lapsed: set[str] = set()

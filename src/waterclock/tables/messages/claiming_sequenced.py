@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.heads import run_both, settle, these_groups
@@ -15,7 +16,7 @@ from waterclock.tables.messages.claiming_groups import GroupClaim, count_of, lea
 from waterclock.tables.model.claim import Claimed, Wanted
 
 
-def claim_sequenced(context: TableContext, connection: sa.Connection, wanted: Wanted) -> tuple[list[Claimed], bool]:
+def claim_sequenced(context: TableContext, connection: SqlConnection, wanted: Wanted) -> tuple[list[Claimed], bool]:
     """Take messages from the start of groups of which nothing is out.
 
     Returns

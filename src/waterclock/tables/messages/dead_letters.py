@@ -12,6 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import ConstraintError, InvalidArgumentError, SchemaError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
@@ -48,7 +49,7 @@ def exhausted_reason(context: TableContext) -> str:
     return f"sent {context.options.max_attempts} times without an ack"
 
 
-def bury(context: TableContext, connection: sa.Connection, seqs: Sequence[int], why: str) -> None:
+def bury(context: TableContext, connection: SqlConnection, seqs: Sequence[int], why: str) -> None:
     """Move messages to the dead-letter table, in the connection's transaction; the caller has locked their rows.
 
     Raises
@@ -81,7 +82,7 @@ def bury(context: TableContext, connection: sa.Connection, seqs: Sequence[int], 
 
 
 def bury_leased(
-    context: TableContext, connection: sa.Connection, leased: Leased, why: str, error: str | None = None
+    context: TableContext, connection: SqlConnection, leased: Leased, why: str, error: str | None = None
 ) -> bool:
     """Move a message that a consumer has to the dead-letter table; False where the lease was lost."""
     dead_letter_table(context)

@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, BELOW_EVERY_PRIORITY
@@ -56,7 +57,7 @@ class Level:
 
 def look(
     context: TableContext,
-    connection: sa.Connection,
+    connection: SqlConnection,
     me: str,
     below: int = ABOVE_EVERY_PRIORITY,
     after: int | None = None,
@@ -82,7 +83,7 @@ def look(
     return Look(rows[0].now, bool(rows[0].unrouted), rows[0].of_unassigned, rows[0].of_mine, after, free)
 
 
-def levels(context: TableContext, connection: sa.Connection, me: str, top: Look | None = None) -> Iterator[Level]:
+def levels(context: TableContext, connection: SqlConnection, me: str, top: Look | None = None) -> Iterator[Level]:
     """Give the priorities one by one from the top: usually there is one, and a caller that has enough stops.
 
     Parameters
@@ -148,7 +149,7 @@ def _due_times(
             yield from free_due_times(context, connection, level.priority)
 
 
-def room_of(context: TableContext, connection: sa.Connection, me: str, most: int) -> int:
+def room_of(context: TableContext, connection: SqlConnection, me: str, most: int) -> int:
     """Say how many more groups a consumer may have that takes ``most``; looks at no more than those."""
     has = connection.execute(_counting(), {"table": context.table_id, "who": me, "most": most}).scalar_one()
     return most - has

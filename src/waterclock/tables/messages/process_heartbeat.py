@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from waterclock import moments
 from waterclock.database.backend import Backend
 from waterclock.database.kept import Kept
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import heartbeats
 from waterclock.errors import ForbiddenError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
@@ -157,7 +158,7 @@ class ProcessHeartbeat:
             else:
                 self._has_row = bool(subscribers or sent)
 
-    def _write(self, connection: sa.Connection, now: int, subscribers: int, sent: int) -> None:
+    def _write(self, connection: SqlConnection, now: int, subscribers: int, sent: int) -> None:
         mine = (heartbeats.c.table_id == self._table_id) & (heartbeats.c.session == self.session)
         values = {"subscribers": subscribers, "sent": sent, "beat_at": now}
         if not (subscribers or sent):

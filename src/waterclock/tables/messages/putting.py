@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
@@ -85,7 +86,7 @@ def prepare_rows(context: TableContext, messages: Iterable[Mapping[str, Any]]) -
     return PreparedRows(rows, nameless, fresh=len(nameless) == len(rows))
 
 
-def put_rows(context: TableContext, connection: sa.Connection, prepared: PreparedRows) -> PutIds:
+def put_rows(context: TableContext, connection: SqlConnection, prepared: PreparedRows) -> PutIds:
     """Insert the messages whose ids are new, and return the ids of all.
 
     A second try of the same rows, after a commit whose answer was lost, inserts nothing twice.
@@ -106,7 +107,7 @@ def put_rows(context: TableContext, connection: sa.Connection, prepared: Prepare
             for row in prepared.rows:
                 _check_sizes(context, row, row)
         except InvalidArgumentError as reason:
-            if isinstance(connection, sa.Connection):  # pyright: ignore[reportUnnecessaryIsInstance]  # it may be a Direct
+            if isinstance(connection, sa.Connection):
                 connection.invalidate()  # the server has hung up, so there is nothing to roll back
             raise reason from error
         except UnavailableError:  # a database that is away says nothing of sizes
@@ -114,7 +115,7 @@ def put_rows(context: TableContext, connection: sa.Connection, prepared: Prepare
         raise
 
 
-def _put(context: TableContext, connection: sa.Connection, prepared: PreparedRows) -> PutIds:
+def _put(context: TableContext, connection: SqlConnection, prepared: PreparedRows) -> PutIds:
     if not prepared.rows:
         return PutIds()
     first_try, prepared.tried = not prepared.tried, True
@@ -133,7 +134,7 @@ def _put(context: TableContext, connection: sa.Connection, prepared: PreparedRow
     return PutIds((row["id"] for row in prepared.rows), (row["id"] for row in existing))
 
 
-def _number(context: TableContext, connection: sa.Connection, prepared: PreparedRows) -> None:
+def _number(context: TableContext, connection: SqlConnection, prepared: PreparedRows) -> None:
     # A sequence never gives a number twice, so those of an earlier try are still ours. Where a transaction that
     # failed gives its numbers back, they are drawn anew.
     if not prepared.nameless or (prepared.nameless[0]["id"] is not None and not context.sql.one_writer):
@@ -151,14 +152,14 @@ def _number(context: TableContext, connection: sa.Connection, prepared: Prepared
         row["id"] = new_id
 
 
-def _draw(context: TableContext, connection: sa.Connection, nameless: list[dict[str, Any]], above: int) -> None:
+def _draw(context: TableContext, connection: SqlConnection, nameless: list[dict[str, Any]], above: int) -> None:
     drawn = context.sql.reserve_ids(connection, context.rows, len(nameless), above)
     for row, new_id in zip(nameless, drawn, strict=True):
         row["id"] = new_id
 
 
 def _insert(
-    context: TableContext, connection: sa.Connection, messages: list[dict[str, Any]], *, fresh: bool
+    context: TableContext, connection: SqlConnection, messages: list[dict[str, Any]], *, fresh: bool
 ) -> list[dict[str, Any]]:
     """Insert messages; return those whose ids were there."""
     new = new_rows(context.rows, connection.dialect, messages, fresh=fresh)

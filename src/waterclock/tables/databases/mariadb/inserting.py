@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.inserting import NewRows
 
 _DUPLICATE = 1062
@@ -18,7 +19,7 @@ _CHARACTERS_OF_A_STATEMENT = 100_000
 _ROWS_OF_A_STATEMENT = 1000
 
 
-def insert_new(connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]) -> set[Any]:
+def insert_new(connection: SqlConnection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]) -> set[Any]:
     """Insert messages whose ids are new, and return those ids.
 
     Neither IGNORE nor ON DUPLICATE KEY UPDATE says exactly which were new, and IGNORE also bends values that do not
@@ -33,7 +34,7 @@ def insert_new(connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.
 
 
 def _insert(
-    connection: sa.Connection, rows: sa.Table, messages: dict[Any, dict[str, Any]], known: set[Any]
+    connection: SqlConnection, rows: sa.Table, messages: dict[Any, dict[str, Any]], known: set[Any]
 ) -> set[Any]:
     while unknown := {message_id: message for message_id, message in messages.items() if message_id not in known}:
         try:
@@ -51,7 +52,7 @@ def _insert(
     return set(unknown)
 
 
-def _known(connection: sa.Connection, rows: sa.Table, messages: dict[Any, dict[str, Any]]) -> set[Any]:
+def _known(connection: SqlConnection, rows: sa.Table, messages: dict[Any, dict[str, Any]]) -> set[Any]:
     # A locking read sees what is committed, also where a transaction of the caller's has an older snapshot.
     statement = _looking_up(rows)
     return set(connection.scalars(statement, {"ids": sorted(messages)}))

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.schema import DDL, DropSequence
 
 from waterclock.database.engines.mariadb import NOW
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.claiming_rows import ClaimsInSteps
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.mariadb import adopting
@@ -128,7 +129,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         super().drop(connection, rows)
         connection.execute(DropSequence(sa.Sequence(f"{rows.name}_id_seq"), if_exists=True))
 
-    def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
+    def reserve_ids(self, connection: SqlConnection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
         """Draw ids from the table's sequence; where they meet ids that were given, it is brought up to those."""
         sequence = sa.Sequence(f"{rows.name}_id_seq")
         # As many rows as there are ids to draw, from no table that one might have no privilege for.
@@ -143,7 +144,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         return ids
 
     def insert_new(
-        self, connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
+        self, connection: SqlConnection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
     ) -> set[Any]:
         """Insert messages whose ids are new, and return those ids."""
         return insert_new(connection, rows, new, now)
@@ -152,7 +153,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         """Say that ``column`` is in the list bound as ``name``."""
         return column.in_(sa.bindparam(name, type_=column.type, expanding=True))
 
-    def take(self, connection: sa.Connection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
+    def take(self, connection: SqlConnection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
         """Make messages that are locked ours, some at a time: an update neither skips locked rows nor returns any."""
         for start in range(0, len(ends), _TAKEN_AT_ONCE):
             some = ends[start : start + _TAKEN_AT_ONCE]

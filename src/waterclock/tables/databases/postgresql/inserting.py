@@ -10,6 +10,7 @@ from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql
 
 from waterclock.database.direct import Direct
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.model.schema import PARTITIONED, Text
 
@@ -43,7 +44,7 @@ def insert_fresh(connection: Direct, rows: sa.Table, new: NewRows, now: sa.Colum
     return True
 
 
-def insert_unknown(connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]) -> set[Any]:
+def insert_unknown(connection: SqlConnection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]) -> set[Any]:
     """Insert messages whose ids are new, and return those ids."""
     text, parameters, places = _many(rows, tuple(new.columns), now, connection.dialect, look=True)
     values = parameters | new.columns | _clock(now)

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.schema import DDL, CreateTable
 
-from waterclock.database.direct import Direct
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.model.days import DAY, Gone
 from waterclock.tables.model.options import IdType
@@ -141,7 +141,7 @@ class PostgresqlDays:
 
 
 def insert_unacked(
-    connection: sa.Connection, rows: sa.Table, new: NewRows, insert: Callable[[NewRows], set[Any]]
+    connection: SqlConnection, rows: sa.Table, new: NewRows, insert: Callable[[NewRows], set[Any]]
 ) -> set[Any]:
     """Insert messages, and leave out those whose ids are known, the acked ones included."""
     while new.count:
@@ -163,9 +163,9 @@ def insert_unacked(
     return set()
 
 
-def _part_of(connection: Any) -> AbstractContextManager[object]:
+def _part_of(connection: SqlConnection) -> AbstractContextManager[object]:
     # A statement that fails spoils a transaction, unless it is undone by itself.
-    return nullcontext() if isinstance(connection, Direct) else connection.begin_nested()
+    return connection.begin_nested() if isinstance(connection, sa.Connection) else nullcontext()
 
 
 def _parts(connection: sa.Connection, name: str) -> dict[str, str]:

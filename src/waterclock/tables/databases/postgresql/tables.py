@@ -11,6 +11,7 @@ from sqlalchemy.schema import DDL
 
 from waterclock.database.backend import Backend
 from waterclock.database.direct import Direct
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.changes import Changes
 from waterclock.tables.databases.indexes import index_acked, index_unacked
 from waterclock.tables.databases.inserting import NewRows
@@ -153,7 +154,7 @@ class PostgresqlTables(TableDialect):
             context = {"function": quote(f"{rows.name}_{verb}")}
             connection.execute(DDL("DROP FUNCTION IF EXISTS %(function)s()", context=context))
 
-    def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
+    def reserve_ids(self, connection: SqlConnection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
         """Draw ids from the table's sequence; where they meet ids that were given, it is brought up to those."""
         drawing = _drawing(rows, connection.dialect)
         ids = list(connection.scalars(drawing, {"count": count}))
@@ -167,7 +168,7 @@ class PostgresqlTables(TableDialect):
         return ids
 
     def insert_new(
-        self, connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
+        self, connection: SqlConnection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
     ) -> set[Any]:
         """Insert messages whose ids are new, and return those ids. One statement, one round trip."""
         # In a transaction, one that fails would spoil it.
@@ -255,14 +256,14 @@ class PostgresqlTables(TableDialect):
         return sa.select(*each.c).select_from(sa.join(parents, each, sa.true()))
 
     def run_both(
-        self, connection: sa.Connection, one: sa.Update, another: sa.Update | sa.Delete, values: Mapping[str, Any]
+        self, connection: SqlConnection, one: sa.Update, another: sa.Update | sa.Delete, values: Mapping[str, Any]
     ) -> int:
         """Run two statements as one, which saves a round trip, and return the second's row count."""
         return connection.execute(_both(one, another), values).rowcount
 
     def claim(
         self,
-        connection: sa.Connection,
+        connection: SqlConnection,
         rows: sa.Table,
         wanted: Wanted,
         begin: Mapping[int, int],

@@ -14,6 +14,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import DDL
 
 from waterclock.database.backend import Backend
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.claiming_rows import ClaimsInSteps
 from waterclock.tables.databases.indexes import index_acked, index_unacked
 from waterclock.tables.databases.inserting import NewRows
@@ -147,7 +148,7 @@ class SqliteTables(ClaimsInSteps, TableDialect):
         """Say how a column of the user's gets another type."""
         return adopting.type_remedy(table, column, wanted)
 
-    def reserve_ids(self, connection: sa.Connection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
+    def reserve_ids(self, connection: SqlConnection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
         """Give ``count`` ids greater than ``above`` and than any there was; the write lock keeps others from them."""
         # Changes nothing, but takes the write lock, which a transaction of the caller's may not have yet.
         connection.execute(_locking(rows))
@@ -155,7 +156,7 @@ class SqliteTables(ClaimsInSteps, TableDialect):
         return range(first + 1, first + 1 + count)
 
     def insert_new(
-        self, connection: sa.Connection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
+        self, connection: SqlConnection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
     ) -> set[Any]:
         """Insert messages whose ids are new, and return those ids.
 
