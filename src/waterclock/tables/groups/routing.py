@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from waterclock.database.table_catalogue import groups, message_tables
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.groups.heads import UNGROUPED, settle, these_groups
+from waterclock.tables.groups.heads import UNGROUPED, lock_free_groups, settle, these_groups
 from waterclock.tables.model.schema import not_acked
 
 _ROUTED_AT_ONCE = 50_000
@@ -59,8 +59,7 @@ def _route_window(context: TableContext, connection: sa.Connection, after: int, 
     # What follows what was passed by stays behind it, also where its group is free again meanwhile.
     named = [row for row in connection.execute(_named(context), bounds).all() if row.group not in passed]
     _add_groups(context, connection, {row.group: row.first for row in named if row.fresh})
-    free = connection.execute(_lock_free(context), {"groups": sorted(row.group for row in named)})
-    locked = sorted(row.group_id for row in free)
+    locked = lock_free_groups(context, connection, [row.group for row in named])
     passed.update({row.group for row in named if row.fresh}.difference(locked))
     ours = {**bounds, "groups": locked}
     if locked:
@@ -151,12 +150,6 @@ def _add_groups(context: TableContext, connection: sa.Connection, came: dict[str
 @lru_cache(maxsize=256)
 def _known(context: TableContext) -> sa.Select[Any]:
     return sa.select(groups.c.group_id).where(these_groups(context))
-
-
-@lru_cache(maxsize=256)
-def _lock_free(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    key = groups.c.table_id, groups.c.group_id
-    return context.sql.lock_keys(groups, context.table_id, key, "groups", skip_locked=True)
 
 
 @lru_cache(maxsize=256)
