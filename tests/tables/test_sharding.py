@@ -221,8 +221,10 @@ def test_options_change_and_pauses_hold_on_every_shard(orders: ShardedTable) -> 
     orders.alter(batch_size=3)
     assert orders.options.batch_size == 3
     orders.pause()
+    assert orders.paused_until is not None
     assert orders.receive(100) == []
     orders.resume()
+    assert orders.paused_until is None
     assert len(orders.receive(100)) == 40
 
 

@@ -282,6 +282,12 @@ class ShardedTable:
         """Send nothing until then, or until `resume`, on every shard."""
         self._all(lambda table: table.pause(until), "pause")
 
+    @property
+    def paused_until(self) -> int | None:
+        """When the pause ends on the shard where it lasts longest, ns; None: no shard is paused."""
+        ends = self._all(_pause_of, "paused_until")
+        return max((end for end in ends if end is not None), default=None)
+
     def resume(self) -> None:
         """End a pause on every shard."""
         self._all(MessageTable.resume, "resume")
@@ -352,6 +358,10 @@ class ShardedTable:
 
     def __repr__(self) -> str:
         return f"<ShardedTable {self.name!r} on {', '.join(self.shards)}>"
+
+
+def _pause_of(table: MessageTable) -> int | None:
+    return table.paused_until
 
 
 def _run(jobs: Mapping[Shard, Callable[[], _T]]) -> tuple[dict[Shard, _T], dict[Shard, WaterclockError]]:
