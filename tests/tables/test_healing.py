@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.moments import SteppedHeartbeat, later_each_time
 
 from waterclock.connection import Database
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.errors import LeaseLostError
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.tables.consumers.heartbeat import Heartbeat
 from waterclock.tables.groups import routing
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages import acking, healing
 
 from .conftest import MovableClock
 
@@ -36,6 +37,12 @@ def names(deliveries: list[Delivery]) -> list[str]:
     return [delivery.payload for delivery in deliveries]
 
 
+@pytest.fixture
+def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tests, of which each builds its statements, look again at once."""
+    monkeypatch.setattr("waterclock.tables.model.sweeps.SWEEP_SHARE", 0)
+
+
 @contextmanager
 def locked(database: Database, group: str) -> Generator[None]:
     """Hold a group's row, as a transaction that is under way does."""
@@ -44,12 +51,10 @@ def locked(database: Database, group: str) -> Generator[None]:
         yield
 
 
-@contextmanager
-def other_process(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """Do something as another process would."""
-    with monkeypatch.context() as patch:
-        patch.setattr("waterclock.tables.groups.consumers.this_session", lambda: 7)
-        yield
+@pytest.fixture
+def elsewhere(exclusive: MessageTable, connect: Callable[..., Database], clock: MovableClock) -> MessageTable:
+    """The table as another process has it."""
+    return connect(clock=clock).table(exclusive.name)
 
 
 def lease_until(database: Database, name: str) -> int | None:
@@ -98,34 +103,33 @@ def test_what_waits_for_locked_groups_of_the_dead_does_not_ask_without_a_pause(
 
 
 def test_a_consumer_that_comes_again_by_the_name_of_a_dead_one_keeps_that_one_not_alive(
-    exclusive: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+    exclusive: MessageTable, elsewhere: MessageTable, clock: MovableClock
 ) -> None:
     put(exclusive, "a1", "a2")
     exclusive.receive(1, consumer="x")
-    with other_process(monkeypatch), exclusive.subscribe("x") as again:
+    with elsewhere.subscribe("x") as again:
         heartbeat = again._consumer_heartbeat
         for _ in range(2):
             clock.move("10s")
-            assert exclusive.receive(consumer="x") == []
+            assert elsewhere.receive(consumer="x") == []
             heartbeat.beat()  # type: ignore[union-attr]
         clock.move("10s")
         assert [next(again).payload, next(again).payload] == ["a1", "a2"]
 
 
 def test_the_end_of_a_second_consumer_of_a_name_leaves_the_first_what_it_has(
-    exclusive: MessageTable, monkeypatch: pytest.MonkeyPatch
+    exclusive: MessageTable, elsewhere: MessageTable
 ) -> None:
     put(exclusive, "a1", "a2")
     [first] = exclusive.receive(1, consumer="x")
-    with other_process(monkeypatch), exclusive.subscribe("x"):
-        pass
+    elsewhere.subscribe("x").close()
     first.ack()
     assert exclusive.receive(consumer="y") == []
     assert names(exclusive.receive(consumer="x")) == ["a2"]
 
 
 def test_what_a_dead_consumer_has_out_is_taken_back_before_one_of_its_name_gets_what_follows(
-    exclusive: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+    exclusive: MessageTable, elsewhere: MessageTable, clock: MovableClock
 ) -> None:
     put(exclusive, "a1")
     clock.move("20s")
@@ -133,8 +137,7 @@ def test_what_a_dead_consumer_has_out_is_taken_back_before_one_of_its_name_gets_
     with exclusive._context.backend.engine.begin() as other:
         other.execute(sa.text("UPDATE waterclock_consumers SET lease_until = 0"))
     put(exclusive, "a2")
-    with other_process(monkeypatch):
-        assert names(exclusive.receive(consumer="x")) == ["a1", "a2"]
+    assert names(elsewhere.receive(consumer="x")) == ["a1", "a2"]
 
 
 def test_a_group_that_is_pinned_to_another_consumer_goes_there_when_its_owner_dies(
@@ -148,7 +151,7 @@ def test_a_group_that_is_pinned_to_another_consumer_goes_there_when_its_owner_di
 
 
 def test_a_pinned_consumer_that_comes_again_gets_what_it_had_out_first(
-    exclusive: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+    exclusive: MessageTable, elsewhere: MessageTable, clock: MovableClock
 ) -> None:
     put(exclusive, "a1")
     exclusive.groups.pin("a", "x")
@@ -157,8 +160,7 @@ def test_a_pinned_consumer_that_comes_again_gets_what_it_had_out_first(
     with exclusive._context.backend.engine.begin() as other:
         other.execute(sa.text("UPDATE waterclock_consumers SET lease_until = 0"))
     put(exclusive, "a2")
-    with other_process(monkeypatch):
-        assert names(exclusive.receive(consumer="x")) == ["a1", "a2"]
+    assert names(elsewhere.receive(consumer="x")) == ["a1", "a2"]
 
 
 @with_locks_of_rows
@@ -194,7 +196,7 @@ def test_a_heartbeat_holds_on_to_the_rest_of_a_group_whatever_becomes_of_its_las
     table = make_table(groups=groups)
     put(table, "a1", "a2")
     deliveries = table.receive(2, consumer="x")
-    beating = Heartbeat(lambda: time.monotonic_ns() + 3600 * 1_000_000_000, beats=False)
+    beating = SteppedHeartbeat(later_each_time(3600 * 1_000_000_000))
     for delivery in deliveries:
         beating.keep(delivery)
     with database.backend.engine.begin() as plain:
@@ -254,3 +256,69 @@ def test_a_message_in_flight_that_plain_sql_moves_to_another_group_goes_out_ther
     assert sorted(names(sequenced.receive())) == ["a1", "b1"]
     with pytest.raises(LeaseLostError):
         moved.ack()
+
+
+@pytest.mark.usefixtures("looking_often")
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+def test_a_group_whose_first_message_plain_sql_deletes_goes_on(
+    make_table: Callable[..., MessageTable], database: Database, groups: str
+) -> None:
+    table = make_table(groups=groups, max_attempts=1, poll_interval="1ns")
+    table.put("later", group="a", at=database.backend.now() + 3600 * 1_000_000_000)
+    put(table, "a1", "b1", "b2", "c1")
+    held_up = table.receive(3, consumer="x")
+    table.nack([one for one in held_up if one.payload == "b1"])
+    assert table.receive(consumer="x") == []
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("DELETE FROM orders WHERE message IN ('later', 'b1', 'c1')"))
+    assert sorted(names(table.receive(consumer="x"))) == ["a1", "b2"]
+    assert [one.group for one in table.groups.list()] == ["a", "b"] + ["c"] * (groups == "exclusive")
+
+
+def test_a_group_of_an_owner_whose_row_is_gone_goes_to_others(exclusive: MessageTable, database: Database) -> None:
+    put(exclusive, "a1", "a2")
+    [first] = exclusive.receive(1, consumer="x")
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.delete(consumers))
+    assert names(exclusive.receive(consumer="y")) == ["a1", "a2"]
+    with pytest.raises(LeaseLostError):
+        first.ack()
+
+
+@pytest.mark.usefixtures("looking_often")
+def test_groups_are_looked_through_a_piece_at_a_time(
+    sequenced: MessageTable, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(healing, "_LOOKED_AT_ONCE", 2)
+    sequenced.alter(poll_interval="1ns")
+    later = database.backend.now() + 3600 * 1_000_000_000
+    sequenced.put_many([{"payload": "later", "group": name, "at": later} for name in "abcde"])
+    put(sequenced, "e2")
+    assert sequenced.receive() == []
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("DELETE FROM orders WHERE message = 'later'"))
+    found = [names(sequenced.receive()) for _ in range(20)]
+    assert [payloads for payloads in found if payloads] == [["e2"]]
+
+
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+@pytest.mark.parametrize("options", [{"max_attempts": None}, {"on_exhausted": "dead_letter"}, {"max_attempts": 2}])
+def test_a_group_that_was_held_up_goes_on_under_options_that_let_it(
+    make_table: Callable[..., MessageTable],
+    connect: Callable[..., Database],
+    clock: MovableClock,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: str,
+    options: dict[str, Any],
+) -> None:
+    monkeypatch.setattr("waterclock.tables.catalogue.table_row.LOOK_EVERY", math.inf)
+    table = make_table(groups=groups, max_attempts=1)
+    put(table, "a1", "a2")
+    table.receive(1, consumer="x")
+    clock.move("30s")
+    assert table.receive(consumer="y") == []
+    assert table.groups.info("a").state == "exhausted"
+    connect(clock=clock).table("orders").alter(**options)
+    assert table.receive(consumer="y") == []  # by the options as it read them last
+    found = connect(clock=clock).table("orders").receive(consumer="z")
+    assert names(found) == (["a2"] if "on_exhausted" in options else ["a1", "a2"])

@@ -17,6 +17,7 @@ from waterclock.tables.model.backoff import Backoff
 from waterclock.tables.model.claim import Reached
 from waterclock.tables.model.options import TableOptions
 from waterclock.tables.model.schema import PARTITIONED, not_acked
+from waterclock.tables.model.sweeps import Sweeps
 
 _DIALECTS: dict[str, type[TableDialect]] = {
     "sqlite": SqliteTables,
@@ -49,6 +50,8 @@ class TableContext:
         How far the claims through it have come.
     reached
         How far those who route its messages to groups have come.
+    sweeps
+        How far those who look for groups that contradict their messages have come.
     drawn_ids
         Ids for messages that are put through it.
     backoff
@@ -67,6 +70,7 @@ class TableContext:
     paused_until: int | None
     marks: Marks = field(default_factory=Marks)
     reached: Reached = field(default_factory=Reached)
+    sweeps: Sweeps = field(default_factory=Sweeps)
     drawn_ids: DrawnIds = field(default_factory=DrawnIds)
     dead: TableContext | None = None
     backoff: Backoff = field(init=False)

@@ -20,6 +20,7 @@ from waterclock.tables.consumers.delivery import Delivery, hand_over
 from waterclock.tables.databases.changes import Changes, Stop
 from waterclock.tables.messages.claiming import claim, claim_within, is_idle, next_due
 from waterclock.tables.messages.dead_letters import bury_claimed, is_exhausted
+from waterclock.tables.messages.healing import heal
 from waterclock.tables.messages.process_heartbeat import process_heartbeat
 from waterclock.tables.model.claim import Claimed, Wanted
 
@@ -51,13 +52,23 @@ def receive(row: TableRow, callers: CallerConnections, limit: int | None, reques
     """Claim up to ``limit`` messages that are due, None: the table's ``batch_size``, without waiting."""
     context = row.now()
     try:
-        return _receive(context, callers, limit, request)
+        return _receive_healed(context, callers, limit, request)
     except RefusedError:
         # The SQL table may have been dropped or altered under us.
         fresh = row.read()
         if fresh.rows.columns.keys() == context.rows.columns.keys():
             raise
-        return _receive(fresh, callers, limit, request)
+        return _receive_healed(fresh, callers, limit, request)
+
+
+def _receive_healed(context: TableContext, callers: CallerConnections, limit: int, request: Request) -> list[Delivery]:
+    if context.options.groups is None:
+        return _receive(context, callers, limit, request)
+    heal(context, idle=False)
+    found = _receive(context, callers, limit, request)
+    if not found and heal(context, idle=True):
+        return _receive(context, callers, limit, request)
+    return found
 
 
 def receive_waiting(

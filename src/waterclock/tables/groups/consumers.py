@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -96,6 +97,22 @@ def leave(context: TableContext, connection: SqlConnection, name: str) -> bool:
     if _end(context, connection, name, now):
         connection.execute(sa.delete(consumers).where(*_one(context, name)))
     return True
+
+
+def is_ownerless() -> sa.ColumnElement[bool]:
+    """Say that a group is assigned to a consumer that is not there, and not by hand: no claim would ever release it."""
+    lives = sa.exists().where(consumers.c.table_id == groups.c.table_id, consumers.c.name == groups.c.assigned)
+    return (groups.c.assigned != UNASSIGNED) & (groups.c.pinned == 0) & ~lives
+
+
+def release_ownerless(context: TableContext, connection: SqlConnection, names: Sequence[str]) -> None:
+    """Take those of these groups, which are locked, that are assigned to a consumer that is not there."""
+    found = list(
+        connection.scalars(sa.select(groups.c.group_id).where(these_groups(context), is_ownerless()), {"groups": names})
+    )
+    if found:
+        connection.execute(_taking_back(context), {"groups": found, "now": context.backend.now(connection)})
+    _release(context, connection, found)
 
 
 def _end(context: TableContext, connection: SqlConnection, name: str, now: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -47,6 +48,18 @@ def lock_groups(context: TableContext, connection: SqlConnection, group_ids: Ite
     """
     found = connection.execute(_locked(context), {"groups": sorted(set(group_ids))})
     return {row.group_id: row for row in found}
+
+
+def lock_free_groups(context: TableContext, connection: SqlConnection, group_ids: Iterable[str]) -> list[str]:
+    """Lock those of these groups that no other transaction has locked; return which."""
+    found = connection.execute(_locked_free(context), {"groups": sorted(set(group_ids))})
+    return sorted(map(attrgetter("group_id"), found))
+
+
+@lru_cache(maxsize=256)
+def _locked_free(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    key = groups.c.table_id, groups.c.group_id
+    return context.sql.lock_keys(groups, context.table_id, key, "groups", skip_locked=True)
 
 
 @lru_cache(maxsize=256)
@@ -167,6 +180,21 @@ def is_exhausted_sql(context: TableContext) -> sa.ColumnElement[bool]:
 
 @lru_cache(maxsize=256)
 def _note(context: TableContext) -> sa.Update:
+    return sa.update(groups).where(these_groups(context)).values(_noted(context))
+
+
+def contradicts(context: TableContext) -> sa.ColumnElement[bool]:
+    """Say that settling a group would change what decides on when and to whom it goes."""
+    noted = _noted(context)
+    deciding = [name for name in ("head", "next_position", "ready_at", "idle_since") if name in noted]
+    return sa.or_(
+        *(groups.c[name].is_distinct_from(noted[name]) for name in deciding),
+        groups.c.head.is_(None) & sa.and_(*_needless()),
+    )
+
+
+def _noted(context: TableContext) -> dict[str, Any]:
+    """Give what a group's row says of its messages."""
     rows = context.rows
     waiting = (rows.c.position.is_not(None), rows.c.claim_id.is_(None), rows.c.ack_held_at.is_(None))
     last = (
@@ -200,7 +228,7 @@ def _note(context: TableContext) -> sa.Update:
         values["next_position"] = head
         over = rows.c.claim_id.is_(None) | (rows.c.time_next <= context.backend.now_sql())
         values["ready_at"] = first_of(context, _due(context, is_exhausted_sql(context) & over), routed)
-    return sa.update(groups).where(these_groups(context)).values(values)
+    return values
 
 
 def _due(context: TableContext, never: sa.ColumnElement[bool]) -> sa.ColumnElement[Any]:

@@ -7,7 +7,6 @@ claim. One consumer routes at a time, and leaves groups that are locked just now
 from __future__ import annotations
 
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,7 +14,7 @@ import sqlalchemy as sa
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups, message_tables
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.groups.heads import UNGROUPED, settle, these_groups
+from waterclock.tables.groups.heads import UNGROUPED, lock_free_groups, settle, these_groups
 from waterclock.tables.model.schema import not_acked
 
 _ROUTED_AT_ONCE = 50_000
@@ -67,8 +66,7 @@ def _route_window(context: TableContext, connection: SqlConnection, after: int, 
             if row.fresh:
                 came[row.group] = row.first
     _add_groups(context, connection, came)
-    free = connection.execute(_lock_free(context), {"groups": sorted(names)})
-    locked = sorted(map(attrgetter("group_id"), free))
+    locked = lock_free_groups(context, connection, names)
     passed.update(came.keys() - set(locked))
     ours = {**bounds, "groups": locked}
     if locked:
@@ -162,12 +160,6 @@ _adding = sa.insert(groups)  # kept, because it is compiled once
 @lru_cache(maxsize=256)
 def _known(context: TableContext) -> sa.Select[Any]:
     return sa.select(groups.c.group_id).where(these_groups(context))
-
-
-@lru_cache(maxsize=256)
-def _lock_free(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    key = groups.c.table_id, groups.c.group_id
-    return context.sql.lock_keys(groups, context.table_id, key, "groups", skip_locked=True)
 
 
 @lru_cache(maxsize=256)
