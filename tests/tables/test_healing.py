@@ -322,3 +322,15 @@ def test_a_group_that_was_held_up_goes_on_under_options_that_let_it(
     assert table.receive(consumer="y") == []  # by the options as it read them last
     found = connect(clock=clock).table("orders").receive(consumer="z")
     assert names(found) == (["a2"] if "on_exhausted" in options else ["a1", "a2"])
+
+
+@with_locks_of_rows
+def test_the_ack_of_the_last_message_of_a_group_waits_for_no_put_into_it(
+    sequenced: MessageTable, database: Database
+) -> None:
+    put(sequenced, "a1")
+    [only] = sequenced.receive()
+    with database.backend.engine.begin() as other:
+        sequenced.put("a2", group="a", connection=other)
+        database.backend.transact_within(1, lambda own: acking.ack_leased(sequenced._context, own, [only.leased]))
+    assert names(sequenced.receive()) == ["a2"]

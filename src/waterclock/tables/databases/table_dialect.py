@@ -31,6 +31,9 @@ class TableDialect(ABC):
     locks_in_parts: bool
     """Whether a part of a statement may lock rows, those and no others that it gives: this spares a round trip."""
 
+    deletes_wait: bool
+    """Whether a DELETE waits for rows that it only looks at, such as a message that a caller is just putting."""
+
     unacked_apart: bool
     """Whether, in a table with partitions, what is not acked has one of its own, which ``time_acked IS NULL`` tells."""
 

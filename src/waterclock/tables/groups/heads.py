@@ -103,6 +103,9 @@ def settle_starts(
         Groups that have none left, unless one came meanwhile.
     """
     values = {"groups": sorted(going_on), "ending": sorted(ending)}
+    if context.sql.deletes_wait and values["ending"]:
+        settle(context, connection, [*values["groups"], *values["ending"]])
+        return
     if not values["ending"]:
         connection.execute(_note(context), values)
         return

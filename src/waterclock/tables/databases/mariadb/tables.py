@@ -69,6 +69,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     """MariaDB's statements for message tables."""
 
     one_writer = False
+    deletes_wait = True
     locks_in_parts = False
     latest_first = True
     unacked_apart = False  # an index for each partition, with seq in front

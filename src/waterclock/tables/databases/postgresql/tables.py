@@ -112,6 +112,7 @@ class PostgresqlTables(TableDialect):
     """PostgreSQL's statements for message tables."""
 
     one_writer = False
+    deletes_wait = False
     locks_in_parts = True
     unacked_apart = True
     clock = _NOW

@@ -110,6 +110,7 @@ class SqliteTables(ClaimsInSteps, TableDialect):
     """SQLite's statements for message tables."""
 
     one_writer = True
+    deletes_wait = False
     locks_in_parts = True  # a writer has locked everything
     latest_first = False
     unacked_apart = False  # there are no partitions
