@@ -296,7 +296,7 @@ class Backend:
             return self._clock()
         if connection is not None:
             return connection.execute(sa.select(self.now_sql())).scalar_one()
-        with self._reading_translated(), self.engine.connect() as own:
+        with self._reading_translated(), self._reader.connect() as own:
             return own.execute(sa.select(self.now_sql())).scalar_one()
 
     def now_about(self) -> int:
@@ -351,7 +351,7 @@ class Backend:
     @cached_property
     def largest_value(self) -> int:
         """How many bytes one value of a statement may have."""
-        with self._reading_translated(), self.engine.connect() as connection:
+        with self._reading_translated(), self._reader.connect() as connection:
             return self.dialect.largest_value(connection)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 
 from waterclock.database.direct import Frame
-from waterclock.database.engines.engine_dialect import BROKEN, FULL, READ_ONLY
+from waterclock.database.engines.engine_dialect import BROKEN, FULL, LONGEST_SILENCE, OURS, READ_ONLY
 from waterclock.database.engines.pool import ping_after_idling
 from waterclock.errors import UnavailableError
 
@@ -22,6 +22,7 @@ Of the time of day in a session's zone, as NOW() tells it, an hour comes twice i
 """
 
 _TRANSIENT = {
+    1927,  # killed
     1020,  # record has changed since last read
     1040,  # too many connections
     1053,  # server shutdown in progress
@@ -66,6 +67,8 @@ _MIGRATION_LOCK = "waterclock_migrations"
 _MIGRATION_LOCK_SECONDS = 60
 
 
+_SILENCE = f"SET SESSION idle_write_transaction_timeout = {LONGEST_SILENCE}"
+_ANY_SILENCE = "SET SESSION idle_write_transaction_timeout = DEFAULT"
 _INIT = "SET sql_mode='TRADITIONAL', time_zone='+00:00'"
 
 
@@ -92,7 +95,7 @@ class MariadbDialect:
 
     def writer(self, engine: sa.Engine) -> sa.Engine:
         """READ COMMITTED, as every session is set to: locks only the rows it touches."""
-        return engine
+        return engine.execution_options(**{OURS: True})
 
     def turns(self, url: sa.URL) -> None:
         """Nothing to do: the server wakes a transaction that waits for a row when it is free."""
@@ -202,8 +205,16 @@ def _set_up(connection: Any, _record: Any) -> None:
     # For the session: setting it for each transaction would cost four round trips.
     with connection.cursor() as cursor:
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        cursor.execute(_SILENCE)
 
 
 def _begin(connection: sa.Connection) -> None:
-    if connection.get_execution_options().get(_SNAPSHOT):
+    options = connection.get_execution_options()
+    if options.get(_SNAPSHOT):
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        return
+    # For the session, which is ours nearly always, so that it is seldom needed.
+    ours = bool(options.get(OURS))
+    if connection.info.get(OURS, True) != ours:
+        connection.exec_driver_sql(_SILENCE if ours else _ANY_SILENCE)
+        connection.info[OURS] = ours

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 
 from waterclock.database.direct import Frame
-from waterclock.database.engines.engine_dialect import BROKEN, FULL, READ_ONLY
+from waterclock.database.engines.engine_dialect import BROKEN, FULL, LONGEST_SILENCE, OURS, READ_ONLY
 from waterclock.database.engines.pool import ping_after_idling
 from waterclock.database.engines.postgresql_sign_in import state_of_refusal
 
@@ -20,11 +20,15 @@ _INDEXED = "waterclock_indexed"
 # rows a moment later, so no plan may be kept that reads or sorts a table because it was small. Nor may a plan be
 # compiled: where an estimate is far off, that takes a hundred times what the statement does.
 _PLANNING = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
+_SILENCE = f"SET LOCAL idle_in_transaction_session_timeout = '{LONGEST_SILENCE}s'"
+_KEEP_ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+"""So that a server that has vanished is noticed within a minute; seconds, and a count."""
 _INDEXES_ONLY = "SELECT " + ", ".join(f"set_config('{setting}', 'off', false)" for setting in _PLANNING)
 _ANY_PLAN = f"SELECT set_config(name, reset_val, false) FROM pg_settings WHERE name IN {_PLANNING}"  # noqa: S608  # ours
 # Groups' statements are much to plan and little to run: with plans made each time, an ack took a third longer.
 _BEGIN = "BEGIN; SET LOCAL plan_cache_mode = force_generic_plan"
 _TRANSIENT = {
+    "25P03",  # idle_in_transaction_session_timeout
     "40001",  # serialization_failure
     "40P01",  # deadlock_detected
     "55P03",  # lock_not_available
@@ -61,7 +65,8 @@ class PostgresqlDialect:
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine that outlives a restart of the server."""
-        engine = sa.create_engine(url)
+        keep_alive = {name: value for name, value in _KEEP_ALIVE.items() if name not in url.query}
+        engine = sa.create_engine(url, connect_args=keep_alive)
         event.listen(engine, "connect", _set_up)
         event.listen(engine, "begin", _begin)
         ping_after_idling(engine)
@@ -69,7 +74,7 @@ class PostgresqlDialect:
 
     def writer(self, engine: sa.Engine) -> sa.Engine:
         """READ COMMITTED: a claim that waited for a row sees what the other one committed instead of failing."""
-        return engine.execution_options(isolation_level="READ COMMITTED")
+        return engine.execution_options(isolation_level="READ COMMITTED", **{OURS: True})
 
     def turns(self, url: sa.URL) -> None:
         """Nothing to do: the server wakes a transaction that waits for a row when it is free."""
@@ -78,6 +83,7 @@ class PostgresqlDialect:
         """Keep plans, and such only as stay good."""
         connection.autocommit = True
         connection.execute(_INDEXES_ONLY)
+        connection.execute(_SILENCE.replace("LOCAL", "SESSION"))
 
     def is_whole(self, connection: Any) -> bool:
         """Ask the driver, which knows of a transaction, of a statement under way and of a lost connection."""
@@ -153,12 +159,14 @@ def _set_up(connection: Any, _record: Any) -> None:
 
 
 def _begin(connection: sa.Connection) -> None:
-    indexed = bool(connection.get_execution_options().get(_INDEXED))
-    if bool(connection.info.get(_INDEXED)) == indexed:
-        return
-    # Outside the transaction, so that a rollback does not undo it; for the session, so that it is seldom needed.
-    driver: Any = connection.connection.driver_connection
-    driver.autocommit = True
-    connection.exec_driver_sql(_INDEXES_ONLY if indexed else _ANY_PLAN)
-    driver.autocommit = False
-    connection.info[_INDEXED] = indexed
+    options = connection.get_execution_options()
+    indexed = bool(options.get(_INDEXED))
+    if bool(connection.info.get(_INDEXED)) != indexed:
+        # Outside the transaction, so that a rollback does not undo it; for the session, so that it is seldom needed.
+        driver: Any = connection.connection.driver_connection
+        driver.autocommit = True
+        connection.exec_driver_sql(_INDEXES_ONLY if indexed else _ANY_PLAN)
+        driver.autocommit = False
+        connection.info[_INDEXED] = indexed
+    if options.get(OURS):
+        connection.exec_driver_sql(_SILENCE)

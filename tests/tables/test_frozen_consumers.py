@@ -1,0 +1,124 @@
+"""A consumer that is frozen in the middle of a claim holds up others for a bounded time only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import pytest
+import sqlalchemy as sa
+
+from waterclock.connection import Database
+from waterclock.database.engines.engine_dialect import LONGEST_SILENCE
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.claiming import claim_within
+from waterclock.tables.model.claim import Wanted
+
+with_a_server = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+
+
+def claim(table: MessageTable, then: Callable[[], object]) -> None:
+    """Claim one message for a consumer, and do something before the claim is committed."""
+    context = table._context
+    wanted = Wanted(1, "x", 17, context.options.backoff)
+
+    def work(own: sa.Connection) -> None:
+        if claim_within(context, own, wanted):  # else it is the second try, and another consumer has the message
+            then()
+
+    context.backend.transact(work, indexed=True)
+
+
+@contextmanager
+def frozen_claim(table: MessageTable) -> Generator[None]:
+    """Have a claim under way in another thread, which says nothing more to the server while the block runs."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def freeze() -> None:
+        begun.set()
+        go_on.wait()
+
+    thread = threading.Thread(target=claim, args=(table, freeze))
+    thread.start()
+    try:
+        assert begun.wait(30)
+        yield
+    finally:
+        go_on.set()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("postgresql", "mariadb"):
+        module = f"waterclock.database.engines.{name}"
+        silence = getattr(sys.modules[module], "_SILENCE")  # noqa: B009  # of the module's own
+        monkeypatch.setattr(f"{module}._SILENCE", silence.replace(str(LONGEST_SILENCE), "1"))
+
+
+def taken(table: MessageTable, count: int) -> set[str]:
+    """Receive until so many messages have come."""
+    found: set[str] = set()
+    until = time.monotonic() + 60
+    while len(found) < count:
+        assert time.monotonic() < until
+        found |= {one.payload for one in table.receive(wait="1s", consumer="y")}
+    return found
+
+
+@with_a_server
+@pytest.mark.usefixtures("short_silence")
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+def test_the_server_ends_the_claim_of_a_client_that_says_nothing(connect: Callable[..., Database], groups: str) -> None:
+    table = connect().create_table("orders", payload="text", groups=groups)
+    table.put("a1", group="a")
+    with frozen_claim(connect().table("orders")):
+        table.put("b1", group="b")
+        assert taken(table, 2) == {"a1", "b1"}
+
+
+@with_a_server
+@pytest.mark.usefixtures("short_silence")
+def test_a_transaction_of_a_caller_may_be_silent_for_as_long_as_it_likes(connect: Callable[..., Database]) -> None:
+    database = connect()
+    table = database.create_table("orders", payload="text")
+    with database.backend.engine.begin() as callers:
+        table.put("x", connection=callers)
+        time.sleep(1.5)
+    database.backend.transact(lambda own: own.execute(sa.select(sa.literal(1))))
+    assert [one.payload for one in table.receive()] == ["x"]
+
+
+PROGRAM = """
+import os, signal, sys
+import waterclock as wc
+from tests.tables.test_frozen_consumers import claim
+claim(wc.connect(sys.argv[1], sys.argv[2]).table("orders"), lambda: os.kill(os.getpid(), signal.SIGSTOP))
+"""
+
+
+@pytest.mark.slow
+@with_a_server
+def test_new_messages_flow_soon_after_a_consumer_was_stopped(
+    connect: Callable[..., Database], database_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    table = connect().create_table("orders", payload="text", groups="sequenced")
+    table.put("a1", group="a")
+    ledgers = str(tmp_path_factory.mktemp("ledgers"))
+    stopped = subprocess.Popen([sys.executable, "-c", PROGRAM, database_url, ledgers])
+    try:
+        assert os.WIFSTOPPED(os.waitpid(stopped.pid, os.WUNTRACED)[1])
+        began = time.monotonic()
+        table.put("b1", group="b")
+        assert taken(table, 2) == {"a1", "b1"}
+        print(f"{time.monotonic() - began:.1f} s")  # the measure
+    finally:
+        os.kill(stopped.pid, signal.SIGKILL)
+        stopped.wait()
