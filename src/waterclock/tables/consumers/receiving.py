@@ -61,7 +61,9 @@ def receive(row: TableRow, callers: CallerConnections, limit: int | None, reques
         return _receive_healed(fresh, callers, limit, request)
 
 
-def _receive_healed(context: TableContext, callers: CallerConnections, limit: int, request: Request) -> list[Delivery]:
+def _receive_healed(
+    context: TableContext, callers: CallerConnections, limit: int | None, request: Request
+) -> list[Delivery]:
     if context.options.groups is None:
         return _receive(context, callers, limit, request)
     heal(context, idle=False)
