@@ -334,3 +334,39 @@ def test_the_ack_of_the_last_message_of_a_group_waits_for_no_put_into_it(
         sequenced.put("a2", group="a", connection=other)
         database.backend.transact_within(1, lambda own: acking.ack_leased(sequenced._context, own, [only.leased]))
     assert names(sequenced.receive()) == ["a2"]
+
+
+def test_why_a_group_of_a_dead_consumer_waits_is_said(exclusive: MessageTable, clock: MovableClock) -> None:
+    exclusive.put_many([{"id": 1, "payload": "a1", "group": "a"}, {"id": 2, "payload": "b1", "group": "b"}])
+    exclusive.groups.pin("b", "z")
+    exclusive.nack(exclusive.receive(consumer="x"), delay="0s")
+    assert exclusive.explain(1).state == "ready"
+    clock.move("30s")
+    info, pinned = exclusive.groups.info("a"), exclusive.groups.info("b")
+    assert (info.hold, pinned.hold) == ("owner_away", "owner_away")
+    assert "the owner of the group, x, is not there; the next consumer that claims takes it over" in str(
+        exclusive.explain(1)
+    )
+    assert pinned.blocked_by == "the owner of the group, z, is not there; it is pinned to that one"
+
+
+def test_why_a_group_waits_for_what_plain_sql_deleted_is_said(sequenced: MessageTable, database: Database) -> None:
+    later = database.backend.now() + 3600 * 1_000_000_000
+    sequenced.put_many(
+        [{"id": 1, "payload": "later", "group": "a", "at": later}, {"id": 2, "payload": "x", "group": "a"}]
+    )
+    assert sequenced.receive() == []
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("DELETE FROM orders WHERE id = 1"))
+    assert (sequenced.explain(2).state, sequenced.groups.info("a").hold) == ("unsettled", "unsettled")
+    assert "every poll_interval" in str(sequenced.explain(2))
+
+
+@with_locks_of_rows
+def test_why_a_locked_group_waits_is_said(sequenced: MessageTable, database: Database) -> None:
+    sequenced.put("a1", id=1, group="a")
+    sequenced.nack(sequenced.receive(), delay="0s")
+    assert (sequenced.explain(1).state, sequenced.groups.info("a").hold) == ("ready", None)
+    with locked(database, "a"):
+        assert sequenced.explain(1).state == "locked"
+        assert sequenced.groups.info("a").blocked_by == "a transaction under way has locked its group"

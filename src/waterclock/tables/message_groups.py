@@ -12,7 +12,7 @@ from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import explaining
 from waterclock.tables.groups.heads import UNGROUPED
-from waterclock.tables.groups.info import GroupInfo, first_names, list_groups
+from waterclock.tables.groups.info import GroupInfo, first_names, list_groups, seen_locked
 from waterclock.tables.messages import group_commands, group_moving
 from waterclock.tables.messages.group_commands import GroupChange
 from waterclock.tables.messages.process_heartbeat import changing
@@ -66,7 +66,7 @@ class MessageGroups:
             raise NotFoundError(
                 f"there is no group {quoted(group)} in {self._context.name!r}: it never was, or it has ended"
             )
-        return found[0]
+        return seen_locked(self._context, found[0])
 
     def purge(
         self, group: Group, *, count: int | None = None, force: bool = False, dry_run: bool = False

@@ -99,6 +99,14 @@ def leave(context: TableContext, connection: SqlConnection, name: str) -> bool:
     return True
 
 
+def living_consumers(context: TableContext, connection: SqlConnection, now: int) -> set[str]:
+    """Name the consumers of a table whose leases last."""
+    living = sa.select(consumers.c.name).where(
+        consumers.c.table_id == context.table_id, consumers.c.lease_until > now, consumers.c.session != _GONE
+    )
+    return set(connection.scalars(living))
+
+
 def is_ownerless() -> sa.ColumnElement[bool]:
     """Say that a group is assigned to a consumer that is not there, and not by hand: no claim would ever release it."""
     lives = sa.exists().where(consumers.c.table_id == groups.c.table_id, consumers.c.name == groups.c.assigned)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -52,7 +53,7 @@ def lock_groups(context: TableContext, connection: SqlConnection, group_ids: Ite
 def lock_free_groups(context: TableContext, connection: SqlConnection, group_ids: Iterable[str]) -> list[str]:
     """Lock those of these groups that no other transaction has locked; return which."""
     found = connection.execute(_locked_free(context), {"groups": sorted(set(group_ids))})
-    return sorted(row.group_id for row in found)
+    return sorted(map(attrgetter("group_id"), found))
 
 
 @lru_cache(maxsize=256)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
 
 from waterclock.database.table_catalogue import groups
+from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.groups.heads import UNASSIGNED, UNGROUPED, these_groups
+from waterclock.tables.groups.consumers import living_consumers
+from waterclock.tables.groups.heads import UNASSIGNED, UNGROUPED, lock_free_groups, these_groups
 from waterclock.tables.groups.routing import group_of, is_unrouted
 from waterclock.tables.model.options import TableOptions
 from waterclock.tables.model.states import (
     GROUPS,
+    HOLDS,
     GroupFacts,
     GroupState,
+    Hold,
     MessageColumns,
     MessageState,
     state_of,
@@ -50,6 +54,8 @@ class GroupInfo:
         Why its next message is not out, in words; None: nothing, any consumer that asks and may have it gets it.
     state
         What it is, in a word.
+    hold
+        What keeps its next message from going out although it is due, in a word; None: nothing.
     """
 
     group: str | None
@@ -65,6 +71,7 @@ class GroupInfo:
     paused_until: int | None
     blocked_by: str | None
     state: GroupState
+    hold: Hold | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +152,9 @@ def list_groups(
         first = context.sql.of_each(groups, _member_columns(rows), at_place, rows.c.position).where(which)
         return {row.group_id: _member(row) for row in connection.execute(first, chosen)}
 
+    living: set[str] = set()
+    if context.options.groups == "exclusive":
+        living = living_consumers(context, connection, now)
     heads = members_at(groups.c.head)
     later = members_at(groups.c.next_position) if context.options.groups == "exclusive" else {}
     there = counts.keys() | found.keys()
@@ -154,8 +164,40 @@ def list_groups(
         head = heads.get(name)
         is_out = head is not None and head.leased and head.time_next > now
         members = Members(head, later.get(name) if is_out else head)
-        infos.append(_info(context, name, found.get(name), members, counts.get(name), now))
+        info = _info(context, name, found.get(name), members, counts.get(name), now)
+        infos.append(_with_hold(info, found.get(name), living, now) if info.state in ("ready", "unrouted") else info)
     return infos
+
+
+def _with_hold(info: GroupInfo, row: sa.Row[*tuple[Any, ...]] | None, living: set[str], now: int) -> GroupInfo:
+    """Say what keeps a group from going out that is ready by its messages."""
+    if row is not None and row.assigned not in (UNASSIGNED, *living):
+        then = "it is pinned to that one" if row.pinned else "the next consumer that claims takes it over"
+        reason = HOLDS["owner_away"].reason.format(who=row.assigned, then=then)
+        return replace(info, hold="owner_away", blocked_by=reason)
+    is_late = row is not None and info.state == "ready" and (row.ready_at is None or row.ready_at > now)
+    if is_late or (row is not None and row.head is not None and info.head_id is None):
+        return replace(info, hold="unsettled", blocked_by=HOLDS["unsettled"].reason)
+    return info
+
+
+def seen_locked(context: TableContext, info: GroupInfo) -> GroupInfo:
+    """Say so where no consumer gets a group that is ready, or new, because it is locked just now.
+
+    A look at one group: it locks that for a moment, where it is free.
+    """
+    if info.hold is not None or info.state not in ("ready", "unrouted") or context.sql.one_writer:
+        return info
+    name = [info.group or UNGROUPED]
+    try:
+        free = context.backend.transact(lambda own: lock_free_groups(context, own, name))
+    except WaterclockError:  # who asks may perhaps only read
+        return info
+    if free:
+        return info
+    with context.backend.snapshot() as connection:
+        there = connection.execute(sa.select(groups.c.group_id).where(these_groups(context)), {"groups": name}).first()
+    return replace(info, hold="locked", blocked_by=HOLDS["locked"].reason) if there is not None else info
 
 
 def _member_columns(rows: sa.Table) -> list[sa.Column[Any]]:

@@ -12,7 +12,7 @@ from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.rate_limit import rate_free_at
 from waterclock.tables.groups.heads import UNGROUPED
-from waterclock.tables.groups.info import GroupInfo, list_groups, most_attempts
+from waterclock.tables.groups.info import GroupInfo, list_groups, most_attempts, seen_locked
 from waterclock.tables.model.schema import DIED, REASON
 from waterclock.tables.model.states import (
     HOLDS,
@@ -75,7 +75,7 @@ def explain_message(context: TableContext, connection: sa.Connection, message_id
     if context.options.groups is None or (context.options.ungrouped == "free" and not row.group_id):
         return _explain_ready(context, connection, _explain(row, columns, state_of(columns, now)), None, now)
     found = list_groups(context, connection, [row.group_id or UNGROUPED])
-    group = found[0] if found else None
+    group = seen_locked(context, found[0]) if found else None
     blocking = _blocking_id(context, connection, row, None if group is None else group.state)
     most = most_attempts(context.options)
     state = state_of(columns, now, blocked=blocking is not None, most=most)
@@ -132,6 +132,8 @@ def _explain_ready(
     if free_at is not None and free_at > now:
         reason = HOLDS["rate"].reason.format(when=format_time(free_at))
         return replace(explanation, state="rate", reason=reason, due_at=free_at)
+    if group is not None and group.hold is not None:
+        return replace(explanation, state=group.hold, reason=f"is due, but {group.blocked_by}")
     return explanation
 
 

@@ -28,7 +28,7 @@ MessageState = Literal[
 GroupState = Literal["absent", "unrouted", "ready", "due_later", "leased", "draining", "paused", "exhausted", "idle"]
 """What a group can be."""
 
-Hold = Literal["paused", "rate"]
+Hold = Literal["paused", "rate", "owner_away", "unsettled", "locked"]
 """What may keep a message that is ready from going out. It says nothing of the row, so it is no state."""
 
 Verb = Literal[
@@ -250,6 +250,22 @@ HOLDS: Mapping[Hold, Meaning] = {
         "The table has sent as many messages as its `rate_limit` allows.",
         "`rate_next` of the table is to come",
         "is due, but the table's rate_limit sends nothing until {when}",
+    ),
+    "owner_away": Meaning(
+        "Its group is with a consumer that is not there. Where it is not pinned, the next claim takes it over.",
+        "no living row of `waterclock_consumers` bears the name in `assigned`",
+        "the owner of the group, {who}, is not there; {then}",
+    ),
+    "unsettled": Meaning(
+        "Plain SQL deleted a message before it, and no consumer has looked since. One does within `poll_interval`.",
+        "`ready_at` of the group contradicts its messages",
+        "its group still waits for a message that is gone; a consumer that looks through the groups, every"
+        " poll_interval, mends it",
+    ),
+    "locked": Meaning(
+        "A transaction under way has locked its group: a claim, an ack, or one of a caller.",
+        "`SKIP LOCKED` passes the group's row by",
+        "a transaction under way has locked its group",
     ),
 }
 """What keeps a message that is ready from going out."""
