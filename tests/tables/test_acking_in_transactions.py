@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.moments import SteppedHeartbeat
 
 import waterclock as wc
 from waterclock.connection import Database
 from waterclock.errors import LeaseLostError, UnavailableError
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.tables.consumers.heartbeat import Heartbeat
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
@@ -239,7 +239,7 @@ def test_a_heartbeat_passes_over_what_a_transaction_is_acking_and_goes_on_after_
     table.put_many([{"payload": "a"}, {"payload": "b"}])
     first, second = table.receive()
     passed = [max(first.beat_at, second.beat_at)]
-    heartbeat = Heartbeat(lambda: passed[0], beats=False)
+    heartbeat = SteppedHeartbeat(lambda: passed[0])
     heartbeat.keep(first)
     until = first.lease_until
     with database.backend.engine.connect() as connection:

@@ -52,25 +52,13 @@ def receive(row: TableRow, callers: CallerConnections, limit: int | None, reques
     """Claim up to ``limit`` messages that are due, None: the table's ``batch_size``, without waiting."""
     context = row.now()
     try:
-        return _receive_healed(context, callers, limit, request)
+        return _receive(context, callers, limit, request)
     except RefusedError:
         # The SQL table may have been dropped or altered under us.
         fresh = row.read()
         if fresh.rows.columns.keys() == context.rows.columns.keys():
             raise
-        return _receive_healed(fresh, callers, limit, request)
-
-
-def _receive_healed(
-    context: TableContext, callers: CallerConnections, limit: int | None, request: Request
-) -> list[Delivery]:
-    if context.options.groups is None:
-        return _receive(context, callers, limit, request)
-    heal(context, idle=False)
-    found = _receive(context, callers, limit, request)
-    if not found and heal(context, idle=True):
-        return _receive(context, callers, limit, request)
-    return found
+        return _receive(fresh, callers, limit, request)
 
 
 def receive_waiting(
@@ -93,6 +81,20 @@ def receive_waiting(
 
 
 def _receive(context: TableContext, callers: CallerConnections, limit: int | None, request: Request) -> list[Delivery]:
+    options = context.options
+    if options.groups is None:
+        return _receive_due(context, callers, limit, request)
+    if context.sweeps.is_due(options.poll_interval, idle=False):
+        heal(context)
+    found = _receive_due(context, callers, limit, request)
+    if not found and context.sweeps.is_due(options.poll_interval, idle=True) and heal(context):
+        return _receive_due(context, callers, limit, request)
+    return found
+
+
+def _receive_due(
+    context: TableContext, callers: CallerConnections, limit: int | None, request: Request
+) -> list[Delivery]:
     where, order = _ALL if request.selection is None else select_on(context, request.selection)
     if context.paused_until is not None and context.backend.now() < context.paused_until:
         return []

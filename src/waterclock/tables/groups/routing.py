@@ -65,7 +65,8 @@ def _route_window(context: TableContext, connection: SqlConnection, after: int, 
             names.append(row.group)
             if row.fresh:
                 came[row.group] = row.first
-    _add_groups(context, connection, came)
+    if came:
+        _add_groups(context, connection, came)
     locked = lock_free_groups(context, connection, names)
     passed.update(came.keys() - set(locked))
     ours = {**bounds, "groups": locked}

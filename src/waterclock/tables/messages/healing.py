@@ -30,13 +30,8 @@ _LOOKED_AT_ONCE = 2000
 _log = logging.getLogger(__name__)
 
 
-def heal(context: TableContext, *, idle: bool) -> bool:
-    """Look at some groups where that is due, and settle those that contradict their messages.
-
-    Parameters
-    ----------
-    idle
-        Whether the caller found less to do than it could.
+def heal(context: TableContext) -> bool:
+    """Look at some groups, unless another thread does, and settle those that contradict their messages.
 
     Returns
     -------
@@ -44,7 +39,7 @@ def heal(context: TableContext, *, idle: bool) -> bool:
         Whether some were settled, so that there may be more to claim.
     """
     sweeps, every = context.sweeps, context.options.poll_interval
-    if not sweeps.is_due(every, idle=idle) or not sweeps.begin():
+    if not sweeps.begin():
         return False
     began = moments.monotonic_ns()
     try:
