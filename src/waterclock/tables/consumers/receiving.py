@@ -52,24 +52,15 @@ def receive(row: TableRow, callers: CallerConnections, limit: int | None, reques
     """Claim up to ``limit`` messages that are due, None: the table's ``batch_size``, without waiting."""
     context = row.now()
     try:
-        return _receive_healed(context, callers, limit, request)
+        found = _receive(context, callers, limit, request)
+        if not found and heal(context, idle=True):
+            return _receive(context, callers, limit, request)
     except RefusedError:
         # The SQL table may have been dropped or altered under us.
         fresh = row.read()
         if fresh.rows.columns.keys() == context.rows.columns.keys():
             raise
-        return _receive_healed(fresh, callers, limit, request)
-
-
-def _receive_healed(
-    context: TableContext, callers: CallerConnections, limit: int | None, request: Request
-) -> list[Delivery]:
-    if context.options.groups is None:
-        return _receive(context, callers, limit, request)
-    heal(context, idle=False)
-    found = _receive(context, callers, limit, request)
-    if not found and heal(context, idle=True):
-        return _receive(context, callers, limit, request)
+        return _receive(fresh, callers, limit, request)
     return found
 
 
@@ -108,7 +99,7 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int | Non
     while True:
         begun = moments.monotonic_ns()
         wanted = Wanted(most, request.consumer, secrets.randbits(63), context.backoff, where, order, request.max_groups)
-        claimed = _claim(context, wanted)
+        claimed = _claim(context, wanted, begun)
         if not claimed:
             _note_walk(context, where, started)
             return []
@@ -137,7 +128,9 @@ def _finds_none(context: TableContext, where: sa.ColumnElement[bool] | None, req
     return due is None or due > now
 
 
-def _claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
+def _claim(context: TableContext, wanted: Wanted, begun: int) -> list[Claimed]:
+    if begun >= context.sweeps.due_at:  # also where there is always something to claim
+        heal(context)
     if context.options.rate_limit is None:
         return claim(context, wanted)
     return context.backend.transact(lambda own: _claim_at_rate(context, own, wanted), indexed=True)

@@ -23,6 +23,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.consumers import is_ownerless, release_ownerless
 from waterclock.tables.groups.heads import contradicts, lock_free_groups, settle
 from waterclock.tables.messages.process_heartbeat import LASTS
+from waterclock.time import MAX_NS
 
 _LOOKED_AT_ONCE = 2000
 """Groups that one statement looks at, so that none takes long."""
@@ -30,7 +31,7 @@ _LOOKED_AT_ONCE = 2000
 _log = logging.getLogger(__name__)
 
 
-def heal(context: TableContext, *, idle: bool) -> bool:
+def heal(context: TableContext, *, idle: bool = False) -> bool:
     """Look at some groups where that is due, and settle those that contradict their messages.
 
     Parameters
@@ -44,7 +45,10 @@ def heal(context: TableContext, *, idle: bool) -> bool:
         Whether some were settled, so that there may be more to claim.
     """
     sweeps, every = context.sweeps, context.options.poll_interval
-    if not sweeps.is_due(every, idle=idle) or not sweeps.begin():
+    if context.options.groups is None:
+        sweeps.due_at = MAX_NS
+        return False
+    if not sweeps.is_due(idle=idle) or not sweeps.begin():
         return False
     began = moments.monotonic_ns()
     try:
