@@ -194,7 +194,8 @@ def test_a_claim_and_an_ack_are_a_few_statements(
         deliveries = sequenced.receive(10)
     with statements(database) as acking:
         sequenced.ack(deliveries)
-    few = {"sqlite": (4, 3), "postgresql": (3, 3), "mysql": (5, 3)}
+    # MariaDB notes first that a group has ended: a DELETE that looks would wait for what a caller is putting into it.
+    few = {"sqlite": (4, 3), "postgresql": (3, 3), "mysql": (5, 4)}
     assert (len(claiming), len(acking)) == few[database.backend.dialect.name]
 
 

@@ -84,8 +84,8 @@ def test_a_message_without_a_group_passes_few_functions_and_files(make_table: Ca
 @pytest.mark.parametrize(
     ("groups", "calls", "files"),
     [
-        ("sequenced", 125, 17),
-        ("exclusive", 160, 18),  # which also looks after the consumers that are alive
+        ("sequenced", 120, 16),
+        ("exclusive", 155, 17),  # which also looks after the consumers that are alive
     ],
 )
 def test_a_message_of_a_group_passes_not_many_more(

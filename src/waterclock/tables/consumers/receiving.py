@@ -52,13 +52,16 @@ def receive(row: TableRow, callers: CallerConnections, limit: int | None, reques
     """Claim up to ``limit`` messages that are due, None: the table's ``batch_size``, without waiting."""
     context = row.now()
     try:
-        return _receive(context, callers, limit, request)
+        found = _receive(context, callers, limit, request)
+        if not found and heal(context, idle=True):
+            return _receive(context, callers, limit, request)
     except RefusedError:
         # The SQL table may have been dropped or altered under us.
         fresh = row.read()
         if fresh.rows.columns.keys() == context.rows.columns.keys():
             raise
         return _receive(fresh, callers, limit, request)
+    return found
 
 
 def receive_waiting(
@@ -81,20 +84,6 @@ def receive_waiting(
 
 
 def _receive(context: TableContext, callers: CallerConnections, limit: int | None, request: Request) -> list[Delivery]:
-    options = context.options
-    if options.groups is None:
-        return _receive_due(context, callers, limit, request)
-    if context.sweeps.is_due(options.poll_interval, idle=False):
-        heal(context)
-    found = _receive_due(context, callers, limit, request)
-    if not found and context.sweeps.is_due(options.poll_interval, idle=True) and heal(context):
-        return _receive_due(context, callers, limit, request)
-    return found
-
-
-def _receive_due(
-    context: TableContext, callers: CallerConnections, limit: int | None, request: Request
-) -> list[Delivery]:
     where, order = _ALL if request.selection is None else select_on(context, request.selection)
     if context.paused_until is not None and context.backend.now() < context.paused_until:
         return []
@@ -110,7 +99,7 @@ def _receive_due(
     while True:
         begun = moments.monotonic_ns()
         wanted = Wanted(most, request.consumer, secrets.randbits(63), context.backoff, where, order, request.max_groups)
-        claimed = _claim(context, wanted)
+        claimed = _claim(context, wanted, begun)
         if not claimed:
             _note_walk(context, where, started)
             return []
@@ -139,7 +128,9 @@ def _finds_none(context: TableContext, where: sa.ColumnElement[bool] | None, req
     return due is None or due > now
 
 
-def _claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
+def _claim(context: TableContext, wanted: Wanted, begun: int) -> list[Claimed]:
+    if begun >= context.sweeps.due_at:  # also where there is always something to claim
+        heal(context)
     if context.options.rate_limit is None:
         return claim(context, wanted)
     return context.backend.transact(lambda own: _claim_at_rate(context, own, wanted), indexed=True)

@@ -52,12 +52,13 @@ def lock_groups(context: TableContext, connection: SqlConnection, group_ids: Ite
 
 def lock_free_groups(context: TableContext, connection: SqlConnection, group_ids: Iterable[str]) -> list[str]:
     """Lock those of these groups that no other transaction has locked; return which."""
-    found = connection.execute(_locked_free(context), {"groups": sorted(set(group_ids))})
+    found = connection.execute(locking_free(context), {"groups": sorted(set(group_ids))})
     return sorted(map(attrgetter("group_id"), found))
 
 
 @lru_cache(maxsize=256)
-def _locked_free(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+def locking_free(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    """Lock those of the groups that are bound as ``groups`` that no other transaction has locked."""
     key = groups.c.table_id, groups.c.group_id
     return context.sql.lock_keys(groups, context.table_id, key, "groups", skip_locked=True)
 

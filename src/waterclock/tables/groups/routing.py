@@ -7,6 +7,7 @@ claim. One consumer routes at a time, and leaves groups that are locked just now
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,7 +15,7 @@ import sqlalchemy as sa
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups, message_tables
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.groups.heads import UNGROUPED, lock_free_groups, settle, these_groups
+from waterclock.tables.groups.heads import UNGROUPED, locking_free, settle, these_groups
 from waterclock.tables.model.schema import not_acked
 
 _ROUTED_AT_ONCE = 50_000
@@ -67,7 +68,8 @@ def _route_window(context: TableContext, connection: SqlConnection, after: int, 
                 came[row.group] = row.first
     if came:
         _add_groups(context, connection, came)
-    locked = lock_free_groups(context, connection, names)
+    free = connection.execute(locking_free(context), {"groups": sorted(names)})
+    locked = sorted(map(attrgetter("group_id"), free))
     passed.update(came.keys() - set(locked))
     ours = {**bounds, "groups": locked}
     if locked:

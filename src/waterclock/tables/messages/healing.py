@@ -23,6 +23,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.consumers import is_ownerless, release_ownerless
 from waterclock.tables.groups.heads import contradicts, lock_free_groups, settle
 from waterclock.tables.messages.process_heartbeat import LASTS
+from waterclock.time import MAX_NS
 
 _LOOKED_AT_ONCE = 2000
 """Groups that one statement looks at, so that none takes long."""
@@ -30,8 +31,13 @@ _LOOKED_AT_ONCE = 2000
 _log = logging.getLogger(__name__)
 
 
-def heal(context: TableContext) -> bool:
-    """Look at some groups, unless another thread does, and settle those that contradict their messages.
+def heal(context: TableContext, *, idle: bool = False) -> bool:
+    """Look at some groups where that is due, and settle those that contradict their messages.
+
+    Parameters
+    ----------
+    idle
+        Whether the caller found less to do than it could.
 
     Returns
     -------
@@ -39,7 +45,10 @@ def heal(context: TableContext) -> bool:
         Whether some were settled, so that there may be more to claim.
     """
     sweeps, every = context.sweeps, context.options.poll_interval
-    if not sweeps.begin():
+    if context.options.groups is None:
+        sweeps.due_at = MAX_NS
+        return False
+    if not sweeps.is_due(idle=idle) or not sweeps.begin():
         return False
     began = moments.monotonic_ns()
     try:

@@ -11,30 +11,36 @@ SWEEP_SHARE = 50
 groups a round takes minutes instead of a ``poll_interval``."""
 
 
+_FIRST_AFTER = 1_000_000_000
+"""After this long a process looks for the first time, ns, also where it always has something to do."""
+
+
 class Sweeps:
-    """The rounds through a table's groups, a piece after the other. Safe to share between threads."""
+    """The rounds through a table's groups, a piece after the other. Safe to share between threads.
+
+    Attributes
+    ----------
+    due_at
+        When the next piece is due, in ns of the monotonic clock.
+    """
 
     def __init__(self) -> None:
-        self._made_at = moments.monotonic_ns()
-        self._next_at: int | None = None
+        self.due_at = moments.monotonic_ns() + _FIRST_AFTER
+        self._has_looked = False
         self._began_at = 0
         self._after: str | None = None
         self._lock = threading.Lock()
 
-    def is_due(self, every: int, *, idle: bool) -> bool:
+    def is_due(self, *, idle: bool) -> bool:
         """Say whether to look at the next piece.
 
         Parameters
         ----------
-        every
-            After which time (ns) a round begins anew.
         idle
             Whether there is nothing else to do: a process that has not looked yet does so then at once, since it may
             end soon.
         """
-        if self._next_at is None:
-            return idle or moments.monotonic_ns() - self._made_at >= every
-        return moments.monotonic_ns() >= self._next_at
+        return (idle and not self._has_looked) or moments.monotonic_ns() >= self.due_at
 
     def begin(self) -> bool:
         """Begin a piece; False where another thread is at it."""
@@ -61,14 +67,16 @@ class Sweeps:
         processes
             How many processes do the same.
         every
-            As in `is_due`.
+            After which time (ns) a round begins anew.
         """
+        self._has_looked = True
         self._after = last
         spared = moments.monotonic_ns() + took * SWEEP_SHARE * max(processes, 1)
-        self._next_at = spared if last is not None else max(spared, self._began_at + every)
+        self.due_at = spared if last is not None else max(spared, self._began_at + every)
         self._lock.release()
 
     def give_up(self, every: int) -> None:
         """End a piece that failed: it is tried again with the next round."""
-        self._next_at = moments.monotonic_ns() + every
+        self._has_looked = True
+        self.due_at = moments.monotonic_ns() + every
         self._lock.release()
