@@ -52,14 +52,14 @@ def renew(context: TableContext, connection: SqlConnection, name: str, until: in
     connection.execute(_living(), {**mine, "until": until})
 
 
-def claim_due(context: TableContext, connection: SqlConnection, name: str) -> int:
-    """Say when a consumer has to claim next, to get a lease or to renew it, ns."""
+def claim_due(context: TableContext, connection: SqlConnection, name: str) -> tuple[int, bool]:
+    """Say when a consumer has to claim next, to get a lease or to renew it, ns; and whether it gets nothing before."""
     known = connection.execute(_lease(), {"table": context.table_id, "who": name}).first()
     if known is None:
-        return 0
+        return 0, False
     if known.session != context.backend.session:
-        return known.lease_until
-    return known.lease_until - context.options.ack_wait // 2
+        return known.lease_until, True
+    return known.lease_until - context.options.ack_wait // 2, False
 
 
 def next_lapse(context: TableContext, connection: SqlConnection) -> int | None:

@@ -132,7 +132,10 @@ def _due_times(
         yield 0
     full = False
     if context.options.groups == "exclusive":
-        yield consumers.claim_due(context, connection, me)
+        due, is_refused = consumers.claim_due(context, connection, me)
+        yield due
+        if is_refused:  # what is ready for the name is not for this session, which would ask for it without a pause
+            return
         lapse = consumers.next_lapse(context, connection)
         if lapse is not None:
             yield lapse

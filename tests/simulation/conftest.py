@@ -1,0 +1,28 @@
+"""One stage for all runs of a test module on one kind of database: opening it takes as long as a run."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+from tests.catalogues import sqlite_with_catalogue
+from tests.conftest import DATABASES
+from tests.services import Service
+from tests.simulation.world import Stage
+
+
+@pytest.fixture(scope="module", params=DATABASES)
+def database_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    if request.param == "sqlite":
+        yield sqlite_with_catalogue(tmp_path_factory.mktemp("simulation") / "waterclock.db")
+        return
+    server: Service = request.getfixturevalue(f"{request.param}_server")
+    with server.new_database() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def stage(database_url: str) -> Generator[Stage]:
+    made = Stage(database_url)
+    yield made
+    made.close()

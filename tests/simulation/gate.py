@@ -1,0 +1,146 @@
+"""The gate: each statement and each commit of the product, on SQLAlchemy's connections and on its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+from unittest.mock import patch
+
+import sqlalchemy as sa
+from tests.simulation.scheduler import Killed, Scheduler
+
+from waterclock.database.direct import Direct
+from waterclock.database.wrapping import wrapped
+
+_FREE = re.compile(
+    r"SET |PRAGMA|SELECT set_config|SELECT @@|BEGIN$|BEGIN;|ROLLBACK|SAVEPOINT|RELEASE|SHOW "
+    r"|SELECT (?:(?!FROM).)*FROM (?:pg_|information_schema|pragma_)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What says something to a connection, or looks at a schema: nothing depends on when."""
+
+_NAMES = re.compile(r"\b(?:INSERT INTO|UPDATE|DELETE FROM|FROM)\s+[\"`]?(\w+)", re.IGNORECASE)
+
+_LOST = "the answer to COMMIT got lost"
+
+Rewrite = Callable[[str], str]
+
+
+def label_of(text: str) -> str:
+    """Say in some words what a statement does."""
+    verb = text.split(None, 1)[0].upper()
+    found = _NAMES.search(text)
+    how = " SKIP LOCKED" if "SKIP LOCKED" in text else " FOR UPDATE" if "FOR UPDATE" in text else ""
+    return f"{verb} {found[1]}{how}" if found else " ".join(text.split()[:2])
+
+
+@contextmanager
+def gates(scheduler: Scheduler, engine: sa.Engine, rewrite: Rewrite = str) -> Generator[None]:
+    """Let statements and commits pass the scheduler's gate until the block ends; ``rewrite`` may change them first."""
+    dialect = type(engine.dialect)
+    with ExitStack() as patched:
+        patched.enter_context(patch.object(Direct, "_translated", _direct(scheduler, rewrite)))
+        for name in ("do_execute", "do_executemany", "do_execute_no_params"):
+            execute = _executing(scheduler, getattr(dialect, name), rewrite)
+            patched.enter_context(patch.object(dialect, name, execute))
+        patched.enter_context(patch.object(dialect, "do_commit", _committing(scheduler, dialect.do_commit)))
+        yield
+
+
+def _direct(scheduler: Scheduler, rewrite: Rewrite) -> Callable[..., Any]:
+    original = Direct._translated
+
+    def translated(direct: Direct, execute: Callable[..., Any], *given: Any) -> Any:
+        text = next(one for one in given if isinstance(one, str))
+        changed = rewrite(text)
+        given = tuple(changed if one is text else one for one in given)
+        connection = direct._connection
+
+        def run() -> Any:
+            found = original(direct, execute, *given)
+            _note_writer(scheduler, changed, connection)
+            if changed == "COMMIT" and _loses_answer(scheduler):
+                with suppress(Exception):
+                    connection.close()
+                lost = direct.dialect.loaded_dbapi.OperationalError(_LOST)
+                raise wrapped(lost, direct.dialect, changed, broken=True)
+            return found
+
+        return _pass(scheduler, changed, connection, run)
+
+    return translated
+
+
+def _executing(scheduler: Scheduler, original: Callable[..., Any], rewrite: Rewrite) -> Callable[..., Any]:
+    def execute(dialect: Any, cursor: Any, statement: str, *rest: Any, **named: Any) -> Any:
+        text = rewrite(statement)
+
+        def run() -> Any:
+            found = original(dialect, cursor, text, *rest, **named)
+            _note_writer(scheduler, text, cursor.connection)
+            return found
+
+        return _pass(scheduler, text, cursor.connection, run)
+
+    return execute
+
+
+def _committing(scheduler: Scheduler, original: Callable[..., Any]) -> Callable[..., Any]:
+    def do_commit(dialect: Any, connection: Any) -> None:
+        driver = getattr(connection, "driver_connection", connection)
+
+        def run() -> None:
+            original(dialect, connection)
+            if _loses_answer(scheduler):
+                with suppress(Exception):
+                    driver.close()
+                lost = dialect.loaded_dbapi.OperationalError
+                raise lost(2013, _LOST) if dialect.name in ("mysql", "mariadb") else lost(_LOST)
+
+        _pass(scheduler, "COMMIT", driver, run)
+
+    return do_commit
+
+
+def _pass(scheduler: Scheduler, text: str, connection: Any, run: Callable[[], Any]) -> Any:
+    actor = scheduler.actor()
+    if actor is None:
+        return run()
+    if actor.dead and not text.startswith(("ROLLBACK", "SET", "PRAGMA")):
+        raise Killed
+    if _FREE.match(text) and "IMMEDIATE" not in text:
+        return run()
+    scheduler.gate(label_of(text), connection, _may_begin(scheduler) if "IMMEDIATE" in text else None)
+    try:
+        return run()
+    finally:
+        scheduler.passed()
+
+
+def _may_begin(scheduler: Scheduler) -> Callable[[], bool]:
+    def may_begin() -> bool:
+        writer = scheduler.writer
+        try:
+            return writer is None or not writer.in_transaction
+        except Exception:  # noqa: BLE001  # it was closed
+            return True
+
+    return may_begin
+
+
+def _note_writer(scheduler: Scheduler, text: str, connection: Any) -> None:
+    if "IMMEDIATE" in text:
+        scheduler.writer = connection
+
+
+def _loses_answer(scheduler: Scheduler) -> bool:
+    actor = scheduler.actor()
+    if actor is None or not actor.loses_answer or not scheduler.has_server:
+        return False
+    for one in scheduler.actors:
+        if one.process == actor.process:
+            one.loses_answer = False
+    scheduler.seen["answer lost"] += 1
+    return True

@@ -1,0 +1,27 @@
+"""Stages of their own: for programs, where no fixture gives a database."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.catalogues import sqlite_with_catalogue
+from tests.services import running_service
+from tests.simulation.world import Stage
+
+
+@contextmanager
+def stage_on(database: str) -> Generator[Stage]:
+    """Give a stage on a new database of a server that is started for it."""
+    with ExitStack() as opened:
+        if database == "sqlite":
+            folder = opened.enter_context(TemporaryDirectory())
+            url = sqlite_with_catalogue(Path(folder) / "waterclock.db")
+        else:
+            server = opened.enter_context(running_service(database))
+            url = opened.enter_context(opened.enter_context(server.with_template()).new_database())
+        stage = Stage(url)
+        opened.callback(stage.close)
+        yield stage

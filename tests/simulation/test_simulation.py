@@ -1,0 +1,63 @@
+"""Message tables with groups under every order of their statements, and with processes that die in between."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tests.simulation.__main__ import lines
+from tests.simulation.scenarios import SCENARIOS
+from tests.simulation.schedules import Schedule, has, names, strategies
+from tests.simulation.strategies import Random
+from tests.simulation.world import LEASE, Stage, play
+
+OPEN = {Schedule.read(name).scenario for name in names() if Schedule.read(name).is_open}
+"""Scenarios of which a stored schedule finds a fault: they are not searched for others until it is mended."""
+
+SEARCHED = sorted(SCENARIOS.keys() - OPEN)
+
+
+def search(stage: Stage, scenario: str, count: int) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    for strategy in strategies(SCENARIOS[scenario], count):
+        outcome = play(stage, SCENARIOS[scenario], strategy)
+        assert not outcome.faults, "\n".join([*lines(outcome), f"runs: {outcome.runs}", *outcome.faults])
+        seen.update(outcome.seen)
+    return seen
+
+
+@pytest.mark.parametrize("scenario", SEARCHED)
+def test_some_schedules_hold(stage: Stage, scenario: str) -> None:
+    search(stage, scenario, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SEARCHED)
+def test_many_schedules_hold_and_meet_what_they_are_there_for(stage: Stage, scenario: str) -> None:
+    seen = search(stage, scenario, 400)
+    for sometimes in SCENARIOS[scenario].sometimes:
+        assert seen[sometimes] or (sometimes == "blocked" and not stage.waits.has_server), f"never met: {sometimes}"
+
+
+@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_seed_gives_the_same_run_each_time(stage: Stage, times: int) -> None:
+    scenario = SCENARIOS["two_own"]
+    runs = {
+        tuple(play(stage, scenario, Random(5, scenario.harms, scenario.victims, LEASE)).history) for _ in range(times)
+    }
+    assert len(runs) == 1
+
+
+def stored() -> list[object]:
+    made: list[object] = []
+    for name in names():
+        schedule = Schedule.read(name)
+        marks = [pytest.mark.xfail(strict=True, reason=schedule.about)] if schedule.is_open else []
+        made.append(pytest.param(schedule.database, schedule, id=name, marks=marks))
+    return made
+
+
+@pytest.mark.parametrize(("database_url", "schedule"), stored(), indirect=["database_url"])
+def test_what_a_stored_schedule_found_is_mended(stage: Stage, schedule: Schedule) -> None:
+    outcome = schedule.play(stage)
+    assert not has(outcome, schedule.fault), "\n".join([*lines(outcome), *outcome.faults])
