@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from tests.simulation.__main__ import lines
+from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.schedules import Schedule, has, names, strategies
 from tests.simulation.strategies import Random
@@ -61,3 +62,12 @@ def stored() -> list[object]:
 def test_what_a_stored_schedule_found_is_mended(stage: Stage, schedule: Schedule) -> None:
     outcome = schedule.play(stage)
     assert not has(outcome, schedule.fault), "\n".join([*lines(outcome), *outcome.faults])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
+def test_a_deliberate_fault_is_found(stage: Stage, mutation: Mutation) -> None:
+    scenario = SCENARIOS[mutation.scenario]
+    with mutation.made():
+        assert any(play(stage, scenario, strategy, mutation.rewrite).faults for strategy in strategies(scenario, 200))
