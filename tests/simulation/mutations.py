@@ -75,7 +75,6 @@ MUTATIONS = {
     for one in (
         Mutation("passed_windows_are_forgotten", "a_hot_group", replaced=((routing, "_route_window", _forget_passed),)),
         Mutation("claims_lock_no_group", "two_receive", _without(_SKIPS, "waterclock_groups")),
-        Mutation("acks_lock_no_group", "two_receive", _without(_LOCKS, "waterclock_groups")),
         Mutation("no_turn_of_routing", "a_hot_group", _without(_SKIPS, "waterclock_message_tables")),
         Mutation(
             "the_dead_keep_their_groups", "one_dies", replaced=((consumers, "release_lapsed", _nothing), _NO_SWEEP)

@@ -39,11 +39,12 @@ _MOST_STEPS = 3000
 
 @dataclass
 class Hold:
-    """A delivery that a consumer handles."""
+    """A delivery that a consumer handles; ``ends`` once it is being acked, as the answer to that may get lost."""
 
     process: str
     delivery: Delivery
     beats: bool
+    ends: bool = False
 
 
 class Quiet:
@@ -255,6 +256,8 @@ class World:
 
     def _handle(self, process: str, delivery: Delivery) -> None:
         self.step(f"handle {self.number(delivery.id)}")
+        for hold in self.holds[delivery.id]:
+            hold.ends = hold.ends or hold.delivery is delivery
         try:
             delivery.ack()
         except (LeaseLostError, OrderError):
@@ -289,6 +292,8 @@ class World:
     def _is_held(self, hold: Hold) -> bool:
         actors = [one for one in self.scheduler.actors if one.process == hold.process]
         beats = hold.beats and not any(one.dead or one.frozen or one.stalled_until for one in actors)
+        if hold.ends and self.scheduler.seen["answer lost"]:
+            return False
         return not (hold.delivery.over or hold.delivery.lost) and (beats or hold.delivery.lease_until > self.now)
 
     def note_acked(self, process: str, delivery: Delivery) -> None:
