@@ -110,6 +110,7 @@ def test_numbers_of_claims_go_where_they_belong(old: Database, renew: Callable[[
         run(old, "UPDATE orders SET lease = :number WHERE message = :state", number=number, state=state)
         if acked:
             run(old, "UPDATE orders SET time_acked = 5, time_next = NULL WHERE message = :state", state=state)
+    run(old, "UPDATE waterclock_consumers SET lease_until = 1")  # the consumer of before is gone
     new = renew()
     assert claims(new, "orders") == {
         "waiting": (None, None, False),

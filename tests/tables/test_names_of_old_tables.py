@@ -33,7 +33,7 @@ def is_migrated() -> bool:
 def old(connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch) -> Database:
     for module in (migrating, backend_module):
         monkeypatch.setattr(module, "HEAD", "0007")
-    monkeypatch.setattr(types, "_NO_PAD", {True: "utf8mb4_bin"})
+    monkeypatch.setattr(types, "_NO_PAD", "utf8mb4_bin")
     return connect()
 
 
@@ -112,6 +112,7 @@ def test_messages_of_groups_that_were_one_are_all_sent_each_group_in_order(
     table.put_many([{"payload": f"{group}{number}", "group": group} for number, group in enumerate(groups)])
     [out] = table.receive(1)
     out.nack(delay=0)
+    run(old, "UPDATE waterclock_consumers SET lease_until = 1")  # the consumer of before is gone
     new = renewed(connect, monkeypatch)
     found = drained(new.table("orders"))
     assert sorted(found) == sorted(f"{group}{number}" for number, group in enumerate(groups))

@@ -271,8 +271,9 @@ class MessageTable:
         wait
             For how long to wait where none is due; None: not at all.
         consumer
-            Who takes them, for those who look; None: the host and the process. Exclusive groups stay with this name for
-            as long as it is alive: until its leases end, and ``ack_wait`` after it asked last.
+            Who takes them, for those who look; None: the host and the process, and with exclusive groups a number that
+            this ``Database`` has. Exclusive groups stay with this name for as long as it is alive: until its leases end, and
+            ``ack_wait`` after it asked last. Two that are alive cannot have one name: the second one gets nothing.
         where
             Which messages, in SQL's words: ``"region = 'eu' AND amount > :min"``. It may name the table's further
             columns and id, time_scheduled, time_created, epoch, priority and group_id.
@@ -292,7 +293,7 @@ class MessageTable:
         if limit is not None and (type(limit) is not int or limit < 1):
             check_count(limit)  # says what is wrong
         if where is None and order is None and parameters is None and max_groups is None:
-            request = Request(consumer or _this_process())
+            request = Request(self._own_name() if consumer is None else check_consumer(consumer))
         else:
             request = self._request(consumer, where, order, parameters, max_groups)
         if wait is None:
@@ -335,8 +336,8 @@ class MessageTable:
             How many exclusive groups the consumer may have; None: any number.
         """
         check_unsharded(self.name, self._context.options.key_range, shard, key_range)
-        name = _this_process()
-        if self.options.groups == "exclusive":
+        name = self._own_name()
+        if self.options.groups == "exclusive":  # each subscription is a consumer
             name = f"{name}/{secrets.token_hex(4)}"
         count = self.options.batch_size if limit is None else check_count(limit)
         return Subscription(
@@ -365,7 +366,7 @@ class MessageTable:
                 )
             check_count(max_groups, "max_groups")
         selection = make_selection(self._row.now(), where, order, parameters)
-        return Request(check_consumer(consumer) or _this_process(), selection, max_groups)
+        return Request(check_consumer(consumer) or self._own_name(), selection, max_groups)
 
     def ack(self, ids: MessageId | Delivery | Iterable[MessageId | Delivery], *, connection: Any = None) -> int:
         """Ack messages (message tables, "Acknowledging messages"): they are never sent again.
@@ -498,14 +499,18 @@ class MessageTable:
         with self._loaded() as context, context.backend.snapshot() as connection:
             return table_stats(context, connection)
 
+    def _own_name(self) -> str:
+        name = f"{socket.gethostname()}:{os.getpid()}"
+        context = self._row.last_seen
+        if context.options.groups != "exclusive":
+            return name
+        # Another Database of the process is another consumer, and so is the process that starts again with this pid.
+        return f"{name}/{context.backend.session:x}"
+
     def explain(self, id: MessageId) -> Explanation:  # noqa: A002  # the column's name, which the interface has too
         """Say why a message is not out; NotFoundError where there is none with this id."""
         with self._loaded() as context, context.backend.snapshot() as connection:
             return explain_message(context, connection, check_id(context, id))
-
-
-def _this_process() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def message_table_names(backend: Backend) -> list[str]:

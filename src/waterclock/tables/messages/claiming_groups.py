@@ -167,9 +167,7 @@ class GroupClaim(ABC):
         found = connection.execute(
             _first_rows(context), {"groups": chosen, "count": most, "who": who, "now": self._now}
         )
-        rows = (
-            [SimpleNamespace(**row) for row in found.mappings()] if isinstance(found, sa.CursorResult) else found.all()
-        )
+        rows = [SimpleNamespace(**row) for row in found.mappings()] if isinstance(found, sa.CursorResult) else found
         # In the order in which the groups were chosen, which a database would have to find anew.
         by_group: dict[str, list[_Row]] = dict.fromkeys(chosen, _NONE)
         lapsed: set[str] = set()
