@@ -272,8 +272,9 @@ class MessageTable:
             For how long to wait where none is due; None: not at all.
         consumer
             Who takes them, for those who look; None: the host and the process, and with exclusive groups a number that
-            this ``Database`` has. Exclusive groups stay with this name for as long as it is alive: until its leases end, and
-            ``ack_wait`` after it asked last. Two that are alive cannot have one name: the second one gets nothing.
+            this ``Database`` has. Exclusive groups stay with this name for as long as it is alive: until its leases
+            end, and ``ack_wait`` after it asked last. Two that are alive cannot have one name: the second one gets
+            nothing.
         where
             Which messages, in SQL's words: ``"region = 'eu' AND amount > :min"``. It may name the table's further
             columns and id, time_scheduled, time_created, epoch, priority and group_id.
