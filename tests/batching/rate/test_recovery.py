@@ -24,7 +24,7 @@ from tests.batching.rate.silence import (
     on_time,
     wild,
 )
-from tests.batching.rate.traffic import SECOND, YEAR, at, frozen, message, pulses
+from tests.batching.rate.traffic import HOUR, SECOND, YEAR, at, frozen, message, pulses
 
 from waterclock.arrow import from_ipc, to_ipc
 from waterclock.batching.batch import Batch
@@ -32,7 +32,7 @@ from waterclock.batching.by_source import BySource
 from waterclock.batching.rate.batcher import RateAwareBatcher
 from waterclock.batching.rate.columns import RateAwareColumns
 from waterclock.batching.rate.starts import MOST_RUNS, Run, Starts
-from waterclock.checksum import FRAME_BYTES
+from waterclock.checksum import FRAME_BYTES, framed
 from waterclock.errors import LongCallWarning
 from waterclock.message import Message
 from waterclock.time import MIN_NS
@@ -115,11 +115,38 @@ def test_a_state_says_that_a_window_is_doubtful() -> None:
     assert after[-1].start < at(2000)
 
 
-def test_a_stream_whose_clock_breaks_takes_no_window_from_one_that_is_not_doubtful() -> None:
+@pytest.mark.parametrize("offset", [43 * YEAR, -43 * YEAR, HOUR, -HOUR], ids=str)
+def test_a_stream_whose_clock_breaks_takes_no_window_in_which_two_streams_have_agreed(offset: int) -> None:
     detector = on_time(pulses("det", 5, 0, 90))
-    arrivals = in_calls(arriving(detector, wild((20, 90), 43 * YEAR, rate=14)), 3 * SECOND)
+    monitor = on_time(pulses("mon", 14, 0, 20))
+    arrivals = in_calls(arriving(detector, monitor, wild((20, 90), offset, rate=14)), 2 * SECOND)
     batches = _batches(RateAwareBatcher(clock=frozen), arrivals)
-    assert all(b.start < at(100) for b in batches)
+    assert all(at(-1) <= b.start < at(100) for b in batches)
+    assert {sum(m.stream == "det" for m in b.messages) for b in batches[2:]} == {5}
+    columns = RateAwareColumns(NAMES)
+    assert described_columns(columns.add(*laid_out(arrivals, NAMES), flush=True)) == run_class(arrivals, {})
+
+
+@pytest.mark.parametrize("offset", [43 * YEAR, -43 * YEAR, HOUR, -HOUR], ids=str)
+@pytest.mark.parametrize("rate", [1, 5, 10])
+@pytest.mark.parametrize("alone", [0, 1, 60])
+def test_a_wrong_clock_that_comes_first_gives_way_to_most_of_the_traffic(offset: int, rate: int, alone: int) -> None:
+    for length, gated in [(None, True), (SECOND // 2, ("det",)), (3 * SECOND, False), (10 * SECOND, ("mon",))]:
+        broken = wild((-alone, 40), offset, rate)
+        arrivals = in_calls(arriving(broken, on_time(pulses("det", 14, 0, 40, phase=0.02))), length)
+        arrivals = [arrivals[0][:1], arrivals[0][1:], *arrivals[1:]]  # the first call is of the wrong clock alone
+        batcher = RateAwareBatcher(gated=gated, clock=frozen)
+        batches: list[Batch] = []
+        for call in arrivals:
+            batches += batcher.add(call)
+            assert batcher.buffered <= 20 * (14 + rate)
+        found = [b for b in batches if at(0) <= b.start < at(50)]
+        assert found[0].start <= at(20)
+        assert {sum(m.stream == "det" for m in b.messages) for b in found[5:-1]} == {14}
+        assert batches[-1] is found[-1]
+        columns = RateAwareColumns(NAMES, gated=gated)
+        expected = run_class(arrivals, {"gated": gated}, flush=False)
+        assert described_columns(columns.add(*laid_out(arrivals, NAMES))) == expected
 
 
 def starts_are_unique(arrivals: list[list[Message]], lengths: dict[int, str] | None = None) -> list[Batch]:
@@ -287,9 +314,53 @@ def _as_version_3(state: bytes) -> bytes:
     line, _, compressed = state[FRAME_BYTES:].partition(b"\n")
     facts = json.loads(line)
     *shapes, (elsewhere, _), (runs, _) = facts["shapes"]
-    arrays = zlib.decompress(compressed)[: -8 * (4 * elsewhere + 3 * runs)]
-    line = json.dumps(facts | {"version": 3, "shapes": shapes}).encode()
-    return b"waterclock rate-aware columns " + line + b"\n" + zlib.compress(arrays)
+    arrays = zlib.decompress(compressed)[: -8 * (5 * elsewhere + 3 * runs)]
+    return b"waterclock rate-aware columns " + _before_first_windows_were_doubted(
+        facts | {"version": 3}, shapes, arrays
+    )
+
+
+def _as_early_version_4(state: bytes) -> bytes:
+    line, _, compressed = state[FRAME_BYTES:].partition(b"\n")
+    facts = json.loads(line)
+    *shapes, (elsewhere, _), (runs, columns) = facts["shapes"]
+    arrays = zlib.decompress(compressed)
+    begin = len(arrays) - 8 * (5 * elsewhere + columns * runs)
+    rows = [arrays[begin + 40 * k : begin + 40 * k + 32] for k in range(elsewhere)]
+    arrays = b"".join([arrays[:begin], *rows, arrays[begin + 40 * elsewhere :]])
+    shapes += [[elsewhere, 4], [runs, columns]]
+    return framed(b"WCC1", _before_first_windows_were_doubted(facts, shapes, arrays))
+
+
+def _before_first_windows_were_doubted(facts: dict[str, Any], shapes: list[list[int]], arrays: bytes) -> bytes:
+    """Leave out the last two of the numbers in ``facts``, the array behind that of the streams' rows."""
+    (streams,), (count,), *others = shapes
+    last = 4 * streams + 8 * (count - 2)
+    line = json.dumps(facts | {"shapes": [[streams], [count - 2], *others]}).encode()
+    return line + b"\n" + zlib.compress(arrays[:last] + arrays[last + 16 :])
+
+
+def _as_early_version_2(state: bytes) -> bytes:
+    written = from_ipc(state[FRAME_BYTES:])
+    ((key, facts),) = written.schema.metadata.items()
+    known = json.loads(zlib.decompress(facts))
+    known["elsewhere"] = [piece[:4] for piece in known["elsewhere"]]
+    del known["assembly"]["trusted_from"], known["assembly"]["outnumbered"]
+    return framed(b"WCR1", to_ipc(written.replace_schema_metadata({key: zlib.compress(json.dumps(known).encode())})))
+
+
+@pytest.mark.parametrize("half", [10, 410, 412])  # at first, and where an era that went on has been doubted
+def test_states_from_before_first_windows_were_doubted_are_understood(half: int) -> None:
+    arrivals = a_broken_stream_alone_in_the_silence(43 * YEAR, 3 * SECOND)
+    whole, columns = RateAwareBatcher(clock=frozen), RateAwareColumns(NAMES)
+    before = _batches(whole, arrivals[:half])
+    columns.add(*laid_out(arrivals[:half], NAMES))
+    again = RateAwareBatcher.restore(_as_early_version_2(whole.state()), clock=frozen)
+    columns = RateAwareColumns.restore(_as_early_version_4(columns.state()), NAMES)
+    after = _batches(again, arrivals[half:])
+    assert columns.add(*laid_out(arrivals[half:], NAMES)).starts.tolist() == [b.start for b in after]
+    assert after[-1].start < at(2000)
+    assert sum(len(b.messages) for b in before + after) + again.buffered == sum(map(len, arrivals))
 
 
 class _Refuses:

@@ -135,7 +135,7 @@ def test_a_clock_that_jumped_back_counts_from_there() -> None:
 
 
 def stuck(watch: StallWatch, *times: int) -> bool:
-    return watch.is_stuck([*times], len(times), SECOND)
+    return watch.is_stuck([*times], len(times), 0, SECOND)
 
 
 def test_each_era_moves_on_by_itself() -> None:
@@ -169,8 +169,8 @@ def test_more_eras_than_are_distinguished_do_not_hide_the_one_that_goes_on() -> 
 
 def test_what_stands_still_closes_when_the_window_holds_all_that_it_should_have_to_hold() -> None:
     watch = StallWatch(frozen)
-    assert not watch.is_stuck([], MOST_UNMOVED - 1, SECOND)
-    assert watch.is_stuck([], 1, SECOND)
+    assert not watch.is_stuck([], MOST_UNMOVED - 1, 0, SECOND)
+    assert watch.is_stuck([], 1, 0, SECOND)
 
 
 def test_where_a_window_is_placed_anew_what_moves_comes_before_what_is_only_numerous() -> None:

@@ -10,6 +10,7 @@ from waterclock.message import Message
 
 SECOND = 1_000_000_000
 T0 = 1_700_000_000 * SECOND
+HOUR = 3600 * SECOND
 YEAR = 365 * 86_400 * SECOND
 
 

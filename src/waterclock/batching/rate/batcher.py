@@ -184,23 +184,21 @@ class RateAwareBatcher:
         assembly.take(messages)
         batches: list[Batch] = []
         rivalled = assembly.is_rivalled
-        if rivalled and messages and self._is_stuck(messages, window, len(assembly.active) - held):
-            self._recover(assembly, batches)
-            # Where it has moved, the traffic was weighed against a rival's, so this is no guess.
-            assembly.doubtful = window.era_from <= assembly.window.start <= window.era_until
+        if rivalled and messages and self._is_stuck(messages, high_water, window, len(assembly.active) - held):
+            self._give_way(assembly, batches)
             return batches
         if not assembly.waiting or assembly.piled or assembly.high_water >= window.timeout_at:
             _close_complete(assembly, batches)
         if batches:
-            stall.rearm(rivalled=rivalled)
+            stall.rearm(assembly.high_water if rivalled else None)
             return batches
         batch_length = window.end - window.start
         stuck = False
         if assembly.high_water > high_water:
             if stall.unmoved:
-                stall.moved(rivalled=rivalled)
+                stall.moved(assembly.high_water if rivalled else None)
         elif messages and not rivalled:
-            stuck = self._is_stuck(messages, window, len(assembly.active) - held)
+            stuck = self._is_stuck(messages, high_water, window, len(assembly.active) - held)
         if stuck or stall.is_overdue(batch_length):
             self._recover(assembly, batches)
         return batches
@@ -375,19 +373,28 @@ class RateAwareBatcher:
         self._sources = {source}
         self._assembly = Assembly(source, self._rule, start, self._gate)
         self._assembly.starts.remember(begin)
+        self._assembly.doubt()
         self._assembly.learn(messages)
         self._stall.rearm()
         return [self._assembly.batch(messages, begin, start, "start")]
 
     def _begin_window(self, assembly: Assembly, messages: list[Message]) -> None:
         """Begin to count anew where nothing is buffered, and find the window where it is lost."""
-        self._stall.rearm(rivalled=assembly.doubtful)
+        self._stall.rearm(assembly.high_water if assembly.doubtful else None)
         if assembly.lost and messages:
             assembly.find(plausible_range(map(_event_time, messages), assembly.rule.batch_length)[1])
 
-    def _is_stuck(self, messages: list[Message], window: RateWindow, joined: int) -> bool:
+    def _is_stuck(self, messages: list[Message], mark: int, window: RateWindow, joined: int) -> bool:
         astray = [m.event_time for m in messages if not window.near_from <= m.event_time <= window.era_until]
-        return self._stall.is_stuck(astray, joined, window.end - window.start)
+        return self._stall.is_stuck(astray, joined, mark, window.end - window.start)
+
+    def _give_way(self, assembly: Assembly, batches: list[Batch]) -> None:
+        """Recover where a rival's traffic has moved on."""
+        window = assembly.window
+        contested = self._stall.is_contested(assembly.high_water, window.end - window.start)
+        self._recover(assembly, batches)
+        if contested and not window.era_from <= assembly.window.start <= window.era_until:
+            assembly.doubtful = False  # it was weighed against a rival that went on, so this is no guess
 
     def _recover(self, assembly: Assembly, batches: list[Batch]) -> None:
         """Stall: close a window that nothing closes."""
@@ -410,7 +417,7 @@ class RateAwareBatcher:
         _close_complete(assembly, batches)
         # Of a doubtful window that stays, too little may have been in it to tell: the next call tells more.
         stays = window.era_from <= assembly.window.start <= window.era_until
-        self._stall.rearm(rivalled=assembly.doubtful and stays)
+        self._stall.rearm(assembly.high_water if assembly.doubtful and stays else None)
 
 
 def _close_complete(assembly: Assembly, batches: list[Batch]) -> None:

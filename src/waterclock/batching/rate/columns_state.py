@@ -18,6 +18,7 @@ from waterclock.batching.rate.starts import MOST_RUNS, Starts
 from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed, has_form, unframed
 from waterclock.errors import SchemaError
+from waterclock.time import MIN_NS
 
 Array = npt.NDArray[Any]
 
@@ -110,6 +111,7 @@ class RateColumnsState(NamedTuple):
                 arrays |= _supposed(arrays["facts"], layout)
             else:
                 arrays = _arrays(compressed, shapes, _ARRAYS)
+            _complete(arrays, layout)
             found = cls(factor, count(facts["count"]), **arrays)
             if not checked:
                 found._check(layout)
@@ -165,13 +167,22 @@ _ARRAYS_BEFORE_RUNS = {name: kind for name, kind in _ARRAYS.items() if name not 
 
 def _supposed(facts: Array, layout: Any) -> dict[str, Array]:
     """Suppose where windows have begun, and begin to count anew what is elsewhere."""
-    if facts.shape != (layout.FACTS,):
+    if facts.shape != (layout.EARLIER_FACTS,):
         raise ValueError(f"facts of the shape {facts.shape}")
     furthest, start, length = facts[[layout.FURTHEST, layout.WINDOW_START, layout.LENGTH]].tolist()
     runs = Starts.supposed(furthest, start, length).runs if facts[layout.BEGUN] else []
     facts[[layout.UNMOVED, layout.ERAS, layout.RUNS]] = 0, 0, len(runs)
     starts = np.array([astuple(run) for run in runs], np.int64).reshape(-1, layout.RUN_COLUMNS)
     return {"elsewhere": np.empty((0, layout.ELSEWHERE_COLUMNS), np.int64), "runs": starts}
+
+
+def _complete(arrays: dict[str, Array], layout: Any) -> None:
+    """Add what earlier versions did not write: no first window was doubtful, and nothing was taken for a backlog."""
+    if arrays["facts"].shape == (layout.EARLIER_FACTS,):
+        arrays["facts"] = np.append(arrays["facts"], [layout.NEVER, 0])
+    elsewhere = arrays["elsewhere"]
+    if elsewhere.shape == (len(elsewhere), layout.EARLIER_ELSEWHERE_COLUMNS):
+        arrays["elsewhere"] = np.column_stack([elsewhere, np.full(len(elsewhere), MIN_NS)])
 
 
 def _arrays(compressed: bytes, shapes: list[list[int]], kinds: dict[str, type[np.generic]]) -> dict[str, Array]:

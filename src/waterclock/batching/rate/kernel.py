@@ -18,7 +18,7 @@ from numba import njit, types
 
 from waterclock.batching.rate.period import KEPT_DIFFERENCES, MIN_DIFFERENCES
 from waterclock.batching.rate.pulse_grid import DRIFT_TOLERANCE
-from waterclock.batching.rate.rule import ABSENT, ERA, HORIZON, MOST_ERAS, MOST_UNMOVED, MOVING, STALLED
+from waterclock.batching.rate.rule import ABSENT, ERA, HORIZON, MOST_ERAS, MOST_UNMOVED, MOVING, PACE, STALLED
 from waterclock.batching.rate.starts import MOST_RUNS
 from waterclock.time import MAX_NS, MIN_NS
 
@@ -78,12 +78,18 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
     SINCE,
     LOOKED,
     DOUBTFUL,  # 1 where it is; in the states that earlier versions wrote, some greater number stands here
+    TRUSTED_FROM,
+    OUTNUMBERED,
     FACTS,
-) = range(25)
+) = range(27)
+
+EARLIER_FACTS = TRUSTED_FROM
+"""So many facts, and columns of what is elsewhere, stand in the states that earlier versions wrote."""
 
 # Behind them, in the same array, since each further one costs at every call: the rows of what is elsewhere and of runs.
 ELSEWHERE_FROM = FACTS
-ELSEWHERE_COLUMNS = 4
+ELSEWHERE_COLUMNS = 5
+EARLIER_ELSEWHERE_COLUMNS = 4
 RUNS_FROM = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * MOST_ERAS
 RUN_COLUMNS = 3
 ALL_FACTS = RUNS_FROM + RUN_COLUMNS * (MOST_RUNS + 1)
@@ -450,7 +456,7 @@ def _begin_start(start: int, step: int, facts: Ints) -> None:
 
 
 # Where the other facts of a piece of traffic elsewhere stand, behind its oldest event time.
-_UNTIL, _COVERED, _CALLS = 1, 2, 3
+_UNTIL, _COVERED, _CALLS, _MARK = 1, 2, 3, 4
 
 
 @njit(error_model="numpy")
@@ -467,7 +473,7 @@ def _move_elsewhere(from_: int, to: int, facts: Ints) -> None:
 
 
 @njit(error_model="numpy")
-def _add_elsewhere(oldest: int, newest: int, covered: int, length: int, facts: Ints) -> None:
+def _add_elsewhere(oldest: int, newest: int, covered: int, mark: int, length: int, facts: Ints) -> None:
     era, enough = np.uint64(ERA * length), STALLED * length
     calls = 1
     place = ELSEWHERE_FROM  # where the next one stays
@@ -484,37 +490,72 @@ def _add_elsewhere(oldest: int, newest: int, covered: int, length: int, facts: I
             gap = _within(until, oldest, HORIZON * length) if oldest > until else 0
             joined = max(joined, min(before + _within(until, newest, covered + gap), enough))
         oldest, newest, covered, calls = min(oldest, from_), max(newest, until), joined, 2
+        mark = int(facts[known + _MARK])
     if place == ELSEWHERE_FROM + ELSEWHERE_COLUMNS * MOST_ERAS:
         place = ELSEWHERE_FROM
         for _ in range(1, MOST_ERAS):
             _move_elsewhere(place + ELSEWHERE_COLUMNS, place, facts)
             place += ELSEWHERE_COLUMNS
-    facts[place], facts[place + _UNTIL], facts[place + _COVERED], facts[place + _CALLS] = (
-        oldest,
-        newest,
-        covered,
-        calls,
-    )
+    facts[place], facts[place + _UNTIL], facts[place + _COVERED] = oldest, newest, covered
+    facts[place + _CALLS], facts[place + _MARK] = calls, mark
     facts[ERAS] = (place - ELSEWHERE_FROM) // ELSEWHERE_COLUMNS + 1
 
 
 @njit(error_model="numpy")
-def _add_pieces_elsewhere(ordered: Ints, length: int, facts: Ints) -> None:
+def _add_pieces_elsewhere(ordered: Ints, mark: int, length: int, facts: Ints) -> None:
     oldest = newest = int(ordered[0])
     covered = 0
     for k in range(len(ordered)):
         time = int(ordered[k])
         if _apart(newest, time) > np.uint64(ERA * length):
-            _add_elsewhere(oldest, newest, covered, length, facts)
+            _add_elsewhere(oldest, newest, covered, mark, length, facts)
             oldest, covered = time, 0
         else:
             covered = min(covered + _within(newest, time, HORIZON * length), STALLED * length)
         newest = time
-    _add_elsewhere(oldest, newest, covered, length, facts)
+    _add_elsewhere(oldest, newest, covered, mark, length, facts)
 
 
 @njit(error_model="numpy")
-def _is_stuck(times: Ints, first: int, stop: int, start: int, length: int, facts: Ints) -> bool:
+def _has_moved_on(known: int, length: int, facts: Ints) -> bool:
+    """As `Elsewhere.has_moved_on`."""
+    return bool(facts[known + _CALLS] > 1 and facts[known + _COVERED] >= STALLED * length)
+
+
+@njit(error_model="numpy")
+def _keeps_pace(known: int, facts: Ints) -> bool:
+    """As `Elsewhere.keeps_pace`, of the high-water mark."""
+    span, mark = _apart(int(facts[known]), int(facts[known + _UNTIL])), int(facts[known + _MARK])
+    pace = np.uint64(PACE)
+    whole = span // pace + np.uint64(span % pace > np.uint64(0))  # times the pace, the other side may not fit
+    return facts[HIGH_WATER] >= mark and whole <= _apart(mark, int(facts[HIGH_WATER]))
+
+
+@njit(error_model="numpy")
+def _moved(rivalled: bool, facts: Ints) -> None:
+    """As `StallWatch.moved`."""
+    facts[UNMOVED] = 0
+    count = facts[ERAS] if rivalled else 0
+    facts[ERAS] = 0
+    for k in range(count):
+        known = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * k
+        if _keeps_pace(known, facts):
+            _move_elsewhere(known, ELSEWHERE_FROM + ELSEWHERE_COLUMNS * facts[ERAS], facts)
+            facts[ERAS] += 1
+
+
+@njit(error_model="numpy")
+def _is_contested(length: int, facts: Ints) -> bool:
+    """As `StallWatch.is_contested`."""
+    for k in range(facts[ERAS]):
+        known = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * k
+        if _has_moved_on(known, length, facts) and _keeps_pace(known, facts):
+            return True
+    return False
+
+
+@njit(error_model="numpy")
+def _is_stuck(times: Ints, first: int, stop: int, mark: int, start: int, length: int, facts: Ints) -> bool:
     """As `StallWatch.is_stuck`, of the event times of a call and the window at ``start`` that it came to.
 
     How many messages joined is counted already.
@@ -530,10 +571,9 @@ def _is_stuck(times: Ints, first: int, stop: int, start: int, length: int, facts
             if times[message] < near_from or times[message] > era_until:
                 implausible[count] = times[message]
                 count += 1
-        _add_pieces_elsewhere(np.sort(implausible), length, facts)
+        _add_pieces_elsewhere(np.sort(implausible), mark, length, facts)
         for k in range(facts[ERAS]):
-            known = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * k
-            if facts[known + _CALLS] > 1 and facts[known + _COVERED] >= STALLED * length:
+            if _has_moved_on(ELSEWHERE_FROM + ELSEWHERE_COLUMNS * k, length, facts):
                 return True
     return bool(facts[UNMOVED] >= MOST_UNMOVED)
 
@@ -687,6 +727,30 @@ def _review(known: Known) -> None:
 
 
 @njit(error_model="numpy")
+def _in_era(time: int, start: int, length: int) -> bool:
+    return start - ERA * length <= time <= start + length + ERA * length
+
+
+@njit(error_model="numpy")
+def _is_rivalled(facts: Ints) -> bool:
+    """As `Assembly.is_rivalled`."""
+    more = 2 * facts[STRAYS] > facts[JOINED] - facts[ACTIVE_FROM] + facts[ALL_PILED]
+    return bool(facts[DOUBTFUL] == 1 and (facts[OUTNUMBERED] or more))
+
+
+@njit(error_model="numpy")
+def _is_agreed(known: Known) -> bool:
+    """As `Assembly._is_agreed`."""
+    facts, riding = known.facts, len(known.tracks) - 1
+    start, length = facts[WINDOW_START], facts[LENGTH]
+    newest = known.tracks[riding, NEWEST]
+    streams = int(start - HORIZON * length <= newest <= start + length + ERA * length)
+    for row in range(riding):
+        streams += known.tracks[row, TRACKED] and known.tracks[row, PRESENT]
+    return bool(streams > 1 and not _is_rivalled(facts))
+
+
+@njit(error_model="numpy")
 def _write_batch(start: int, end: int, reason: int, facts: Ints, out: Out) -> None:
     """Close a batch of all that has joined."""
     number = facts[BATCHES]
@@ -703,8 +767,12 @@ def _write_batch(start: int, end: int, reason: int, facts: Ints, out: Out) -> No
 @njit(error_model="numpy")
 def _give_out(reason: int, known: Known, out: Out) -> None:
     """As `Assembly.close`, up to the opening of the next window."""
-    start = known.facts[WINDOW_START]
-    _write_batch(start, start + known.facts[LENGTH], reason, known.facts, out)
+    facts = known.facts
+    start, length = facts[WINDOW_START], facts[LENGTH]
+    if facts[DOUBTFUL] == 1 and start >= facts[TRUSTED_FROM] and _is_agreed(known):
+        facts[DOUBTFUL] = 0
+    facts[OUTNUMBERED] = 2 * facts[STRAYS] > facts[JOINED] - facts[ACTIVE_FROM]
+    _write_batch(start, start + length, reason, facts, out)
     _review(known)
 
 
@@ -819,6 +887,7 @@ def _begin(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, 
     start = _placed(newest, length)
     facts[BEGUN] = 1
     facts[WINDOW_START] = facts[HIGH_WATER] = start
+    facts[DOUBTFUL], facts[TRUSTED_FROM] = 1, start + STALLED * length
     _begin_track(len(known.tracks) - 1, known)
     for message in range(first, stop):
         _join(message, facts, out)
@@ -838,21 +907,11 @@ def _begin(rows: Codes, first: int, stop: int, known: Known, messages: Waiting, 
 
 
 @njit(error_model="numpy")
-def _in_era(time: int, start: int, length: int) -> bool:
-    return start - ERA * length <= time <= start + length + ERA * length
-
-
-@njit(error_model="numpy")
-def _is_rivalled(facts: Ints) -> bool:
-    """As `Assembly.is_rivalled`."""
-    return bool(facts[DOUBTFUL] == 1 and 2 * facts[STRAYS] > facts[JOINED] - facts[ACTIVE_FROM] + facts[ALL_PILED])
-
-
-@njit(error_model="numpy")
 def _place_anew(anchor: int, known: Known, messages: Waiting, out: Out) -> None:
     facts = known.facts
     start = _placed(anchor, facts[LENGTH])
     facts[DOUBTFUL] = not _in_era(start, facts[WINDOW_START], facts[LENGTH])
+    facts[TRUSTED_FROM] = NEVER
     if start <= facts[FURTHEST]:
         facts[SETBACKS] += 1
         start = _free_start(start + facts[SETBACKS], facts)
@@ -873,6 +932,7 @@ def _place_anew(anchor: int, known: Known, messages: Waiting, out: Out) -> None:
         for message in plausible[:count]:
             _push(row, message, known.tracks, messages)
     _give_out(STALL, known, out)
+    facts[OUTNUMBERED] = 0
     for row in range(len(known.tracks) - 1):
         if facts[DOUBTFUL] and known.tracks[row, TRACKED]:
             _regrid(row, start, known)
@@ -927,21 +987,24 @@ def _recover(known: Known, messages: Waiting, out: Out) -> None:
         steps = max(1, _windows_to_first(False, known, messages))
         _open_window(start + steps * length, steps, known, messages, out)
     _close_complete(known, messages, out)
-    facts[ERAS] *= facts[DOUBTFUL] == 1 and _in_era(facts[WINDOW_START], start, length)
+    _moved(facts[DOUBTFUL] == 1 and _in_era(facts[WINDOW_START], start, length), facts)
+    facts[SINCE] = facts[LOOKED]
 
 
 @njit(error_model="numpy")
-def _gives_way(first: int, stop: int, held: int, known: Known, messages: Waiting, out: Out) -> bool:
+def _gives_way(first: int, stop: int, mark: int, held: int, known: Known, messages: Waiting, out: Out) -> bool:
     """Recover where a rival's traffic has moved on, as `RateAwareBatcher.take` does before it closes anything."""
     facts = known.facts
     if first == stop:
         return False
     start, length = int(facts[WINDOW_START]), int(facts[LENGTH])
     facts[UNMOVED] += facts[JOINED] - held
-    if not _is_stuck(messages.times, first, stop, start, length, facts):
+    if not _is_stuck(messages.times, first, stop, mark, start, length, facts):
         return False
+    contested = _is_contested(length, facts)
     _recover(known, messages, out)
-    facts[DOUBTFUL] = _in_era(facts[WINDOW_START], start, length)
+    if contested and not _in_era(facts[WINDOW_START], start, length):
+        facts[DOUBTFUL] = 0
     return True
 
 
@@ -956,30 +1019,26 @@ def _add(rows: Codes, first: int, stop: int, now: int, known: Known, messages: W
             facts[SINCE] = now
         return
     if facts[JOINED] == facts[ACTIVE_FROM] and not facts[ALL_PILED]:
-        facts[UNMOVED] = 0
-        facts[ERAS] *= facts[DOUBTFUL] == 1
+        _moved(facts[DOUBTFUL] == 1, facts)
         facts[SINCE] = now
     start, length = facts[WINDOW_START], facts[LENGTH]
     high_water, held = facts[HIGH_WATER], facts[JOINED]
     _take(rows, first, stop, known, messages, out)
     rivalled = _is_rivalled(facts)
-    closed, stalled = False, rivalled and _gives_way(first, stop, held, known, messages, out)
+    closed, stalled = False, rivalled and _gives_way(first, stop, high_water, held, known, messages, out)
     timed_out = facts[TIMEOUT_NS] != NEVER and facts[HIGH_WATER] >= start + facts[TIMEOUT_NS]
     if not stalled and (not facts[WAITING] or facts[ALL_PILED] or timed_out):
         closed = _close_complete(known, messages, out)
     if not closed and not stalled:
         if facts[HIGH_WATER] > high_water:
-            facts[UNMOVED] = 0
-            facts[ERAS] *= rivalled
+            _moved(rivalled, facts)
         elif first < stop and not rivalled:
             facts[UNMOVED] += facts[JOINED] - held
-            stalled = _is_stuck(messages.times, first, stop, start, length, facts)
+            stalled = _is_stuck(messages.times, first, stop, high_water, start, length, facts)
         if stalled or now - facts[SINCE] >= STALLED * length:
             _recover(known, messages, out)
-            stalled = True
-    if closed or stalled:
-        facts[UNMOVED] = 0
-        facts[ERAS] *= rivalled or stalled  # where it stalled, recovering saw to it
+    if closed:
+        _moved(rivalled, facts)
         facts[SINCE] = now
 
 

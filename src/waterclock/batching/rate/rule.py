@@ -32,6 +32,10 @@ MOST_ERAS = 16
 """At most this many eras other than the window's are distinguished until it stalls: one for each wrong clock. Of
 more, those with the latest messages count."""
 
+PACE = 2
+"""Where other eras' traffic moves on more than so many times as far as the window, it is a gateway's backlog and does
+not count against the window."""
+
 MOST_UNMOVED = 100_000
 """Messages that may join a window one after the other while the high-water mark stands; then it closes. So what is
 buffered is bounded where no clock tells of a stall and the streams' clocks stand still."""

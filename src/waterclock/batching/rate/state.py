@@ -15,6 +15,7 @@ from typing import Any
 
 from waterclock.arrow import from_arrow
 from waterclock.batching.facts import count, each, flag, maybe, moment, parsed, read_as, text, whole
+from waterclock.batching.rate.period import NEVER
 from waterclock.batching.rate.pulse_grid import PulseGrid
 from waterclock.batching.rate.rule import Gated, RateRule
 from waterclock.batching.rate.stall import Elsewhere, StallWatch
@@ -23,6 +24,7 @@ from waterclock.batching.rate.stream import Track
 from waterclock.batching.rate.window import Assembly
 from waterclock.batching.state_bytes import StateForm, refuse_version
 from waterclock.message import Message
+from waterclock.time import MIN_NS
 
 _FORM = StateForm(b"WCR1", b"waterclock.rate_aware_batcher", "the state of a rate-aware batcher")
 _VERSION = 2
@@ -61,6 +63,8 @@ def to_bytes(rule: RateRule, gated: Gated | None, stall: StallWatch, assembly: A
             "setbacks": assembly.setbacks,
             "lost": assembly.lost,
             "doubtful": assembly.doubtful,
+            "trusted_from": assembly.trusted_from,
+            "outnumbered": assembly.outnumbered,
             "tracks": [_track_facts(stream, track) for stream, track in tracks],
         }
     return _FORM.write(zlib.compress(json.dumps(facts).encode()), messages)
@@ -123,6 +127,8 @@ class RateState:
             assembly.starts = Starts.supposed(furthest, assembly.window.start, assembly.rule.batch_length)
         assembly.lost = flag(facts.get("lost", False))
         assembly.doubtful = flag(facts.get("doubtful", False))
+        assembly.trusted_from = moment(facts.get("trusted_from", NEVER))
+        assembly.outnumbered = flag(facts.get("outnumbered", False))
         if next(self._messages, None) is not None:
             raise ValueError("a message is in no place")
         return assembly
@@ -169,8 +175,9 @@ def _decompressed(written: bytes) -> bytes:
 
 
 def _elsewhere(written: list[Any]) -> Elsewhere:
-    oldest, newest, covered, calls = written
-    return Elsewhere(moment(oldest), moment(newest), count(covered), count(calls))
+    oldest, newest, covered, calls, *mark = written
+    # Earlier versions wrote no mark, and took nothing for a backlog.
+    return Elsewhere(moment(oldest), moment(newest), count(covered), count(calls), moment(*mark or [MIN_NS]))
 
 
 def _run(written: list[Any]) -> Run:

@@ -81,6 +81,10 @@ class Track(StreamPeriodEstimator):
             self.newest = NEVER
         self._begin()
 
+    def is_near(self, window: RateWindow) -> bool:
+        """Tell whether the newest message came for the window, or three lengths before it."""
+        return window.near_from <= self.newest <= window.era_until
+
     def notice(self, event_time: int) -> None:
         """Take note of a message of this window."""
         if not self.present:

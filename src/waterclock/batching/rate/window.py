@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 from waterclock.batching.batch import Batch, CloseReason
-from waterclock.batching.rate.rule import ABSENT, RateRule, RateWindow, placed
+from waterclock.batching.rate.period import NEVER
+from waterclock.batching.rate.rule import ABSENT, STALLED, RateRule, RateWindow, placed
 from waterclock.batching.rate.starts import Run, Starts
 from waterclock.batching.rate.stream import BEFORE_ALL, Track
 from waterclock.message import Message
@@ -44,7 +45,11 @@ class Assembly:
     waiting
         How many gating streams have not reached their last slot; below zero where none gates.
     doubtful
-        A stall has placed the window in another era, where a wrong clock may have been alone.
+        A wrong clock may have been alone where the window was placed: at the start, or by a stall in another era.
+    trusted_from
+        The first window's doubt ends with one that begins here (ns) or later, where two streams agree.
+    outnumbered
+        Other eras' messages were more than its own in the window that closed last.
     lost
         The window is to be placed anew on what comes next; nothing is in it.
     starts, setbacks
@@ -60,6 +65,7 @@ class Assembly:
         "held_until",
         "high_water",
         "lost",
+        "outnumbered",
         "pending",
         "piled",
         "riding",
@@ -70,6 +76,7 @@ class Assembly:
         "strays",
         "track_of",
         "tracks",
+        "trusted_from",
         "waiting",
         "window",
     )
@@ -93,6 +100,8 @@ class Assembly:
         self.starts = Starts(start, [Run(start, start, rule.batch_length)])
         self.setbacks = 0
         self.doubtful = False
+        self.trusted_from = NEVER
+        self.outnumbered = False
         self.lost = False
         self._may_gate = may_gate
 
@@ -171,10 +180,21 @@ class Assembly:
         tracks = self._all_tracks() if tracks is None else tracks
         return min((track.windows_to(track.pile.oldest, self.window) for track in tracks if track.pile), default=0)
 
+    def doubt(self) -> None:
+        """Doubt the first window: until two streams have agreed for 10 lengths, a wrong clock may have been alone."""
+        self.doubtful = True
+        self.trusted_from = self.window.start + STALLED * self.rule.batch_length
+
     @property
     def is_rivalled(self) -> bool:
-        """Whether the window is doubtful, and holds more of other eras than of its own."""
-        return self.doubtful and 2 * self.strays > len(self.active) + self.piled
+        """Whether the window is doubtful, and it or the last one holds more of other eras than of its own."""
+        return self.doubtful and (self.outnumbered or 2 * self.strays > len(self.active) + self.piled)
+
+    @property
+    def _is_agreed(self) -> bool:
+        """Whether two streams are where the window is, those that ride along being one, and no other era rivals it."""
+        streams = sum(track.present for track in self.tracks.values()) + self.riding.is_near(self.window)
+        return streams > 1 and not self.is_rivalled
 
     def waiting_messages(self) -> list[Message]:
         """List what waits for later windows."""
@@ -197,6 +217,7 @@ class Assembly:
         """
         start = placed(anchor, self.rule.batch_length)
         self.doubtful = not self.window.era_from <= start <= self.window.era_until
+        self.trusted_from = NEVER
         if start <= self.starts.furthest:
             # Times that were batched before may come again; the batches' identities must not.
             self.setbacks += 1
@@ -205,6 +226,7 @@ class Assembly:
         for track in self._all_tracks():
             self.active += track.pile.take_from(implausible_from)
         batch = self._give_out("stall")
+        self.outnumbered = False
         if self.doubtful:
             for track in self.tracks.values():
                 track.regrid(start, self.rule)  # none waits for the pulses of another era
@@ -216,7 +238,7 @@ class Assembly:
         """Place a window that is lost, and empty, at ``anchor`` (ns)."""
         self.lost = False
         self.place_anew(anchor)  # the batch that this closes holds nothing
-        self.doubtful = False
+        self.doubt()
 
     def open(self, start: int, steps: int = 0) -> None:
         """Open a window at ``start`` (ns), ``steps`` windows after the last or anywhere (0), and let in what waits.
@@ -300,6 +322,9 @@ class Assembly:
 
     def _give_out(self, reason: CloseReason) -> Batch:
         batch = self.batch(self.active, self.window.start, self.window.end, reason)
+        if self.window.start >= self.trusted_from and self._is_agreed:
+            self.doubtful, self.trusted_from = False, NEVER
+        self.outnumbered = 2 * self.strays > len(self.active)
         self.active, self.strays = [], 0
         self._review()
         return batch
