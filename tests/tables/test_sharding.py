@@ -417,7 +417,7 @@ def test_a_look_shows_the_messages_of_all_shards_in_one_order(orders: ShardedTab
     for number in range(8):
         orders.put(str(number), priority=number % 2)
         clock.move("1ms")
-    orders.put("later", priority=9, at=clock.now + 1)
+    orders.put("later", priority=9, delay=1)
     shown = [one.payload for one in orders.peek()]
     assert shown == ["1", "3", "5", "7", "0", "2", "4", "6", "later"]
     assert [one.payload for one in orders.peek(3)] == shown[:3]

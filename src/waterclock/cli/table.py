@@ -132,6 +132,7 @@ def put(
     *,
     id: str | None = None,  # noqa: A002  # the option's name
     at: str | None = None,
+    delay: str | None = None,
     group: str | None = None,
     priority: int = 0,
     header: Annotated[list[str] | None, Parameter(name="--header", negative="")] = None,
@@ -149,6 +150,8 @@ def put(
         Its id. Putting the same id again changes nothing.
     at
         When it is to be sent: a time with offset.
+    delay
+        After how long it is to be sent, for example 5m.
     group
         Its group.
     priority
@@ -165,6 +168,7 @@ def put(
             content,
             id=None if id is None else message_id(table, id),
             at=at,
+            delay=delay,
             group=group,
             priority=priority,
             headers=_headers(header or []),

@@ -189,6 +189,7 @@ class MessageTable:
         *,
         id: MessageId | str | None = None,  # noqa: A002  # the column's name, which the interface has too
         at: Time | None = None,
+        delay: Duration | None = None,
         group: str | None = None,
         headers: Mapping[str, str] | None = None,
         priority: int = 0,
@@ -205,6 +206,9 @@ class MessageTable:
             Identifies the message; None: the database generates a bigint, Waterclock a UUID (version 7).
         at
             When it is to be sent; None: now.
+        delay
+            After how long it is to be sent, instead of ``at``: from now on, by the database's clock, and not from the
+            commit of a transaction of yours.
         group
             Its group; None: the one that the header named by ``group_header`` names.
         headers
@@ -237,6 +241,8 @@ class MessageTable:
             "priority": priority,
             **columns,
         }
+        if delay is not None:
+            message["delay"] = delay
         return self.put_many([message], connection=connection)[0]
 
     def put_many(self, rows: Iterable[Mapping[str, Any]], *, connection: Any = None) -> PutIds:

@@ -89,6 +89,7 @@ class ShardedTable:
         *,
         id: MessageId | str | None = None,  # noqa: A002  # the column's name, which the interface has too
         at: Time | None = None,
+        delay: Duration | None = None,
         headers: Mapping[str, str] | None = None,
         priority: int = 0,
         connection: Any = None,
@@ -102,7 +103,16 @@ class ShardedTable:
             As in `MessageTable.put`. It has to be a connection to the shard of the id; where no id is given, one is
             drawn that belongs there.
         """
-        message = {"payload": payload, "id": id, "at": at, "headers": headers, "priority": priority, **columns}
+        message: dict[str, Any] = {
+            "payload": payload,
+            "id": id,
+            "at": at,
+            "headers": headers,
+            "priority": priority,
+            **columns,
+        }
+        if delay is not None:
+            message["delay"] = delay
         return self.put_many([message], connection=connection)[0]
 
     def put_many(self, rows: Iterable[Mapping[str, Any]], *, connection: Any = None) -> PutIds:
