@@ -65,6 +65,17 @@ def test_the_info_of_a_table_says_whether_it_is_paused_and_until_when(orders: Sh
     assert paused() == (False, None)
 
 
+def test_what_waits_is_shown_and_not_taken(orders: Shell) -> None:
+    orders("table", "peek", "orders", expect=FAILED)
+    orders("table", "put", "orders", "tea", "--priority", "2")
+    orders("table", "put", "orders", "milk", "--header", "of=a cow")
+    shown = orders.json("table", "peek", "orders")
+    assert [(one["id"], one["payload"], one["priority"]) for one in shown] == [(1, "tea", 2), (2, "milk", 0)]
+    assert (shown[0]["headers"], shown[1]["headers"]) == (None, {"of": "a cow"})
+    assert orders.json("table", "peek", "orders", "--limit", "1") == shown[:1]
+    assert len(orders.json("table", "receive", "orders")) == 2
+
+
 def test_a_table_is_paused_and_resumed(orders: Shell) -> None:
     orders("table", "put", "orders", "tea")
     orders("table", "pause", "orders", "--until", "2100-01-01T00:00:00Z")

@@ -9,6 +9,7 @@ from waterclock.connection import Database
 from waterclock.database.table_catalogue import consumers
 from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.groups import consumers as group_consumers
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.group_moving import plan_moves
 
@@ -250,3 +251,69 @@ def test_dropping_a_table_with_owners_leaves_nothing_behind(exclusive: MessageTa
     with database.backend.snapshot() as connection:
         for table in ("waterclock_groups", "waterclock_consumers"):
             assert connection.execute(sa.select(sa.func.count()).select_from(sa.table(table))).scalar() == 0
+
+
+def put_groups(table: MessageTable, count: int, each: int = 1) -> None:
+    table.put_many([{"payload": f"{n}.{m}", "group": f"{n:04}"} for n in range(count) for m in range(each)])
+
+
+def groups_of(deliveries: list[Delivery]) -> int:
+    return len({delivery.group for delivery in deliveries})
+
+
+def test_the_first_to_ask_leaves_groups_to_those_that_wait(exclusive: MessageTable) -> None:
+    for consumer in "xyz":
+        assert exclusive.receive(consumer=consumer) == []
+    put_groups(exclusive, 10, each=3)
+    got = {consumer: exclusive.receive(1000, consumer=consumer) for consumer in "xyz"}
+    assert {consumer: groups_of(taken) for consumer, taken in got.items()} == {"x": 4, "y": 3, "z": 3}
+    assert sum(map(len, got.values())) == 30
+
+
+def test_one_that_is_alone_takes_all(exclusive: MessageTable) -> None:
+    put_groups(exclusive, 10)
+    assert groups_of(exclusive.receive(1000, consumer="x")) == 10
+
+
+def test_one_that_is_busy_or_gone_is_not_waited_for(exclusive: MessageTable, clock: MovableClock) -> None:
+    put_groups(exclusive, 1)
+    exclusive.receive(consumer="busy")
+    with exclusive.subscribe("closed"):
+        assert exclusive.receive(consumer="closed") == []
+    put_groups(exclusive, 11)
+    assert groups_of(exclusive.receive(1000, consumer="x")) == 10
+    exclusive.receive(consumer="dead")
+    clock.move("31s")
+    assert groups_of(exclusive.receive(1000, consumer="y")) == 11
+
+
+def test_one_that_has_no_room_for_more_is_not_waited_for(exclusive: MessageTable) -> None:
+    put_groups(exclusive, 1)
+    for delivery in exclusive.receive(consumer="full", max_groups=1):
+        delivery.ack()
+    put_groups(exclusive, 11)
+    assert groups_of(exclusive.receive(1000, consumer="x")) == 10
+
+
+def test_nothing_stays_because_one_that_waits_never_asks_again(exclusive: MessageTable) -> None:
+    exclusive.receive(consumer="slow")
+    put_groups(exclusive, 10)
+    taken = [groups_of(exclusive.receive(1000, consumer="x")) for _ in range(5)]
+    assert taken == [5, 3, 1, 1, 0]
+
+
+def test_groups_are_shared_whatever_their_priorities(exclusive: MessageTable) -> None:
+    exclusive.receive(consumer="y")
+    exclusive.put_many([{"payload": str(n), "group": str(n), "priority": n} for n in range(6)])
+    assert names(exclusive.receive(1000, consumer="x")) == ["5", "4", "3"]
+    assert names(exclusive.receive(1000, consumer="y")) == ["2", "1", "0"]
+
+
+@pytest.mark.parametrize("most", [4, 7])
+def test_of_very_many_groups_a_share_of_those_that_were_counted_is_taken(
+    exclusive: MessageTable, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(group_consumers, "_COUNTED_AT_MOST", most)
+    exclusive.receive(consumer="y")
+    put_groups(exclusive, 20)
+    assert groups_of(exclusive.receive(1000, consumer="x")) == -(-most // 2)

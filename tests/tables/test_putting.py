@@ -126,3 +126,36 @@ def test_a_message_that_cannot_be_meant_is_refused_by_the_arguments_name(
 
 def test_nothing_is_put_for_an_empty_list(orders: MessageTable) -> None:
     assert orders.put_many([]) == []
+
+
+def test_a_delayed_message_is_due_so_long_after_it_was_put(
+    make_table: Callable[..., MessageTable], clock: MovableClock
+) -> None:
+    orders = make_table()
+    orders.put_many([{"payload": "now"}, {"payload": "soon", "delay": "5s"}, {"payload": "at once", "delay": None}])
+    orders.put("later", delay="1d")
+    assert payloads(orders) == ["now", "at once"]
+    assert [one.due_at - clock.now for one in orders.peek()] == [5_000_000_000, 86_400_000_000_000]
+    clock.move("5s")
+    assert "soon" in payloads(orders)
+
+
+@pytest.mark.parametrize("delay", [-1, "soon", 1.5, "-5s", object()])
+def test_a_delay_that_cannot_be_meant_is_refused(orders: MessageTable, delay: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="delay"):
+        orders.put("tea", delay=delay)
+
+
+def test_a_delay_and_a_time_exclude_each_other(orders: MessageTable, clock: MovableClock) -> None:
+    with pytest.raises(InvalidArgumentError, match="delay: '5s' is given beside at"):
+        orders.put("tea", at=clock.now, delay="5s")
+
+
+def test_a_delay_without_end_is_the_largest_time(orders: MessageTable) -> None:
+    orders.put("tea", delay="100000d")
+    assert payloads(orders) == []
+
+
+def test_no_further_column_is_named_as_an_argument(make_table: Callable[..., MessageTable]) -> None:
+    with pytest.raises(InvalidArgumentError, match="'delay' is taken"):
+        make_table(columns={"delay": "bigint"})

@@ -411,3 +411,14 @@ def test_a_put_over_shards_of_which_one_is_away_says_which_messages_are_in(
     put = table.put_many(again)
     assert sorted(put.existing) == sorted(set(raised.value.ids) - set(raised.value.missing))
     assert table.stats().ready == 20
+
+
+def test_a_look_shows_the_messages_of_all_shards_in_one_order(orders: ShardedTable, clock: MovableClock) -> None:
+    for number in range(8):
+        orders.put(str(number), priority=number % 2)
+        clock.move("1ms")
+    orders.put("later", priority=9, delay=1)
+    shown = [one.payload for one in orders.peek()]
+    assert shown == ["1", "3", "5", "7", "0", "2", "4", "6", "later"]
+    assert [one.payload for one in orders.peek(3)] == shown[:3]
+    assert len(orders.receive(9)) == 8

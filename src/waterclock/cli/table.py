@@ -19,11 +19,13 @@ from waterclock.time import format_time, to_time
 if TYPE_CHECKING:
     from waterclock.tables.consumers.delivery import Delivery
     from waterclock.tables.message_table import MessageTable
+    from waterclock.tables.messages.peeking import Peeked
     from waterclock.tables.messages.putting import MessageId
 
 app = App(name="table")
 
 _DELIVERY_COLUMNS = ("id", "group", "epoch", "lease_until", "headers", "payload")
+_WAITING_COLUMNS = ("id", "group", "priority", "epoch", "due_at", "headers", "payload")
 _STATES = ("ready", "scheduled", "in_flight", "delayed", "acked", "dead")
 
 
@@ -130,6 +132,7 @@ def put(
     *,
     id: str | None = None,  # noqa: A002  # the option's name
     at: str | None = None,
+    delay: str | None = None,
     group: str | None = None,
     priority: int = 0,
     header: Annotated[list[str] | None, Parameter(name="--header", negative="")] = None,
@@ -147,6 +150,8 @@ def put(
         Its id. Putting the same id again changes nothing.
     at
         When it is to be sent: a time with offset.
+    delay
+        After how long it is to be sent, for example 5m.
     group
         Its group.
     priority
@@ -163,6 +168,7 @@ def put(
             content,
             id=None if id is None else message_id(table, id),
             at=at,
+            delay=delay,
             group=group,
             priority=priority,
             headers=_headers(header or []),
@@ -207,6 +213,25 @@ def receive(
             for delivery in deliveries:
                 delivery.ack()
         return 0 if deliveries else 1
+
+
+@app.command
+def peek(name: str, /, *, limit: int = 10, group: str | None = None, common: Common = Common()) -> int:
+    """Print messages that wait, without taking them. Exit code 1 where there is none.
+
+    Parameters
+    ----------
+    name
+        The table.
+    limit
+        At most this many.
+    group
+        Of this group alone; an empty text names the messages without one.
+    """
+    with common.connect() as database:
+        found = database.table(name).peek(limit, group)
+        common.output.rows(map(_waiting, found), _WAITING_COLUMNS)
+        return 0 if found else 1
 
 
 @app.command
@@ -341,3 +366,8 @@ def _pairs(option: str, given: list[str]) -> dict[str, str]:
 def _delivery(delivery: Delivery) -> dict[str, Any]:
     row = {name: getattr(delivery, name) for name in _DELIVERY_COLUMNS}
     return row | {"lease_until": format_time(delivery.lease_until), "headers": dict(delivery.headers) or None}
+
+
+def _waiting(message: Peeked) -> dict[str, Any]:
+    row = {name: getattr(message, name) for name in _WAITING_COLUMNS}
+    return row | {"due_at": format_time(message.due_at), "headers": dict(message.headers) or None}

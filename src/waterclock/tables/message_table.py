@@ -32,11 +32,12 @@ from waterclock.tables.message_groups import MessageGroups
 from waterclock.tables.messages import acking
 from waterclock.tables.messages.dead_letters import list_dead_letters, redrive
 from waterclock.tables.messages.explaining import Explanation, explain_message
+from waterclock.tables.messages.peeking import Peeked, peek
 from waterclock.tables.messages.process_heartbeat import changing
 from waterclock.tables.messages.purging import purge_some
 from waterclock.tables.messages.putting import MessageId, PutIds, check_id, prepare_rows, put_rows
 from waterclock.tables.messages.stats import TableStats, table_stats
-from waterclock.tables.model.arguments import check_consumer, check_epoch, many, one_or_many
+from waterclock.tables.model.arguments import check_consumer, check_epoch, check_group, many, one_or_many
 from waterclock.tables.model.keyspace import check_unsharded
 from waterclock.tables.model.options import OptionChanges, TableOptions, check_count, check_rate
 from waterclock.tables.model.rate import Rate
@@ -188,6 +189,7 @@ class MessageTable:
         *,
         id: MessageId | str | None = None,  # noqa: A002  # the column's name, which the interface has too
         at: Time | None = None,
+        delay: Duration | None = None,
         group: str | None = None,
         headers: Mapping[str, str] | None = None,
         priority: int = 0,
@@ -204,6 +206,9 @@ class MessageTable:
             Identifies the message; None: the database generates a bigint, Waterclock a UUID (version 7).
         at
             When it is to be sent; None: now.
+        delay
+            After how long it is to be sent, instead of ``at``: from now on, by the database's clock, and not from the
+            commit of a transaction of yours.
         group
             Its group; None: the one that the header named by ``group_header`` names.
         headers
@@ -236,6 +241,8 @@ class MessageTable:
             "priority": priority,
             **columns,
         }
+        if delay is not None:
+            message["delay"] = delay
         return self.put_many([message], connection=connection)[0]
 
     def put_many(self, rows: Iterable[Mapping[str, Any]], *, connection: Any = None) -> PutIds:
@@ -499,6 +506,31 @@ class MessageTable:
         """Count the messages."""
         with self._loaded() as context, context.backend.snapshot() as connection:
             return table_stats(context, connection)
+
+    def peek(self, limit: int = 10, group: str | None = None) -> list[Peeked]:
+        """Look at messages without taking them, in the order in which consumers would get them.
+
+        Those that are due come first, and then those that will be. In a table with groups a group's messages come
+        together. What a consumer has is left out, and a pause of the table changes nothing. Nothing is locked or
+        written, so a role that may only read the table can do it. Consumers that claim meanwhile may get other messages
+        first: an exclusive group goes to its owner alone, and between groups and messages that are in none chance
+        decides.
+
+        Parameters
+        ----------
+        limit
+            How many at the most.
+        group
+            Of this group alone, ``""`` for the messages that name none; None: of all.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For a limit that is no count, or a group of a table that has none.
+        """
+        count, name = check_count(limit), check_group(group)
+        with self._loaded() as context, context.backend.snapshot() as connection:
+            return peek(context, connection, count, name)
 
     def _own_name(self) -> str:
         name = f"{socket.gethostname()}:{os.getpid()}"

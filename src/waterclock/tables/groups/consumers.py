@@ -15,6 +15,9 @@ from waterclock.tables.groups.heads import UNASSIGNED, belongs_to, settle, these
 
 _RELEASED_AT_ONCE = 1000
 
+_COUNTED_AT_MOST = 1000
+"""Groups that a claim counts before it shares them: where there are more, it takes its share of so many."""
+
 _GONE = -1
 """The session of a consumer that has left while others had locked some of its groups: its row stays until those are
 released, too, and no process renews it."""
@@ -107,6 +110,28 @@ def living_consumers(context: TableContext, connection: SqlConnection, now: int)
     return set(connection.scalars(living))
 
 
+def fair_share(context: TableContext, connection: SqlConnection, name: str, most: int, now: int) -> int:
+    """Say how many of the groups that no consumer has one may take in a claim, of ``most`` at the most.
+
+    A consumer waits where no group of it has messages, and where it has room for more. As many groups as are due are
+    shared among the one that claims and those that wait, rounded up: nothing stays because one of them never comes.
+    """
+    values = {"table": context.table_id, "who": name, "now": now}
+    idle = connection.execute(_idle_beside(), values).all()
+    others = sum(one.max_groups is None or room_of(context, connection, one.name, one.max_groups) > 0 for one in idle)
+    if not others:
+        return most
+    enough = min(most * (others + 1), _COUNTED_AT_MOST)
+    due = connection.execute(_due_for_any(), {**values, "enough": enough}).scalar_one()
+    return min(most, max(1, -(-due // (others + 1))))
+
+
+def room_of(context: TableContext, connection: SqlConnection, me: str, most: int) -> int:
+    """Say how many more groups a consumer may have that takes ``most``; looks at no more than those."""
+    has = connection.execute(_counting(), {"table": context.table_id, "who": me, "most": most}).scalar_one()
+    return most - has
+
+
 def is_ownerless() -> sa.ColumnElement[bool]:
     """Say that a group is assigned to a consumer that is not there, and not by hand: no claim would ever release it."""
     lives = sa.exists().where(consumers.c.table_id == groups.c.table_id, consumers.c.name == groups.c.assigned)
@@ -153,6 +178,53 @@ def _release(context: TableContext, connection: SqlConnection, names: list[str])
     if names:
         connection.execute(_releasing(context), {"groups": names})
         settle(context, connection, names)
+
+
+@lru_cache(maxsize=1)
+def _counting() -> sa.Select[Any]:
+    its = (
+        sa.select(groups.c.group_id)
+        .where(groups.c.table_id == sa.bindparam("table"), belongs_to(sa.bindparam("who")))
+        .limit(sa.bindparam("most"))
+    )
+    return sa.select(sa.func.count()).select_from(its.subquery())
+
+
+@lru_cache(maxsize=1)
+def _idle_beside() -> sa.Select[Any, Any]:
+    # By the index of groups that have something, consumer by consumer: a planner would join all groups else.
+    something = (
+        sa.select(groups.c.priority)
+        .where(
+            groups.c.table_id == consumers.c.table_id,
+            groups.c.assigned == consumers.c.name,
+            groups.c.ready_at.is_not(None),
+        )
+        .limit(1)
+        .correlate(consumers)
+        .scalar_subquery()
+    )
+    return sa.select(consumers.c.name, consumers.c.max_groups.label("max_groups")).where(
+        consumers.c.table_id == sa.bindparam("table"),
+        consumers.c.name != sa.bindparam("who"),
+        consumers.c.lease_until > sa.bindparam("now", type_=sa.BigInteger),
+        consumers.c.session != _GONE,
+        something.is_(None),
+    )
+
+
+@lru_cache(maxsize=1)
+def _due_for_any() -> sa.Select[Any]:
+    found = (
+        sa.select(groups.c.ready_at)
+        .where(
+            groups.c.table_id == sa.bindparam("table"), groups.c.assigned == UNASSIGNED, groups.c.ready_at.is_not(None)
+        )
+        .limit(sa.bindparam("enough", type_=sa.Integer))
+        .subquery()
+    )
+    due = found.c.ready_at <= sa.bindparam("now", type_=sa.BigInteger)
+    return sa.select(sa.func.count().label("shared")).select_from(found).where(due)
 
 
 def _one(context: TableContext, name: str) -> tuple[sa.ColumnElement[bool], ...]:

@@ -14,7 +14,6 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups import consumers
 from waterclock.tables.groups.heads import UNASSIGNED, first_of, settle, these_groups
 from waterclock.tables.messages.claiming_groups import GroupClaim, is_out, leave_out
-from waterclock.tables.messages.group_levels import room_of
 from waterclock.tables.model.claim import Claimed, Wanted
 
 
@@ -43,7 +42,13 @@ class _ExclusiveClaim(GroupClaim):
         if context.options.group_idle is not None:
             consumers.release_idle(context, connection, self._now)
         if most_groups is not None:
-            self._room = room_of(context, connection, self._me, most_groups)
+            self._room = consumers.room_of(context, connection, self._me, most_groups)
+        most = self._wanted.limit
+        if most > 1 and (top.unrouted or top.of_unassigned is not None):
+            # The first one to ask leaves some to those that wait.
+            share = consumers.fair_share(context, connection, self._me, most, self._now)
+            if share < most:
+                self._room = share if self._room is None else min(self._room, share)
         self.take_all(top, is_known=False)
         if self.claimed:
             consumers.renew(context, connection, self._me, max(one.lease_until for one in self.claimed))

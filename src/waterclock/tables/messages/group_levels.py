@@ -14,7 +14,7 @@ from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, BELOW_EVERY_PRIORITY
 from waterclock.tables.groups import consumers
-from waterclock.tables.groups.heads import UNASSIGNED, belongs_to
+from waterclock.tables.groups.heads import UNASSIGNED
 from waterclock.tables.groups.routing import is_unrouted
 from waterclock.tables.messages.claiming_free import free_due_times, free_priority
 from waterclock.tables.model.schema import PARTITIONED, not_acked
@@ -139,7 +139,7 @@ def _due_times(
         lapse = consumers.next_lapse(context, connection)
         if lapse is not None:
             yield lapse
-        full = max_groups is not None and room_of(context, connection, me, max_groups) == 0
+        full = max_groups is not None and consumers.room_of(context, connection, me, max_groups) == 0
     for level in levels(context, connection, me, top):
         for who in level.whose:
             if who == UNASSIGNED and full:
@@ -150,22 +150,6 @@ def _due_times(
                 yield found
         if context.options.ungrouped == "free":
             yield from free_due_times(context, connection, level.priority)
-
-
-def room_of(context: TableContext, connection: SqlConnection, me: str, most: int) -> int:
-    """Say how many more groups a consumer may have that takes ``most``; looks at no more than those."""
-    has = connection.execute(_counting(), {"table": context.table_id, "who": me, "most": most}).scalar_one()
-    return most - has
-
-
-@lru_cache(maxsize=1)
-def _counting() -> sa.Select[Any]:
-    its = (
-        sa.select(groups.c.group_id)
-        .where(groups.c.table_id == sa.bindparam("table"), belongs_to(sa.bindparam("who")))
-        .limit(sa.bindparam("most"))
-    )
-    return sa.select(sa.func.count()).select_from(its.subquery())
 
 
 FREE_COLUMNS = (groups.c.group_id, groups.c.assigned, groups.c.head, groups.c.next_position, groups.c.tail)

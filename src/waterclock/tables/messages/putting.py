@@ -22,14 +22,14 @@ from waterclock.tables.model.arguments import many
 from waterclock.tables.model.column_values import column_checks
 from waterclock.tables.model.schema import user_column_names
 from waterclock.tables.model.texts import check_json, check_text
-from waterclock.time import to_time
+from waterclock.time import MAX_NS, to_duration, to_time
 
 MessageId = int | str | uuid.UUID
 """What identifies a message; which of these it is, is the table's ``id_type``."""
 
 _ALWAYS_FITS = 65_536  # bytes
 _SIZED = (str, bytes)
-_FIELDS = frozenset({"payload", "id", "at", "group", "headers", "priority"})
+_FIELDS = frozenset({"payload", "id", "at", "delay", "group", "headers", "priority"})
 _LONGEST_NAME = 255
 _PRIORITIES = range(-(2**31), 2**31)
 _BIGINTS = range(-(2**63), 2**63)
@@ -192,10 +192,20 @@ def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
         "priority": _priority(message.get("priority", 0)),
     }
     checks = column_checks(context.rows) if own else {}
+    if "delay" in message and "delay" not in own:  # a column of this name may be older than the argument
+        row["at"] = _after(context, message["delay"], row["at"])
     for name in own:
         value = message.get(name)
         row[name] = None if value is None else checks[name](name, value)
     return row
+
+
+def _after(context: TableContext, delay: Any, at: int | None) -> int | None:
+    if delay is None:
+        return at
+    if at is not None:
+        raise InvalidArgumentError(f"delay: {quoted(delay)} is given beside at; give one of them")
+    return min(context.backend.now_about() + to_duration(delay, "delay"), MAX_NS)
 
 
 def _new_id(context: TableContext, value: Any) -> MessageId:

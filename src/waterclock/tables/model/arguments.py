@@ -1,4 +1,4 @@
-"""What callers give for many: rows, ids, deliveries, names of consumers. What can be none of these is refused."""
+"""What callers give for many: rows, ids, deliveries, names of consumers and groups. What can be none is refused."""
 
 from __future__ import annotations
 
@@ -50,3 +50,12 @@ def check_epoch(epoch: object) -> int | None:
     if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch not in _EPOCHS:
         raise InvalidArgumentError(f"epoch: {quoted(epoch)} is no count; give a whole number from 0 to {_EPOCHS[-1]}")
     return epoch
+
+
+def check_group(group: object) -> str | None:
+    """Return a group's name; None stays None. InvalidArgumentError where it cannot be one."""
+    if group is None:
+        return None
+    if not isinstance(group, str) or len(group) > _LONGEST_NAME:
+        raise InvalidArgumentError(f"group: {quoted(group)} is not a text of up to {_LONGEST_NAME} characters")
+    return check_text("group", group)

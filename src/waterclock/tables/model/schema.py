@@ -224,7 +224,7 @@ PARTITIONED = "waterclock_partitioned"
 ACKED_DAY = "acked_day"
 """The column that determines a row's partition on MariaDB."""
 
-_ARGUMENTS = ("payload", "at", "group", "connection")
+_ARGUMENTS = ("payload", "at", "delay", "group", "connection")
 
 
 def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) -> sa.Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from heapq import merge
 from typing import Any, NoReturn, TypeVar, Unpack
 
 from waterclock.errors import InvalidArgumentError, SchemaError, UnavailableError, WaterclockError
@@ -12,11 +13,12 @@ from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.explaining import Explanation
+from waterclock.tables.messages.peeking import Peeked
 from waterclock.tables.messages.putting import MessageId, PutIds, check_id
 from waterclock.tables.messages.stats import TableStats
 from waterclock.tables.model.arguments import many, one_or_many
 from waterclock.tables.model.keyspace import choose, keyspace_id
-from waterclock.tables.model.options import OptionChanges, TableOptions
+from waterclock.tables.model.options import OptionChanges, TableOptions, check_count
 from waterclock.tables.model.schema import DIED
 from waterclock.tables.sharding.shard import Shard
 from waterclock.tables.sharding.sharded_putting import put_over_shards, put_with
@@ -87,6 +89,7 @@ class ShardedTable:
         *,
         id: MessageId | str | None = None,  # noqa: A002  # the column's name, which the interface has too
         at: Time | None = None,
+        delay: Duration | None = None,
         headers: Mapping[str, str] | None = None,
         priority: int = 0,
         connection: Any = None,
@@ -100,7 +103,16 @@ class ShardedTable:
             As in `MessageTable.put`. It has to be a connection to the shard of the id; where no id is given, one is
             drawn that belongs there.
         """
-        message = {"payload": payload, "id": id, "at": at, "headers": headers, "priority": priority, **columns}
+        message: dict[str, Any] = {
+            "payload": payload,
+            "id": id,
+            "at": at,
+            "headers": headers,
+            "priority": priority,
+            **columns,
+        }
+        if delay is not None:
+            message["delay"] = delay
         return self.put_many([message], connection=connection)[0]
 
     def put_many(self, rows: Iterable[Mapping[str, Any]], *, connection: Any = None) -> PutIds:
@@ -270,6 +282,17 @@ class ShardedTable:
             _refuse(failures, "stats", counted)
         return ShardedStats.add_up({shard.name: stats for shard, stats in counted.items()}, away)
 
+    def peek(self, limit: int = 10, group: str | None = None) -> list[Peeked]:
+        """Look at messages without taking them, as `MessageTable.peek`, on all shards together.
+
+        Those of one shard are in the order in which its consumers would get them, and those of all so merged: due ones
+        first, by priority, then by when they are due.
+        """
+        count = check_count(limit)
+        now = self._any().context.backend.now()
+        found = self._all(lambda table: table.peek(count, group), "peek")
+        return list(merge(*found, key=lambda one: _turn_of(one, now)))[:count]
+
     def explain(self, id: MessageId) -> Explanation:  # noqa: A002  # the column's name, which the interface has too
         """Say why a message is not out; NotFoundError where there is none with this id."""
         return self._table(self._shard_of(check_id(self._any().context, id))).explain(id)
@@ -358,6 +381,13 @@ class ShardedTable:
 
     def __repr__(self) -> str:
         return f"<ShardedTable {self.name!r} on {', '.join(self.shards)}>"
+
+
+def _turn_of(one: Peeked, now: int) -> tuple[int, int, int]:
+    """Say where a message stands among those of other shards at ``now``, ns."""
+    if one.due_at <= now:
+        return 0, -one.priority, one.due_at
+    return 1, one.due_at, -one.priority
 
 
 def _pause_of(table: MessageTable) -> int | None:

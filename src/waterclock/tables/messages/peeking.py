@@ -1,0 +1,219 @@
+"""Looking at what waits, without taking it: in the order in which consumers would get it. Reads only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.table_catalogue import groups
+from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.claiming_rows import columns_read
+from waterclock.tables.groups.heads import UNGROUPED
+from waterclock.tables.groups.routing import group_of, is_unrouted
+from waterclock.tables.model.reading import Unreadable, unreadable
+from waterclock.tables.model.schema import is_waiting, user_column_names
+
+_GROUPS_AT_ONCE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Peeked:
+    """A message that waits. Times in ns.
+
+    Attributes
+    ----------
+    id, payload, headers
+        As in a delivery; None, or no headers, where they cannot be read.
+    group
+        Its group; None where it names none.
+    priority
+        Higher ones are sent earlier.
+    epoch
+        How often it was sent so far.
+    time_created, time_scheduled
+        When it was put and for when.
+    due_at
+        When it may be sent next, by its own row: those before it in its group may take longer.
+    columns
+        The values of the table's further columns.
+    problem
+        What of it cannot be read; None: all can.
+    """
+
+    id: Any
+    payload: Any
+    group: str | None
+    headers: Mapping[str, str]
+    priority: int
+    epoch: int
+    time_created: int
+    time_scheduled: int
+    due_at: int
+    columns: Mapping[str, Any]
+    problem: str | None = None
+
+
+def peek(context: TableContext, connection: sa.Connection, limit: int, group: str | None) -> list[Peeked]:
+    """Look at up to ``limit`` messages that no consumer has, all of the connection's snapshot.
+
+    Parameters
+    ----------
+    group
+        Of this group alone, ``""`` for that of the messages that name none; None: of all.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For a group of a table that has none.
+    """
+    if group is not None and context.options.groups is None:
+        raise InvalidArgumentError(f"group: {quoted(group)} is for a table with groups, and {context.name!r} has none")
+    look = _Look(context, connection, limit)
+    if context.options.groups is None:
+        look.at_each()
+    elif group is None:
+        look.at_groups()
+    elif group == UNGROUPED and context.options.ungrouped == "free":
+        look.at_each(_is_free(context))
+    else:
+        look.at_group(group)
+    return [_peeked(context, row) for row in look.found]
+
+
+class _Look:
+    """A look under way.
+
+    Attributes
+    ----------
+    found
+        Rows, `columns_read`.
+    """
+
+    def __init__(self, context: TableContext, connection: sa.Connection, limit: int) -> None:
+        self._context = context
+        self._connection = connection
+        self._limit = limit
+        self._now = context.backend.now(connection)
+        self.found: list[sa.Row[Any]] = []
+
+    @property
+    def _left(self) -> int:
+        return self._limit - len(self.found)
+
+    def at_each(self, which: sa.ColumnElement[bool] | None = None) -> None:
+        """Look at messages that no group holds: those that are due, and then those that will be."""
+        rows = self._context.rows
+        waiting = self._waiting() & (sa.true() if which is None else which)
+        urgent = rows.c.priority.desc()
+        self._add(waiting & (rows.c.time_next <= self._now), urgent, rows.c.time_next, rows.c.seq)
+        self._add(waiting & (rows.c.time_next > self._now), rows.c.time_next, urgent, rows.c.seq)
+
+    def at_groups(self) -> None:
+        """Look at the groups that are due, in their order, and then at those that will be, each to its end."""
+        for name, seq in self._in_turn():
+            if seq is not None:
+                self._add(self._context.rows.c.seq == seq, self._context.rows.c.seq)
+            else:
+                self.at_group(name)
+            if not self._left:
+                return
+
+    def at_group(self, name: str) -> None:
+        """Look at one group: what has its place, and then what is new."""
+        rows = self._context.rows
+        its = rows.c.group_id == name if name else group_of(rows) == UNGROUPED
+        self._add(self._waiting() & its & rows.c.position.is_not(None), rows.c.position)
+        self._add(self._waiting() & its & rows.c.position.is_(None), rows.c.seq)
+
+    def _in_turn(self) -> Iterator[tuple[str, int | None]]:
+        """Give groups as claims would come to them, and messages that are in none by their seqs."""
+        every = _candidates(self._context).subquery()
+        never = every.c.ready_at.is_(None)
+        later = never | (every.c.ready_at > self._now)
+        ordered = sa.select(every.c.name, every.c.alone).order_by(
+            sa.case((never, 2), (later, 1), else_=0),
+            sa.case((later, every.c.ready_at), else_=0),
+            every.c.priority.desc(),
+            every.c.ready_at,
+            every.c.came,
+        )
+        seen = 0
+        while True:
+            found = self._connection.execute(ordered.limit(_GROUPS_AT_ONCE).offset(seen)).all()
+            yield from ((row.name, row.alone) for row in found)
+            if len(found) < _GROUPS_AT_ONCE:
+                return
+            seen += len(found)
+
+    def _waiting(self) -> sa.ColumnElement[bool]:
+        """Say that no consumer has a message, and that one may get it."""
+        rows = self._context.rows
+        ours = rows.c.claim_id.is_(None) | (rows.c.time_next <= self._now)
+        waiting = is_waiting(rows) & ours & rows.c.ack_held_at.is_(None)
+        most = self._context.options.max_attempts
+        if most is None or (self._context.options.groups and self._context.options.on_exhausted == "block"):
+            return waiting
+        return waiting & (sa.func.coalesce(rows.c.epoch, 0) < most)
+
+    def _add(self, which: sa.ColumnElement[bool], *order: sa.ColumnElement[Any]) -> None:
+        if self._left:
+            chosen = sa.select(*columns_read(self._context.rows)).where(which).order_by(*order).limit(self._left)
+            self.found += self._connection.execute(chosen)
+
+
+def _candidates(context: TableContext) -> sa.CompoundSelect[Any, Any, Any, Any, Any]:
+    """Choose the groups that consumers know, and those that they will know once they have routed what is new."""
+    rows = context.rows
+    alone = sa.null().cast(rows.c.seq.type).label("alone")
+    known = sa.select(
+        groups.c.group_id.label("name"), groups.c.priority, groups.c.ready_at, groups.c.came, alone
+    ).where(groups.c.table_id == context.table_id, groups.c.head.is_not(None))
+    name = group_of(rows)
+    is_new = is_unrouted(rows) & is_waiting(rows) & rows.c.position.is_(None)
+    is_known = sa.exists().where(
+        groups.c.table_id == context.table_id, groups.c.group_id == name, groups.c.head.is_not(None)
+    )
+    is_free = _is_free(context) if context.options.ungrouped == "free" else sa.false()
+    first = sa.select(sa.func.min(rows.c.seq).label("seq")).where(is_new, ~is_known, ~is_free).group_by(name).subquery()
+    new = sa.select(name, rows.c.priority, rows.c.time_next, rows.c.seq, alone).join_from(
+        first, rows, rows.c.seq == first.c.seq
+    )
+    if context.options.ungrouped != "free":
+        return sa.union_all(known, new)
+    free = sa.select(name, rows.c.priority, rows.c.time_next, rows.c.seq, rows.c.seq.label("alone")).where(
+        is_waiting(rows), is_free, rows.c.claim_id.is_(None) | (rows.c.time_next <= context.backend.now_sql())
+    )
+    return sa.union_all(known, new, free)
+
+
+def _is_free(context: TableContext) -> sa.ColumnElement[bool]:
+    return group_of(context.rows) == UNGROUPED
+
+
+def _peeked(context: TableContext, row: sa.Row[Any]) -> Peeked:
+    further = user_column_names(context.rows)
+    problem = unreadable(row, further)
+    headers: Any = {} if row.headers is None or problem is not None else json.loads(row.headers)
+    return Peeked(
+        id=_read(row.id),
+        payload=_read(row.message),
+        group=row.group_id or None,
+        headers=headers,
+        priority=row.priority,
+        epoch=row.epoch or 0,
+        time_created=row.time_created,
+        time_scheduled=row.time_scheduled,
+        due_at=row.time_next,
+        columns={name: _read(getattr(row, name)) for name in further},
+        problem=problem,
+    )
+
+
+def _read(value: Any) -> Any:
+    return None if isinstance(value, Unreadable) else value
