@@ -38,7 +38,7 @@ The statements that run often, and the tables that they are about.
   `groups="exclusive"` is called `jobs`, the one with `purge_by="partition"` is called `visits`, all with
   `payload="text"`. Other options and columns of your own change statements.
 - The consumer or the producer has been busy for a while. Once a second it also looks whether options have changed;
-  that is not shown.
+  that is not shown, nor what SQLAlchemy asks of a table before it makes one.
 - `%(name)s` and `:name` are parameters. SQLite's driver counts its parameters, and gets a `?` in place of each name.
   Where it stays a `?`, as in rows that are inserted, the order is that of the columns.
 - `BEGIN` and `COMMIT` also stand where the driver has methods of its own for them. A statement without them commits by
