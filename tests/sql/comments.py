@@ -17,6 +17,8 @@ COMMENTS = {
     r"^BEGIN IMMEDIATE": "Takes the write lock at once.",
     r"^SET TRANSACTION ISOLATION LEVEL REPEATABLE READ": "All reads of the transaction see the same state.",
     r"SET LOCAL plan_cache_mode": "The plan uses indexes, for any size that the server believes a table has.",
+    r"idle_in_transaction_session_timeout": "The server ends the transaction of a process that stops in the"
+    " middle of it, so that its locks do not stay.",
     # the clock
     r":waterclock_now": "The computer's clock, ns; all who use the file are on this computer.",
     r"EXTRACT\(epoch FROM statement_timestamp|TIMESTAMPDIFF\(MICROSECOND": "The database's clock, ns.",
@@ -27,6 +29,9 @@ COMMENTS = {
     r"^ON CONFLICT": "A message whose id is there already changes nothing.",
     r"FROM unnest\(%\(id\)b": "A list for each column: the text is the same for any number of messages.",
     r"^VALUES \(%\(id\)s": "The driver makes one statement of many rows; a trigger and defaults set the other times.",
+    r"^SELECT nextval\(": "The numbers are drawn from the table's sequence, and those that are over are kept for"
+    " the next puts.",
+    r"LOCK IN SHARE MODE": "Ids that are there already, also those that are committed after the transaction began.",
     # claim
     r"^WITH RECURSIVE levels": "The priorities to look at, from the highest down.",
     r"LIMIT 128": "So many messages are looked at in a step, because most priorities may have nothing that is due.",
@@ -40,8 +45,7 @@ COMMENTS = {
     r"^WHERE orders\.seq = ANY \(ARRAY\[": "By key, for any statistics: `= ANY` cannot become a merge.",
     r"time_next=\(?json_extract|time_next=CAST\(json_value": "The end of each lease: the claim computes it by the"
     " back-off.",
-    r"^ +least\(|\+ least\($": "The back-off, with its jitter, between the shortest and the longest wait: the end of"
-    " the lease.",
+    r"\+ least\($": "The back-off, with its jitter, between the shortest and the longest wait: the end of the lease.",
     r"epoch=\(coalesce": "Counts the delivery.",
     # ack, nack, extend
     r"AND (orders|calls)\.claim_id = ": "Refused where another claim has the message now.",
@@ -53,7 +57,7 @@ COMMENTS = {
     r"^UPDATE waterclock_table_totals": "What is deleted stays counted.",
     # groups
     r"^WHERE waterclock_message_tables\.table_id": "The turn to route: one consumer at a time.",
-    r"^SELECT count\(\*\)": "The window of new messages that this transaction routes.",
+    r"^SELECT count\(\*\) AS count_1, min\(": "The window of new messages that this transaction routes.",
     r"AS fresh": "The groups of new messages; those with a message that has no place yet need a row.",
     r"^INSERT INTO waterclock_groups": "Begins groups that are new.",
     r"row_number\(\) OVER": "Places go on behind the last one of the group, in the order of insertion.",
@@ -75,6 +79,34 @@ COMMENTS = {
     r"^ORDER BY waterclock_groups\.group_id": "In order, so that transactions do not wait for each other in a circle.",
     r"^SET ready_at=": "Not before the lease ends, unless it is acked.",
     r"acked_by=(orders|calls|`orders`|`calls`)": "Acked by this claim: its ack may be repeated without harm.",
+    r"^SELECT waterclock_consumers\.session": "Another process that is alive may have the consumer's name: then it gets"
+    " nothing.",
+    r"AND waterclock_consumers\.lease_until <= ": "Consumers whose lease has ended: their groups are released first.",
+    r"^ +\) <= (:now|%\(now\)s(::BIGINT)?)$": "The first message was not acked in time: those behind it are"
+    " taken back, so that none overtakes it.",
+    r"max\(jobs\.time_next\)": "No message of a group gets a lease that ends before that of an earlier one.",
+    r"ready_at=nullif\(": "When there is something to hand out: the first message once its lease has ended, or the"
+    " next one.",
+    r"^ +assigned=CASE": "A group that was moved goes to its next consumer, once no message of it is out.",
+    r"AND waterclock_consumers\.session = ": "Renews nothing where another process has the name by now.",
+    r"AND waterclock_consumers\.lease_until < ": "A lease never becomes shorter.",
+    r"^SET time_next=\S+, claim_id=": "Takes back what the consumer had. Else another consumer would get later messages"
+    " of a group first.",
+    r"^SET assigned=CASE": "Free for any consumer, unless pinned to this one.",
+    r"^DELETE FROM waterclock_consumers": "Once no group is assigned to it.",
+    r"waterclock_heartbeats\.beat_at > ": "The processes that look, too: together they spend a fiftieth of their time.",
+    r"waterclock_groups\.head (IS DISTINCT FROM|IS NOT|<=>) \($": "The row of the group says something else than its"
+    " messages do.",
+    # partitions
+    r"PARTITION BY LIST \(|PARTITION p_open VALUES": "Messages that are not acked lie together; an ack moves its"
+    " message to the day.",
+    r"^CREATE FUNCTION \w+_once|TRIGGER \w+_once AFTER INSERT ON \w+ FOR EACH ROW": "An id may not be put again"
+    " while the message that was acked is there; no index is unique over all partitions.",
+    r"SET LOCAL lock_timeout|WAIT 1 ": "Gives up soon: transactions that ask for the table later would wait, too.",
+    r"^LOCK TABLE": "No ack may move a message there while the day is made.",
+    r"^WITH moved": "What was acked on that day before there was a partition of it.",
+    r"ATTACH PARTITION": "Others go on meanwhile.",
+    r"^SELECT count\(\*\) AS count_1, coalesce\(sum": "What goes with the day stays counted.",
     # topics
     r"^UPDATE waterclock_topics": "Every append has this row locked from its beginning, so position order is commit"
     " order.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import pairwise
+from textwrap import dedent
 
 WIDTH = 100
 """Characters of a line that the page shows without scrolling."""
@@ -64,8 +65,20 @@ class _Token:
         return self.text if self.inner is None else f"({_flat(self.inner)})"
 
 
+_PROGRAM = re.compile(r"\s*CREATE (OR REPLACE )?(FUNCTION|TRIGGER) ")
+_DEFINITION = re.compile(r"\s*(CREATE|ALTER|DROP|LOCK) ")
+
+
 def laid_out(statement: str) -> str:
-    """Give the statement with other white space between its words, and nothing else changed."""
+    """Give the statement with other white space between its words, and nothing else changed.
+
+    A function or a trigger stays as it is written.
+    """
+    if _PROGRAM.match(statement):
+        first, _, rest = statement.strip().partition("\n")
+        return "\n".join([first, *dedent(rest).splitlines()])
+    if _DEFINITION.match(statement):
+        return "\n".join(_broken(_parsed(statement), ""))
     return "\n".join(_query(_parsed(statement), ""))
 
 
@@ -150,9 +163,12 @@ def _items(tokens: tuple[_Token, ...]) -> list[tuple[_Token, ...]]:
 def _opened(tokens: tuple[_Token, ...], indent: str) -> list[str]:
     """Lay out an item that may be too long, with the inside of its brackets below it."""
     lines = [indent]
-    for token in tokens:
+    for place, token in enumerate(tokens):
         before = " " if token.is_apart and lines[-1].strip() else ""
-        if not token.inner or len(lines[-1] + before + token.flat) <= WIDTH:
+        # What follows a query, or a condition, stays in its line.
+        has_rest = _is_query(token.inner or ()) or tokens[0].text == "WHEN"
+        width = len(lines[-1] + before + (_flat(tokens[place:]) if has_rest else token.flat))
+        if not token.inner or width <= WIDTH:
             lines[-1] += before + token.flat
             continue
         lines[-1] += before + "("

@@ -11,7 +11,7 @@ from textwrap import indent
 from tests.sql.comments import commented
 from tests.sql.layout import laid_out
 from tests.sql.schema import catalogue_tables, column_lines, meaning, message_table
-from tests.sql.verbs import GROUPS, MESSAGE_TABLES, TOPICS, Verb, statements_of
+from tests.sql.verbs import EXCLUSIVE_GROUPS, GROUPS, MESSAGE_TABLES, PARTITIONS, TOPICS, Verb, statements_of
 
 from waterclock.connection import connect
 
@@ -34,15 +34,24 @@ The statements that run often, and the tables that they are about.
 
 - The statements are those that the driver gets, in their order, recorded while the call runs. White space and comments
   are the page's.
-- The table without groups is called `orders`, the one with `groups="sequenced"` is called `calls`, both with
-  `payload="text"`. Options, columns of your own and `groups="exclusive"` change statements.
+- The table without groups is called `orders`, the one with `groups="sequenced"` is called `calls`, the one with
+  `groups="exclusive"` is called `jobs`, the one with `purge_by="partition"` is called `visits`, all with
+  `payload="text"`. Other options and columns of your own change statements.
 - The consumer or the producer has been busy for a while. Once a second it also looks whether options have changed;
-  that is not shown.
+  that is not shown, nor what SQLAlchemy asks of a table before it makes one.
 - `%(name)s` and `:name` are parameters. SQLite's driver counts its parameters, and gets a `?` in place of each name.
   Where it stays a `?`, as in rows that are inserted, the order is that of the columns.
 - `BEGIN` and `COMMIT` also stand where the driver has methods of its own for them. A statement without them commits by
   itself.
 """
+
+_CHAPTERS = (
+    ("Message tables", MESSAGE_TABLES),
+    ("Groups", GROUPS),
+    ("Exclusive groups and heartbeats", EXCLUSIVE_GROUPS),
+    ("Partitions", PARTITIONS),
+    ("Topics", TOPICS),
+)
 
 _SCHEMA = """\
 ## Tables
@@ -61,7 +70,7 @@ its partitions are distinguished.
 def recorded_parts(url: str, database: str) -> dict[Part, str]:
     """Make every call in a database that is empty but for the catalogue, and lay its statements out."""
     with tempfile.TemporaryDirectory() as folder, connect(url, Path(folder)) as opened:
-        recorded = statements_of(opened, [*MESSAGE_TABLES, *GROUPS, *TOPICS])
+        recorded = statements_of(opened, [verb for _, verbs in _CHAPTERS for verb in verbs])
     return {
         (title, DATABASES[database]): ";\n\n".join(commented(map(laid_out, statements))) + ";"
         for title, statements in recorded.items()
@@ -70,9 +79,8 @@ def recorded_parts(url: str, database: str) -> dict[Part, str]:
 
 def written(parts: Mapping[Part, str]) -> str:
     """Write the page."""
-    chapters = (("Message tables", MESSAGE_TABLES), ("Groups", GROUPS), ("Topics", TOPICS))
     lines = [_INTRODUCTION]
-    for title, verbs in chapters:
+    for title, verbs in _CHAPTERS:
         lines += [f"## {title}\n", *(_section(verb, parts) for verb in verbs)]
     lines += [_SCHEMA, *column_lines(message_table()), ""]
     for table in catalogue_tables():
@@ -87,7 +95,9 @@ def parts_of(page: str) -> dict[Part, str]:
 
 def _section(verb: Verb, parts: Mapping[Part, str]) -> str:
     tabs = [
-        f'=== "{name}"\n\n' + indent(f"```sql\n{parts[verb.title, name]}\n```\n", "    ") for name in DATABASES.values()
+        f'=== "{name}"\n\n' + indent(f"```sql\n{parts[verb.title, name]}\n```\n", "    ")
+        for name in DATABASES.values()
+        if (verb.title, name) in parts
     ]
     return "\n".join([f"### {verb.title}\n", f"`{verb.python}`\n", f"{verb.text}\n", *tabs])
 

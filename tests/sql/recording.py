@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -14,6 +15,10 @@ from waterclock.database import direct
 from waterclock.database.direct import Direct
 
 _TRIES = 3
+_LOOKS_AT_TABLES = re.compile(
+    r"FROM (pg_catalog\.pg_|INFORMATION_SCHEMA\.TABLES)|^(DESCRIBE|SHOW CREATE) ", re.MULTILINE
+)
+"""What SQLAlchemy asks before it makes or drops something."""
 
 
 @contextmanager
@@ -41,7 +46,11 @@ def recorded() -> Generator[list[str]]:
 
     def note_begin(dialect: DefaultDialect, _connection: Any) -> None:
         if dialect.name != "sqlite":  # where the statement itself is sent
-            seen.append("BEGIN")
+            # A setting of the transaction is noted before; the driver has begun it for that.
+            place = len(seen)
+            while place and seen[place - 1].startswith("SET LOCAL"):
+                place -= 1
+            seen.insert(place, "BEGIN")
 
     def note_commit(_dialect: Any, _connection: Any) -> None:
         seen.append("COMMIT")
@@ -84,7 +93,7 @@ def usual_statements(prepare: Callable[[], Callable[[], Any]]) -> list[str]:
         call = prepare()
         with recorded() as seen:
             call()
-        tries.append(seen)
+        tries.append([statement for statement in seen if not _LOOKS_AT_TABLES.search(statement)])
     return min(tries, key=len)
 
 

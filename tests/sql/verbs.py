@@ -7,17 +7,27 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sqlalchemy as sa
 from tests.sql.recording import usual_statements
 
 from waterclock.connection import Database
+from waterclock.database.table_catalogue import consumers as consumers_table
 from waterclock.message import Message
+from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.groups import consumers
 from waterclock.tables.groups.heads import lock_groups, settle
 from waterclock.tables.groups.routing import route
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.healing import heal
+from waterclock.tables.messages.process_heartbeat import process_heartbeat
+from waterclock.tables.model.days import DAY, Days
+from waterclock.tables.model.schema import message_rows
+from waterclock.time import to_time
 from waterclock.topics.topic import Topic
 
 _MESSAGE = Message("press-01", "load", "2026-07-01T12:00:00Z", b"17")
+_TODAY = to_time("2026-07-01T12:00:00Z") // DAY
 
 
 class Scene:
@@ -34,7 +44,16 @@ class Scene:
         self._groups = itertools.count()
         self.orders: MessageTable = database.create_table("orders", payload="text", purge_after="0s")
         self.calls: MessageTable = database.create_table("calls", payload="text", groups="sequenced")
+        self.jobs: MessageTable = database.create_table("jobs", payload="text", groups="exclusive")
+        self._visits = message_rows(
+            "visits", "bigint", "text", [], self.orders.context.sql.id_items("visits", "bigint")
+        )
         self.telemetry: Topic = database.create_topic("telemetry")
+
+    @property
+    def days(self) -> Days | None:
+        """The partitions of message tables; None where the database has none."""
+        return self.orders.context.sql.days
 
     def claimed(self, count: int = 1) -> Sequence[Delivery]:
         """Claim so many messages of the table without groups, of which more are left."""
@@ -56,6 +75,17 @@ class Scene:
         """Two messages in one call."""
         rows = [{"payload": "x"}, {"payload": "y"}]
         self.orders.put_many(rows)
+        return lambda: self.orders.put_many(rows)
+
+    def ready_to_put_after_a_pause(self) -> Callable[[], Any]:
+        """One message, where no number is drawn ahead."""
+        self.orders.put("x")
+        self.orders.context.drawn_ids.__init__()
+        return lambda: self.orders.put("x")
+
+    def ready_to_put_by_id(self) -> Callable[[], Any]:
+        """Two messages with ids that the caller chose."""
+        rows = [{"id": 2**40 + next(self._groups), "payload": "x"} for _ in range(2)]
         return lambda: self.orders.put_many(rows)
 
     def ready_to_claim(self) -> Callable[[], Any]:
@@ -116,6 +146,60 @@ class Scene:
 
         return lambda: self._backend.transact(settle_one, indexed=True)
 
+    def ready_to_heal(self) -> Callable[[], Any]:
+        """A look that is due, and finds nothing wrong."""
+        context = self.calls.context
+        self._put_in_groups()
+        heal(context, idle=True)
+        context.sweeps.due_at = 0
+        return lambda: heal(context)
+
+    def ready_to_claim_exclusively(self) -> Callable[[], Any]:
+        """A consumer that has groups already, and finds more messages in them and in others."""
+        self._put_jobs()
+        self.jobs.receive(1, consumer="ann")
+        return lambda: self.jobs.receive(1, consumer="ann")
+
+    def ready_to_renew(self) -> Callable[[], Any]:
+        """A consumer that is alive."""
+        context = self._consumed_by("ann")
+        until = self._backend.now() + 2 * context.options.ack_wait
+        return lambda: self._backend.transact(lambda own: consumers.renew(context, own, "ann", until))
+
+    def ready_to_beat(self) -> Callable[[], Any]:
+        """A process that has taken messages."""
+        self.claimed()
+        heartbeat = process_heartbeat(self.orders.context)
+        heartbeat.beat()
+        return heartbeat.beat
+
+    def ready_to_release(self) -> Callable[[], Any]:
+        """A consumer whose lease has ended, with a message out."""
+        context = self._consumed_by("ben")
+        of_ben = (consumers_table.c.table_id == context.table_id) & (consumers_table.c.name == "ben")
+        self._backend.transact(
+            lambda own: own.execute(sa.update(consumers_table).where(of_ben).values(lease_until=1)), indexed=True
+        )
+        now = self._backend.now()
+        return lambda: self._backend.transact(lambda own: consumers.release_lapsed(context, own, now), indexed=True)
+
+    def ready_to_create_partitioned(self) -> Callable[[], Any]:
+        """A name that no table has."""
+        self._drop_visits()
+        return self._create_visits
+
+    def ready_to_add_a_day(self) -> Callable[[], Any]:
+        """A table whose partitions end the day before."""
+        self._drop_visits()
+        self._create_visits()
+        self._change_days(lambda days, own: days.add(own, "visits", [_TODAY]))
+        return lambda: self._change_days(lambda days, own: days.add(own, "visits", [_TODAY + 1]))
+
+    def ready_to_drop_a_day(self) -> Callable[[], Any]:
+        """A table with a day that is over."""
+        self.ready_to_add_a_day()()
+        return lambda: self._change_days(lambda days, own: days.drop_day(own, "visits", _TODAY))
+
     def ready_to_append(self) -> Callable[[], Any]:
         """One message."""
         self.telemetry.append([_MESSAGE])
@@ -129,6 +213,26 @@ class Scene:
 
     def _new_groups(self, count: int) -> list[str]:
         return [str(next(self._groups)) for _ in range(count)]
+
+    def _put_jobs(self) -> None:
+        """Begin two groups of five messages each in the table with exclusive groups."""
+        self.jobs.put_many([{"payload": "x", "group": group} for group in self._new_groups(2) for _ in range(5)])
+
+    def _consumed_by(self, consumer: str) -> TableContext:
+        self._put_jobs()
+        self.jobs.receive(1, consumer=consumer)
+        return self.jobs.context
+
+    def _create_visits(self) -> None:
+        self._change_days(lambda days, own: days.create(own, self._visits, "bigint", grouped=False, free=True))
+
+    def _drop_visits(self) -> None:
+        self._backend.transact(lambda own: self.orders.context.sql.drop(own, self._visits))
+
+    def _change_days(self, change: Callable[[Days, Any], Any]) -> None:
+        days = self.days
+        assert days is not None
+        self._backend.transact(lambda own: change(days, own))
 
     def _put_in_groups(self) -> None:
         """Begin three groups of ten messages each, and route them."""
@@ -149,12 +253,15 @@ class Verb:
         What a reader has to know.
     ready
         Makes it ready in a scene.
+    is_of_days
+        Whether only databases with partitions can do it.
     """
 
     title: str
     python: str
     text: str
     ready: Callable[[Scene], Callable[[], Any]]
+    is_of_days: bool = False
 
 
 MESSAGE_TABLES = (
@@ -164,6 +271,20 @@ MESSAGE_TABLES = (
         "Inserts the message. A message with a time, headers or a priority has more columns. A program that puts"
         " often draws the numbers for its messages ahead on a server.",
         Scene.ready_to_put,
+    ),
+    Verb(
+        "Put after a pause",
+        'orders.put("x")',
+        "A program that has no numbers left draws some first: one, and twice as many each time while it puts often. So"
+        " it knows the message's id before it tries, and can try again where an answer was lost. SQLite gives the next"
+        " number within each put.",
+        Scene.ready_to_put_after_a_pause,
+    ),
+    Verb(
+        "Put with ids",
+        'orders.put_many([{"id": 7, "payload": "x"}, {"id": 8, "payload": "y"}])',
+        "The caller has chosen the ids; a message whose id is there already changes nothing.",
+        Scene.ready_to_put_by_id,
     ),
     Verb(
         "Put many",
@@ -230,8 +351,75 @@ GROUPS = (
         " These are the statements of that alone.",
         Scene.ready_to_settle,
     ),
+    Verb(
+        "Look through groups",
+        "calls.receive(1)",
+        "Once every `poll_interval` consumers look for groups that say something else than their messages, or whose"
+        " owner is gone, some thousands at once. The look takes no lock. The groups that it finds are locked, judged"
+        " again and settled. These are the statements of the look alone.",
+        Scene.ready_to_heal,
+    ),
 )
 """Those of a table with `groups="sequenced"`."""
+
+EXCLUSIVE_GROUPS = (
+    Verb(
+        "Claim of a consumer's groups",
+        'jobs.receive(1, consumer="ann")',
+        "Takes messages of the groups that the consumer has, and of groups that no consumer has, which are its own from"
+        " then on.",
+        Scene.ready_to_claim_exclusively,
+    ),
+    Verb(
+        "Renew a consumer's lease",
+        'jobs.subscribe("ann")',
+        "The heartbeat of a subscription renews the consumer's lease four times in each `ack_wait`. It renews nothing"
+        " where another process has the name by now.",
+        Scene.ready_to_renew,
+    ),
+    Verb(
+        "Release the groups of a dead consumer",
+        'jobs.receive(1, consumer="ann")',
+        "Every claim looks for consumers whose leases have ended. It takes back the messages that they had, makes their"
+        " groups free, and settles them. These are the statements of that alone; a subscription that is closed sends"
+        " nearly the same.",
+        Scene.ready_to_release,
+    ),
+    Verb(
+        "Heartbeat of a process",
+        "orders.subscribe()",
+        "Every ten seconds a process with subscriptions writes how many it has, and how many messages it took, for"
+        " `stats()`. A table with groups or without has the same.",
+        Scene.ready_to_beat,
+    ),
+)
+"""Those of a table with `groups="exclusive"`, and of the processes that consume."""
+
+PARTITIONS = (
+    Verb(
+        "Create a table",
+        'database.create_table("visits", purge_by="partition")',
+        "Makes a partition for the messages that are not acked, and one for those whose day has none. A row of the"
+        " catalogue and the first days follow.",
+        Scene.ready_to_create_partitioned,
+        is_of_days=True,
+    ),
+    Verb(
+        "Add a day",
+        "visits.purge()",
+        "There are partitions for today and the seven days that follow. Day 20636 since 1970 is 2026-07-02.",
+        Scene.ready_to_add_a_day,
+        is_of_days=True,
+    ),
+    Verb(
+        "Drop a day",
+        "visits.purge()",
+        "Drops a day that ended `purge_after` ago, and counts its messages.",
+        Scene.ready_to_drop_a_day,
+        is_of_days=True,
+    ),
+)
+"""Those of a table with `purge_by="partition"`."""
 
 TOPICS = (
     Verb(
@@ -253,4 +441,5 @@ TOPICS = (
 def statements_of(database: Database, verbs: Iterable[Verb]) -> dict[str, list[str]]:
     """Make each call in a database that is empty, and give the statements by the verb's title."""
     scene = Scene(database)
-    return {verb.title: usual_statements(lambda verb=verb: verb.ready(scene)) for verb in verbs}
+    possible = [verb for verb in verbs if scene.days is not None or not verb.is_of_days]
+    return {verb.title: usual_statements(lambda verb=verb: verb.ready(scene)) for verb in possible}
