@@ -137,3 +137,56 @@ def test_a_payload_that_cannot_be_read_is_shown_as_a_problem(make_table: Callabl
 def test_a_look_that_cannot_be_meant_is_refused(orders: MessageTable, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
         orders.peek(**wrong)
+
+
+def test_names_of_groups_are_told_apart_by_their_bytes(sequenced: MessageTable) -> None:
+    groups = ("A", "a", "a ", "ä", "'; --", "%")
+    sequenced.put_many([{"payload": group, "group": group} for group in groups])
+    for _ in range(2):
+        assert [payloads(sequenced.peek(group=group)) for group in groups] == [[group] for group in groups]
+        sequenced.receive(1)[0].nack("0s")  # now consumers know them
+
+
+def test_an_ack_that_is_held_back_waits_for_no_consumer(make_table: Callable[..., MessageTable]) -> None:
+    table = make_table(groups="exclusive", ack_order="hold")
+    table.put_many([{"payload": str(number), "group": "a"} for number in range(4)])
+    first, second = table.receive(2)
+    second.ack()
+    assert payloads(table.peek()) == ["2", "3"]
+    first.nack("0s")
+    assert payloads(table.peek()) == ["0", "2", "3"]
+
+
+def test_a_look_waits_for_no_lock_and_a_pause_changes_nothing(sequenced: MessageTable) -> None:
+    sequenced.put_many([{"payload": str(number), "group": "a"} for number in range(3)])
+    sequenced.receive(1)[0].nack("0s")
+    sequenced.groups.pause("a")
+    sequenced.pause()
+    with sequenced.context.backend.engine.begin() as other:
+        other.execute(sa.text("UPDATE orders SET last_error = 'x'"))
+        other.execute(sa.text("UPDATE waterclock_groups SET tail = tail"))
+        assert payloads(sequenced.peek()) == ["0", "1", "2"]
+
+
+def test_what_plain_sql_puts_moves_and_deletes_is_shown_as_it_is(sequenced: MessageTable, clock: MovableClock) -> None:
+    engine = sequenced.context.backend.engine
+    with engine.begin() as plain:
+        plain.execute(sa.text("INSERT INTO orders (message, group_id) VALUES ('x', 'a'), ('y', ''), ('z', NULL)"))
+    clock.move("1m")  # plain SQL reads the real one
+    assert payloads(sequenced.peek()) == ["x", "y", "z"]
+    assert payloads(sequenced.receive(1)) == ["x"]
+    with engine.begin() as plain:
+        plain.execute(sa.text("UPDATE orders SET group_id = 'q' WHERE message = 'z'"))
+    assert payloads(sequenced.peek(group="q")) == ["z"]
+    with engine.begin() as plain:
+        plain.execute(sa.text("DELETE FROM orders WHERE message = 'z'"))
+    assert payloads(sequenced.peek()) == ["y"]
+
+
+@pytest.mark.parametrize("groups", [None, "sequenced"])
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_table_with_partitions_shows_what_waits(make_table: Callable[..., MessageTable], groups: str | None) -> None:
+    table = make_table(purge_by="partition", groups=groups)
+    table.put_many([{"payload": str(number), "group": "a"} for number in range(4)])
+    table.ack(table.receive(1))
+    assert payloads(table.peek()) == ["1", "2", "3"]

@@ -144,6 +144,7 @@ def test_the_auditor_sees_all_and_changes_nothing(roles: Roles) -> None:
     table = roles.table("auditor")
     assert table.stats().ready == 1
     assert table.explain(message_id).state == "ready"
+    assert [one.payload for one in table.peek()] == ["a"]
     assert refused(table.receive)
     assert refused(lambda: table.put("a"))
     assert refused(lambda: table.ack(message_id))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -109,7 +110,7 @@ class _Look:
     def at_each(self, which: sa.ColumnElement[bool] | None = None) -> None:
         """Look at messages that no group holds: those that are due, and then those that will be."""
         rows = self._context.rows
-        waiting = self._waiting() & (sa.true() if which is None else which)
+        waiting = _waits(self._context, sa.literal(self._now, sa.BigInteger)) & (sa.true() if which is None else which)
         urgent = rows.c.priority.desc()
         self._add(waiting & (rows.c.time_next <= self._now), urgent, rows.c.time_next, rows.c.seq)
         self._add(waiting & (rows.c.time_next > self._now), rows.c.time_next, urgent, rows.c.seq)
@@ -126,10 +127,17 @@ class _Look:
 
     def at_group(self, name: str) -> None:
         """Look at one group: what has its place, and then what is new."""
+        for is_placed in (True, False) if self._has_new else (True,):
+            if self._left:
+                its = {"group": name, "now": self._now, "count": self._left}
+                statement = _of_group(self._context, is_placed=is_placed, is_named=name != UNGROUPED)
+                self.found += self._connection.execute(statement, its)
+
+    @cached_property
+    def _has_new(self) -> bool:
         rows = self._context.rows
-        its = rows.c.group_id == name if name else group_of(rows) == UNGROUPED
-        self._add(self._waiting() & its & rows.c.position.is_not(None), rows.c.position)
-        self._add(self._waiting() & its & rows.c.position.is_(None), rows.c.seq)
+        new = sa.select(rows.c.seq).where(is_unrouted(rows)).order_by(rows.c.seq).limit(1)
+        return self._connection.execute(new).first() is not None
 
     def _in_turn(self) -> Iterator[tuple[str, int | None]]:
         """Give groups as claims would come to them, and messages that are in none by their seqs."""
@@ -151,20 +159,30 @@ class _Look:
                 return
             seen += len(found)
 
-    def _waiting(self) -> sa.ColumnElement[bool]:
-        """Say that no consumer has a message, and that one may get it."""
-        rows = self._context.rows
-        ours = rows.c.claim_id.is_(None) | (rows.c.time_next <= self._now)
-        waiting = is_waiting(rows) & ours & rows.c.ack_held_at.is_(None)
-        most = self._context.options.max_attempts
-        if most is None or (self._context.options.groups and self._context.options.on_exhausted == "block"):
-            return waiting
-        return waiting & (sa.func.coalesce(rows.c.epoch, 0) < most)
-
     def _add(self, which: sa.ColumnElement[bool], *order: sa.ColumnElement[Any]) -> None:
         if self._left:
             chosen = sa.select(*columns_read(self._context.rows)).where(which).order_by(*order).limit(self._left)
             self.found += self._connection.execute(chosen)
+
+
+def _waits(context: TableContext, now: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    """Say that no consumer has a message, and that one may get it."""
+    rows, most = context.rows, context.options.max_attempts
+    ours = rows.c.claim_id.is_(None) | (rows.c.time_next <= now)
+    waiting = is_waiting(rows) & ours & rows.c.ack_held_at.is_(None)
+    if most is None or (context.options.groups and context.options.on_exhausted == "block"):
+        return waiting
+    return waiting & (sa.func.coalesce(rows.c.epoch, 0) < most)
+
+
+@lru_cache(maxsize=256)
+def _of_group(context: TableContext, *, is_placed: bool, is_named: bool) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    its = rows.c.group_id == sa.bindparam("group") if is_named else group_of(rows) == UNGROUPED
+    place, order = rows.c.position, rows.c.position if is_placed else rows.c.seq
+    has_place = place.is_not(None) if is_placed else place.is_(None)
+    waits = _waits(context, sa.bindparam("now", type_=sa.BigInteger))
+    return sa.select(*columns_read(rows)).where(waits, its, has_place).order_by(order).limit(sa.bindparam("count"))
 
 
 def _candidates(context: TableContext) -> sa.CompoundSelect[Any, Any, Any, Any, Any]:

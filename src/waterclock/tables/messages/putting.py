@@ -193,16 +193,16 @@ def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
     }
     checks = column_checks(context.rows) if own else {}
     if "delay" in message and "delay" not in own:  # a column of this name may be older than the argument
-        row["at"] = _after(context, message["delay"], row["at"])
+        row["at"] = _at_or_after(context, at, message["delay"])
     for name in own:
         value = message.get(name)
         row[name] = None if value is None else checks[name](name, value)
     return row
 
 
-def _after(context: TableContext, delay: Any, at: int | None) -> int | None:
+def _at_or_after(context: TableContext, at: Any, delay: Any) -> int | None:
     if delay is None:
-        return at
+        return None if at is None else to_time(at, "at")
     if at is not None:
         raise InvalidArgumentError(f"delay: {quoted(delay)} is given beside at; give one of them")
     return min(context.backend.now_about() + to_duration(delay, "delay"), MAX_NS)
