@@ -196,7 +196,7 @@ class RateAwareBatcher:
         batch_length = window.end - window.start
         stuck = False
         if assembly.high_water > high_water:
-            if stall.unmoved:
+            if stall.unmoved or stall.elsewhere:
                 stall.moved(assembly.high_water if rivalled else None)
         elif messages and not rivalled:
             stuck = self._is_stuck(messages, high_water, window, len(assembly.active) - held)
