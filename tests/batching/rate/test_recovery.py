@@ -7,6 +7,7 @@ import math
 import warnings
 import zlib
 from itertools import pairwise
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
@@ -300,6 +301,40 @@ def test_a_state_that_does_not_say_where_windows_began_supposes_that_they_follow
     assert columns.add(*laid_out(back, NAMES)).starts.tolist() == [b.start for b in after]
     assert len(after) > 5
     assert not {b.id for b in before} & {b.id for b in after}
+
+
+def _clocks_that_break(random: Random) -> list[list[Message]]:
+    """Draw streams of several eras that pause, come again, and change their era."""
+    arrivals: list[tuple[int, Message]] = []
+    for name in random.sample(NAMES, random.randint(1, 5)):
+        rate, begin = random.choice([1, 2, 5, 10, 14, 25]), random.randint(0, 30)
+        offset = random.choice([0, 0, 43 * YEAR, -43 * YEAR, HOUR, -HOUR, 300 * SECOND])
+        for _ in range(random.randint(1, 3)):
+            span = random.randint(1, 60)
+            sent = pulses(name, rate, begin, begin + span)
+            arrivals += [(m.event_time, message(name, m.event_time + offset)) for m in sent]
+            begin += span + random.choice([0, 5, 100])
+            if random.random() < 0.3:
+                offset = random.choice([0, 43 * YEAR, HOUR])
+    size = random.choice([None, SECOND // 2, SECOND, 3 * SECOND, 10 * SECOND, 30 * SECOND])
+    calls = in_calls(arriving(arrivals), size)
+    return [calls[0][:1], calls[0][1:], *calls[1:]]
+
+
+@pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning")
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([None, math.inf]))
+def test_the_columns_agree_and_nothing_is_lost_where_clocks_break_and_come_again(seed: int, timeout: Any) -> None:
+    arrivals = _clocks_that_break(Random(seed))  # noqa: S311  # messages, not secrets
+    chosen = {"timeout": timeout}
+    expected = run_class(arrivals, chosen)
+    columns = RateAwareColumns(NAMES, timeout=timeout)
+    half = len(arrivals) // 2
+    found = described_columns(columns.add(*laid_out(arrivals[:half], NAMES)))
+    columns = RateAwareColumns.restore(columns.state(), NAMES)
+    assert found + described_columns(columns.add(*laid_out(arrivals[half:], NAMES), flush=True)) == expected
+    assert sum(len(batch[-1]) for batch in expected) == sum(map(len, arrivals))
+    assert len({batch[0] for batch in expected}) == len(expected)
 
 
 def _as_version_1(state: bytes) -> bytes:

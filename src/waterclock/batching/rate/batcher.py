@@ -59,7 +59,7 @@ class RateAwareBatcher:
 
     Start
         The messages of the first call form the first batch (``start``). The first window begins at its newest plausible
-        event time; see `plausible_range`.
+        event time; see `plausible_range`. It is doubtful, as below.
     Another era
         A message more than 1000 lengths from the window is delivered with it, and does nothing else.
     Stall
@@ -73,9 +73,10 @@ class RateAwareBatcher:
         in them counts as three lengths at most. Each era counts apart, so that a stream whose clock is wrong does
         not hide the others. It happens also where 100,000 messages have joined the window while the mark stands.
 
-        A window that a stall has placed in another era is doubtful: a wrong clock may have been alone there. It goes
-        to where the traffic is also while it closes, as long as other eras' messages in it are more than its own.
-        Where it has moved so, it is no longer doubtful.
+        The first window, and one that a stall has placed in another era, is doubtful: a wrong clock may have been alone
+        there. It goes to where the traffic is also while it closes, as long as other eras' messages, in it or in the
+        batch before, are more than its own and move on at most twice as far. Where it has moved so, it is no longer
+        doubtful; nor is the first one where two streams have agreed for 10 lengths.
 
         Only here may a window, and the high-water mark, go back. Windows then begin some nanoseconds late where others
         have begun, so that no batch has the identity of an earlier one.
@@ -195,7 +196,7 @@ class RateAwareBatcher:
         batch_length = window.end - window.start
         stuck = False
         if assembly.high_water > high_water:
-            if stall.unmoved:
+            if stall.unmoved or stall.elsewhere:
                 stall.moved(assembly.high_water if rivalled else None)
         elif messages and not rivalled:
             stuck = self._is_stuck(messages, high_water, window, len(assembly.active) - held)

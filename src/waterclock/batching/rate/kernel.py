@@ -528,7 +528,7 @@ def _keeps_pace(known: int, facts: Ints) -> bool:
     span, mark = _apart(int(facts[known]), int(facts[known + _UNTIL])), int(facts[known + _MARK])
     pace = np.uint64(PACE)
     whole = span // pace + np.uint64(span % pace > np.uint64(0))  # times the pace, the other side may not fit
-    return facts[HIGH_WATER] >= mark and whole <= _apart(mark, int(facts[HIGH_WATER]))
+    return bool(facts[HIGH_WATER] >= mark and whole <= _apart(mark, int(facts[HIGH_WATER])))
 
 
 @njit(error_model="numpy")
