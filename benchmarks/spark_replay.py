@@ -3,7 +3,7 @@
 What it says: seconds by the clock, and of the processors (the JVM and its Python workers), which other work on the
 machine disturbs less; how many times as fast `event_time_batches` is by either, and how many times as long it takes as
 its kernel does without Spark, with the same files read by pyarrow. It is measured on the topic, read packed, and on
-rows that Spark's own reader takes from the files, as somebody has them who keeps messages elsewhere.
+rows that Spark's own reader takes from the files, as a user has them who keeps messages elsewhere.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ ROUNDS = 9
 UNCOMPRESSED = "plain insert"
 """Of the same messages, as Arrow lays them out."""
 COMPRESSED = "plain insert of compressed bytes"
-"""Of the bytes that appending stores; somebody else has compressed them."""
+"""Of the bytes that appending stores; another program has compressed them."""
 
 raw = sa.Table("raw", sa.MetaData(), sa.Column("id", Key, primary_key=True), sa.Column("data", Blob, nullable=False))
 

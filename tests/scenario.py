@@ -1,7 +1,7 @@
 """Reads a scenario of batching by event time: what arrives when, and the batches that are expected.
 
-An arrival is written as in the document: ``a1:t110@T120`` is message a1 of stream a, which happened at 110 and was
-received at 120. A message that arrives again has an apostrophe: ``c1'``.
+An arrival is written as in *Message Batching*: ``a1:t110@T120`` is message a1 of stream a, which happened at 110
+and was received at 120. A message that arrives again has an apostrophe: ``c1'``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Scenario:
-    """One drawing of the document, as data; ``messages`` by name, in order of arrival."""
+    """One drawing of *Message Batching*, as data; ``messages`` by name, in order of arrival."""
 
     title: str
     window: int
@@ -80,7 +80,7 @@ class Scenario:
 
 
 def scenario_files() -> list[Path]:
-    """Find the document's use cases."""
+    """Find the use cases of *Message Batching*."""
     return sorted(FOLDER.glob("UC*.toml"))
 
 

@@ -205,7 +205,7 @@ def test_run_gives_its_command_the_urls_and_returns_its_exit_code(place: Path) -
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_run_leaves_nothing_whatever_signal_ends_it(sent: signal.Signals, place: Path) -> None:
+def test_run_leaves_nothing_for_any_signal_that_ends_it(sent: signal.Signals, place: Path) -> None:
     show = 'cat "$WATERCLOCK_TEST_SERVICES/servers.json"; echo; exec sleep infinity'
     command = [sys.executable, SCRIPT, "run", "--only", "mosquitto", "--", "sh", "-c", show]
     environment = os.environ | {"TMPDIR": str(place)}

@@ -55,7 +55,7 @@ def test_a_url_is_shown_without_what_is_secret(url: str) -> None:
     st.text(st.characters(codec="ascii", min_codepoint=33, exclude_characters="/?#@[]:"), min_size=4),
     st.sampled_from(["", "/", "?", "/x?", ":"]),
 )
-def test_no_secret_stays_whatever_it_is_made_of(scheme: str, secret: str, odd: str) -> None:
+def test_no_secret_stays_for_any_characters_in_it(scheme: str, secret: str, odd: str) -> None:
     secret = f"Q{secret}{odd}{secret}Q"
     for url in (f"{scheme}://k-y:{secret}@place/x", f"{scheme}://place/x?token={secret}"):
         assert secret not in without_secrets(url)
@@ -78,7 +78,7 @@ def test_texts_of_libraries_lose_the_secrets_of_the_url_that_they_were_handed(te
 
 
 @pytest.mark.parametrize("root", [shape for shape in SHAPES if "secret" in shape])
-def test_whatever_is_said_of_a_store_holds_no_secret(
+def test_no_text_about_a_store_holds_a_secret(
     root: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -87,12 +87,12 @@ def test_whatever_is_said_of_a_store_holds_no_secret(
     monkeypatch.setattr(roots, "fs", SimpleNamespace(FileSystem=SimpleNamespace(from_uri=refuse)))
     monkeypatch.setattr(fsspec.core, "url_to_fs", refuse)
     store = LedgerFiles(root, identity="0" * 32)
-    told = [repr(store), store.name("x"), store.place]
+    texts = [repr(store), store.name("x"), store.place]
     for use in (store.marker, store.check, lambda: store.open("x"), lambda: store.size("x"), lambda: store.delete("x")):
         with pytest.raises((UnavailableError, InvalidArgumentError)) as refused:
             use()
         error: BaseException | None = refused.value
-        told.append(str(error))
+        texts.append(str(error))
         logging.getLogger("test").warning("%s", error)
-    assert not any("secret" in text for text in told)
+    assert not any("secret" in text for text in texts)
     assert "secret" not in caplog.text

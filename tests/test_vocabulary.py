@@ -28,8 +28,8 @@ ALLOWED = {
 }
 """Words that mean something else there, which is not ours to name."""
 
-TITLES = ("find by timestamp",)
-"""Headings of the document, which docstrings name."""
+TITLES = ("Optimize finding message by timestamp",)
+"""Titles of documents, which docstrings name."""
 
 ONE_MEANING = {
     "epoch": (

@@ -81,9 +81,9 @@ def test_the_wheel_says_that_it_has_types(wheel: Path) -> None:
 
 def test_without_an_extra_the_command_line_and_the_doctor_start(bare: Environment) -> None:
     assert "Commands" in bare.run("waterclock", "--help")
-    told = bare.run("waterclock", "doctor")
-    assert "no pyspark" in told
-    assert "pip install 'waterclock[spark]'" in told
+    output = bare.run("waterclock", "doctor")
+    assert "no pyspark" in output
+    assert "pip install 'waterclock[spark]'" in output
 
 
 def test_the_readmes_lines_run_without_an_extra(bare: Environment) -> None:
@@ -94,9 +94,9 @@ def test_the_readmes_lines_run_without_an_extra(bare: Environment) -> None:
 def test_the_quickstart_runs_without_an_extra(bare: Environment) -> None:
     # Its first block installs; sqlite3 is a program that not every machine has.
     script = "\n".join(["set -e", "rm -rf factory.db*", *blocks("docs/quickstart.md", "sh")[1:]])
-    told = bare.run("sh", "-c", script)
-    assert "appended 3 messages" in told
-    assert "acked 1 of 1" in told
+    output = bare.run("sh", "-c", script)
+    assert "appended 3 messages" in output
+    assert "acked 1 of 1" in output
     assert "<svg" in (bare.folder / "batches.svg").read_text()
 
 
@@ -104,5 +104,5 @@ def test_the_quickstart_runs_without_an_extra(bare: Environment) -> None:
 def test_with_an_extra_the_command_line_and_the_doctor_start(extra: str, wheel: Path, tmp_path: Path) -> None:
     environment = Environment(tmp_path, wheel, extra)
     assert "Commands" in environment.run("waterclock", "--help")
-    told = environment.run("waterclock", "doctor")
-    assert f"no {OF_EXTRA[extra]}" not in told
+    output = environment.run("waterclock", "doctor")
+    assert f"no {OF_EXTRA[extra]}" not in output

@@ -1,4 +1,4 @@
-"""Whatever is given to a public method, the error is one of ours, with the argument, the value and what to do."""
+"""For any value that a public method gets, the error is one of ours, with the argument, the value and what to do."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def errors_of_others(tried: Iterator[tuple[str, Callable[[], object]]]) -> list[
         except wc.WaterclockError as error:
             if not str(error):
                 found.append(f"{name}: says nothing")
-        except Exception as error:  # noqa: BLE001  # whatever it is, it should have been ours
+        except Exception as error:  # noqa: BLE001  # an error of any other class should have been ours
             found.append(f"{name}: {type(error).__name__}: {error}")
     return found
 

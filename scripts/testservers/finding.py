@@ -111,7 +111,7 @@ def find_all(names: Sequence[str]) -> list[Found]:
     """
     products = [WITH_PROGRAMS[name] for name in names]
     missing = [product for product in products if find(product) is None]
-    # Packages do not go into the folders that somebody has named to look in.
+    # Packages do not go into the folders that the caller has named to look in.
     if missing and SEARCH_VARIABLE not in os.environ and os.geteuid() == 0 and shutil.which("apt-get"):
         _install(missing)
     found = [(product, find(product)) for product in products]
@@ -138,7 +138,7 @@ def _search_folders() -> list[Path]:
         Path("/usr/lib/postgresql").glob("[0-9]*/bin"), key=lambda folder: int(folder.parent.name), reverse=True
     )
     on_path = [Path(part) for part in os.environ.get("PATH", "").split(":") if part]
-    # Ordinary users have no sbin on their PATH, and Debian keeps PostgreSQL's programs off everybody's.
+    # Ordinary users have no sbin on their PATH, and Debian keeps PostgreSQL's programs off every PATH.
     return list(dict.fromkeys([*versions, *on_path, *map(Path, _USUAL_FOLDERS)]))
 
 
@@ -164,7 +164,7 @@ def _version(product: Product, server: Path) -> str | None:
 
 def _install(products: Sequence[Product]) -> None:
     with _turn():
-        # Whoever had the turn before may have installed it.
+        # The process that had the turn before may have installed it.
         packages = [package for product in products if find(product) is None for package in product.packages]
         if not packages:
             return

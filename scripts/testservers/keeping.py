@@ -1,4 +1,4 @@
-"""The keeper: a background process that owns the servers of one folder, until it is told to stop or its owner ends."""
+"""The keeper: a background process that owns the servers of one folder, until a request stops it or its owner ends."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def start(found: Sequence[Found], owner: int | None, *, in_memory: bool) -> dict
     folder.chmod(0o711)
     answer, report = os.pipe()
     if os.fork() == 0:
-        # Born twice, so that whoever waits for its own children never meets a keeper among them.
+        # Born twice, so that a process that waits for its own children never meets a keeper among them.
         os.setsid()
         try:
             if os.fork() == 0:
@@ -180,7 +180,7 @@ def _start_all(folder: Path, found: Sequence[Found], servers: dict[str, Server])
 def _serve(
     folder: Path, servers: Mapping[str, Server], control: socket.socket, owner: int | None
 ) -> socket.socket | None:
-    """Do what is asked until the owner ends, or somebody asks to stop: then return who waits for an answer to that."""
+    """Do what is asked until the owner ends, or a request says to stop: then return who waits for an answer to that."""
     watched = [control] if owner is None else [control, owner]
     while True:
         if owner in select.select(watched, [], [])[0]:

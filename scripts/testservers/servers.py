@@ -31,7 +31,7 @@ _PORTS = range(15_000, 32_000)
 
 
 class ServerError(Exception):
-    """A server did not do what it was told; the text says how it went wrong."""
+    """A server did not do what it should; the text says how it went wrong."""
 
 
 class Server(ABC):

@@ -275,7 +275,7 @@ def test_a_restore_without_room_leaves_no_database(source: wc.Database, folder: 
     assert not (tmp_path / "copy.db").exists()
 
 
-def test_a_server_is_told_of_its_own_tools(tmp_path: Path) -> None:
+def test_for_a_server_the_error_names_its_own_tools(tmp_path: Path) -> None:
     for url in ("postgresql+psycopg://u:secret@db/x", "mysql+pymysql://u:secret@db/x", "mariadb://u:secret@db/x"):
         with pytest.raises(
             InvalidArgumentError, match=r"first the database with pg_dump.*back-up-and-restore"
@@ -284,11 +284,11 @@ def test_a_server_is_told_of_its_own_tools(tmp_path: Path) -> None:
         assert "secret" not in str(raised.value)
 
 
-def test_who_asks_is_told_how_far_it_is(source: wc.Database, folder: Path) -> None:
-    told: list[tuple[str, int, int]] = []
-    back_up(source.backend, source.ledgers, folder, lambda *facts: told.append(facts))
-    assert {what for what, *_ in told} == {"database", "ledger files"}
-    assert all(done == total for what, done, total in [told[-1]])
+def test_progress_is_reported_to_the_caller(source: wc.Database, folder: Path) -> None:
+    reports: list[tuple[str, int, int]] = []
+    back_up(source.backend, source.ledgers, folder, lambda *facts: reports.append(facts))
+    assert {what for what, *_ in reports} == {"database", "ledger files"}
+    assert all(done == total for what, done, total in [reports[-1]])
 
 
 def test_the_manifest_says_what_is_in_it(source: wc.Database, folder: Path) -> None:

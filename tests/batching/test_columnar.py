@@ -145,7 +145,7 @@ def test_times_at_the_limits_of_int64_do_not_wrap(rows: list[tuple[str, int, int
 
 @pytest.mark.parametrize("spread", ["even", "bursts", "wild", "few times", "sources"])
 @pytest.mark.parametrize("count", [49, 5_000])
-def test_many_rows_are_sorted_whatever_their_spread(spread: str, count: int) -> None:
+def test_many_rows_are_sorted_for_any_spread(spread: str, count: int) -> None:
     chance = np.random.default_rng(count)
     times = {
         "even": np.arange(count) * 1000,

@@ -63,7 +63,7 @@ def test_the_clock_of_another_source_is_not_set_anew() -> None:
 
 
 @given(st.lists(st.integers(0, 200) | st.just("reset"), max_size=80), st.integers(0, 10), st.integers(0, 10))
-def test_no_identity_comes_twice_whatever_is_set_anew(steps: list[int | str], window: int, max_delay: int) -> None:
+def test_no_identity_comes_twice_in_any_order_of_resets(steps: list[int | str], window: int, max_delay: int) -> None:
     batcher = EventTimeBatcher(window=window, max_delay=max_delay)
     batches = []
     for number, step in enumerate(steps):

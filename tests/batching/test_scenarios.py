@@ -1,4 +1,4 @@
-"""The document's use cases, through the batcher and through the columns."""
+"""The use cases of *Message Batching*, through the batcher and through the columns."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def test_a_single_hyphen_is_standard_input(shell: Shell) -> None:
         assert b"1 messages" in done.stderr
 
 
-def test_what_cannot_be_meant_is_refused_before_anybody_is_asked(shell: Shell) -> None:
+def test_what_cannot_be_meant_is_refused_before_the_caller_is_asked(shell: Shell) -> None:
     shell("topic", "add", "telemetry")
     shell("topic", "expire", "telemetry", "old", expect=WRONG_USAGE)
     assert "ttl: 'old'" in shell.said

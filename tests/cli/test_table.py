@@ -45,8 +45,8 @@ def test_a_table_of_groups_is_made_with_the_options_of_groups(shell: Shell) -> N
 
 def test_every_option_of_a_table_can_be_given(shell: Shell) -> None:
     options = set(inspect.signature(Database.create_table).parameters) - {"self", "name", "columns", "key_range"}
-    told = shell("table", "add", "--help")
-    missing = {option for option in options if f"--{option.replace('_', '-')} " not in told}
+    help_text = shell("table", "add", "--help")
+    missing = {option for option in options if f"--{option.replace('_', '-')} " not in help_text}
     assert not missing
 
 

@@ -104,7 +104,7 @@ def test_statements_of_ours_on_a_connection_of_the_callers_raise_errors_of_ours(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_a_statement_that_takes_longer_than_the_server_lets_it_is_told_as_that_and_not_tried_again(
+def test_a_statement_that_takes_longer_than_the_server_lets_it_is_reported_as_that_and_not_tried_again(
     backend: Backend,
 ) -> None:
     tries: list[int] = []
@@ -124,7 +124,7 @@ def test_a_statement_that_takes_longer_than_the_server_lets_it_is_told_as_that_a
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_a_lock_that_is_not_had_in_time_is_told_as_that_after_further_tries(backend: Backend) -> None:
+def test_a_lock_that_is_not_had_in_time_is_reported_as_that_after_further_tries(backend: Backend) -> None:
     backend.transact(lambda own: own.execute(insert, {"id": 1, "text": "x"}))
     limit = "SET LOCAL lock_timeout = 10" if backend.dialect.name == "postgresql" else "SET innodb_lock_wait_timeout=0"
     update = sa.update(numbers).values(text="y")
@@ -139,7 +139,7 @@ def test_a_lock_that_is_not_had_in_time_is_told_as_that_after_further_tries(back
             backend.transact(work)
 
 
-def test_a_pool_that_is_used_up_is_told_as_that(sqlite_url: str) -> None:
+def test_a_pool_that_is_used_up_is_reported_as_that(sqlite_url: str) -> None:
     with closing(Backend(sqlite_url)) as backend:
         backend.engine.pool._timeout = 0  # type: ignore[attr-defined]
         held = [backend.engine.connect() for _ in range(15)]

@@ -24,7 +24,7 @@ from waterclock.database.engines.sqlite import SqliteDialect
 from waterclock.errors import UnavailableError
 from waterclock.message import Message
 
-NOBODY = 65534
+UNPRIVILEGED = 65534
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def without_privileges(work: Callable[[], str]) -> str:
     if child == 0:
         try:
             os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
+            os.setgid(UNPRIVILEGED)
+            os.setuid(UNPRIVILEGED)
             answer = work()
         except BaseException:  # noqa: BLE001  # the child must not go on as a second pytest
             answer = traceback.format_exc()
@@ -259,9 +259,9 @@ class ReportedError(Exception):
         (MariadbDialect(), ReportedError(), None),
     ],
 )
-def test_each_reason_is_told_from_the_others(dialect: Any, error: Exception, reason: str | None) -> None:
-    told = dialect.refusal(exc.OperationalError("INSERT", None, error))
-    assert told == reason if reason is None else reason in told
+def test_each_reason_is_distinguished_from_the_others(dialect: Any, error: Exception, reason: str | None) -> None:
+    found = dialect.refusal(exc.OperationalError("INSERT", None, error))
+    assert found == reason if reason is None else reason in found
 
 
 def test_the_reason_stands_in_the_error(sqlite_url: str) -> None:

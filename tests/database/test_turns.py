@@ -44,7 +44,7 @@ def file(tmp_path: Path) -> Path:
 @contextmanager
 def a_process_with_the_turn(file: Path) -> Generator[int]:
     """Let another process have the turn until the block ends, or it is killed."""
-    told, tell = os.pipe()
+    reading_end, tell = os.pipe()
     child = os.fork()
     if child == 0:
         signal.alarm(PATIENCE)
@@ -52,13 +52,13 @@ def a_process_with_the_turn(file: Path) -> Generator[int]:
         os.write(tell, b"!")
         while True:
             signal.pause()
-    os.read(told, 1)
+    os.read(reading_end, 1)
     try:
         yield child
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        os.close(told)
+        os.close(reading_end)
         os.close(tell)
 
 

@@ -12,7 +12,7 @@ MS = 1_000_000
 
 
 def conflict(unit: int = 1) -> list[Batch]:
-    """The third use case of the document on message batching, without its last message."""
+    """The third use case of *Message Batching*, without its last message."""
     a, b, c, again = (
         Message("machine", stream, at * unit, receive_time=(at + 10) * unit)
         for stream, at in (("a", 110), ("b", 120), ("c", 130), ("a", 140))

@@ -19,7 +19,7 @@ def test_every_state_and_every_step_is_there() -> None:
     assert picture == state_diagram(BOXES, arrows, title="A life")
 
 
-def test_an_arrow_goes_from_border_to_border_and_turns_where_it_is_told_to() -> None:
+def test_an_arrow_goes_from_border_to_border_and_turns_where_its_bends_are() -> None:
     boxes = {"one": Box("one", 0, 0), "two": Box("two", 1, 0)}
     straight = state_diagram(boxes, [Arrow("one", "two", "")], title="")
     assert "M130 87L194 87" in straight

@@ -173,7 +173,7 @@ def test_sources_beyond_the_twelfth_are_counted_in_words() -> None:
     assert "; 33 messages from 3 more not drawn" in " ".join(words(picture))
 
 
-def test_a_wild_clock_does_not_squeeze_the_picture_but_is_told() -> None:
+def test_a_wild_clock_does_not_squeeze_the_picture_but_is_named() -> None:
     wild = [rejection("future", at=10**17)]
     picture = timeline([batch(message())], wild)
     assert "; 1 message far outside not drawn" in " ".join(words(picture))

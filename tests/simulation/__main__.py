@@ -45,11 +45,11 @@ def replay(name: str) -> int:
 def lines(outcome: Outcome) -> list[str]:
     """Write a history: a line for what one actor did without a break, the end of a run left out."""
     steps = outcome.history[: outcome.steps]
-    told = []
+    lines = []
     for actor, part in groupby(steps, key=lambda step: step[0]):
         labels = [label for label, _ in groupby(label for _, label in part)]
-        told.append(f"{actor:>28}  {' · '.join(labels)}")
-    return told
+        lines.append(f"{actor:>28}  {' · '.join(labels)}")
+    return lines
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class InTurn(Harmless):
 
 @dataclass
 class OnePreemption(Harmless):
-    """Stops whoever runs at one step, once, and lets another one go on as far as it can."""
+    """Stops the actor that runs at one step, once, and lets another one go on as far as it can."""
 
     at: int
     to: int

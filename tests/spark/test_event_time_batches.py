@@ -145,7 +145,7 @@ def test_wrong_columns_are_refused_before_anything_runs(
         event_time_batches(given)
 
 
-def test_timestamps_land_at_their_moment_whatever_the_sessions_zone(spark: SparkSession, traffic: list[Message]):
+def test_timestamps_land_at_their_moment_in_any_zone_of_the_session(spark: SparkSession, traffic: list[Message]):
     given = frame(spark, in_entries(traffic[:500], 7), positions=True, partitions=2)
     exact = given.withColumn("event_time", F.expr("event_time * 1000")).withColumn(
         "receive_time", F.expr("receive_time * 1000")

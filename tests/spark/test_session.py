@@ -26,8 +26,8 @@ spark.sql("CREATE TABLE kept USING parquet AS SELECT 1 AS one").collect()
 counted = spark.range(5).mapInArrow(lambda batches: batches, "id BIGINT").count()
 assert not {"JAVA_HOME", "PYSPARK_PYTHON", "SPARK_HOME", "SPARK_LOCAL_IP"} & os.environ.keys()
 java = spark.sparkContext._jvm
-told = java.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
-print(counted, [option for option in told if "SharedArchiveFile" in option], java.System.getProperty("java.home"))
+given = java.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
+print(counted, [option for option in given if "SharedArchiveFile" in option], java.System.getProperty("java.home"))
 """
 
 

@@ -21,7 +21,7 @@ RULE = {"window": "500ms", "max_delay": "200ms"}
 CLOCK = "clock"
 """A source whose last message comes long after all others: it moves the stream's receive clock on."""
 
-_SCALE = to_duration("500ms") // 50  # the documents' windows are 50 long, their delays 20
+_SCALE = to_duration("500ms") // 50  # the windows of the use cases are 50 long, their delays 20
 _RECORDED = 6_000
 _ENTRIES_A_LEDGER = 300
 _SOON = to_duration("5ms")

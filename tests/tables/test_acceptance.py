@@ -1,4 +1,4 @@
-"""Cases that other implementations of the document have been tested by, as far as no test beside this one has them."""
+"""Cases that test other implementations of *Vitess Messaging*, as far as no other test has them."""
 
 from __future__ import annotations
 

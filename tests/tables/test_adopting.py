@@ -14,7 +14,7 @@ from .conftest import MovableClock
 from .test_plain_sql import catch_up, run
 from .test_putting import payloads
 
-# The document's ("Creating a message table"), without what MariaDB does not know, and with columns of the user's.
+# That of *Vitess Messaging* ("Creating a message table"), without what MariaDB does not know, with a user's columns.
 DOCUMENTS = """
     CREATE TABLE orders(
         time_scheduled bigint,

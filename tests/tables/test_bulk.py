@@ -111,7 +111,7 @@ def test_all_that_backs_off_is_sent_now_as_if_for_the_first_time(orders: Message
     assert orders.retry() == 0
 
 
-def test_messages_that_are_named_are_sent_now_whatever_held_them_back(
+def test_messages_that_are_named_are_sent_now_for_any_reason_of_their_delay(
     orders: MessageTable, clock: MovableClock
 ) -> None:
     orders.put_many([{"payload": name, "at": clock.now + 10**12} for name in "abcd"])
@@ -121,7 +121,7 @@ def test_messages_that_are_named_are_sent_now_whatever_held_them_back(
     assert sorted(payloads(orders)) == ["a", "b", "c"]
 
 
-def test_deliveries_ever_are_told_whatever_became_of_their_messages(
+def test_deliveries_ever_are_counted_when_their_messages_are_gone_too(
     make_table: MakeTable, database: Database, clock: MovableClock
 ) -> None:
     table = make_table(purge_after="1h", max_attempts=3)

@@ -187,7 +187,7 @@ def test_a_statement_that_fails_before_the_next_look_names_what_the_table_lacks(
 
 
 @pytest.mark.parametrize("operate", OPERATIONS)
-def test_whoever_comes_right_after_a_drop_is_told_that_the_table_is_gone(
+def test_a_call_right_after_a_drop_says_that_the_table_is_gone(
     orders: MessageTable,
     connect: Callable[..., Database],
     monkeypatch: pytest.MonkeyPatch,
@@ -202,7 +202,7 @@ def test_whoever_comes_right_after_a_drop_is_told_that_the_table_is_gone(
 
 @pytest.mark.parametrize("groups", [None, "exclusive"])
 @pytest.mark.parametrize("taken", [0, 1, 2])
-def test_a_subscriber_is_told_that_the_table_is_gone_wherever_it_is(
+def test_a_subscriber_learns_that_the_table_is_gone_wherever_it_is(
     make_table: Callable[..., MessageTable],
     connect: Callable[..., Database],
     monkeypatch: pytest.MonkeyPatch,
@@ -232,7 +232,7 @@ def test_a_subscriber_is_told_that_the_table_is_gone_wherever_it_is(
         lambda groups: groups.release("a", force=True),
     ],
 )
-def test_who_looks_after_groups_of_a_table_that_is_gone_is_told_so(
+def test_commands_of_groups_say_that_the_table_is_gone(
     make_table: Callable[..., MessageTable], connect: Callable[..., Database], operate: Callable[[Any], object]
 ) -> None:
     table = make_table(groups="sequenced")

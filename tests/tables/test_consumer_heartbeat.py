@@ -1,4 +1,4 @@
-"""Exclusive consumers stay alive by the heartbeat of their process, whatever else that one has to do."""
+"""Exclusive consumers stay alive by the heartbeat of their process, also while that one has other things to do."""
 
 from __future__ import annotations
 

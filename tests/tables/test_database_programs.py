@@ -1,4 +1,4 @@
-"""The document's statements ("Enqueuing messages", "Advanced usage"), through the programs that people use."""
+"""The statements of *Vitess Messaging* ("Enqueuing messages", "Advanced usage"), through programs that people use."""
 
 from __future__ import annotations
 

@@ -302,7 +302,7 @@ def test_nothing_stays_because_one_that_waits_never_asks_again(exclusive: Messag
     assert taken == [5, 3, 1, 1, 0]
 
 
-def test_groups_are_shared_whatever_their_priorities(exclusive: MessageTable) -> None:
+def test_groups_are_shared_for_any_priorities(exclusive: MessageTable) -> None:
     exclusive.receive(consumer="y")
     exclusive.put_many([{"payload": str(n), "group": str(n), "priority": n} for n in range(6)])
     assert names(exclusive.receive(1000, consumer="x")) == ["5", "4", "3"]

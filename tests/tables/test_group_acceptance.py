@@ -32,7 +32,7 @@ def test_a_message_that_is_rejected_makes_way_for_the_next_and_keeps_its_group(
     table = make_table(groups=policy, dead_letter="orders_dead")
     put(table, "a1", "a2", "b1")
     [first] = table.receive(1, consumer="x")
-    first.dead_letter("nobody can read it")
+    first.dead_letter("no consumer can read it")
     assert names(table.receive(consumer="x")) == ["a2", "b1"]
     [dead] = database.table("orders_dead").receive()
     assert (dead.payload, dead.group) == ("a1", "a")
@@ -44,7 +44,7 @@ def test_rejecting_the_first_of_several_leaves_the_others_with_their_consumer(
     table = make_table(groups="sequenced", dead_letter="orders_dead")
     put(table, "a1", "a2", "a3")
     first, second = table.receive(2)
-    first.dead_letter("nobody can read it")
+    first.dead_letter("no consumer can read it")
     assert table.receive() == []
     second.ack()
     assert names(table.receive()) == ["a3"]

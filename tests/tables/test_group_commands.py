@@ -62,8 +62,8 @@ def test_looking_takes_nothing(sequenced: MessageTable) -> None:
 
 
 def test_a_group_that_never_was_is_not_found(sequenced: MessageTable) -> None:
-    with pytest.raises(NotFoundError, match="'nobody'"):
-        sequenced.groups.info("nobody")
+    with pytest.raises(NotFoundError, match="'unknown'"):
+        sequenced.groups.info("unknown")
 
 
 def test_a_table_without_groups_has_none_to_handle(orders: MessageTable) -> None:

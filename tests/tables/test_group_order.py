@@ -36,7 +36,7 @@ def hasty(sqlite_url: str, tmp_path: Path, clock: MovableClock) -> Generator[Dat
 
 @pytest.mark.parametrize("ack_order", ACK_ORDERS)
 @pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
-def test_whatever_happens_groups_keep_their_rules(
+def test_in_any_order_of_events_groups_keep_their_rules(
     hasty: Database, clock: MovableClock, policy: str, ack_order: str
 ) -> None:
     check(hasty, clock, policy, ack_order, 12)
@@ -44,7 +44,7 @@ def test_whatever_happens_groups_keep_their_rules(
 
 @pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
 @pytest.mark.parametrize("server", ["postgresql_server", "mariadb_server"])
-def test_whatever_happens_groups_keep_their_rules_on_servers(
+def test_in_any_order_of_events_groups_keep_their_rules_on_servers(
     server: str, policy: str, tmp_path: Path, clock: MovableClock, request: pytest.FixtureRequest
 ) -> None:
     service: Service = request.getfixturevalue(server)
@@ -56,7 +56,7 @@ def test_whatever_happens_groups_keep_their_rules_on_servers(
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("ack_order", ACK_ORDERS)
 @pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
-def test_whatever_happens_for_long_groups_keep_their_rules(
+def test_in_any_order_of_events_for_long_groups_keep_their_rules(
     database: Database, clock: MovableClock, policy: str, ack_order: str
 ) -> None:
     check(database, clock, policy, ack_order, 200)

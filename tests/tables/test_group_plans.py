@@ -204,7 +204,7 @@ def test_a_claim_and_an_ack_are_a_few_statements(
     assert (len(claiming), len(acking)) == few[database.backend.dialect.name]
 
 
-def test_a_consumer_gets_its_own_groups_before_those_that_anybody_may_have(sequenced: MessageTable) -> None:
+def test_a_consumer_gets_its_own_groups_before_those_that_any_consumer_may_have(sequenced: MessageTable) -> None:
     sequenced.put_many([{"payload": group, "group": group} for group in "abcde"])
     for _ in ("routes", "sees that nothing is new"):
         sequenced.ack(sequenced.receive(1, consumer="x"))

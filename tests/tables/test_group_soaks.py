@@ -115,7 +115,7 @@ def test_groups_keep_their_order_among_processes(
 
 
 @pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
-def test_groups_keep_their_order_whoever_is_killed(
+def test_groups_keep_their_order_when_any_process_is_killed(
     connect: Callable[..., Database], database_url: str, tmp_path: Path, policy: str
 ) -> None:
     table = connect().create_table("orders", payload="text", groups=policy, ack_wait="1s", max_backoff="1s")
@@ -139,7 +139,7 @@ def test_ten_thousand_groups_at_full_length(
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
 @pytest.mark.parametrize("name", SOAKS)
-def test_groups_keep_their_order_whoever_is_killed_at_full_length(
+def test_groups_keep_their_order_when_any_process_is_killed_at_full_length(
     connect: Callable[..., Database], database_url: str, tmp_path: Path, name: str, policy: str
 ) -> None:
     table = connect().create_table("orders", payload="text", groups=policy, ack_wait="2s", max_backoff="2s")

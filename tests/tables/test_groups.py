@@ -159,7 +159,7 @@ def test_messages_without_a_group_form_one_and_an_empty_name_counts_as_none(sequ
     assert sequenced.receive(1) == []
 
 
-def test_the_order_is_that_of_putting_whatever_the_ids(sequenced: MessageTable) -> None:
+def test_the_order_is_that_of_putting_for_any_ids(sequenced: MessageTable) -> None:
     sequenced.put_many([{"payload": str(key), "id": key, "group": "a"} for key in (5, 3, 9, 1)])
     assert names(sequenced.receive()) == ["5", "3", "9", "1"]
 

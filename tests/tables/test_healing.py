@@ -1,4 +1,4 @@
-"""Groups are never stranded: whatever becomes of consumers, and whatever plain SQL does, other consumers go on."""
+"""Groups are never stranded: when consumers are gone, and after any change by plain SQL, other consumers go on."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_a_group_that_is_free_again_while_new_messages_are_routed_keeps_their_or
 
 @pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
 @pytest.mark.parametrize("change", ["time_acked = 1", "time_next = 1, claim_id = NULL"])
-def test_a_heartbeat_holds_on_to_the_rest_of_a_group_whatever_becomes_of_its_last_message(
+def test_a_heartbeat_holds_on_to_the_rest_of_a_group_for_any_end_of_its_last_message(
     make_table: Callable[..., MessageTable], database: Database, clock: MovableClock, groups: str, change: str
 ) -> None:
     table = make_table(groups=groups)

@@ -83,7 +83,7 @@ def test_an_ack_of_many_claims_whose_answer_was_lost_is_no_lost_lease(orders: Me
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_in_a_table_with_partitions_too_an_ack_is_told_from_another_consumers(
+def test_in_a_table_with_partitions_too_an_ack_is_distinguished_from_another_consumers(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
     table = make_table(purge_by="partition", id_type="text")

@@ -72,7 +72,7 @@ names = st.text(st.sampled_from("aAä \t\u0301%_\\'\""), min_size=1, max_size=4)
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ids=st.lists(names, min_size=1, max_size=12))
-def test_whatever_ids_are_put_each_is_there_once(database: Database, ids: list[str]) -> None:
+def test_each_of_any_ids_that_are_put_is_there_once(database: Database, ids: list[str]) -> None:
     with_text = database.create_table("ids", id_type="text", payload="text", batch_size=100, exist_ok=True)
     known = {delivery.id for delivery in with_text.receive()}
     assert known == set()

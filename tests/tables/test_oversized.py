@@ -89,7 +89,7 @@ def test_a_large_message_that_fits_is_put_and_read(narrow: Database) -> None:
     assert table.receive()[0].payload == payload
 
 
-def test_another_error_is_told_as_it_is_however_large_the_message(make_table: MakeTable, database: Database) -> None:
+def test_another_error_stays_as_it_is_however_large_the_message(make_table: MakeTable, database: Database) -> None:
     table = make_table()
     with database.backend.engine.begin() as connection:
         connection.execute(sa.text("CREATE UNIQUE INDEX only_one ON orders(priority)"))

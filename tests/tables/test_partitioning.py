@@ -77,7 +77,7 @@ def test_a_table_with_partitions_does_what_others_do(by_day: MessageTable, clock
     by_day.drop()
 
 
-def test_acks_go_to_the_partition_of_their_day_whoever_acks(
+def test_acks_go_to_the_partition_of_their_day_for_every_way_to_ack(
     by_day: MessageTable, database: Database, clock: MovableClock
 ) -> None:
     put_numbers(by_day, 1, 2, 3)
@@ -172,7 +172,7 @@ def test_an_ack_of_a_day_without_a_partition_is_kept_and_purged_in_time(
     assert by_day.stats().acked == 0
 
 
-def test_partitions_for_days_to_come_are_made_by_whoever_purges(by_day: MessageTable, clock: MovableClock) -> None:
+def test_partitions_for_days_to_come_are_made_by_every_way_to_purge(by_day: MessageTable, clock: MovableClock) -> None:
     put_numbers(by_day, 1)
     clock.move("5d")
     with by_day.subscribe() as deliveries:

@@ -146,7 +146,7 @@ def test_a_claim_from_a_table_with_partitions_is_not_compiled_and_leaves_the_ack
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the only one that plans by stored statistics
 @pytest.mark.parametrize("purge_by", ["rows", "partition"])
 @pytest.mark.parametrize("analyzed", ["never", "when all was acked", "when all was purged"])
-def test_messages_that_are_known_by_their_keys_are_found_by_them_whatever_the_statistics(
+def test_messages_that_are_known_by_their_keys_are_found_by_them_for_any_statistics(
     make_table: Callable[..., MessageTable],
     database: Database,
     many: list[dict[str, Any]],

@@ -137,7 +137,7 @@ def service_of(request: pytest.FixtureRequest, url: str) -> Service | None:
 
 
 @pytest.mark.parametrize("groups", [None, "sequenced"])
-def test_whatever_dies_every_message_is_handled_and_none_is_out_twice(
+def test_when_anything_dies_every_message_is_handled_and_none_is_out_twice(
     connect: Callable[..., Database], database_url: str, tmp_path: Path, groups: str | None
 ) -> None:
     soak(connect, database_url, tmp_path, 2.5, groups, None)
@@ -145,7 +145,7 @@ def test_whatever_dies_every_message_is_handled_and_none_is_out_twice(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("groups", [None, "sequenced"])
-def test_whatever_dies_for_a_minute_the_server_included_nothing_is_lost(
+def test_when_anything_dies_for_a_minute_the_server_included_nothing_is_lost(
     connect: Callable[..., Database],
     database_url: str,
     tmp_path: Path,

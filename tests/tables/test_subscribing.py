@@ -89,7 +89,7 @@ def test_two_subscriptions_share_the_messages(orders: MessageTable) -> None:
     assert received == [str(number) for number in range(8)]
 
 
-def test_a_subscription_purges_what_was_acked_long_enough_ago_whatever_acked_it(
+def test_a_subscription_purges_what_was_acked_long_enough_ago_for_every_way_to_ack(
     make_table: Callable[..., MessageTable], clock: MovableClock, database: Database
 ) -> None:
     table = make_table(purge_after="1h")

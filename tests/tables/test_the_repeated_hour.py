@@ -58,24 +58,24 @@ def test_both_hours_are_distinguished_by_plain_sql_by_triggers_and_on_a_connecti
 
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
-def test_a_table_that_told_local_time_is_migrated(
+def test_a_table_that_kept_local_time_is_migrated(
     connect: Callable[[], Database], zone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = connect()
     with monkeypatch.context() as patched:
         patched.setattr(MariadbTables, "clock", "(CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED) * 1000)")
         old.create_table("orders", payload="text", groups="sequenced", purge_by="partition")
-    told: list[set[Any]] = []
+    times: list[set[Any]] = []
     for _ in range(2):
         for now in HALF_PAST_TWO:
             with old.backend.engine.connect() as connection:
-                told.append(times_of_plain_sql(connection, zone, now))
+                times.append(times_of_plain_sql(connection, zone, now))
                 connection.invalidate()
         with old.backend.engine.begin() as connection:
             connection.exec_driver_sql("UPDATE waterclock_migrations SET version_num = '0007'")
         connect()
-    assert told[0] == told[1]
-    assert told[2:] == [{now * SECOND} for now in HALF_PAST_TWO]
+    assert times[0] == times[1]
+    assert times[2:] == [{now * SECOND} for now in HALF_PAST_TWO]
 
 
 def times_of_plain_sql(connection: sa.Connection, zone: str, now: int) -> set[Any]:
@@ -86,5 +86,5 @@ def times_of_plain_sql(connection: sa.Connection, zone: str, now: int) -> set[An
     connection.exec_driver_sql(
         "INSERT INTO orders(id, message, time_scheduled, time_next) VALUES (2, 'by triggers', NULL, NULL)"
     )
-    told = connection.exec_driver_sql("SELECT time_created, time_scheduled, time_next FROM orders").all()
-    return {time for row in told for time in row}
+    times = connection.exec_driver_sql("SELECT time_created, time_scheduled, time_next FROM orders").all()
+    return {time for row in times for time in row}

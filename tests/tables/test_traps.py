@@ -20,7 +20,7 @@ from waterclock.database.direct import Direct
 from waterclock.tables.message_table import MessageTable
 
 
-def test_claims_and_acks_read_what_is_committed_whatever_the_server_prefers(
+def test_claims_and_acks_read_what_is_committed_for_any_settings_of_the_server(
     postgresql_server: Service, tmp_path: Path
 ) -> None:
     with postgresql_server.new_database() as url:

@@ -64,7 +64,7 @@ def test_what_is_no_json_that_every_database_keeps_is_refused(database: Database
 
 
 @pytest.mark.parametrize("reason", [NUL, HALF, "tea 😀"])
-def test_why_a_handler_failed_is_kept_whatever_its_error_says(
+def test_why_a_handler_failed_is_kept_for_any_text_of_its_error(
     make_table: Callable[..., MessageTable], reason: str
 ) -> None:
     table = make_table(max_attempts=2, dead_letter="orders_dead")

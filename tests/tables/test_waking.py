@@ -65,7 +65,7 @@ def running(deliveries: Subscription) -> Generator[list[str]]:
 
 
 @pytest.mark.parametrize("writer", ["plain SQL", "reschedule", "nack", "closing"])
-def test_a_waiting_subscriber_is_woken_whatever_makes_a_message_due(
+def test_a_waiting_subscriber_is_woken_for_every_way_to_make_a_message_due(
     table: MessageTable, connect: Callable[..., Database], writer: str
 ) -> None:
     other = connect().table("orders")

@@ -128,7 +128,7 @@ def test_a_slice_spans_ledgers_that_share_a_file(sealed: Topic) -> None:
 
 def test_row_groups_without_a_wanted_source_are_left_out(sealed: Topic) -> None:
     sealed.compact()
-    assert [part.start.ledger for part in sealed.plan(wanted=Wanted(sources=["nobody"]))] == [4]
+    assert [part.start.ledger for part in sealed.plan(wanted=Wanted(sources=["unknown"]))] == [4]
 
 
 def test_a_file_goes_when_the_last_ledger_in_it_is_deleted(

@@ -127,7 +127,7 @@ def sealed(
 
 
 @pytest.mark.parametrize(("read", "flips"), [(by_position, FLIPS), (by_slices, FLIPS // 3)])
-def test_whatever_bit_of_a_file_flips_it_is_read_as_it_was_or_not_at_all(
+def test_when_any_bit_of_a_file_flips_it_is_read_as_it_was_or_not_at_all(
     sealed: Topic, read: Callable[[Topic], list[Message]], flips: int
 ) -> None:
     whole = read(sealed)
@@ -146,7 +146,7 @@ def test_whatever_bit_of_a_file_flips_it_is_read_as_it_was_or_not_at_all(
 
 @pytest.mark.parametrize("sealed", ["own", "shared"], indirect=True)
 @pytest.mark.parametrize("name", ["row_groups", "checksums"])
-def test_whatever_bit_flips_of_what_the_catalogue_says_of_a_file_it_is_found(sealed: Topic, name: str) -> None:
+def test_any_bit_that_flips_of_what_the_catalogue_says_of_a_file_is_found(sealed: Topic, name: str) -> None:
     whole = by_position(sealed)
     data = column(sealed, 0, name)
     assert data is not None

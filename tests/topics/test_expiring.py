@@ -130,18 +130,18 @@ def test_a_second_expiry_while_one_runs_says_so(topic: Topic, monkeypatch: pytes
     append_ledgers(topic, [[[1], [2]]])
     subscription = topic.subscribe("s")
     find = expiring.first_left
-    told: list[str] = []
+    texts: list[str] = []
 
     def find_while_another_tries(*arguments: object) -> object:
         for second in (topic.expire, subscription.expire):
             with pytest.raises(UnavailableError, match="running already") as refused:
                 second("1h")
-            told.append(str(refused.value))
+            texts.append(str(refused.value))
         return find(*arguments)
 
     monkeypatch.setattr(expiring, "first_left", find_while_another_tries)
     assert topic.expire("1h").messages == 2
-    assert len(told) == 4  # for the subscription, and for the topic itself
+    assert len(texts) == 4  # for the subscription, and for the topic itself
     monkeypatch.undo()
     assert topic.expire("1h").messages == 0
 

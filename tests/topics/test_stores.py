@@ -507,7 +507,7 @@ def test_files_are_named_once_each(sqlite_topic: Topic) -> None:
     assert sqlite_topic.files() == [str(ledger_path(sqlite_topic, 0))]
 
 
-def test_a_store_that_does_not_answer_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:
+def test_a_store_that_does_not_answer_is_distinguished_from_one_that_is_not_there(tmp_path: Path) -> None:
     handler = Unreachable(tmp_path)
     store = LedgerFiles("bucket", fs.PyFileSystem(handler), identity="0" * 32)
     with pytest.raises(StoreError, match="is not there"):

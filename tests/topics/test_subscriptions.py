@@ -50,7 +50,7 @@ def test_reading_one_by_one_passes_every_boundary(topic: Topic) -> None:
     ("start", "expected"),
     [("earliest", 0), ("latest", 9), (4, 4), (99, 9), (Position(1, 0, 2), 5), (Position(0, 7, 0), 3)],
 )
-def test_a_new_subscription_begins_where_it_is_told(
+def test_a_new_subscription_begins_where_the_caller_says(
     make_sqlite_topic: MakeTopic, start: int | str | Position, expected: int
 ) -> None:
     topic = make_sqlite_topic()
@@ -75,7 +75,7 @@ def test_the_backlog_is_counted_in_messages_and_in_age(clocked_topic: Topic, clo
     assert subscription.backlog == Backlog(0, 0)
 
 
-def test_the_second_reader_is_told_who_holds_the_subscription(clocked_topic: Topic, clock: SettableClock) -> None:
+def test_the_second_reader_learns_who_holds_the_subscription(clocked_topic: Topic, clock: SettableClock) -> None:
     append_ledgers(clocked_topic, FLOW)
     first, second = clocked_topic.subscribe("billing", lease="10s"), clocked_topic.subscribe("billing", lease="10s")
     first.read(limit=1)

@@ -13,7 +13,7 @@ from waterclock.topics.creating import topic_names
 from waterclock.topics.topic import Topic
 
 
-def test_a_topic_that_exists_is_opened_or_refused_as_told(make_topic: MakeTopic) -> None:
+def test_a_topic_that_exists_is_opened_or_refused_as_asked(make_topic: MakeTopic) -> None:
     made = make_topic("telemetry")
     with pytest.raises(AlreadyExistsError, match="'telemetry'"):
         make_topic("telemetry")
@@ -39,7 +39,7 @@ def test_any_printable_name_names_a_topic(make_topic: MakeTopic, backend: Backen
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "a\nb", "a\0b", "\ud800", "a ", " a", 7])
-def test_a_name_that_cannot_be_told_by_sight_is_refused(make_sqlite_topic: MakeTopic, name: object) -> None:
+def test_a_name_that_looks_like_another_is_refused(make_sqlite_topic: MakeTopic, name: object) -> None:
     with pytest.raises(InvalidArgumentError, match="name"):
         make_sqlite_topic(name)
 

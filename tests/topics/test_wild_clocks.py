@@ -144,7 +144,7 @@ def test_a_repeat_of_what_was_rejected_whole_is_recognised_too(clocked_topic: To
     topic = limited(clocked_topic)
     first = topic.append(sent(98, 99), producer="p", sequence=0)
     assert (first.first, first.count, first.duplicate) == (None, 0, False)
-    clock.now = 99 * SECOND  # now they would be taken, but their producer was told that they are not
+    clock.now = 99 * SECOND  # now they would be taken, but their producer knows that they are not
     assert topic.append(sent(98, 99), producer="p", sequence=0) == first._replace(duplicate=True)
     assert topic.append(sent(98, 99), producer="p", sequence=2).count == 2
     assert held(topic) == [0, 1]

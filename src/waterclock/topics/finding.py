@@ -67,7 +67,9 @@ def find_first(
     *,
     at_lost: bool = False,
 ) -> Found:
-    """Find the first message that is left with ``by`` at or after ``time`` (find by timestamp, detailed design 12).
+    """Find the first message that is left with ``by`` at or after ``time``.
+
+    After *PIP-345: Optimize finding message by timestamp* ('Detailed Design'), where it is step 12.
 
     A ledger whose file is lost is passed over, with a warning in the log: the answer is the first readable message.
 

@@ -44,7 +44,7 @@ LedgerState = Literal["open", "closed", "sealed", "lost"]
 
 @dataclass(frozen=True, slots=True)
 class LedgerInfo:
-    """One contiguous piece of a topic (after LedgerInfo of "find by timestamp", high level design).
+    """One contiguous piece of a topic (LedgerInfo of *PIP-345: Optimize finding message by timestamp*).
 
     Attributes
     ----------

@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parents[2] / "scenarios" / "rate"
 
 @dataclass(frozen=True)
 class Scenario:
-    """One drawing of the document, as data.
+    """One drawing of *RateAwareMessageBatcher*, as data.
 
     A burst holds ``stream`` and either ``times`` or ``rate`` with the pulse numbers ``first`` to ``last``; and, as it
     needs them, ``phase`` (s), ``missing`` (pulse numbers never sent), ``split`` (sent twice), ``jitter`` (s, used in

@@ -91,7 +91,7 @@ def test_a_broken_stream_that_was_alone_in_the_silence_gives_the_window_back(
     st.integers(1, 6),
     st.floats(0, 1),
 )
-def test_the_window_is_given_back_whatever_the_calls_and_the_broken_streams_rate(
+def test_the_window_is_given_back_for_any_calls_and_any_rate_of_the_broken_stream(
     offset: int, length: int | None, rate: int, phase: float
 ) -> None:
     arrivals = a_broken_stream_alone_in_the_silence(offset, length, rate, phase)

@@ -1,4 +1,4 @@
-"""Every paragraph of the document and every rule beyond it, as the scenario files tell them."""
+"""Every paragraph of *RateAwareMessageBatcher* and every rule beyond it, as the scenario files have them."""
 
 from __future__ import annotations
 
