@@ -19,7 +19,7 @@ demo: setup ## Run the whole flow on a recording of real messages and draw demo/
 	@$(BIN)/waterclock demo --folder $(DEMO_FOLDER)
 
 test: setup ## Run lint, types, import contracts and every test
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync types compiled lint
+	@$(MAKE) --no-print-directory --jobs=2 types compiled lint
 	@$(BIN)/pytest -m "not slow" -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder --durations=25
 
 test-quick: setup ## Run the tests that need no server and no Spark
