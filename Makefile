@@ -7,7 +7,7 @@ DEMO_FOLDER ?= demo
 # Where it is set, every Python that starts compiles all that it imports; tests start hundreds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-quick soak lint format docs sql bench lock clean
+.PHONY: help setup demo test test-quick soak lint style types other-types contracts compiled format docs sql bench lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-11s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,7 +18,8 @@ setup:
 demo: setup ## Run the whole flow on a recording of real messages and draw demo/timeline.svg
 	@$(BIN)/waterclock demo --folder $(DEMO_FOLDER)
 
-test: lint ## Run lint, types, import contracts and every test
+test: setup ## Run lint, types, import contracts and every test
+	@$(MAKE) --no-print-directory --jobs=2 types compiled lint
 	@$(BIN)/pytest -m "not slow" -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder --durations=25
 
 test-quick: setup ## Run the tests that need no server and no Spark
@@ -27,12 +28,26 @@ test-quick: setup ## Run the tests that need no server and no Spark
 soak: setup ## Run the long soaks, and every property on thousands of examples
 	@HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m "slow or hypothesis" --timeout 3600
 
-lint: setup ## Check style, types and import contracts
+lint: style types other-types contracts ## Check style, types and import contracts
+
+style: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
+
+types: setup
 	@$(BIN)/pyright
+
+other-types: setup
 	@$(BIN)/mypy --no-error-summary
+
+contracts: setup
 	@$(BIN)/lint-imports
+
+# Else each process that needs them first compiles the same at the same time: the kernels half a minute, the tests ten
+# seconds.
+compiled: setup
+	@$(BIN)/python -c 'import waterclock.batching.event_time.kernel, waterclock.batching.rate.kernel'
+	@$(BIN)/pytest --collect-only --quiet >/dev/null || true  # the run itself says what is wrong
 
 format: setup ## Rewrite the files in the house style
 	@$(BIN)/ruff format .

@@ -67,7 +67,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = str(config.getoption("--databases")).split(",")
     if unknown := [name for name in chosen if name not in DATABASES]:
         raise pytest.UsageError(f"--databases: {unknown[0]!r} is none; choose from {','.join(DATABASES)}")
-    deselected = [item for item in items if not _databases_of(item).issubset(chosen)]
+    first = next(name for name in DATABASES if name in chosen)
+    deselected = [item for item in items if not _databases_of(item).issubset(_served(item, chosen, first))]
     config.hook.pytest_deselected(items=deselected)
     gone = set(deselected)
     # A long file that begins last would be waited for alone.
@@ -98,6 +99,10 @@ def _place(item: pytest.Item) -> int:
     path = item.path.relative_to(Path(__file__).parent)
     names = {str(path), path.parts[0]}
     return next((place for place, name in enumerate(LONGEST) if name in names), len(LONGEST))
+
+
+def _served(item: pytest.Item, chosen: list[str], first: str) -> list[str]:
+    return [first] if item.get_closest_marker("one_database") else chosen
 
 
 def _databases_of(item: pytest.Item) -> set[str]:

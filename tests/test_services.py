@@ -167,6 +167,22 @@ def test_servers_end_with_their_keeper_even_if_it_is_killed(name: str, start: St
     assert list(place.iterdir()) == []
 
 
+def test_what_a_killed_run_left_is_removed_when_the_next_one_starts(start: Start, place: Path) -> None:
+    with subprocess.Popen(["sleep", "infinity"]) as owner:
+        left = start("mosquitto", "--end-with", str(owner.pid))
+        kept = start("mosquitto")
+        for facts in (left, kept):
+            processes = family(facts["pid"])
+            os.kill(facts["pid"], signal.SIGKILL)
+            assert all_end(processes)
+        start("mosquitto")
+        assert Path(left["folder"]).exists()  # its owner may look at it
+        owner.kill()
+    start("mosquitto")
+    assert not Path(left["folder"]).exists()
+    assert Path(kept["folder"]).exists()  # it has no owner
+
+
 def test_two_runs_at_the_same_time_do_not_disturb_each_other(place: Path) -> None:
     command = [sys.executable, SCRIPT, "start", *DATABASE_SERVERS]
     environment = os.environ | {"TMPDIR": str(place)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -23,6 +24,7 @@ _MEMORY = Path("/dev/shm")  # noqa: S108  # a folder made by mkdtemp goes into i
 _ROOM = 2 << 30  # bytes; PostgreSQL alone may keep 1 GiB of log before it writes a checkpoint
 _FACTS = "servers.json"
 _CONTROL = "control"
+_OWNER = "owner"  # the process with which the servers end; locked for as long as there is a keeper
 
 
 class NotRunningError(ServerError):
@@ -55,9 +57,11 @@ def start(found: Sequence[Found], owner: int | None, *, in_memory: bool) -> dict
         watched = None if owner is None else os.pidfd_open(owner)
     except ProcessLookupError:
         raise ServerError(f"there is no process {owner} for the servers to end with") from None
+    _remove_what_killed_runs_left()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_place(in_memory)))
     # The servers' own account has to pass through to its folder, and to see nothing else.
     folder.chmod(0o711)
+    locked = _lock(folder, owner)
     answer, report = os.pipe()
     if os.fork() == 0:
         # Born twice, so that a process that waits for its own children never meets a keeper among them.
@@ -68,6 +72,7 @@ def start(found: Sequence[Found], owner: int | None, *, in_memory: bool) -> dict
         finally:
             os._exit(0)
     os.close(report)
+    os.close(locked)
     os.wait()
     if watched is not None:
         os.close(watched)
@@ -121,10 +126,36 @@ def stop(folder: Path) -> None:
 
 def running() -> list[tuple[dict[str, Any], bool]]:
     """List this account's folders of servers: their facts, and whether a keeper is still with them."""
+    return [(json.loads(path.read_text()), _has_keeper(path.parent)) for path in _files(_FACTS)]
+
+
+def _files(name: str) -> list[Path]:
+    """List what is called so in this account's folders of servers."""
     places = (_MEMORY, Path(tempfile.gettempdir()))
-    found = [path for place in places for path in sorted(place.glob(f"{_PREFIX}*/{_FACTS}"))]
-    mine = [path for path in found if path.stat().st_uid == os.geteuid()]
-    return [(json.loads(path.read_text()), _has_keeper(path.parent)) for path in mine]
+    mine: list[Path] = []
+    for path in (path for place in places for path in sorted(place.glob(f"{_PREFIX}*/{name}"))):
+        with suppress(FileNotFoundError):  # removed meanwhile
+            mine += [path] if path.stat().st_uid == os.geteuid() else []
+    return mine
+
+
+def _lock(folder: Path, owner: int | None) -> int:
+    """Write down the owner, and lock that for this process and its children, but not for programs that they run."""
+    file = os.open(folder / _OWNER, os.O_WRONLY | os.O_CREAT, 0o600)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    os.write(file, b"" if owner is None else str(owner).encode())
+    return file
+
+
+def _remove_what_killed_runs_left() -> None:
+    """Remove the folders whose keeper and owner were killed; servers without an owner are for `stop` to remove."""
+    for path in _files(_OWNER):
+        # Their keeper may be about to remove them, and so may another start.
+        with suppress(FileNotFoundError, BlockingIOError), path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            owner = file.read()
+            if owner and not Path("/proc", owner).exists():
+                shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def _place(in_memory: bool) -> Path | None:

@@ -77,7 +77,8 @@ class Walk:
         with self.database.backend.engine.begin() as connection:
             for table in emptied:
                 connection.execute(sa.delete(table))
-        self.table.alter(max_attempts=self.as_made.max_attempts, on_exhausted=self.as_made.on_exhausted)
+        if self.table.options != self.as_made:  # a table that is altered compiles its statements anew, too
+            self.table.alter(max_attempts=self.as_made.max_attempts, on_exhausted=self.as_made.on_exhausted)
         context = self.table._context
         context.marks.forget()
         context.reached.forget()

@@ -37,6 +37,7 @@ def test_changed_options_are_used_by_those_who_have_the_table_open(orders: Messa
     assert (orders.options.batch_size, orders.options.purge_after, orders.options.jitter) == (3, None, 0)
 
 
+@pytest.mark.one_database
 def test_an_option_cannot_be_changed_to_what_cannot_be_meant(orders: MessageTable) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^max_backoff: '1s'"):
         orders.alter(max_backoff="1s")
@@ -151,6 +152,7 @@ OPERATIONS: list[Callable[[MessageTable], object]] = [
 ]
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(("how", "named"), [("option", "option 'ack_wait'"), ("column", "column 'last_error'")])
 @pytest.mark.parametrize("operate", OPERATIONS)
 def test_a_table_that_fails_to_load_refuses_every_operation_and_says_why(

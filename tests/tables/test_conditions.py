@@ -275,6 +275,7 @@ def test_ids_are_compared_as_what_they_are(make_table: MakeTable) -> None:
         table.receive(where="id = 'five'")
 
 
+@pytest.mark.one_database
 def test_what_may_not_be_named_or_is_never_used_is_refused(sales: MessageTable) -> None:
     for where in ("headers IS NULL", "message = 'x'", "claim_id IS NULL", "acked_by IS NULL", "ack_held_at IS NULL"):
         with pytest.raises(InvalidArgumentError, match="there is no column"):
@@ -287,6 +288,7 @@ def test_what_may_not_be_named_or_is_never_used_is_refused(sales: MessageTable) 
         sales.receive(where="amount > 3", parameters=[3])  # type: ignore[arg-type]
 
 
+@pytest.mark.one_database
 def test_a_table_with_groups_refuses_a_choice_that_would_break_their_order(sequenced: MessageTable) -> None:
     for choice in ({"where": "id = 1"}, {"order": "id"}):
         with pytest.raises(InvalidArgumentError, match="has groups, whose order they would break"):

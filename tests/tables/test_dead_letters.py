@@ -189,6 +189,7 @@ def test_two_tables_do_not_share_dead_letters(fragile: MessageTable, make_table:
         make_table("payments", max_attempts=2, dead_letter="orders_dead", columns={"region": "text"})
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("name", ["orders", "no-hyphens", "o" * 49])
 def test_a_name_that_a_dead_letter_table_cannot_have_is_refused(make_table: MakeTable, name: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^dead_letter: "):

@@ -179,6 +179,7 @@ def test_a_consumer_with_more_groups_than_max_groups_keeps_them_and_gets_no_othe
     assert names(exclusive.receive(10, consumer="x", max_groups=1)) == ["a2"]
 
 
+@pytest.mark.one_database
 def test_max_groups_and_group_idle_are_refused_where_they_mean_nothing(
     sequenced: MessageTable, make_table: Callable[..., MessageTable]
 ) -> None:

@@ -127,6 +127,7 @@ def test_a_subscriber_can_limit_itself(orders: MessageTable) -> None:
     assert orders.stats().acked == 4
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("rate", [0, -1, True, "5", float("nan"), float("inf"), 1e-7])
 def test_a_rate_that_cannot_be_meant_is_refused(make_table: MakeTable, rate: object) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^rate_limit: .* is no rate"):

@@ -23,6 +23,7 @@ def test_the_options_are_those_that_were_given_and_otherwise_the_documents(datab
     assert options.poll_interval == 30 * SECOND
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     ("option", "value"),
     [
@@ -66,6 +67,7 @@ def test_the_defaults_of_the_options_are_those_of_create_table() -> None:
             assert checked.default == created[name].default, name
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("name", ["", "a b", "a.b", 'a"b', "1st", "waterclock_x", "sqlite_x", "x" * 49, None])
 def test_a_name_that_plain_sql_could_not_use_is_refused(database: Database, name: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^name: "):

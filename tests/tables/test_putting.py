@@ -101,6 +101,7 @@ def test_further_columns_are_put_and_delivered(make_table: Callable[..., Message
     assert second.columns == {"region": "us", "weight": None, "paid": None, "more": None}
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     "message",
     [

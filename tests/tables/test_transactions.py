@@ -124,6 +124,7 @@ def test_the_callers_own_rows_and_the_message_are_committed_together(orders: Mes
     assert payloads(orders) == ["sale"]
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     "connection",
     ["sqlite:///x.db", 7, sqlite3.Connection, sqlite3.connect(":memory:").cursor(), sa.create_engine("sqlite://")],

@@ -48,6 +48,7 @@ def test_headers_may_have_a_nul_which_json_spells_and_no_half_of_a_pair(
     assert [one.headers for one in table.receive()] == [{"a": NUL}]
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     "value", [math.nan, [math.inf], {"a": -math.inf}, NUL, [{"a": HALF}], {NUL: 1}, {1, 2}, nested(100_000)]
 )
@@ -57,6 +58,10 @@ def test_what_is_no_json_that_every_database_keeps_is_refused(database: Database
         table.put(value)
     with pytest.raises(InvalidArgumentError, match=r"^extra: "):
         table.put(1, extra=value if isinstance(value, list | dict | set) else [value])
+
+
+def test_json_that_only_looks_like_what_is_refused_is_kept(database: Database) -> None:
+    table = database.create_table("orders", payload="json", columns={"extra": "json"})
     likely = {"a": "\\u0000 and \\ud800 as a caller may write them", "b": "😀", "c": [None, True, 1.5]}
     table.put(likely, extra=likely)
     [delivery] = table.receive()
@@ -124,6 +129,7 @@ def test_json_is_refused_where_a_text_or_a_number_in_it_is(value: Any) -> None:
         assert fits(value)
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("group", [NUL, HALF, 7])
 def test_groups_that_can_be_none_are_refused_wherever_they_are_named(
     make_table: Callable[..., MessageTable], group: Any

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 import sqlalchemy as sa
 from pyarrow import fs
 
@@ -15,6 +16,14 @@ from waterclock.message import Message, Position
 from waterclock.topics.ledger_files import MARKER, LedgerFiles
 from waterclock.topics.storage import Storage
 from waterclock.topics.topic import Topic
+
+FORMS = [
+    pytest.param("open", marks=pytest.mark.one_database),
+    "mixed",
+    pytest.param("sealed", marks=pytest.mark.one_database),
+    "compacted",
+]
+"""How ledgers may be kept: what is in rows alone, or in files alone, is read as it is where there is both."""
 
 
 def pseudo_random(seed: int) -> random.Random:

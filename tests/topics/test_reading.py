@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.topics.conftest import MakeTopic
-from tests.topics.flows import append_ledgers, ledger_path, on_counting_files, published
+from tests.topics.flows import FORMS, append_ledgers, ledger_path, on_counting_files, published
 
 from waterclock.arrow import POSITIONED_SCHEMA
 from waterclock.errors import InvalidArgumentError, UnavailableError
@@ -24,7 +24,7 @@ def times(messages: Any) -> list[int | None]:
     return [message.publish_time for message in messages]
 
 
-@pytest.fixture(params=["open", "mixed", "sealed", "compacted"])
+@pytest.fixture(params=FORMS)
 def flow(make_topic: MakeTopic, request: pytest.FixtureRequest) -> tuple[Topic, list[tuple[int, Position]]]:
     topic = make_topic()
     placed = append_ledgers(topic, FLOW)

@@ -4,7 +4,7 @@ import pickle
 
 import pyarrow as pa
 import pytest
-from tests.topics.flows import append_ledgers
+from tests.topics.flows import FORMS, append_ledgers
 
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Position
@@ -17,7 +17,7 @@ from waterclock.topics.topic import Topic
 FLOW = [[[0, 1], [2], [3, 4, 5]], [[6, 7]], [[8], [9, 10, 11]], [[12], [13]]]
 
 
-@pytest.fixture(params=["open", "mixed", "sealed", "compacted"])
+@pytest.fixture(params=FORMS)
 def flow(topic: Topic, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Topic, list[Position]]:
     monkeypatch.setattr(sealed_file, "ROW_GROUP_MESSAGES", 2)
     monkeypatch.setattr(compacting, "SHARED_GROUP_MESSAGES", 2)

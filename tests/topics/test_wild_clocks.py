@@ -190,6 +190,7 @@ def test_the_limit_holds_to_the_end_of_time() -> None:
     assert [each.index for each in now_only.rejected(published, lambda: -5)] == [0]
 
 
+@pytest.mark.one_database
 def test_a_limit_must_be_one(clocked_topic: Topic) -> None:
     database = Database(clocked_topic.storage.backend, LedgerRoot(clocked_topic.storage.files.root))
     with pytest.raises(InvalidArgumentError, match="max_ahead: '5 parsecs'"):
