@@ -21,6 +21,7 @@ from waterclock.database.engines.mariadb import MariadbDialect
 from waterclock.database.engines.postgresql import PostgresqlDialect
 from waterclock.database.engines.sqlite import SqliteDialect
 from waterclock.database.failures import failure
+from waterclock.database.forking import prepare_for_forks
 from waterclock.database.migrating import HEAD, catalogue_version, migrate
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.wrapping import UNWRITABLE, wrap_unwritable, wrapped
@@ -52,6 +53,9 @@ _DRIVERS = {
     "mariadb": "mariadb+pymysql",
 }
 """Those that come with the extras, for URLs that name none."""
+
+_parents: list[object] = []
+"""Connections of the process from which this one was forked: kept, because who forgets them closes them."""
 
 
 class Backend:
@@ -117,6 +121,7 @@ class Backend:
             raise kind(f"cannot open {self.name}: {self._because(error)}") from self.cause(error)
         if version != HEAD:
             self._migrate(version)
+        prepare_for_forks(self)
 
     def _migrate(self, version: str | None) -> None:
         try:
@@ -362,6 +367,17 @@ class Backend:
         self.engine.dispose()
         if self._turns is not None:
             self._turns.close()
+
+    def before_fork(self) -> None:
+        """Close the connections that are idle."""
+        self._direct.close()
+        self.engine.dispose()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Let a child open connections of its own. What another thread put back meanwhile is its parent's."""
+        if in_child:
+            _parents.append((self.engine.pool, self._direct.leave()))
+            self.engine.dispose(close=False)
 
     def when_closed(self, give_back: Callable[[Backend], object]) -> None:
         """Have what others keep for this database given back when it is closed, once however often this is asked."""

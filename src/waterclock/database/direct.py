@@ -310,6 +310,11 @@ class DirectPool:
             while True:
                 _close(self._idle.pop())
 
+    def leave(self) -> list[Any]:
+        """Let go of the connections that are not in use without a word over them; return them."""
+        left, self._idle = list(self._idle), deque()
+        return left
+
     def _take(self) -> Any:
         try:
             return self._idle.pop()

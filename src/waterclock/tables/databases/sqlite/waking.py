@@ -10,11 +10,13 @@ intervals.
 from __future__ import annotations
 
 import sqlite3
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from waterclock import moments
 from waterclock.database.backend import Backend
+from waterclock.database.forking import prepare_for_forks
 from waterclock.tables.databases.changes import Stop
 
 if TYPE_CHECKING:
@@ -33,9 +35,12 @@ class SqliteChanges:
         # The driver's own connection, because one of SQLAlchemy's would begin a transaction, which sees no changes;
         # and none of the pool's, because a subscription keeps it for as long as it lives.
         self._backend = backend
-        self._connection = backend.driver_connection("watch")
+        self._connection: Any = None
+        self._opened = 0
+        self._looking = threading.Lock()
         self._log = LogWatch.of(backend.url.database)
         self._seen = self._version()
+        prepare_for_forks(self)
 
     def arm(self) -> bool:
         """Nothing to do: the version that was seen last is the one to compare with."""
@@ -59,7 +64,25 @@ class SqliteChanges:
         """Give the connection back."""
         if self._log is not None:
             self._log.close()
-        self._connection.close()
+        with self._looking:
+            self._close()
+
+    def before_fork(self) -> None:
+        """Close the connection, and keep the thread that looks from opening it again until the fork is over."""
+        self._looking.acquire()
+        self._close()
+
+    def after_fork(self, *, in_child: bool) -> None:
+        """Go on with a new one, where there is a next look."""
+        if in_child:
+            self._looking = threading.Lock()
+        else:
+            self._looking.release()
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def _look_shortly(self, until: float, stop: Stop) -> None:
         while self._version() == self._seen and moments.monotonic() < until and not stop.is_set():
@@ -69,13 +92,18 @@ class SqliteChanges:
         before, self._seen = self._seen, self._version()
         return self._seen != before
 
-    def _version(self) -> int:
-        try:
-            ((version,),) = self._connection.execute("PRAGMA data_version").fetchall()
-        except sqlite3.Error:
-            with self._backend.translated("watch"):
-                raise
-        return version
+    def _version(self) -> tuple[int, int]:
+        """Read the version; only those of one connection can be compared, so its number goes with it."""
+        with self._looking:
+            if self._connection is None:
+                self._connection = self._backend.driver_connection("watch")
+                self._opened += 1
+            try:
+                ((version,),) = self._connection.execute("PRAGMA data_version").fetchall()
+            except sqlite3.Error:
+                with self._backend.translated("watch"):
+                    raise
+            return self._opened, version
 
 
 class LogWatch:

@@ -1,0 +1,139 @@
+"""Processes that are forked: each has connections of its own, whatever its parent had open."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import traceback
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from waterclock.connection import Database, connect
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.tables.databases.changes import Stop
+from waterclock.tables.message_table import MessageTable
+
+SESSION = {"postgresql": "pg_backend_pid()", "mysql": "connection_id()"}
+
+
+class Child:
+    """A process that is forked, and does something as soon as `go` lets it; to an error it answers with its text."""
+
+    def __init__(self, work: Callable[[], str]) -> None:
+        begin, self._go = os.pipe()
+        self._answers, answer = os.pipe()
+        self._process = os.fork()
+        if self._process == 0:
+            try:
+                os.read(begin, 1)
+                said = work()
+            except BaseException:  # noqa: BLE001  # the child must not go on as a second pytest
+                said = traceback.format_exc()
+            os.write(answer, said.encode()[-60_000:])
+            os._exit(0)
+        os.close(begin)
+        os.close(answer)
+
+    def go(self) -> str:
+        """Let it work to its end; give its answer."""
+        os.write(self._go, b"x")
+        os.close(self._go)
+        os.waitpid(self._process, 0)
+        with os.fdopen(self._answers, "rb") as answers:
+            return answers.read().decode()
+
+
+def used(database: Database) -> MessageTable:
+    """Give a table of a database whose ways to connect were all gone before, so that each pool keeps a connection."""
+    table = database.create_table("orders", payload="text")
+    table.put("tea")
+    for delivery in table.receive():
+        delivery.ack()
+    table.stats()
+    return table
+
+
+def sessions(database: Database) -> set[int]:
+    """Give the numbers of the server's sessions over which the database is spoken to."""
+    backend = database.backend
+    ask = sa.select(sa.literal_column(SESSION[backend.dialect.name], sa.BigInteger))
+
+    def number(connection: SqlConnection) -> int:
+        return connection.execute(ask).scalar_one()
+
+    with backend.snapshot() as connection:
+        reading = number(connection)
+    return {reading, backend.transact(number), backend.transact(number, indexed=True), backend.alone(number)}
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_forked_process_has_sessions_of_its_own(database: Database) -> None:
+    used(database)
+    ours = sessions(database)
+    child = Child(lambda: json.dumps(sorted(sessions(database))))
+    theirs = json.loads(child.go())
+    assert theirs
+    assert ours.isdisjoint(theirs)
+
+
+def test_parent_and_child_both_go_on(database: Database) -> None:
+    table = used(database)
+
+    def work() -> str:
+        put = [table.put(f"child {number}") for number in range(3)]
+        database.close()
+        return json.dumps(put)
+
+    child = Child(work)
+    mine = [table.put(f"parent {number}") for number in range(3)]
+    theirs = json.loads(child.go())
+    mine.append(table.put("parent 3"))
+    assert len({*mine, *theirs}) == 7
+    assert {delivery.id for delivery in table.receive(limit=20)} == {*mine, *theirs}
+
+
+def rows(path: Path) -> list[str]:
+    with closing(sqlite3.connect(path)) as connection:
+        return [row[0] for row in connection.execute("SELECT message FROM orders ORDER BY id")]
+
+
+def test_what_a_child_writes_to_a_file_is_there_after_its_parent_has_closed_it(tmp_path: Path) -> None:
+    path = tmp_path / "factory.db"
+    database = connect(f"sqlite:///{path}")
+    table = used(database)
+    # It opens the file before its parent closes it: SQLite removes the log with the last process that it knows of.
+    gone_on, go_on = os.pipe()
+
+    def work() -> str:
+        table.put("before")
+        os.write(go_on, b"x")
+        os.read(closed, 1)
+        return str(table.put("after"))
+
+    closed, close = os.pipe()
+    child = Child(work)
+    os.write(child._go, b"x")
+    os.read(gone_on, 1)
+    database.close()
+    os.write(close, b"x")
+    assert child.go() == "3"
+    assert rows(path) == ["tea", "before", "after"]
+
+
+def test_so_it_is_while_a_consumer_of_the_parent_watches_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "factory.db"
+    database = connect(f"sqlite:///{path}")
+    table = used(database)
+    changes = table.context.sql.changes(database.backend, table.name)
+    child = Child(lambda: str(table.put("child")) + str(table.put("again")))
+    table.put("parent")
+    changes.wait(60, Stop())
+    changes.close()
+    database.close()
+    assert child.go() == "34"
+    assert rows(path) == ["tea", "parent", "child", "again"]
