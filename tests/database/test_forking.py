@@ -1,4 +1,4 @@
-"""Processes that are forked: each has connections of its own, whatever its parent had open."""
+"""Processes that are forked: each has connections of its own, beside all that its parent has open."""
 
 from __future__ import annotations
 

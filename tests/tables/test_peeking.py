@@ -139,7 +139,7 @@ def test_a_look_that_cannot_be_meant_is_refused(orders: MessageTable, wrong: dic
         orders.peek(**wrong)
 
 
-def test_names_of_groups_are_told_apart_by_their_bytes(sequenced: MessageTable) -> None:
+def test_names_of_groups_differ_by_their_bytes(sequenced: MessageTable) -> None:
     groups = ("A", "a", "a ", "ä", "'; --", "%")
     sequenced.put_many([{"payload": group, "group": group} for group in groups])
     for _ in range(2):
