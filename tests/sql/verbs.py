@@ -158,6 +158,7 @@ class Scene:
         """A consumer that has groups already, and finds more messages in them and in others."""
         self._put_jobs()
         self.jobs.receive(1, consumer="ann")
+        self.jobs.context.reached.forget()  # as once a second
         return lambda: self.jobs.receive(1, consumer="ann")
 
     def ready_to_renew(self) -> Callable[[], Any]:
