@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import sys
+import traceback
 import types
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import closing
@@ -348,3 +349,15 @@ def test_mysqlclient_s_connections_are_taken_by_its_name(
     )
     with closing(cls(database=database.backend.url.database, cursorclass=DictCursor, **where(database))) as connection:
         put_and_ack_in_order(table, connection)
+
+
+@on_sqlite
+def test_no_password_is_shown_of_what_is_no_connection(table: MessageTable) -> None:
+    url = "postgresql://clerk:s3cr3t@host/factory"
+    for given in (url, url.encode(), {"password": "s3cr3t"}, ["s3cr3t"]):
+        with pytest.raises(wc.InvalidArgumentError, match=r"connection: .* is no connection; give") as of_put:
+            table.put("tea", id="one", connection=given)
+        with pytest.raises(wc.InvalidArgumentError, match=r"connection: .* is no connection; give") as of_ack:
+            table.ack(["one"], connection=given)
+        for caught in (of_put, of_ack):
+            assert "s3cr3t" not in "".join(traceback.format_exception(caught.value))
