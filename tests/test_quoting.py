@@ -1,6 +1,12 @@
 from __future__ import annotations
 
-from waterclock.errors import DamagedError, InvalidArgumentError, OrderError
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from waterclock.connection import connect
+from waterclock.errors import DamagedError, InvalidArgumentError, OrderError, WaterclockError
 from waterclock.quoting import cut, quoted
 
 
@@ -33,3 +39,30 @@ def test_an_errors_text_is_cut_in_its_middle_so_that_the_remedy_stays() -> None:
         assert str(error).startswith("begins ")
         assert str(error).endswith(" do this")
     assert cut("short") == "short"
+
+
+@pytest.mark.parametrize("wrap", [str, str.encode, lambda url: [url], lambda url: {url: 1}])
+def test_a_url_is_quoted_without_its_user_and_password(wrap: Callable[[str], object]) -> None:
+    for rest in ("host/factory", "host/" + "x" * 1000):
+        for secret in ("s3cr3t", "s3cr3t@s3cr3t", "s3cr3t/s3cr3t", "s3cr3t" * 30):
+            spelled = quoted(wrap(f"postgresql://clerk:{secret}@{rest}"))
+            assert "s3cr3t" not in spelled
+            assert "postgresql://***@host/" in spelled
+
+
+def test_a_key_range_that_is_a_url_and_a_table_that_is_one_are_refused_without_the_password(tmp_path: Path) -> None:
+    url = "postgresql://clerk:s3cr3t@host/factory"
+    with connect(f"sqlite:///{tmp_path / 'factory.db'}") as database:
+        calls: list[Callable[[], object]] = [
+            lambda: connect(shards={url: "-80"}),
+            lambda: database.table(url),
+            lambda: database.topic(url),
+            lambda: database.create_table(url),
+            lambda: database.create_table("orders", ack_wait=url),
+            lambda: database.create_table("orders", dead_letter=url),
+            lambda: database.backup(url),
+        ]
+        for call in calls:
+            with pytest.raises(WaterclockError) as caught:
+                call()
+            assert "s3cr3t" not in str(caught.value)

@@ -1,15 +1,24 @@
 """How an error quotes a value: whole where it is short, else its beginning and how long it is.
 
 What a caller gave by mistake may be a file's content. Whole in an error it would fill a log, and travel to wherever
-the error does.
+the error does. It may also be a URL, which is quoted without its user and password.
 """
 
 from __future__ import annotations
+
+import re
 
 _WHOLE = 160
 """Characters of a value's own spelling up to which it is quoted whole."""
 
 _BEGINNING = 80
+
+_LOOKED_AT = 500
+"""So much of a value is looked at for what is not to be shown: a password may end after what is quoted."""
+
+_SIGN_IN = re.compile(r"(://)[^\s@]+@(?:[^\s@/]*@)*")
+_SIGN_IN_BYTES = re.compile(_SIGN_IN.pattern.encode())
+"""What stands before a URL's host: a user and a password, in which an @ may have been forgotten to be quoted."""
 
 _TEXT = 1000
 """Characters of a whole error text, quoted values and all."""
@@ -20,14 +29,18 @@ _TEXT_END = 300
 
 def quoted(value: object) -> str:
     """Spell a value as ``repr`` does, cut where it is long."""
-    if isinstance(value, str | bytes | bytearray) and len(value) > _WHOLE:
-        unit = "characters" if isinstance(value, str) else "bytes"
-        return f"{value[:_BEGINNING]!r}… ({len(value)} {unit})"
+    if isinstance(value, str | bytes | bytearray):
+        known = value[:_LOOKED_AT]
+        known = _SIGN_IN.sub(r"\1***@", known) if isinstance(known, str) else _SIGN_IN_BYTES.sub(rb"\1***@", known)
+        if len(value) <= _WHOLE:
+            return repr(known)
+        return f"{known[:_BEGINNING]!r}… ({len(value)} {'characters' if isinstance(value, str) else 'bytes'})"
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001  # a value that cannot be spelled, as an int of 5,000 digits, is no less wrong
         return f"<{type(value).__name__} that cannot be shown>"
-    return text if len(text) <= _WHOLE else f"{text[:_BEGINNING]}… ({len(text)} characters)"
+    known = _SIGN_IN.sub(r"\1***@", text[:_LOOKED_AT])
+    return known if len(text) <= _WHOLE else f"{known[:_BEGINNING]}… ({len(text)} characters)"
 
 
 def cut(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import sys
+import traceback
 import types
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import closing
@@ -348,3 +349,55 @@ def test_mysqlclient_s_connections_are_taken_by_its_name(
     )
     with closing(cls(database=database.backend.url.database, cursorclass=DictCursor, **where(database))) as connection:
         put_and_ack_in_order(table, connection)
+
+
+@on_sqlite
+def test_no_password_is_shown_of_what_is_no_connection(table: MessageTable) -> None:
+    url = "postgresql://clerk:s3cr3t@host/factory"
+    for given in (url, url.encode(), {"password": "s3cr3t"}, ["s3cr3t"]):
+        with pytest.raises(wc.InvalidArgumentError, match=r"connection: .* is no connection; give") as of_put:
+            table.put("tea", id="one", connection=given)
+        with pytest.raises(wc.InvalidArgumentError, match=r"connection: .* is no connection; give") as of_ack:
+            table.ack(["one"], connection=given)
+        for caught in (of_put, of_ack):
+            assert "s3cr3t" not in "".join(traceback.format_exception(caught.value))
+
+
+@on_postgresql
+@pytest.mark.parametrize("groups", [None, "sequenced"])
+@pytest.mark.parametrize("level", ["REPEATABLE_READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("is_put_before", [True, False])
+def test_a_transaction_that_is_older_than_a_claim_is_no_lost_lease(
+    make_table: Callable[..., MessageTable], database: Database, groups: str | None, level: str, is_put_before: bool
+) -> None:
+    table = make_table(groups=groups)
+    for together in (False, True):
+        with closing(postgresql(database)) as connection:
+            connection.isolation_level = getattr(psycopg.IsolationLevel, level)
+            if is_put_before:
+                table.put("tea")
+            connection.execute("SELECT count(*) FROM orders")
+            if not is_put_before:
+                table.put("tea")
+            [delivery] = table.receive()
+            with pytest.raises(wc.UnavailableError, match=r"could not serialize|began to read"):
+                table.ack([delivery], connection=connection) if together else delivery.ack(connection=connection)
+            assert not delivery.lost
+            connection.rollback()
+            delivery.ack(connection=connection)
+            connection.commit()
+            assert table.receive() == []
+
+
+@on_postgresql
+def test_a_lease_that_was_lost_before_the_transaction_began_is_lost_to_it(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table()
+    table.put("tea")
+    [delivery] = table.receive()
+    table.reschedule(delivery.id, 0)
+    with closing(postgresql(database)) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        with pytest.raises(wc.LeaseLostError):
+            delivery.ack(connection=connection)

@@ -27,6 +27,7 @@ from waterclock.backup.snapshot import Named, database_file, named_files, take_s
 from waterclock.database.backend import Backend
 from waterclock.durable import durable_file, make_folder
 from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from waterclock.quoting import quoted
 from waterclock.topics.creating import open_topic
 from waterclock.topics.ledger_files import LedgerFiles, LostFileError
 from waterclock.topics.places import LedgerRoot
@@ -121,7 +122,7 @@ def holds_backup(destination: str | Path) -> Manifest | None:
 
 def _folder(destination: str | Path) -> Path:
     if "://" in str(destination):
-        raise InvalidArgumentError(f"destination: {str(destination)!r} is a URL; give a folder of this machine")
+        raise InvalidArgumentError(f"destination: {quoted(str(destination))} is a URL; give a folder of this machine")
     folder = Path(destination).absolute()
     if folder.exists() and not folder.is_dir():
         raise InvalidArgumentError(f"destination: {folder} is a file; give a folder")

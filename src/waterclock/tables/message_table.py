@@ -400,7 +400,8 @@ class MessageTable:
         OrderError
             Where an earlier message of a group is not acked. No message is acked.
         UnavailableError
-            Without ``connection``, where a transaction in which one of them was acked has not ended.
+            Without ``connection``, where a transaction in which one of them was acked has not ended; with it, where
+            that transaction sees a state from before one of them was claimed.
         """
         given = one_or_many(ids)
         with self._loaded() as context:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import stores, topics
 from waterclock.errors import AlreadyExistsError, ConstraintError, NotFoundError
+from waterclock.quoting import quoted
 from waterclock.time import Duration, to_duration
 from waterclock.topics.ahead import AheadLimit, check_on_ahead
 from waterclock.topics.choices import OnAhead
@@ -83,7 +84,7 @@ def open_topic(backend: Backend, ledgers: str | LedgerRoot | None, name: str) ->
     """
     row = _row(backend, check_name(name))
     if row is None:
-        raise NotFoundError(f"there is no topic {name!r} in {backend.name}; create it first")
+        raise NotFoundError(f"there is no topic {quoted(name)} in {backend.name}; create it first")
     files = files_of_topic(backend, name, row, as_root(ledgers))
     return Storage(row.id, name, backend, files, AheadLimit.of_row(row._mapping))  # noqa: SLF001  # SQLAlchemy's public name
 

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock.database.direct import Frame
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.turns import Turns
 
 FULL = "its disk is full, or it has reached its largest size"
@@ -90,6 +91,10 @@ class EngineDialect(Protocol):
 
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """Say whether the user lacks a privilege for the statement."""
+        ...
+
+    def keeps_to_a_snapshot(self, connection: SqlConnection) -> bool:
+        """Say whether a transaction of the caller's passes over rows as others changed them since it began to read."""
         ...
 
     def lock_wait(self, connection: sa.Connection, seconds: float) -> AbstractContextManager[object]:

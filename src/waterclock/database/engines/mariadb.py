@@ -13,6 +13,7 @@ from sqlalchemy import event, exc
 from waterclock.database.direct import Frame
 from waterclock.database.engines.engine_dialect import BROKEN, FULL, LONGEST_SILENCE, OURS, READ_ONLY
 from waterclock.database.engines.pool import ping_after_idling
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import UnavailableError
 
 NOW = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)"
@@ -141,6 +142,11 @@ class MariadbDialect:
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """Denied for the user, the database, a table, a column or a routine, or for want of a server's privilege."""
         return _code(error) in _FORBIDDEN
+
+    def keeps_to_a_snapshot(self, connection: SqlConnection) -> bool:
+        """Never: what changes rows sees the newest, or is refused."""
+        del connection
+        return False
 
     @contextmanager
     def lock_wait(self, connection: sa.Connection, seconds: float) -> Generator[None]:

@@ -12,6 +12,7 @@ from waterclock.database.direct import Frame
 from waterclock.database.engines.engine_dialect import BROKEN, FULL, LONGEST_SILENCE, OURS, READ_ONLY
 from waterclock.database.engines.pool import ping_after_idling
 from waterclock.database.engines.postgresql_sign_in import state_of_refusal
+from waterclock.database.sql_connection import SqlConnection
 
 _IDLE = 0  # psycopg's TransactionStatus.IDLE: the driver need not be there for other databases
 _MIGRATION_LOCK = 0x57A7E2C10C4  # any number, the same for every Waterclock
@@ -124,6 +125,11 @@ class PostgresqlDialect:
         if state is None and isinstance(error, exc.OperationalError) and error.statement is None:
             state = state_of_refusal(error.orig)
         return state in _FORBIDDEN
+
+    def keeps_to_a_snapshot(self, connection: SqlConnection) -> bool:
+        """Ask the transaction whether it is REPEATABLE READ or SERIALIZABLE."""
+        level = sa.select(sa.func.current_setting("transaction_isolation"))
+        return connection.execute(level).scalar() in ("repeatable read", "serializable")
 
     def lock_wait(self, connection: sa.Connection, seconds: float) -> AbstractContextManager[object]:
         """Set lock_timeout until the transaction ends."""

@@ -12,6 +12,7 @@ from sqlalchemy import event, exc
 from waterclock.database.direct import Frame
 from waterclock.database.engines.engine_dialect import BROKEN, FORBIDDEN, FULL, READ_ONLY
 from waterclock.database.engines.sqlite_file import file_of, open_also_read_only
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.turns import Turns
 from waterclock.errors import InvalidArgumentError
 from waterclock.urls import shown
@@ -108,6 +109,11 @@ class SqliteDialect:
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """Never: a file knows no roles."""
         del error
+        return False
+
+    def keeps_to_a_snapshot(self, connection: SqlConnection) -> bool:
+        """Never: one that would change rows after others did is refused as busy."""
+        del connection
         return False
 
     def lock_wait(self, connection: sa.Connection, seconds: float) -> AbstractContextManager[object]:

@@ -11,7 +11,6 @@ import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
 from waterclock.tables.catalogue.borrowing import Borrowing
 
 
@@ -52,7 +51,7 @@ class CallerConnections:
             theirs = self._checked(connection)
         elif any(iscoroutinefunction(getattr(connection, verb, None)) for verb in ("commit", "execute")):
             raise InvalidArgumentError(
-                f"connection: {quoted(connection)} is asynchronous; give what run_sync of SQLAlchemy's AsyncConnection"
+                f"connection: {_kind(connection)} is asynchronous; give what run_sync of SQLAlchemy's AsyncConnection"
                 " or AsyncSession passes: await session.run_sync(lambda own: table.put(…, connection=own))"
             )
         elif not _has(connection, "cursor") and _has(connection, "connection", "commit"):
@@ -63,7 +62,7 @@ class CallerConnections:
             return
         else:
             raise InvalidArgumentError(
-                f"connection: {quoted(connection)} is no connection; give a SQLAlchemy Connection or Session, Django's"
+                f"connection: {_kind(connection)} is no connection; give a SQLAlchemy Connection or Session, Django's"
                 " connection, or a DB-API connection"
             )
         with _in_one_transaction(theirs):
@@ -73,8 +72,15 @@ class CallerConnections:
         kinds = {"mariadb": "mysql"}  # two names for one
         ours = self._backend.dialect.name
         if not isinstance(connection, sa.Connection) or kinds.get(name := connection.dialect.name, name) != ours:
-            raise InvalidArgumentError(f"connection: {quoted(connection)} is not a connection to {self._backend.name}")
+            raise InvalidArgumentError(f"connection: {_kind(connection)} is not a connection to {self._backend.name}")
         return connection
+
+
+def _kind(connection: Any) -> str:
+    """Name what was given by its type alone: its text may be a URL with a password."""
+    kind = connection if isinstance(connection, type) else type(connection)
+    dialect = f" to {connection.dialect.name}" if isinstance(connection, sa.Connection) else ""
+    return f"{'the class' if kind is connection else 'one of type'} {kind.__module__}.{kind.__qualname__}{dialect}"
 
 
 def _has(connection: Any, *verbs: str) -> bool:

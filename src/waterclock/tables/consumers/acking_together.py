@@ -68,6 +68,7 @@ def _ack_for_caller(
             if not delivery.over:
                 delivery.leave_to_caller()
         acked, by_id = _write(context, theirs, leased, ids)
+        acking.check_sight(context, theirs, acked.lost)
     # Nothing is noted: what was found may have been changed by the caller, and may be undone.
     return by_id + len(leased) - len(acked.lost) - acked.again, acked.lost
 

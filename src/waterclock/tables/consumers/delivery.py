@@ -135,14 +135,16 @@ class Delivery:
         OrderError
             Where an earlier message of its group is not acked.
         UnavailableError
-            Without ``connection``, where a transaction in which it was acked has not ended.
+            Without ``connection``, where a transaction in which it was acked has not ended; with it, where that
+            transaction sees a state from before the message was claimed.
         """
         if self._over:
             return
         if connection is not None:
             with self._callers.use(connection) as theirs:
                 self.leave_to_caller()
-                if acking.ack_leased(self.context, theirs, [self.leased]).lost:
+                if lost := acking.ack_leased(self.context, theirs, [self.leased]).lost:
+                    acking.check_sight(self.context, theirs, lost)
                     raise self._lost_error("ack")
             return
         self._decide("ack")

@@ -5,7 +5,7 @@ In a table without groups each is one statement, so that it can commit in the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from waterclock.database.sql_connection import SqlConnection
+from waterclock.errors import UnavailableError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.databases.table_dialect import TableDialect
@@ -86,6 +87,31 @@ def ack_leased(context: TableContext, connection: SqlConnection, leased: Iterabl
     if not context.options.groups:
         return _ack_leased_rows(context, connection, list(leased))
     return group_acking.ack_leased(context, connection, list(leased))
+
+
+def check_sight(context: TableContext, connection: SqlConnection, lost: Collection[Leased]) -> None:
+    """Make sure that messages whose lease seems lost to a transaction of the caller's are so to others, too.
+
+    Raises
+    ------
+    UnavailableError
+        Where the transaction sees a state from before they were claimed or put.
+    sqlalchemy.exc.DBAPIError
+        Where it does, and the database itself says so.
+    """
+    if not lost or not context.backend.dialect.keeps_to_a_snapshot(connection):
+        return
+    seqs = [one.seq for one in lost]
+    _lock_rows(context, connection, seqs)  # PostgreSQL refuses to lock what was changed since
+    seen = unacked(context, connection, seqs).keys() | _claims_acked(context, connection, list(lost)).keys()
+    with context.backend.snapshot() as present:
+        rows = unacked(context, present, seqs)
+    for one in lost:
+        if one.seq not in seen and one.seq in rows and rows[one.seq].claim_id == one.claim_id:
+            raise UnavailableError(
+                f"ack: message {one.id!r} of {context.name!r} was put after the transaction in which it is to be acked"
+                " began to read, which therefore does not see it; roll it back, and ack in one that begins later"
+            )
 
 
 def acked_by(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> set[Leased]:
@@ -337,10 +363,15 @@ def _rows_acked_by(context: TableContext, connection: SqlConnection, leased: Seq
     """Tell which messages are acked by the claims that took them. Reads only."""
     ours: set[Leased] = set()
     for some in _pieces(leased, AT_ONCE):
-        values = {"seqs": [one.seq for one in some], "ids": [one.id for one in some]}
-        claims = {row.seq: row.acked_by for row in connection.execute(_acked(context), values)}
+        claims = _claims_acked(context, connection, some)
         ours.update(one for one in some if claims.get(one.seq) == one.claim_id)
     return ours
+
+
+def _claims_acked(context: TableContext, connection: SqlConnection, some: Sequence[Leased]) -> dict[int, int | None]:
+    """Give the claim by which each message was acked, by seq; those that are not acked are not in it."""
+    values = {"seqs": [one.seq for one in some], "ids": [one.id for one in some]}
+    return {row.seq: row.acked_by for row in connection.execute(_acked(context), values)}
 
 
 def _pieces(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
