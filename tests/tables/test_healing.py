@@ -370,3 +370,28 @@ def test_why_a_locked_group_waits_is_said(sequenced: MessageTable, database: Dat
     with locked(database, "a"):
         assert sequenced.explain(1).state == "locked"
         assert sequenced.groups.info("a").blocked_by == "a transaction under way has locked its group"
+
+
+@with_locks_of_rows
+def test_a_callers_ack_by_id_keeps_no_other_group_from_being_routed(
+    sequenced: MessageTable, database: Database
+) -> None:
+    sequenced.put("a1", id=1, group="a")
+    sequenced.put("b1", id=2, group="b")
+    with database.backend.engine.connect() as caller:
+        assert sequenced.ack([1], connection=caller) == 1
+        assert names(sequenced.receive()) == ["b1"]
+        caller.commit()
+    assert sequenced.stats().acked == 1
+
+
+@with_locks_of_rows
+def test_a_caller_acks_by_id_what_it_has_put_in_the_same_transaction(
+    sequenced: MessageTable, database: Database
+) -> None:
+    with database.backend.engine.connect() as caller:
+        sequenced.put("a1", id=1, group="a", connection=caller)
+        assert sequenced.ack([1], connection=caller) == 1
+        caller.commit()
+    assert sequenced.receive() == []
+    assert sequenced.stats().acked == 1

@@ -76,6 +76,13 @@ def ack_ids(context: TableContext, connection: SqlConnection, ids: Sequence[Any]
     return group_acking.ack_rows(context, connection, found, noted)
 
 
+def route_for_caller(context: TableContext) -> None:
+    """Route what is new before ids are acked in a caller's transaction, which may last: it routes only its own then."""
+    # Where writers take turns, the caller's transaction may be the one that writes; consumers wait for its end anyway.
+    if context.options.groups and not context.sql.one_writer:
+        context.backend.transact(lambda own: route(context, own), indexed=True)
+
+
 def ack_leased(context: TableContext, connection: SqlConnection, leased: Iterable[Leased]) -> Acked:
     """Ack messages for the consumer that took them.
 
@@ -277,11 +284,13 @@ def _lock_unacked(
     context: TableContext, connection: SqlConnection, ids: Sequence[Any]
 ) -> tuple[Sequence[_Row], dict[str, sa.Row[Any]]]:
     """Lock messages by id, after their groups; return both, those by name."""
-    if context.options.groups:
-        route(context, connection)
     known = connection.execute(_of_ids(context), {"ids": list(ids)}).all()
     noted: dict[str, sa.Row[Any]] = {}
     if context.options.groups:
+        # Else not, because who routes keeps others from it until the transaction ends, and this may be a caller's.
+        if any(row.routed == 0 for row in known):
+            route(context, connection)
+            known = connection.execute(_of_ids(context), {"ids": list(ids)}).all()
         noted = lock_groups(context, connection, [row.group_id or UNGROUPED for row in known])
     return _lock_rows(context, connection, [row.seq for row in known]), noted
 
@@ -291,9 +300,10 @@ def _lock_rows(context: TableContext, connection: SqlConnection, seqs: Sequence[
 
 
 @lru_cache(maxsize=256)
-def _of_ids(context: TableContext) -> sa.Select[Any, Any]:
+def _of_ids(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
-    return sa.select(rows.c.seq, rows.c.group_id).where(context.sql.any_of(rows.c.id, "ids"), not_acked(rows))
+    columns = (rows.c.seq, rows.c.group_id, *([rows.c.routed] if context.options.groups else []))
+    return sa.select(*columns).where(context.sql.any_of(rows.c.id, "ids"), not_acked(rows))
 
 
 @lru_cache(maxsize=256)
