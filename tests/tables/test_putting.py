@@ -47,6 +47,16 @@ def test_generated_ids_are_numbers_and_pass_over_those_that_are_taken(orders: Me
     assert sorted(payloads(orders)) == ["a", "b", "c", "d", "e"]
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_where_a_caller_has_used_up_the_numbers_the_error_says_so(orders: MessageTable) -> None:
+    orders.put("great", id=2**63 - 2)
+    assert orders.put("greatest") == 2**63 - 1
+    for put in (lambda: orders.put("more"), lambda: orders.put_many([{"payload": "more"}])):
+        with pytest.raises(InvalidArgumentError, match=r"id: 1 are to be drawn for .* 9223372036854775807 is taken"):
+            put()
+    assert orders.put("own", id=7) == 7
+
+
 def test_uuid_ids_are_generated_in_order_of_time(make_table: Callable[..., MessageTable]) -> None:
     table = make_table(id_type="uuid")
     message_id = table.put("a")

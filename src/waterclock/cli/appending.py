@@ -38,6 +38,10 @@ class AppendedFile:
     rejected: tuple[Rejected, ...]
 
 
+class OtherFileError(InvalidArgumentError):
+    """The producer of a file has appended another one."""
+
+
 def append_file(topic: Topic, file: str, producer: str | None) -> AppendedFile:
     """Append the messages of a file, numbered from 0 for a producer, and pass over those that it appended before.
 
@@ -75,6 +79,8 @@ def append_file(topic: Topic, file: str, producer: str | None) -> AppendedFile:
                 appended += 0 if done.duplicate else done.count
                 rejected += [each._replace(index=first + each.index) for each in done.rejected]
             passed += len(chunk)
+    except OtherFileError:
+        raise  # none of its messages is in
     except WaterclockError as error:
         raise type(error)(f"{error}; {_how_far(max(before, passed), len(rejected), name)}") from error
     if again is not None:
@@ -111,7 +117,7 @@ class _Again:
         self._messages: list[Message] = []
 
     def compare(self, chunk: list[Message], passed: int) -> None:
-        """Take the next messages of the file, ``passed`` before them; InvalidArgumentError where they are others."""
+        """Take the next messages of the file, ``passed`` before them; OtherFileError where they are others."""
         if self._numbers is None:
             return
         first, last = self._numbers
@@ -121,7 +127,7 @@ class _Again:
             try:
                 self._topic.append(self._messages, producer=self._producer, sequence=first)
             except InvalidArgumentError as error:
-                raise InvalidArgumentError(
+                raise OtherFileError(
                     f"producer {quoted(self._producer)} has appended other messages as {first} to {last}; give this"
                     " file a --producer of its own, or none"
                 ) from error

@@ -15,6 +15,7 @@ from sqlalchemy.schema import DDL
 
 from waterclock.database.backend import Backend
 from waterclock.database.sql_connection import SqlConnection
+from waterclock.errors import InvalidArgumentError
 from waterclock.tables.databases.claiming_rows import ClaimsInSteps
 from waterclock.tables.databases.indexes import index_acked, index_unacked
 from waterclock.tables.databases.inserting import NewRows
@@ -24,6 +25,7 @@ from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import IdItem
 
+_GREATEST_ID = 2**63 - 1
 _NOW = "((CAST(strftime('%s','now') AS INTEGER) * 1000 + CAST(substr(strftime('%f','now'), 4) AS INTEGER)) * 1000000)"
 # An insert of ours names every column, so that the first trigger runs for plain SQL only. The second keeps a message
 # that lost its time_next from being lost. The third tells the groups of changes that were made past us: ours always
@@ -150,11 +152,22 @@ class SqliteTables(ClaimsInSteps, TableDialect):
         return adopting.type_remedy(table, column, wanted)
 
     def reserve_ids(self, connection: SqlConnection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
-        """Give ``count`` ids greater than ``above`` and than any there was; the write lock keeps others from them."""
+        """Give ``count`` ids greater than ``above`` and than any there was; the write lock keeps others from them.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Where a caller has used up the numbers, by an id of its own.
+        """
         # Changes nothing, but takes the write lock, which a transaction of the caller's may not have yet.
         connection.execute(_locking(rows))
-        first = connection.execute(_greatest_id(rows), {"above": above}).scalar_one()
-        return range(first + 1, first + 1 + count)
+        greatest: int = connection.execute(_greatest_id(rows), {"above": above}).scalar_one()
+        if greatest + count > _GREATEST_ID:
+            raise InvalidArgumentError(
+                f"id: {count} are to be drawn for {rows.name!r}, where {greatest} is taken and {_GREATEST_ID} is the"
+                " greatest that there can be; put with ids of your own, or delete the row that has so great an id"
+            )
+        return range(greatest + 1, greatest + 1 + count)
 
     def insert_new(
         self, connection: SqlConnection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
