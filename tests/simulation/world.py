@@ -147,6 +147,11 @@ class Stage:
                     getattr(context, field.name).__init__()
             one._row._looked_at = moments.monotonic()
 
+    def leave(self, process: str) -> None:
+        """Open a process anew for the next run, because the server has ended connections that it keeps."""
+        self._databases.pop(process, None)
+        self._tables.pop(process, None)
+
     def forget(self) -> None:
         """Make another table for the next run, because this one altered it."""
         self._options = {}
@@ -559,6 +564,7 @@ def _end(world: World, scenario: Scenario) -> None:
         for one in scheduler.actors:
             if one.frozen and one.connection and one.process not in world.callers:
                 stage.waits.end(one.connection)
+                stage.leave(one.process)
         mine = [one for one in scheduler.actors if "'s " not in one.name and not one.frozen]
         scheduler.run(InTurn(), _MOST_STEPS, lambda: all(one.state == "over" for one in mine))
         stuck = [f"{one.name} {one.state} at {one.label}" for one in mine if one.state != "over"]
