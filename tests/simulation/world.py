@@ -319,6 +319,7 @@ class World:
         began = self.now
         try:
             if fails:
+                self._let_go(process, delivery)
                 delivery.nack(f"{_BACK_OFF}s")
             else:
                 delivery.ack()
@@ -332,6 +333,12 @@ class World:
                 self.note_acked(process, delivery)
         finally:
             self.holds[delivery.id] = [one for one in self.holds[delivery.id] if one.delivery is not delivery]
+
+    def _let_go(self, process: str, delivery: Delivery) -> None:
+        """Note that what is behind a message in its group goes back with it."""
+        for message, holds in self.holds.items():
+            if self._group(message) == delivery.group:
+                holds[:] = [one for one in holds if one.process != process]
 
     def number(self, message: Any) -> int:
         """Number messages from one on, so that runs can be compared."""
