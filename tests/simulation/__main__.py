@@ -1,5 +1,7 @@
 """Search for faults, or replay one: ``python -m tests.simulation search SCENARIO DATABASE [COUNT [NAME]]`` or
 ``python -m tests.simulation replay NAME``. What is found under a NAME is shrunk and stored.
+
+``python -m tests.simulation find MUTATION DATABASE [COUNT]`` searches for a deliberate fault, and stores the schedule.
 """
 
 from __future__ import annotations
@@ -7,8 +9,9 @@ from __future__ import annotations
 import sys
 from itertools import groupby
 
+from tests.simulation.mutations import MUTATIONS
 from tests.simulation.scenarios import SCENARIOS
-from tests.simulation.schedules import Schedule, has, kind_of, shrink, strategies
+from tests.simulation.schedules import Schedule, find, has, kind_of, shrink, strategies
 from tests.simulation.stages import stage_on
 from tests.simulation.world import Outcome, play
 
@@ -29,6 +32,18 @@ def search(scenario: str, database: str, count: str = "200", name: str | None = 
                 print(f"stored as {name}: {len(outcome.runs)} runs, {len(runs)} when shrunk")
             return 1
     print(f"{count} schedules of {scenario} on {database} hold")
+    return 0
+
+
+def find_deliberate(name: str, database: str, count: str = "200") -> int:
+    """Search for a schedule that finds a deliberate fault, and store it."""
+    with stage_on(database) as stage:
+        found = find(stage, MUTATIONS[name], int(count))
+    if found is None:
+        print(f"{count} schedules do not find {name} on {database}")
+        return 1
+    found.write(f"deliberate/{name}")
+    print(f"{name} is found on {database}: {found.about}; {len(found.runs)} runs")
     return 0
 
 
@@ -53,4 +68,4 @@ def lines(outcome: Outcome) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit({"search": search, "replay": replay}[sys.argv[1]](*sys.argv[2:]))
+    sys.exit({"search": search, "find": find_deliberate, "replay": replay}[sys.argv[1]](*sys.argv[2:]))

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import re
+import sys
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+import sqlalchemy as sa
 from tests.simulation.gate import Rewrite
 
-from waterclock.tables.groups import consumers, routing
-from waterclock.tables.messages import healing
+from waterclock.tables.groups import consumers, heads, routing
+from waterclock.tables.messages import (
+    acking,
+    claiming,
+    dead_letters,
+    group_commands,
+    healing,
+)
+from waterclock.tables.model.leased import Acked
 
-_SKIPS, _LOCKS = " FOR UPDATE SKIP LOCKED", " FOR UPDATE"
+Replaced = tuple[Any, str, Any]
+"""What stands in for something: module, name, and the other one."""
+
+_LOCK = re.compile(r" FOR UPDATE(?: OF \w+)?(?P<skips> SKIP LOCKED)?")
+_PARAMETER = r"(?:%\(\w+\)s(?:::\w+)?|%s|\?\d*|:\w+)"
 
 
 @dataclass(frozen=True)
@@ -27,40 +41,85 @@ class Mutation:
     rewrite
         Changes statements.
     replaced
-        What stands in for functions: module, name, and the other one.
+        What stands in for functions.
+    by_locks
+        Whether it takes rows that are locked, or seen by two transactions at once, so that no single thread shows it.
     """
 
     name: str
     scenario: str
     rewrite: Rewrite = str
-    replaced: tuple[tuple[Any, str, Callable[..., Any]], ...] = ()
+    replaced: tuple[Replaced, ...] = ()
+    by_locks: bool = False
 
     @contextmanager
     def made(self) -> Generator[None]:
         """Have the fault until the block ends."""
         with ExitStack() as patched:
+            patched.callback(_forget_statements)
             for module, name, other in self.replaced:
                 patched.enter_context(patch.object(module, name, other))
+            _forget_statements()
             yield
 
 
-def _without(lock: str, table: str) -> Rewrite:
+def _forget_statements() -> None:
+    for name, module in list(sys.modules.items()):
+        if name.startswith("waterclock.tables."):
+            for one in list(vars(module).values()):
+                if hasattr(one, "cache_clear"):
+                    one.cache_clear()
+
+
+def _unlocked(table: str, *, skips: bool) -> Rewrite:
+    """Lock nothing of a table, in statements that skip what is locked or in those that wait for it."""
+    return _relocked(table, "", skips=skips)
+
+
+def _relocked(table: str, other: str, *, skips: bool) -> Rewrite:
     def rewrite(text: str) -> str:
-        is_meant = table in text and (lock == _SKIPS) == ("SKIP LOCKED" in text)
-        return text.replace(lock, "") if is_meant else text
+        found = _LOCK.search(text)
+        is_meant = found is not None and re.search(table, text, re.DOTALL) is not None and bool(found["skips"]) == skips
+        return _LOCK.sub(other, text) if is_meant else text
 
     return rewrite
 
 
-_window = routing._route_window
+def _unasked(verb: str, condition: str) -> Rewrite:
+    """Leave a condition out of statements; the parameter stays."""
+
+    def rewrite(text: str) -> str:
+        return re.sub(f"({condition})", r"(\1 OR 1 = 1)", text) if re.match(verb, text) else text
+
+    return rewrite
 
 
-def _forget_passed(context: Any, connection: Any, after: int, upto: int, _passed: set[str]) -> bool:
-    return _window(context, connection, after, upto, set())
+class NeverError(Exception):
+    """Is raised by no one."""
+
+
+def _no(*_: Any, **__: Any) -> bool:
+    return False
 
 
 def _nothing(*_: Any, **__: Any) -> None:
     """Stand in for what is to be done."""
+
+
+def _none(*_: Any, **__: Any) -> set[Any]:
+    return set()
+
+
+_window = routing._route_window
+_join = consumers.join
+_ack_leased = acking._ack_leased_rows
+_back_off_row = acking._back_off_row
+_bury = dead_letters.bury
+_lock_free = heads.lock_free_groups
+
+
+def _forget_passed(context: Any, connection: Any, after: int, upto: int, _passed: set[str]) -> bool:
+    return _window(context, connection, after, upto, set())
 
 
 def _end_at_once(context: Any, connection: Any, name: str, now: int) -> bool:
@@ -68,19 +127,96 @@ def _end_at_once(context: Any, connection: Any, name: str, now: int) -> bool:
     return True
 
 
-_NO_SWEEP = (healing, "release_ownerless", _nothing)
+def _join_anyhow(context: Any, connection: Any, name: str, most: int | None, now: int) -> bool:
+    table = consumers.consumers
+    connection.execute(sa.delete(table).where(table.c.table_id == context.table_id, table.c.name == name))
+    return _join(context, connection, name, most, now)
+
+
+def _leave_out(context: Any, connection: Any, name: str, now: int) -> bool:
+    """Release groups, and leave out what the consumer has of them."""
+    del now
+    found = list(connection.scalars(consumers._assigned(context), {"table": context.table_id, "who": name}))
+    consumers._release(context, connection, found)
+    return False
+
+
+def _all_acked(context: Any, connection: Any, leased: Any) -> Acked:
+    _ack_leased(context, connection, leased)
+    return Acked(frozenset(), 0)
+
+
+def _at_once(context: Any, connection: Any, taken: Any, _delay: int, error: str | None) -> bool:
+    return _back_off_row(context, connection, taken, 0, error)
+
+
+def _all_still(_context: Any, _connection: Any, leased: Any) -> list[bool]:
+    return [True] * len(leased)
+
+
+NO_SWEEP: tuple[Replaced, ...] = ((healing, "settle_wrong", _nothing), (healing, "release_ownerless", _nothing))
+_FREE_GROUPS = r"FROM waterclock_groups.*ready_at <="
+_OF_ROWS = r"FROM orders"
 
 MUTATIONS = {
     one.name: one
     for one in (
-        Mutation("passed_windows_are_forgotten", "a_hot_group", replaced=((routing, "_route_window", _forget_passed),)),
-        Mutation("claims_lock_no_group", "two_receive", _without(_SKIPS, "waterclock_groups")),
-        Mutation("no_turn_of_routing", "a_hot_group", _without(_SKIPS, "waterclock_message_tables")),
+        # Locks
         Mutation(
-            "the_dead_keep_their_groups", "one_dies", replaced=((consumers, "release_lapsed", _nothing), _NO_SWEEP)
+            "passed_windows_are_forgotten",
+            "a_hot_group",
+            replaced=((routing, "_route_window", _forget_passed),),
+            by_locks=True,
+        ),
+        Mutation("claims_lock_no_group", "two_claim", _unlocked(_FREE_GROUPS, skips=True), by_locks=True),
+        Mutation("owners_lock_no_group", "two_claim_to_own", _unlocked(_FREE_GROUPS, skips=True), by_locks=True),
+        Mutation(
+            "no_turn_of_routing", "a_hot_group", _unlocked("waterclock_message_tables", skips=True), by_locks=True
         ),
         Mutation(
-            "one_that_left_keeps_locked_groups", "one_leaves", replaced=((consumers, "_end", _end_at_once), _NO_SWEEP)
+            "commands_take_no_turn",
+            "an_operator_skips_owned",
+            replaced=((group_commands, "take_turn", _nothing),),
+            by_locks=True,
         ),
+        Mutation(
+            "one_that_left_keeps_locked_groups",
+            "one_leaves",
+            replaced=((consumers, "_end", _end_at_once), *NO_SWEEP),
+            by_locks=True,
+        ),
+        Mutation("rows_are_not_locked", "rows", _unlocked(_OF_ROWS, skips=True), by_locks=True),
+        Mutation("nacks_lock_no_group", "one_fails", _unlocked("waterclock_groups", skips=False), by_locks=True),
+        Mutation(
+            "a_name_is_taken_but_once",
+            "two_of_one_name",
+            replaced=((claiming, "ConstraintError", NeverError),),
+            by_locks=True,
+        ),
+        Mutation("purges_lock_no_row", "two_purgers", _unlocked(_OF_ROWS, skips=True), by_locks=True),
+        # Ownership and leases
+        Mutation(
+            "the_dead_keep_their_groups", "one_dies", replaced=((consumers, "release_lapsed", _nothing), *NO_SWEEP)
+        ),
+        Mutation(
+            "renewals_go_by_name", "one_returns", _unasked("UPDATE", rf"waterclock_consumers\.session = {_PARAMETER}")
+        ),
+        Mutation(
+            "leases_of_rows_are_not_compared", "rows", _unasked("UPDATE|WITH|SELECT", r"orders\.time_next <= [^ )]+")
+        ),
+        # Fences
+        Mutation("acks_check_no_claim", "rows", _unasked("UPDATE", rf"orders\.claim_id = {_PARAMETER}")),
+        Mutation(
+            "acks_in_groups_check_no_claim", "two_receive", _unasked("UPDATE", rf"orders\.claim_id = {_PARAMETER}")
+        ),
+        Mutation("lost_acks_count", "rows", replaced=((acking, "_ack_leased_rows", _all_acked),)),
+        # Retries and order
+        Mutation("back_off_is_lost", "rows_fail", replaced=((acking, "_back_off_row", _at_once),)),
+        Mutation("back_off_in_groups_is_lost", "one_fails", replaced=((acking, "_back_off_row", _at_once),)),
+        # Settling
+        Mutation("routing_settles_nothing", "two_receive", replaced=((routing, "settle", _nothing), *NO_SWEEP)),
+        Mutation("nacks_settle_nothing", "one_fails", replaced=((acking, "settle", _nothing), *NO_SWEEP)),
+        Mutation("no_sweep", "the_head_is_deleted", replaced=NO_SWEEP),
+        Mutation("no_sweep_of_late_heads", "a_late_head_is_deleted", replaced=NO_SWEEP),
     )
 }

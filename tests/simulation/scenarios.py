@@ -20,6 +20,9 @@ _SEQUENCED: dict[str, Any] = {
 }
 _ACK = "UPDATE orders SET time_acked = :now, time_next = NULL WHERE id = :id AND time_acked IS NULL"
 _EXCLUSIVE = _SEQUENCED | {"groups": "exclusive"}
+_ROWS = _SEQUENCED | {"groups": None}
+_BURIES: dict[str, Any] = {"max_attempts": 1, "on_exhausted": "dead_letter", "dead_letter": "orders_dead"}
+_HARMS = ("crash", "lose", "stall", "freeze", "jump")
 
 
 def _two_receive(world: World) -> None:
@@ -27,6 +30,15 @@ def _two_receive(world: World) -> None:
     world.add("x", world.receives("x", "x"))
     world.add("y", world.receives("y", "y"))
     world.add("putter", world.puts("putter", [["a", "b"], ["a"]]))
+
+
+def _two_claim(world: World) -> None:
+    """Groups are there already, ready for the first consumer that asks."""
+    world.starts_with("a", "a", "b", "b")
+    world.table("operator").groups.purge("no such group")  # gives all messages their places
+    world.add("x", world.receives("x", "x", limit=1, rounds=3))
+    world.add("y", world.receives("y", "y", limit=1))
+    world.add("putter", world.puts("putter", [["a"]]))
 
 
 def _one_leaves(world: World) -> None:
@@ -146,6 +158,148 @@ def _an_operator_commands(world: World) -> None:
     world.add("operator", commands)
 
 
+def _one_fails(world: World) -> None:
+    """A consumer fails to handle two messages, which come again after a while, while others are put and taken."""
+    world.starts_with("a", "a", "b")
+    world.add("x", world.receives("x", "x", fails=2))
+    world.add("y", world.receives("y", "y", every=POLL / 2))
+    world.add("putter", world.puts("putter", [["a", "b"], ["a"]]))
+
+
+def _one_dies_of_it(world: World) -> None:
+    """A message that is handled badly is buried at once, and those behind it go on."""
+    world.starts_with("a", "a", "b")
+    world.add("x", world.receives("x", "x", fails=1))
+    world.add("y", world.receives("y", "y"))
+    world.add("putter", world.puts("putter", [["a"], ["b"]]))
+
+
+def _long_handling(world: World) -> None:
+    """Two subscribers handle messages for longer than a lease."""
+    world.starts_with("a", "b")
+    world.add("x", world.subscribes("x", "x", limit=1, handling=2.5 * LEASE / _SECOND))
+    world.add("y", world.subscribes("y", "y", limit=1, handling=2.5 * LEASE / _SECOND))
+    world.add("putter", world.puts("putter", [["a"]]))
+
+
+def _a_purger(world: World) -> None:
+    """What was acked a moment ago is purged, again and again."""
+    world.starts_with("a", "a")
+    world.add("x", world.receives("x", "x", limit=1))
+    world.add("putter", world.puts("putter", [["a"], ["b"]]))
+
+    def purges() -> None:
+        for _ in range(4):
+            moments.sleep(1.1)
+            world.table("purger").purge()
+
+    world.add("purger", purges)
+
+
+def _two_purgers(world: World) -> None:
+    """Two purgers delete what was acked, and each counts what it deleted."""
+    world.starts_with("a", "b", "c")
+    world.add("x", world.receives("x", "x", limit=1))
+    world.add("putter", world.puts("putter", [["a"], ["b"]]))
+
+    def purges(process: str) -> None:
+        for _ in range(3):
+            moments.sleep(1.1)
+            world.table(process).purge()
+
+    world.add("purger", lambda: purges("purger"))
+    world.add("another", lambda: purges("another"))
+
+
+def _two_of_one_name(world: World) -> None:
+    """Two processes go by one consumer's name: one of them gets nothing."""
+    world.starts_with("a", "b")
+    world.add("x", world.receives("x", "x"))
+    world.add("y", world.receives("y", "x"))
+    world.add("putter", world.puts("putter", [["a"], ["b"]]))
+
+
+def _a_caller_puts(world: World) -> None:
+    """A caller puts in its own long transaction, which commits after others have put and taken."""
+    world.starts_with("a")
+    world.add("x", world.receives("x", "x"))
+    world.add("y", world.receives("y", "y"))
+    world.add("putter", world.puts("putter", [["a"], ["b"]]))
+
+    def puts() -> None:
+        with world.transaction("caller") as own:
+            message = world.table("caller").put("x", group="a", connection=own)
+            world.step("think")
+        world.note_put("caller", [message], ["a"])
+
+    if world.scheduler.has_server:  # elsewhere the others would just wait for it
+        world.add("caller", puts)
+
+
+def _a_caller_keeps_a_group(world: World) -> None:
+    """A caller has acked in its own transaction, and does not commit: all other groups go on."""
+    head, *_ = world.starts_with("a", "b", "c")
+    if world.is_grouped:
+        for _ in range(3):  # gives all messages their places, two at a time
+            world.table("operator").groups.purge("no such group")
+    _keep_and_go_on(world, head)
+
+
+def _a_caller_acks_what_is_new(world: World) -> None:
+    """As before, while no message has its place in its group yet."""
+    head, *_ = world.starts_with("a", "b", "c")
+    _keep_and_go_on(world, head)
+
+
+def _keep_and_go_on(world: World, head: Any) -> None:
+    _keep(world, head)
+    world.add("x", world.receives("x", "x", limit=1))
+    world.add("y", world.receives("y", "y", limit=1))
+    world.add("putter", world.puts("putter", [["b"], ["a"], ["c"]]))
+
+
+def _keep(world: World, message: Any) -> None:
+    if not world.scheduler.has_server:  # elsewhere the others would just wait for it
+        return
+    own = world.enter(world.table("caller").context.backend.engine.connect())
+    world.table("caller").ack([message], connection=own)
+    world.kept.add("a")
+
+
+def _options_change(world: World) -> None:
+    """The operator gives longer leases and fewer attempts while messages are out."""
+    world.altered = True
+    world.starts_with("a", "a", "b")
+    world.add("x", world.receives("x", "x", fails=1))
+    world.add("y", world.receives("y", "y"))
+    world.add("putter", world.puts("putter", [["a"], ["b"]]))
+
+    def alters() -> None:
+        table = world.table("operator")
+        table.alter(ack_wait=2 * LEASE, max_backoff=2 * LEASE)
+        table.alter(max_attempts=3)
+        table.alter(max_attempts=None)
+
+    world.add("operator", alters)
+
+
+def _an_operator_skips(world: World) -> None:
+    """The operator acks the first message of a group, by hand or by its id, while consumers take it."""
+    head, *_ = world.starts_with("a", "a", "b")
+    world.add("x", world.receives("x", "x", limit=1))
+    world.add("y", world.receives("y", "y", limit=1))
+    world.add("putter", world.puts("putter", [["a"], ["b"]]))
+
+    def skips() -> None:
+        if world.table("operator").ack([head]):
+            world.note_done(head, "operator")
+        moments.sleep(SHORT)
+        world.table("operator").groups.pin("b", "x")
+        world.table("operator").groups.unpin("b")
+
+    world.add("operator", skips)
+
+
 SCENARIOS = {
     one.name: one
     for one in (
@@ -155,6 +309,31 @@ SCENARIOS = {
         Scenario(
             "two_own", _two_receive, _EXCLUSIVE, ("crash", "lose", "stall"), ("x", "y"), sometimes=("sent again",)
         ),
+        Scenario("two_claim", _two_claim, _SEQUENCED, sometimes=("blocked",)),
+        Scenario("two_claim_to_own", _two_claim, _EXCLUSIVE, sometimes=("blocked",)),
+        Scenario("a_caller_keeps_a_row", _a_caller_keeps_a_group, _ROWS, ending="frozen"),
+        Scenario("rows", _two_receive, _ROWS, _HARMS, ("x", "y"), sometimes=("sent again",)),
+        Scenario("rows_frozen", _two_receive, _ROWS, ("freeze",), ("x", "y"), "frozen", ("frozen",)),
+        Scenario("rows_held_long", _long_handling, _ROWS, ("stall", "lose"), ("x", "y")),
+        Scenario("rows_fail", _one_fails, _ROWS, ("crash", "lose", "stall"), ("x", "y"), sometimes=("sent again",)),
+        Scenario("rows_die", _one_dies_of_it, _ROWS | _BURIES, ("crash", "lose", "stall"), ("x", "y")),
+        Scenario("one_freezes", _two_receive, _SEQUENCED, ("freeze", "jump"), ("x", "y"), "frozen", ("frozen",)),
+        Scenario("an_owner_freezes", _two_receive, _EXCLUSIVE, ("freeze", "jump"), ("x", "y"), "frozen", ("frozen",)),
+        Scenario("held_long", _long_handling, _SEQUENCED, ("stall",), ("x", "y")),
+        Scenario("owned_long", _long_handling, _EXCLUSIVE, ("stall",), ("x", "y")),
+        Scenario("one_fails", _one_fails, _SEQUENCED, ("crash", "stall"), ("x", "y"), sometimes=("sent again",)),
+        Scenario("an_owner_fails", _one_fails, _EXCLUSIVE, ("crash", "stall"), ("x", "y"), sometimes=("sent again",)),
+        Scenario("one_dies_of_it", _one_dies_of_it, _SEQUENCED | _BURIES, ("crash", "stall"), ("x", "y")),
+        Scenario("a_purger", _a_purger, _SEQUENCED | {"purge_after": "1s"}),
+        Scenario("two_purgers", _two_purgers, _ROWS | {"purge_after": "1s"}, sometimes=("blocked",)),
+        Scenario("two_of_one_name", _two_of_one_name, _EXCLUSIVE, sometimes=("blocked",)),
+        Scenario("a_caller_puts", _a_caller_puts, _SEQUENCED, ending="living"),
+        Scenario("a_caller_keeps_a_group", _a_caller_keeps_a_group, _SEQUENCED, ending="frozen"),
+        Scenario("a_caller_keeps_an_owned_group", _a_caller_keeps_a_group, _EXCLUSIVE, ending="frozen"),
+        Scenario("a_caller_acks_what_is_new", _a_caller_acks_what_is_new, _SEQUENCED, ending="frozen"),
+        Scenario("options_change", _options_change, _SEQUENCED),
+        Scenario("an_operator_skips", _an_operator_skips, _SEQUENCED, sometimes=("blocked",)),
+        Scenario("an_operator_skips_owned", _an_operator_skips, _EXCLUSIVE, sometimes=("blocked",)),
         Scenario("one_leaves", _one_leaves, _EXCLUSIVE, sometimes=("blocked",)),
         Scenario("one_dies", _one_dies, _EXCLUSIVE, sometimes=("blocked",)),
         Scenario("one_returns", _one_returns, _EXCLUSIVE, ending="living"),

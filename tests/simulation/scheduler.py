@@ -18,7 +18,8 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from waterclock.moments import Moments
@@ -142,6 +143,15 @@ class Scheduler(Moments):
     def actor(self) -> Actor | None:
         """Give the actor whose thread this is."""
         return getattr(self._here, "actor", None)
+
+    @contextmanager
+    def apart(self) -> Generator[None]:
+        """Let this thread look at something for the run's checks, which is no step."""
+        actor, self._here.actor = self.actor(), None
+        try:
+            yield
+        finally:
+            self._here.actor = actor
 
     def add(self, name: str, process: str, work: Callable[[], object]) -> Actor:
         """Add an actor, which waits at its first gate."""
@@ -359,15 +369,18 @@ class Scheduler(Moments):
         self._kill([one for one in self.actors if one.process == process])
 
     def freeze(self, process: str) -> None:
-        """Stop a process with its transactions open."""
+        """Stop a process with its transactions open, which on a database without a server would stop all."""
+        if not self.has_server:
+            return
         self._note("freeze", process)
+        self.seen["frozen"] += 1
         for one in self.actors:
             one.frozen = one.frozen or one.process == process
 
-    def thaw(self) -> None:
-        """Let those that are frozen or stalled go on."""
+    def thaw(self, *, frozen: bool = True) -> None:
+        """Let those that are stalled go on, and those that are ``frozen``."""
         for one in self.actors:
-            one.frozen, one.stalled_until = False, 0
+            one.frozen, one.stalled_until = one.frozen and not frozen, 0
 
     def stall(self, process: str, duration: int) -> None:
         """Stop a process for so long, ns."""
@@ -385,6 +398,7 @@ class Scheduler(Moments):
     def jump(self, duration: int) -> None:
         """Move the clock, ns."""
         self._note(f"jump {duration}", "")
+        self.seen["jump"] += 1
         self.now += duration
 
     def _note(self, harm: str, process: str) -> None:

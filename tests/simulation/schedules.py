@@ -7,13 +7,29 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.simulation.gate import Rewrite
+from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.scheduler import Choosing
 from tests.simulation.strategies import OnePreemption, Pct, Random, Replay, Runs
 from tests.simulation.world import LEASE, Outcome, Scenario, Stage, play
 
 FOLDER = Path(__file__).parent / "schedules"
-KINDS = ("never got", "was acked before", "was acked by", "while", "do not end")
+KINDS = (
+    "never got",
+    "was acked before",
+    "was acked by",
+    "while",
+    "do not end",
+    "too early",
+    "untruly",
+    "is undone",
+    "is gone",
+    "called lost",
+    "stand at place",
+    "and there",
+    "count as purged",
+)
 """What a fault says, by which two runs have the same one."""
 
 
@@ -33,6 +49,8 @@ class Schedule:
         What goes wrong.
     runs
         The choices; after them each actor keeps on.
+    mutation
+        The deliberate fault that is found; none where it was the product's own.
     """
 
     scenario: str
@@ -41,23 +59,36 @@ class Schedule:
     is_open: bool
     about: str
     runs: Runs
+    mutation: str = ""
 
     @classmethod
     def read(cls, name: str) -> Schedule:
         return cls(**json.loads((FOLDER / f"{name}.json").read_text()))
 
     def write(self, name: str) -> None:
-        text = json.dumps(asdict(self) | {"runs": None}, indent=2)
+        facts = asdict(self) | {"runs": None}
+        text = json.dumps({key: value for key, value in facts.items() if value != ""}, indent=2)
         runs = ",\n    ".join(json.dumps(one) for one in self.runs)
         (FOLDER / f"{name}.json").write_text(text.replace('"runs": null', f'"runs": [\n    {runs}\n  ]') + "\n")
 
     def play(self, stage: Stage) -> Outcome:
-        return play(stage, SCENARIOS[self.scenario], Replay(self.runs, LEASE))
+        """Play it, with its deliberate fault where it has one."""
+        strategy, scenario = Replay(self.runs, LEASE), SCENARIOS[self.scenario]
+        if not self.mutation:
+            return play(stage, scenario, strategy)
+        mutation = MUTATIONS[self.mutation]
+        with mutation.made():
+            return play(stage, scenario, strategy, mutation.rewrite)
 
 
 def names() -> list[str]:
-    """Name the stored schedules."""
+    """Name the schedules that found faults of the product."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def deliberate() -> list[str]:
+    """Name the schedules that find deliberate faults."""
+    return sorted(f"deliberate/{path.stem}" for path in FOLDER.glob("deliberate/*.json"))
 
 
 def kind_of(fault: str) -> str:
@@ -82,14 +113,30 @@ def strategies(scenario: Scenario, count: int, first: int = 0) -> Iterator[Choos
         )[seed % 4]
 
 
-def shrink(stage: Stage, scenario: Scenario, runs: Runs, kind: str, most_plays: int = 150) -> Runs:
+def find(stage: Stage, mutation: Mutation, count: int = 200, most_plays: int = 40) -> Schedule | None:
+    """Search for a schedule that finds a deliberate fault; None where none of so many does."""
+    scenario = SCENARIOS[mutation.scenario]
+    with mutation.made():
+        for strategy in strategies(scenario, count):
+            outcome = play(stage, scenario, strategy, mutation.rewrite)
+            if outcome.faults:
+                kind = kind_of(outcome.faults[0])
+                runs = shrink(stage, scenario, outcome.runs, kind, most_plays, mutation.rewrite)
+                about = outcome.faults[0].split(": [", maxsplit=1)[0].split("(", maxsplit=1)[0]
+                return Schedule(scenario.name, stage.kind, kind, True, about, runs, mutation.name)
+    return None
+
+
+def shrink(
+    stage: Stage, scenario: Scenario, runs: Runs, kind: str, most_plays: int = 150, rewrite: Rewrite = str
+) -> Runs:
     """Leave out of a schedule what its fault does not need."""
     left = most_plays
 
     def fails(shorter: Runs) -> bool:
         nonlocal left
         left -= 1
-        return left >= 0 and has(play(stage, scenario, Replay(shorter, LEASE)), kind)
+        return left >= 0 and has(play(stage, scenario, Replay(shorter, LEASE), rewrite), kind)
 
     length = len(runs)
     while length > 1:  # the tail first: what follows the fault is not needed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,6 +24,9 @@ class NoWaits:
     def is_blocked(self, number: int) -> bool:
         del number
         return False
+
+    def end(self, number: int) -> None:
+        """Nothing is open on a server."""
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -49,6 +53,10 @@ class PostgresqlWaits:
         question = "SELECT cardinality(pg_blocking_pids(%s)) > 0"
         return bool(self._driver.execute(question, (number,)).fetchone()[0])
 
+    def end(self, number: int) -> None:
+        """End a connection, as the server does where a client says nothing in a transaction."""
+        self._driver.execute("SELECT pg_terminate_backend(%s, 5000)", (number,))
+
     def close(self) -> None:
         """Give the connection back."""
         self._driver.close()
@@ -63,6 +71,7 @@ class MariadbWaits:
     def __init__(self, engine: sa.Engine) -> None:
         self._connection: Any = engine.raw_connection()
         self._connection.detach()
+        self._gone = engine.dialect.loaded_dbapi.Error
 
     def number(self, connection: Any) -> int:
         return connection.thread_id() if connection.open else 0
@@ -76,6 +85,11 @@ class MariadbWaits:
             if found is not None and int(found[1]) == number:
                 return "LOCK WAIT" in transaction.split(found[0])[0]
         return False
+
+    def end(self, number: int) -> None:
+        """End a connection, as the server does where a client says nothing in a transaction."""
+        with suppress(self._gone):
+            self._connection.cursor().execute(f"KILL {number}")
 
     def close(self) -> None:
         """Give the connection back."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import sqlalchemy as sa
@@ -19,12 +19,15 @@ from tests.simulation.waits import waits_of
 from waterclock import moments
 from waterclock.connection import Database, connect
 from waterclock.database import kept
-from waterclock.database.table_catalogue import consumers, groups, heartbeats
+from waterclock.database.table_catalogue import consumers, groups, heartbeats, totals
 from waterclock.errors import LeaseLostError, NotFoundError, OrderError, UnavailableError, WaterclockError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups import consumers as group_consumers
 from waterclock.tables.groups import heads, routing
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.explaining import Explanation
+
+_T = TypeVar("_T")
 
 LEASE = 10 * SECOND
 SHORT, POLL = 0.003, 2.0
@@ -34,6 +37,12 @@ SMALL = 2
 """What is routed, released and settled at once."""
 
 HEALED_WITHIN = 6 * LEASE
+_SOON = 6 * SECOND
+"""How much later than it is due a fresh consumer that asks every two seconds may get a message, ns."""
+
+_BACK_OFF = 2  # s
+
+_TIMED = ("leased", "scheduled", "backing_off")
 _MOST_STEPS = 3000
 
 
@@ -44,6 +53,7 @@ class Hold:
     process: str
     delivery: Delivery
     beats: bool
+    jumps: int
     ends: bool = False
 
 
@@ -68,7 +78,7 @@ class Stage:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.now = lambda: START
+        self.now: Callable[[], int] = lambda: START
         self._open = ExitStack()
         self._databases: dict[str, Database] = {}
         self._tables: dict[str, MessageTable] = {}
@@ -81,6 +91,9 @@ class Stage:
         self.database = self._database("operator")
         sql = self._any_table().context.sql
         self._open.enter_context(patch.object(type(sql), "changes", lambda *_: Quiet()))
+        self.kind = (
+            "sqlite" if url.startswith("sqlite") else "postgresql" if url.startswith("postgresql") else "mariadb"
+        )
         self.waits = waits_of(self.database.backend.engine)
         self._open.callback(self.waits.close)
 
@@ -113,13 +126,17 @@ class Stage:
     def reset(self, **options: Any) -> None:
         """Empty the table, or make another one, and let every process begin anew."""
         if options != self._options:
-            self.database.table("orders").drop()
+            for name in ("orders", "orders_dead"):
+                with suppress(NotFoundError):
+                    self.database.table(name).drop()
             self.database.create_table("orders", **options)
             self._tables, self._options = {}, options
         table = self.table("operator").context
         with self.database.backend.engine.begin() as connection:
-            for each in (table.rows, groups, consumers, heartbeats):
+            dead = [] if table.dead is None else [table.dead.rows]
+            for each in (table.rows, *dead, groups, consumers, heartbeats):
                 connection.execute(sa.delete(each))
+            connection.execute(sa.update(totals).values(purged=0))
         for name, database in self._databases.items():
             kept.forget(database.backend)
             database.backend._sessions = (database.backend._sessions[0], sum(name.encode()) * 7919)
@@ -129,6 +146,11 @@ class Stage:
                 if field.default_factory is not MISSING:  # what it remembers in memory
                     getattr(context, field.name).__init__()
             one._row._looked_at = moments.monotonic()
+
+    def leave(self, process: str) -> None:
+        """Open a process anew for the next run, because the server has ended connections that it keeps."""
+        self._databases.pop(process, None)
+        self._tables.pop(process, None)
 
     def forget(self) -> None:
         """Make another table for the next run, because this one altered it."""
@@ -142,8 +164,9 @@ class Stage:
 class World:
     """One run: what its callers did and saw."""
 
-    def __init__(self, stage: Stage, scheduler: Scheduler) -> None:
+    def __init__(self, stage: Stage, scheduler: Scheduler, options: dict[str, Any]) -> None:
         self.stage, self.scheduler = stage, scheduler
+        self.is_grouped = options.get("groups") is not None
         self.closing = self.ending = self.altered = False
         self.faults: list[str] = []
         self.put: dict[Any, tuple[str, str]] = {}  # group and putter of each message that was committed
@@ -151,9 +174,31 @@ class World:
         self.buried: set[Any] = set()
         self.order: dict[str, list[Any]] = defaultdict(list)
         self.holds: dict[Any, list[Hold]] = defaultdict(list)
+        self.due_at: dict[Any, int] = {}  # of those that back off
+        self.kept: set[str] = set()  # groups that a caller's own transaction has for as long as it likes
+        self.mine: dict[Any, set[int]] = defaultdict(set)  # claims whose acks were said to be lost
+        self._said: dict[Any, Explanation] = {}
+        self._said_at = 0
         self.began: int | None = None
+        self._kept_open = ExitStack()
         self._stops: list[Callable[[], object]] = []
         self.processes: set[str] = set()
+        self.callers: set[str] = set()  # processes whose transactions are their own
+
+    def enter(self, kept: AbstractContextManager[_T]) -> _T:
+        """Keep something open until the run has ended."""
+        return self._kept_open.enter_context(kept)
+
+    def give_up(self) -> None:
+        """Close what is open still."""
+        self._kept_open.close()
+
+    @contextmanager
+    def transaction(self, process: str) -> Generator[sa.Connection]:
+        """Open a caller's own transaction."""
+        self.callers.add(process)
+        with self.table(process).context.backend.engine.begin() as connection:
+            yield connection
 
     @property
     def now(self) -> int:
@@ -199,19 +244,32 @@ class World:
         return list(ids)
 
     def receives(
-        self, process: str, consumer: str, *, limit: int = 2, rounds: int | None = None, every: float = SHORT
+        self,
+        process: str,
+        consumer: str | None,
+        *,
+        limit: int = 2,
+        rounds: int | None = None,
+        every: float = SHORT,
+        fails: int = 0,
     ) -> Callable[[], None]:
-        """Receive, handle and ack, until the world closes or for some rounds; where nothing is due, ask again later."""
+        """Receive, handle and ack, until the world closes or for some rounds; where nothing is due, ask again later.
+
+        It fails to handle some messages at first.
+        """
 
         def work() -> None:
-            table, left = self.table(process), rounds
+            table, left, failures = self.table(process), rounds, fails
             while not self.closing and left != 0:
                 left = None if left is None else left - 1
                 try:
                     deliveries = table.receive(limit, consumer=consumer)
                     self.note_received(process, deliveries)
                     for delivery in deliveries:
-                        self._handle(process, delivery)
+                        if process == "fresh":
+                            self.judge_reason(delivery.id)
+                        failures -= 1
+                        self._handle(process, delivery, fails=failures >= 0)
                 except UnavailableError:
                     if not self.scheduler.seen["answer lost"]:
                         raise
@@ -254,18 +312,33 @@ class World:
 
         return work
 
-    def _handle(self, process: str, delivery: Delivery) -> None:
+    def _handle(self, process: str, delivery: Delivery, *, fails: bool = False) -> None:
         self.step(f"handle {self.number(delivery.id)}")
         for hold in self.holds[delivery.id]:
             hold.ends = hold.ends or hold.delivery is delivery
+        began = self.now
         try:
-            delivery.ack()
+            if fails:
+                self._let_go(process, delivery)
+                delivery.nack(f"{_BACK_OFF}s")
+            else:
+                delivery.ack()
         except (LeaseLostError, OrderError):
             self.scheduler.seen["lease lost"] += 1
+            self.mine[delivery.id].add(delivery.leased.claim_id)
         else:
-            self.note_acked(process, delivery)
+            if fails:
+                self.due_at[delivery.id] = began + _BACK_OFF * SECOND
+            else:
+                self.note_acked(process, delivery)
         finally:
             self.holds[delivery.id] = [one for one in self.holds[delivery.id] if one.delivery is not delivery]
+
+    def _let_go(self, process: str, delivery: Delivery) -> None:
+        """Note that what is behind a message in its group goes back with it."""
+        for message, holds in self.holds.items():
+            if self._group(message) == delivery.group:
+                holds[:] = [one for one in holds if one.process != process]
 
     def number(self, message: Any) -> int:
         """Number messages from one on, so that runs can be compared."""
@@ -276,29 +349,39 @@ class World:
         for delivery in deliveries:
             if delivery.epoch > 1:
                 self.scheduler.seen["sent again"] += 1
+            if self.now < self.due_at.pop(delivery.id, 0):
+                self.faults.append(f"{process} got {self.number(delivery.id)} too early")
             for message, holds in self.holds.items():
-                same = message == delivery.id or self._group(message) == delivery.group
+                same = message == delivery.id or (self.is_grouped and self._group(message) == delivery.group)
                 for one in holds:
-                    if same and one.process != process and self._is_held(one):
+                    # What was claimed so long ago that it is lost already does no harm.
+                    lasts = delivery.lease_until > self.now
+                    if same and lasts and one.process != process and self._is_held(one):
                         self.faults.append(
                             f"{process} got {self.number(delivery.id)} of {delivery.group!r} while {one.process} had"
                             f" {self.number(message)}"
                         )
-            self.holds[delivery.id].append(Hold(process, delivery, beats))
+            self.holds[delivery.id].append(Hold(process, delivery, beats, self.scheduler.seen["jump"]))
 
     def _group(self, message: Any) -> str | None:
         return self.put.get(message, (None, ""))[0]
 
     def _is_held(self, hold: Hold) -> bool:
         actors = [one for one in self.scheduler.actors if one.process == hold.process]
-        beats = hold.beats and not any(one.dead or one.frozen or one.stalled_until for one in actors)
+        beats = hold.beats and hold.jumps == self.scheduler.seen["jump"]
+        beats = beats and not any(one.dead or one.frozen or one.stalled_until for one in actors)
         if hold.ends and self.scheduler.seen["answer lost"]:
             return False
         return not (hold.delivery.over or hold.delivery.lost) and (beats or hold.delivery.lease_until > self.now)
 
     def note_acked(self, process: str, delivery: Delivery) -> None:
         """Check that a message is acked once, and after those before it."""
+        for other in self.holds[delivery.id]:
+            if other.delivery is not delivery and self._is_held(other):
+                self.faults.append(f"{process} acked {self.number(delivery.id)} while {other.process} had it")
         self.note_done(delivery.id, process)
+        if not self.is_grouped:
+            return
         group = delivery.group or ""
         earlier = [
             self.number(one)
@@ -309,6 +392,10 @@ class World:
             and one not in self.buried
             and putter == self._putter(delivery.id)
         ]
+        if earlier and self.table("operator").context.dead is not None:
+            with self.scheduler.apart():
+                self.look_for_dead()
+            earlier = [one for one in earlier if one + (self.began or 0) not in self.buried]
         if earlier:
             self.faults.append(f"{self.number(delivery.id)} of {group!r} was acked before {earlier}")
 
@@ -330,7 +417,8 @@ class World:
 
     def missing(self) -> list[Any]:
         """Give the messages that were put and not acked."""
-        return sorted(set(self.put) - set(self.acked) - self.buried)
+        left = set(self.put) - set(self.acked) - self.buried
+        return sorted(one for one in left if self._group(one) not in self.kept)
 
     def reasons(self) -> list[str]:
         """Say what the product says of what waits."""
@@ -343,6 +431,63 @@ class World:
             except WaterclockError as error:
                 said.append(f"{self.number(message)}: {error}")
         return said
+
+    # What must be true in the end
+
+    def note_reasons(self) -> None:
+        """Note what the product says of what waits, once all consumers have ended."""
+        table = self.table("operator")
+        self._said_at = self.now
+        for message in self.missing():
+            with suppress(NotFoundError):
+                self._said[message] = table.explain(message)
+
+    def judge_reason(self, message: Any) -> None:
+        """Check what was said of a message that a fresh consumer has got now."""
+        said = self._said.pop(message, None)
+        if said is None:
+            return
+        late = self.now - max(said.due_at or 0, self._said_at) > _SOON
+        early = said.due_at is not None and said.state in _TIMED and self.now < said.due_at
+        if early or (late and said.state == "ready" and "any consumer" in said.reason):
+            when = (self.now - self._said_at) / SECOND
+            self.faults.append(f"{self.number(message)} came after {when} s, but explain said untruly: {said.reason}")
+
+    def judge_rows(self) -> None:
+        """Check what the table says of each message against what callers saw."""
+        context = self.table("operator").context
+        rows = context.rows
+        with self.stage.database.backend.engine.connect() as connection:
+            found = {row.id: row for row in connection.execute(sa.select(rows))}
+            dead = set[Any]() if context.dead is None else set(connection.scalars(sa.select(context.dead.rows.c.id)))
+            purged = connection.scalar(sa.select(totals.c.purged).where(totals.c.table_id == context.table_id))
+        gone = [one for one in self.acked if one not in found]
+        if (purged or 0) != len(gone):
+            self.faults.append(f"{purged or 0} count as purged, but {len(gone)} are")
+        places = Counter((row.group_id, row.position) for row in found.values() if row.time_acked is None)
+        self.faults += [
+            f"{count} messages stand at place {place[1]} of {place[0]!r}"
+            for place, count in places.items()
+            if count > 1 and place[1] is not None
+        ]
+        for message in self.put:
+            row = found.get(message)
+            is_acked = row is None or row.time_acked is not None
+            if message in self.acked and (not is_acked or message in dead):
+                self.faults.append(f"the ack of {self.number(message)} is undone")
+            if message in dead and row is not None:
+                self.faults.append(f"{self.number(message)} is buried, and there")
+            if row is None and message not in dead and message not in self.acked and message not in self.buried:
+                self.faults.append(f"{self.number(message)} is gone")
+            if row is not None and row.acked_by in self.mine[message]:
+                self.faults.append(f"the ack of {self.number(message)} was called lost")
+
+    def look_for_dead(self) -> None:
+        """Count what is in the dead-letter table as done."""
+        dead = self.table("operator").context.dead
+        if dead is not None:
+            with self.stage.database.backend.engine.connect() as connection:
+                self.buried |= set(connection.scalars(sa.select(dead.rows.c.id)))
 
 
 @dataclass(frozen=True)
@@ -360,7 +505,8 @@ class Scenario:
     harms, victims
         What may be done to whom.
     ending
-        ``"healed"``: all thaw, consumers end, and a fresh one gets the rest; ``"living"``: those who live go on.
+        ``"healed"``: all thaw, consumers end, and a fresh one gets the rest; ``"living"``: those who live go on;
+        ``"frozen"``: those that are frozen stay so, the server ends what they have open, and a fresh one gets the rest.
     sometimes
         What some of its runs must meet.
     """
@@ -392,7 +538,7 @@ def play(stage: Stage, scenario: Scenario, strategy: Choosing, rewrite: Rewrite 
     stage.now = scheduler.monotonic_ns
     with moments.replaced(scheduler), _no_chance():
         stage.reset(**scenario.options)
-        world = World(stage, scheduler)
+        world = World(stage, scheduler, scenario.options)
         with gates(scheduler, stage.database.backend.engine, rewrite):
             try:
                 scenario.set_up(world)
@@ -401,34 +547,42 @@ def play(stage: Stage, scenario: Scenario, strategy: Choosing, rewrite: Rewrite 
                 _end(world, scenario)
             finally:
                 scheduler.end()
+                world.give_up()
+        world.judge_rows()
     if world.altered:
         stage.forget()
     for one in scheduler.actors:
-        if one.error is not None:
+        if one.error is not None and not one.dead:
             world.faults.append(f"{one.name}: {one.error!r}")
     return Outcome(world.faults, scheduler.history, runs, dict(scheduler.seen), steps)
 
 
 def _is_quiet(world: World) -> bool:
-    working = [one for one in world.scheduler.actors if one.state != "over" and not one.dead]
+    working = [one for one in world.scheduler.actors if one.state != "over" and not (one.dead or one.frozen)]
     return not world.missing() and all(one.state == "asleep" for one in working)
 
 
 def _end(world: World, scenario: Scenario) -> None:
-    scheduler = world.scheduler
-    scheduler.thaw()
+    stage, scheduler = world.stage, world.scheduler
+    scheduler.thaw(frozen=scenario.ending != "frozen")
     world.ending = True
-    if scenario.ending == "healed":
+    if scenario.ending != "living":
         world.close()
-        mine = [one for one in scheduler.actors if "'s " not in one.name]
+        for one in scheduler.actors:
+            if one.frozen and one.connection and one.process not in world.callers:
+                stage.waits.end(one.connection)
+                stage.leave(one.process)
+        mine = [one for one in scheduler.actors if "'s " not in one.name and not one.frozen]
         scheduler.run(InTurn(), _MOST_STEPS, lambda: all(one.state == "over" for one in mine))
         stuck = [f"{one.name} {one.state} at {one.label}" for one in mine if one.state != "over"]
         if stuck:
             world.faults.append(f"do not end: {stuck}")
         world.closing = False
+        world.note_reasons()
         world.add("fresh", world.receives("fresh", "fresh", limit=10))
     until = scheduler.now + HEALED_WITHIN
     scheduler.run(InTurn(), _MOST_STEPS, lambda: not world.missing() or scheduler.now > until)
+    world.look_for_dead()
     if world.missing():
         world.faults.append(f"never got: {world.reasons()}")
     world.close()

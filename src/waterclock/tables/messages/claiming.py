@@ -43,7 +43,10 @@ def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
     marks.forget()
     if begin:
         rest = Wanted(wanted.limit - len(claimed), wanted.consumer, wanted.claim_id, wanted.backoff)
-        claimed += _claim_rows(context, rest, _NO_MARKS)
+        found = _claim_rows(context, rest, _NO_MARKS)
+        # Where this process stood still between the two, the second took again what the first had taken.
+        again = {one.row.seq for one in found}
+        claimed = [*(one for one in claimed if one.row.seq not in again), *found]
     return claimed
 
 
