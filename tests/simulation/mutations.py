@@ -186,7 +186,6 @@ MUTATIONS = {
             by_locks=True,
         ),
         Mutation("rows_are_not_locked", "rows", _unlocked(_OF_ROWS, skips=True), by_locks=True),
-        Mutation("nacks_lock_no_group", "one_fails", _unlocked("waterclock_groups", skips=False), by_locks=True),
         Mutation(
             "a_name_is_taken_but_once",
             "two_of_one_name",
@@ -215,7 +214,6 @@ MUTATIONS = {
         Mutation("back_off_in_groups_is_lost", "one_fails", replaced=((acking, "_back_off_row", _at_once),)),
         # Settling
         Mutation("routing_settles_nothing", "two_receive", replaced=((routing, "settle", _nothing), *NO_SWEEP)),
-        Mutation("nacks_settle_nothing", "one_fails", replaced=((acking, "settle", _nothing), *NO_SWEEP)),
         Mutation("no_sweep", "the_head_is_deleted", replaced=NO_SWEEP),
         Mutation("no_sweep_of_late_heads", "a_late_head_is_deleted", replaced=NO_SWEEP),
     )
