@@ -39,7 +39,7 @@ from waterclock.tables.messages.putting import MessageId, PutIds, check_id, prep
 from waterclock.tables.messages.stats import TableStats, table_stats
 from waterclock.tables.model.arguments import check_consumer, check_epoch, check_group, many, one_or_many
 from waterclock.tables.model.keyspace import check_unsharded
-from waterclock.tables.model.options import OptionChanges, TableOptions, check_count, check_rate
+from waterclock.tables.model.options import MOST, OptionChanges, TableOptions, check_count, check_rate
 from waterclock.tables.model.rate import Rate
 from waterclock.tables.model.schema import user_column_names
 from waterclock.time import MAX_NS, Duration, Time, to_duration, to_time
@@ -298,7 +298,7 @@ class MessageTable:
             For an argument that cannot be meant; also for ``where`` and ``order`` in a table with groups, whose order
             they would break.
         """
-        if limit is not None and (type(limit) is not int or limit < 1):
+        if limit is not None and (type(limit) is not int or not 1 <= limit <= MOST):
             check_count(limit)  # says what is wrong
         if where is None and order is None and parameters is None and max_groups is None:
             request = Request(self._own_name() if consumer is None else check_consumer(consumer))

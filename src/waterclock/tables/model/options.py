@@ -36,6 +36,9 @@ PurgeBy = Literal["rows", "partition"]
 
 _LEAST_RATE, _GREATEST_RATE = 1e-6, 1e9  # messages a second
 
+MOST = 2**31 - 1
+"""No count is larger: the databases keep epochs and limits as 32-bit integers."""
+
 
 class OptionChanges(TypedDict, total=False):
     """The options that may change while a table is in use."""
@@ -203,8 +206,8 @@ class TableOptions:
 
 def check_count(value: object, name: str = "limit") -> int:
     """Return a number of things; InvalidArgumentError where it is none."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgumentError(f"{name}: {quoted(value)} is no count; give a whole number from 1")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+        raise InvalidArgumentError(f"{name}: {quoted(value)} is no count; give a whole number from 1 to {MOST}")
     return value
 
 
