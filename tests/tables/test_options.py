@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from waterclock.connection import Database
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, SchemaError
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.model.options import TableOptions
+from waterclock.tables.model.options import MOST, TableOptions
 
 SECOND = 1_000_000_000
 
@@ -32,6 +32,8 @@ def test_the_options_are_those_that_were_given_and_otherwise_the_documents(datab
         ("ack_wait", "soon"),
         ("purge_after", 1.5),
         ("batch_size", 0),
+        ("batch_size", MOST + 1),
+        ("max_attempts", MOST + 1),
         ("batch_size", True),
         ("cache_size", "many"),
         ("poll_interval", 0),
