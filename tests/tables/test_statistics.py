@@ -68,6 +68,7 @@ def analyze(database: Database, table: MessageTable, groups: Any, purge_by: str,
     parts = ["orders_open"] if purge_by == "partition" else []
     with database.backend.engine.begin() as connection:
         connection.execute(sa.text("DELETE FROM waterclock_groups"))
+        connection.execute(sa.text("DELETE FROM waterclock_consumers"))  # else "gone" would be left its share
         if state == "purged":
             connection.execute(sa.text("DELETE FROM orders"))
         for name in ("orders", *parts, "orders_dead", "others", "waterclock_groups"):

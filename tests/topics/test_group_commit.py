@@ -93,7 +93,7 @@ def times(topic: Topic) -> list[int | None]:
 def losing_the_answer_to_a_commit(backend: Backend, number: int = 1) -> Generator[list[int]]:
     """Let the connection break after the so-manieth commit took place and before the answer comes."""
     commits: list[int] = []
-    run = Direct.run
+    translated = Direct._translated
 
     def fail() -> None:
         commits.append(1)
@@ -103,23 +103,24 @@ def losing_the_answer_to_a_commit(backend: Backend, number: int = 1) -> Generato
                 gone.sqlite_errorcode = 5
             raise exc.OperationalError("COMMIT", None, gone, connection_invalidated=True)
 
-    def run_and_fail(self: Direct, frame: Any, text: str) -> None:
-        run(self, frame, text)
-        if text == frame.commit:
+    def execute_and_fail(self: Direct, execute: Any, *given: Any) -> Any:
+        found = translated(self, execute, *given)
+        if "COMMIT" in given:
             fail()
+        return found
 
     def commit_and_fail(connection: sa.Connection) -> None:
         connection.connection.dbapi_connection.commit()
         fail()
 
-    Direct.run = run_and_fail
+    Direct._translated = execute_and_fail
     engines = [backend._indexed_writer]
     for engine in engines:
         event.listen(engine, "commit", commit_and_fail)
     try:
         yield commits
     finally:
-        Direct.run = run
+        Direct._translated = translated
         for engine in engines:
             event.remove(engine, "commit", commit_and_fail)
 
