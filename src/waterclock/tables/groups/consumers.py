@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.groups.heads import UNASSIGNED, belongs_to, settle, these_groups
+from waterclock.tables.groups.heads import UNASSIGNED, belongs_to, has_something_out, settle, these_groups
 
 _RELEASED_AT_ONCE = 1000
 
@@ -290,13 +290,7 @@ def _lapsed() -> sa.Select[Any]:
 
 def _has_to_go(context: TableContext) -> tuple[sa.ColumnElement[bool], ...]:
     """Choose the groups of a consumer that its end concerns: of those that are pinned, the ones with something out."""
-    rows = context.rows
-    out = sa.exists().where(
-        rows.c.group_id == groups.c.group_id,
-        rows.c.position == groups.c.head,
-        rows.c.time_acked.is_(None),
-        rows.c.claim_id.is_not(None),
-    )
+    out = has_something_out(context)
     its = groups.c.table_id == sa.bindparam("table"), belongs_to(sa.bindparam("who"))
     return *its, sa.or_(groups.c.pinned == 0, out)
 

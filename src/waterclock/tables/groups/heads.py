@@ -240,16 +240,21 @@ def _due(context: TableContext, never: sa.ColumnElement[bool]) -> sa.ColumnEleme
     return sa.case((never, sa.null()), (paused_until > due, paused_until), else_=due)
 
 
-@lru_cache(maxsize=256)
-def _drained(context: TableContext) -> sa.Update:
-    # Those that are out are always the first ones, so nothing is out where the head is not.
+def has_something_out(context: TableContext) -> sa.ColumnElement[bool]:
+    """Say that a consumer has messages of a group. They are always the first ones, so the head is one of them."""
     rows = context.rows
-    out = sa.exists().where(
+    return sa.exists().where(
         rows.c.group_id == groups.c.group_id,
         rows.c.position == groups.c.head,
         rows.c.time_acked.is_(None),
         rows.c.claim_id.is_not(None),
     )
+
+
+@lru_cache(maxsize=256)
+def _drained(context: TableContext) -> sa.Update:
+    rows = context.rows
+    out = has_something_out(context)
     due = first_of(context, _due(context, is_exhausted_sql(context)), rows.c.position.is_not(None))
     lives = sa.exists().where(consumers.c.table_id == groups.c.table_id, consumers.c.name == groups.c.drain_to)
     heir = sa.case((lives | (groups.c.pinned == 1), groups.c.drain_to), else_=UNASSIGNED)
