@@ -21,10 +21,10 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
 from waterclock.tables.groups.heads import UNASSIGNED, is_assigned, these_groups
 from waterclock.tables.groups.routing import route_new
-from waterclock.tables.messages.claiming_free import claim_free
 from waterclock.tables.messages.dead_letters import bury, exhausted_reason
-from waterclock.tables.messages.group_levels import FREE_COLUMNS, Level, Look, at_level, levels, look
+from waterclock.tables.messages.group_levels import FREE_COLUMNS, Level, Look, at_level, is_ungrouped, levels, look
 from waterclock.tables.model.claim import Claimed, Wanted
+from waterclock.tables.model.schema import not_acked
 
 _Row = Any
 
@@ -105,20 +105,36 @@ class GroupClaim(ABC):
         if self._context.options.ungrouped != "free":
             self._take_groups(level, self._wanted.limit - len(self.claimed))
             return
-        free_first = random.random() < 0.5  # noqa: PLR2004, S311  # a fair coin, no secret
-        if free_first:
-            self._take_free(level, max(1, self._left // 2))
-        self._take_groups(level, self._left if free_first else max(1, self._left // 2))
-        self._take_free(level, self._left)
+        ungrouped_first = random.random() < 0.5  # noqa: PLR2004, S311  # a fair coin, no secret
+        if ungrouped_first:
+            self._take_ungrouped(level, max(1, self._left // 2))
+        self._take_groups(level, self._left if ungrouped_first else max(1, self._left // 2))
+        self._take_ungrouped(level, self._left)
         self._take_groups(level, self._left)
 
     @property
     def _left(self) -> int:
         return self._wanted.limit - len(self.claimed)
 
-    def _take_free(self, level: Level, most: int) -> None:
-        if most > 0:
-            self.claimed += claim_free(self._context, self._connection, self._wanted, level.priority, most, self._now)
+    def _take_ungrouped(self, level: Level, most: int) -> None:
+        if most <= 0:
+            return
+        context, connection, wanted = self._context, self._connection, self._wanted
+        due = {"of": level.priority, "now": self._now, "count": most}
+        found = connection.execute(_ungrouped_due(context), due).all()
+        most_attempts = context.options.max_attempts
+        if most_attempts is not None:
+            exhausted = [row.seq for row in found if (row.epoch or 0) >= most_attempts]
+            if exhausted:
+                bury(context, connection, exhausted, exhausted_reason(context))
+                found = [row for row in found if row.seq not in exhausted]
+        wait = wanted.backoff.wait
+        claimed = [Claimed(row, self._now + wait(row.epoch or 0, random.uniform(-1, 1))) for row in found]  # noqa: S311  # no secret
+        if claimed:
+            mark = {"by": wanted.claim_id, "who": wanted.consumer}
+            values = [{"of": one.row.seq, "until": one.lease_until, **mark} for one in claimed]
+            connection.execute(_leave_ungrouped(context), values)
+        self.claimed += claimed
 
     def _take_groups(self, level: Level, most: int) -> None:
         upto = len(self.claimed) + most
@@ -249,6 +265,37 @@ def _free_groups() -> sa.Select[*tuple[Any, ...]]:
         .order_by(groups.c.ready_at, groups.c.came)
         .limit(sa.bindparam("count"))
         .with_for_update(skip_locked=True)
+    )
+
+
+@lru_cache(maxsize=256)
+def _ungrouped_due(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    return (
+        sa.select(*columns_read(rows))
+        .where(
+            is_ungrouped(context),
+            rows.c.priority == sa.bindparam("of"),
+            rows.c.time_next <= sa.bindparam("now", type_=sa.BigInteger),
+        )
+        .order_by(rows.c.time_next, rows.c.seq)
+        .limit(sa.bindparam("count"))
+        .with_for_update(skip_locked=True)
+    )
+
+
+@lru_cache(maxsize=256)
+def _leave_ungrouped(context: TableContext) -> sa.Update:
+    rows = context.rows
+    return (
+        sa.update(rows)
+        .where(rows.c.seq == sa.bindparam("of"), not_acked(rows))
+        .values(
+            time_next=sa.bindparam("until"),
+            epoch=sa.func.coalesce(rows.c.epoch, 0) + 1,
+            claim_id=sa.bindparam("by"),
+            consumer=sa.bindparam("who"),
+        )
     )
 
 

@@ -16,8 +16,7 @@ from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, BELO
 from waterclock.tables.groups import consumers
 from waterclock.tables.groups.heads import UNASSIGNED
 from waterclock.tables.groups.routing import is_unrouted
-from waterclock.tables.messages.claiming_free import free_due_times, free_priority
-from waterclock.tables.model.schema import PARTITIONED, not_acked
+from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +94,11 @@ def levels(context: TableContext, connection: SqlConnection, me: str, top: Look 
     while True:
         found = top or look(context, connection, me, below)
         top = None
-        free = free_priority(context, connection, below) if context.options.ungrouped == "free" else None
+        ungrouped = None
+        if context.options.ungrouped == "free":
+            ungrouped = connection.execute(_ungrouped_priority(context), {"below": below}).scalar()
         highest = BELOW_EVERY_PRIORITY
-        for priority in (found.of_unassigned, found.of_mine, free):
+        for priority in (found.of_unassigned, found.of_mine, ungrouped):
             if priority is not None and priority > highest:
                 highest = priority
         if highest == BELOW_EVERY_PRIORITY:
@@ -141,15 +142,14 @@ def _due_times(
             yield lapse
         full = max_groups is not None and consumers.room_of(context, connection, me, max_groups) == 0
     for level in levels(context, connection, me, top):
-        for who in level.whose:
-            if who == UNASSIGNED and full:
-                continue
-            at = {"table_id": context.table_id, "who": who, "of": level.priority}
-            found = connection.execute(_earliest_group(), at).scalar()
+        at: dict[str, Any] = {"table_id": context.table_id, "of": level.priority}
+        questions = [(_earliest_group(), at | {"who": who}) for who in level.whose if who != UNASSIGNED or not full]
+        if context.options.ungrouped == "free":
+            questions.append((_earliest_ungrouped(context), at))
+        for question, values in questions:
+            found = connection.execute(question, values).scalar()
             if found is not None:
                 yield found
-        if context.options.ungrouped == "free":
-            yield from free_due_times(context, connection, level.priority)
 
 
 FREE_COLUMNS = (groups.c.group_id, groups.c.assigned, groups.c.head, groups.c.next_position, groups.c.tail)
@@ -227,5 +227,32 @@ def _earliest_group() -> sa.Select[Any]:
         sa.select(groups.c.ready_at)
         .where(*at_level(), groups.c.ready_at.is_not(None))
         .order_by(groups.c.ready_at)
+        .limit(1)
+    )
+
+
+def is_ungrouped(context: TableContext) -> sa.ColumnElement[bool]:
+    """Say that a message is in no group, and may be due."""
+    return is_waiting(context.rows) & context.rows.c.group_id.is_(None)
+
+
+@lru_cache(maxsize=256)
+def _ungrouped_priority(context: TableContext) -> sa.Select[Any]:
+    rows = context.rows
+    return (
+        sa.select(rows.c.priority)
+        .where(is_ungrouped(context), rows.c.priority < sa.bindparam("below", type_=sa.BigInteger))
+        .order_by(rows.c.priority.desc())
+        .limit(1)
+    )
+
+
+@lru_cache(maxsize=256)
+def _earliest_ungrouped(context: TableContext) -> sa.Select[Any]:
+    rows = context.rows
+    return (
+        sa.select(rows.c.time_next)
+        .where(is_ungrouped(context), rows.c.priority == sa.bindparam("of"))
+        .order_by(rows.c.time_next)
         .limit(1)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from waterclock.database.migration_steps import create_index, create_table
+from waterclock.database.migrations.steps import create_index, create_table
 from waterclock.database.types import BigInt, Blob, Key, LongText, Name
 
 revision = "0001"

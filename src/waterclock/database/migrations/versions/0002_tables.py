@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from waterclock.database.migration_steps import create_index, create_table
+from waterclock.database.migrations.steps import create_index, create_table
 from waterclock.database.types import BigInt, Key, LongText, Name
 
 revision = "0002"

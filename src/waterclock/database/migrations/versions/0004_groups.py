@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from waterclock.database.migration_steps import add_column, create_index, create_table, drop_column, drop_index
+from waterclock.database.migrations.steps import add_column, create_index, create_table, drop_column, drop_index
 from waterclock.database.types import BigInt, Name
 
 revision = "0004"

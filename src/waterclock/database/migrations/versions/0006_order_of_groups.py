@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from waterclock.database.migration_steps import add_column, create_index, drop_index
+from waterclock.database.migrations.steps import add_column, create_index, drop_index
 from waterclock.database.types import BigInt
 
 revision = "0006"

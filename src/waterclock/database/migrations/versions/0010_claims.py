@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.schema import DDL
 
-from waterclock.database.migration_steps import add_column
+from waterclock.database.migrations.steps import add_column
 from waterclock.database.types import BigInt
 from waterclock.errors import SchemaError
 

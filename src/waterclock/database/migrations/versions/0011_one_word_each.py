@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import op
 
-from waterclock.database.migration_steps import rename_column, rename_table
+from waterclock.database.migrations.steps import rename_column, rename_table
 
 revision = "0011"
 down_revision = "0010"
