@@ -148,6 +148,30 @@ def test_a_stream_writes_the_batches_of_one_process_however_often_it_is_killed_a
     assert [m.headers[REASON_HEADER] for m in database.topic("rejected").read()] == [r.reason for r in rejected]
 
 
+@pytest.mark.parametrize("rule", ["event_time", "rate"])
+def test_a_pipeline_that_is_started_before_the_first_message_waits_for_it(
+    spark: SparkSession, tmp_path: Path, rule: str
+) -> None:
+    text = PIPELINE.replace('trigger = "5s"', 'trigger = "10ms"').replace('start = "2026-07-01T10:00:00Z"\n', "")
+    if rule == "rate":
+        text = text.replace('window = "500ms"', 'by = "rate"').replace('max_delay = "400ms"', 'batch_length = "1s"')
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        topic = database.create_topic("telemetry")
+        database.create_table("batches", id_type="text")
+        database.create_topic("rejected")
+        file = PipelineFile.read(write(tmp_path, text))
+        assert run_pipeline(spark, file, once=True).messages == 0
+        calls: list[int] = []
+
+        def tell(progress: Progress) -> None:
+            calls.append(progress.messages)
+            if len(calls) == 2:
+                topic.append([wc.Message("a", "s0", START + n * SECOND, receive_time=START) for n in range(3)])
+
+        progress = run_pipeline(spark, file, tell=tell, stopping=lambda: calls[-1] > 0)
+        assert (progress.messages, progress.lag) == (3, 0)
+
+
 def test_a_stream_that_fails_says_why_in_a_line(spark: SparkSession, database: wc.Database, tmp_path: Path) -> None:
     path = write(tmp_path, PIPELINE.replace('start = "2026-07-01T10:00:00Z"', 'start = "0:0:0"'))
     database.topic("telemetry").truncate(wc.Position(1, 0, 0))

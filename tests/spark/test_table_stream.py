@@ -120,6 +120,28 @@ def test_a_claimed_message_that_an_operator_deleted_is_missed(database: wc.Datab
     stream.stop()
 
 
+def test_a_checkpoint_of_a_table_that_was_removed_and_made_again_acks_nothing_of_the_new_one(
+    database: wc.Database,
+) -> None:
+    database.create_table("orders").put(b"old")
+    before = reader(database)
+    end = before.latestOffset(before.initialOffset(), ReadMaxRows(1))
+    before.stop()
+    database.table("orders").drop()
+    table = database.create_table("orders")
+    table.put(b"new")
+    after = reader(database)
+    for use in (
+        lambda: after.latestOffset(end, ReadMaxRows(1)),
+        lambda: after.commit(end),
+        lambda: tasks(after, {}, end),
+    ):
+        with pytest.raises(wc.NotFoundError, match="another message table with the name 'orders'"):
+            use()
+    assert table.stats().ready == 1
+    after.stop()
+
+
 def test_spark_empties_a_message_table(spark: SparkSession, tmp_path: Path) -> None:
     register(spark)
     with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:

@@ -199,9 +199,9 @@ def test_available_now_stops_at_the_head_that_it_saw_first(tmp_path: Path) -> No
         reader.prepareForTriggerAvailableNow()
         topic.append([message(1)])
         end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-        assert end == {"position": "0:1:0", "ordinal": 1}
+        assert end == {"position": "0:1:0", "ordinal": 1, "topic": topic.storage.origin}
         assert reader.latestOffset(end, ReadAllAvailable()) == end
-        assert reader.reportLatestOffset() == {"position": "0:2:0", "ordinal": 2}
+        assert reader.reportLatestOffset() == {"position": "0:2:0", "ordinal": 2, "topic": topic.storage.origin}
 
 
 def test_where_a_stream_begins_stays_the_same_while_the_topic_grows(tmp_path: Path) -> None:
@@ -298,13 +298,57 @@ def test_a_task_whose_rows_were_deleted_under_its_eyes_fails(expiring: wc.Databa
         list(reader.read(parts[0]))
 
 
+@pytest.mark.parametrize("packed", ["true", "false"])
+@pytest.mark.parametrize("start", [{}, {"startingTimestamp": "3"}, {"startingPosition": "0:0:0"}])
+def test_a_stream_of_an_empty_topic_waits_and_then_reads_from_the_first_message_on(
+    tmp_path: Path, packed: str, start: dict[str, str]
+) -> None:
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        topic = database.create_topic("t")
+        given = {"packed": packed, **start}
+        stream = TopicStreamReader(options(database, **given))
+        stream.prepareForTriggerAvailableNow()
+        first = stream.initialOffset()
+        assert stream.latestOffset(first, ReadAllAvailable()) == first
+        # Spark begins the first micro-batch nevertheless, and its checkpoint has this end.
+        assert rows(stream, first, first) == []
+        topic.append([message(4)])
+        assert rows(stream, first, first) == []
+        again = TopicStreamReader(options(database, **given))
+        end = again.latestOffset(first, ReadAllAvailable())
+        assert (end["position"], end["ordinal"]) == ("0:1:0", 1)
+        assert len(rows(again, first, end)) == 1
+
+
 def test_nothing_is_read_of_an_empty_topic(tmp_path: Path) -> None:
     with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
         database.create_topic("t")
         assert rows(TopicReader(options(database))) == []
-        stream = TopicStreamReader(options(database))
-        start = stream.initialOffset()
-        assert stream.latestOffset(start, ReadAllAvailable()) == start
+
+
+def test_a_checkpoint_of_a_topic_that_was_removed_and_made_again_is_refused(tmp_path: Path) -> None:
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        database.create_topic("t").append([message(0), message(1)])
+        before = TopicStreamReader(options(database))
+        first = before.initialOffset()
+        read = before.latestOffset(first, ReadAllAvailable())
+        database.topic("t").remove()
+        topic = database.create_topic("t")
+        after = TopicStreamReader(options(database, failOnDataLoss="false"))
+        of_an_earlier_version = {name: read[name] for name in ("position", "ordinal")}
+        for offset, says in ((read, "is of another topic with the name 't'"), (of_an_earlier_version, "only 0")):
+            with pytest.raises(wc.NotFoundError, match=f"{says}.*start the query with a new checkpoint"):
+                after.latestOffset(offset, ReadAllAvailable())
+            with pytest.raises(wc.NotFoundError, match=says):
+                after.partitions(first, offset)
+        topic.append([message(number) for number in range(3)])
+        topic.append([message(3)])
+        with pytest.raises(wc.NotFoundError, match="another topic"):
+            after.latestOffset(read, ReadAllAvailable())
+        # Where it cannot be known, the stream goes on, and its next offset says of which topic it is.
+        end = after.latestOffset(of_an_earlier_version, ReadAllAvailable())
+        assert end == {"position": "0:2:0", "ordinal": 4, "topic": topic.storage.origin}
+        assert after.latestOffset(first, ReadAllAvailable()) == end
 
 
 @pytest.mark.parametrize(

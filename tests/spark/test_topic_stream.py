@@ -91,8 +91,8 @@ def test_a_stream_goes_on_where_its_checkpoint_says_and_tells_how_far_it_is_behi
     run(stream(spark, database, maxMessagesPerTrigger=15), tmp_path / "checkpoint", seen)
     assert seen == [list(range(10)), list(range(10, 20)), list(range(20, 30)), [30]]
     source = json.loads(first_run.recentProgress[0].json)["sources"][0]
-    assert source["endOffset"] == {"position": "0:1:0", "ordinal": 10}
-    assert source["latestOffset"] == {"position": "1:0:0", "ordinal": 30}
+    assert source["endOffset"] == {"position": "0:1:0", "ordinal": 10, "topic": topic.storage.origin}
+    assert source["latestOffset"] == {"position": "1:0:0", "ordinal": 30, "topic": topic.storage.origin}
 
 
 def test_a_stream_ends_with_a_clear_error_where_what_it_has_not_read_was_deleted(

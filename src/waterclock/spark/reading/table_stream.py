@@ -2,7 +2,9 @@
 
 An offset is JSON in the query's checkpoint, and holds the ids that its micro-batch claimed, each with its epoch. So a
 micro-batch that is run again, after a restart too, has the same messages. They are acked once Spark has noted in its
-checkpoint that the micro-batch is finished, never before; until then this process prolongs their leases.
+checkpoint that the micro-batch is finished, never before; until then this process prolongs their leases. It also holds
+when the table was made: the next table of that name may have other messages under these ids, and a checkpoint of the
+first is refused there. Checkpoints of earlier versions do not say that.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from waterclock import moments
 from waterclock.connection import Database
+from waterclock.database.table_catalogue import message_tables
 from waterclock.errors import NotFoundError, WaterclockError
 from waterclock.spark.options import plainly
 from waterclock.spark.reading.table_read_options import TableReadOptions
@@ -73,7 +76,8 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._keeper = _LeaseKeeper(self._table, claimed)
             if self._left is not None:
                 self._left -= len(claimed)
-            return {"batch": start["batch"] + 1, "messages": [[_to_json(one.id), one.epoch] for one in claimed]}
+            messages = [[_to_json(one.id), one.epoch] for one in claimed]
+            return {"batch": start["batch"] + 1, "messages": messages, "made": self._made}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
         """Count what is due: this query claims no more."""
@@ -83,6 +87,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002  # the end says it all
         """Share a micro-batch out to tasks, each group to one."""
         with plainly():
+            self._refuse_other(end)
             groups = self._groups([name for name, _ in end["messages"]])
             shares: dict[int, list[tuple[int | str, int]]] = {}
             for name, epoch in end["messages"]:
@@ -127,7 +132,23 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _table(self) -> MessageTable:
         return self._database.table(self._options.table)
 
+    @cached_property
+    def _made(self) -> int:
+        statement = sa.select(message_tables.c.time_created).where(message_tables.c.name == self._table.name)
+        with self._table.context.backend.snapshot() as connection:
+            return connection.execute(statement).scalar_one()
+
+    def _refuse_other(self, offset: Offset) -> None:
+        """Insist that an offset is of this message table, and not of one that had its name."""
+        if offset.get("made", self._made) != self._made:
+            raise NotFoundError(
+                f"the checkpoint is of another message table with the name {self._table.name!r}, which was removed, or"
+                " is in another database; start the query with a new checkpoint, or with the database that this one is"
+                " of"
+            )
+
     def _ack(self, offset: Offset) -> None:
+        self._refuse_other(offset)
         if self._keeper is not None:
             self._keeper.stop()
             self._keeper = None

@@ -1,9 +1,12 @@
 """Reads a topic as a stream: ``spark.readStream.format("waterclock")``. Its offsets are positions of the topic.
 
-An offset is JSON in the query's checkpoint: ``{"position": "3:17:0", "ordinal": 81234}``, where the ordinal counts the
-messages before the position, so that the difference of two offsets is a lag in messages. Where a stream begins is
-written down as it was asked for (``{"position": "earliest"}``, ``{"event_time": …}``) and looked up when needed:
-Spark asks again when it repeats the first micro-batch, and has to get the same answer from a topic that has grown.
+An offset is JSON in the query's checkpoint: ``{"position": "3:17:0", "ordinal": 81234, "topic": "9f0c…"}``. The ordinal
+counts the messages before the position, so that the difference of two offsets is a lag in messages. ``topic`` is the
+topic's origin: the next topic of that name has another one, and a checkpoint of the first is refused there. Checkpoints
+of earlier versions do not have it. Where a stream begins is written down as it was asked for
+(``{"position": "earliest"}``, ``{"event_time": …}``), without an ordinal, and looked up when needed: Spark asks again
+when it repeats the first micro-batch, and has to get the same answer from a topic that has grown. A query whose topic
+is empty gets that answer as the end of its first micro-batch, too.
 """
 
 from __future__ import annotations
@@ -58,6 +61,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  # Spark's name
         """Give where the next micro-batch ends: at the end of an entry, of at least one, and never past the target."""
         with plainly():
+            self._refuse_other(start)
             begin = self._begin(start)
             if begin is None:
                 return start
@@ -69,7 +73,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if isinstance(limit, ReadMaxRows) and end.ordinal - first.ordinal > limit.max_rows:
                 boundary = entry_boundary(storage, first.position, limit.max_rows, damage)
                 end = min(end, place_of(storage, boundary, damage))
-            return start if end.ordinal <= first.ordinal else _written(end)
+            return start if end.ordinal <= first.ordinal else self._written(end)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
         """Remember the topic's head: this query reads no further."""
@@ -79,13 +83,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> Offset:  # noqa: N802  # Spark's name
         """Give the topic's head, so that the query's progress shows how far it is behind."""
         with plainly():
-            return _written(place_of(self._topic.storage, self._topic.head))
+            return self._written(place_of(self._topic.storage, self._topic.head))
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Cut a micro-batch into slices."""
         with plainly():
+            self._refuse_other(end)
             begin = self._begin(start)
-            if begin is None:
+            if begin is None or end == start:  # there was nothing to read when the micro-batch began
                 return []
             stop, damage = Position.parse(end["position"]), self._options.on_damage
             slices = self._topic.plan(begin, stop, max_messages=SLICE_MESSAGES, on_damage=damage)
@@ -121,6 +126,32 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return found.position if found.found else None
         return _FIRST if offset["position"] == _EARLIEST else Position.parse(offset["position"])
 
+    @cached_property
+    def _origin(self) -> str | None:
+        return self._topic.storage.origin
+
+    def _written(self, place: Place) -> Offset:
+        offset: Offset = {"position": str(place.position), "ordinal": place.ordinal}
+        return offset if self._origin is None else offset | {"topic": self._origin}
+
+    def _refuse_other(self, offset: Offset) -> None:
+        """Insist that an offset is of this topic, and not of one that had its name or more of its messages."""
+        if "ordinal" not in offset:
+            return
+        remedy = "start the query with a new checkpoint, or with the database that this one is of"
+        origin = offset.get("topic")
+        if origin is not None and self._origin is not None and origin != self._origin:
+            raise NotFoundError(
+                f"the checkpoint is of another topic with the name {self._topic.name!r}, which was removed, or is in"
+                f" another database; {remedy}"
+            )
+        head = place_of(self._topic.storage, self._topic.head)
+        if offset["ordinal"] > head.ordinal:
+            raise NotFoundError(
+                f"the checkpoint says that {offset['ordinal']} messages of topic {self._topic.name!r} were read, and it"
+                f" has had only {head.ordinal}: it was made anew, or comes from an older backup; {remedy}"
+            )
+
     def _refuse_loss(self, offset: Offset) -> None:
         position = offset.get("position", _EARLIEST)
         if position == _EARLIEST:
@@ -141,7 +172,3 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{text}; set the option failOnDataLoss to false to go on there, and keep messages for longer"
             )
         _log.warning("%s; going on there", text)
-
-
-def _written(place: Place) -> Offset:
-    return {"position": str(place.position), "ordinal": place.ordinal}
