@@ -39,6 +39,40 @@ def test_deliveries_are_acked_together(orders: MessageTable) -> None:
     assert orders.stats().acked == 4
 
 
+@pytest.mark.one_database
+def test_a_delivery_that_was_given_back_is_not_acked_in_silence(orders: MessageTable) -> None:
+    orders.put("tea")
+    [delivery] = orders.receive()
+    delivery.nack("1h")
+    delivery.nack()
+    with pytest.raises(LeaseLostError, match=r"^ack: message 1 of 'orders' .* its delivery gave it back"):
+        delivery.ack()
+    with pytest.raises(LeaseLostError, match=r"^ack: 1 of 'orders' .* or they were given back; the other 0 are acked"):
+        orders.ack([delivery])
+    assert orders.stats().acked == 0
+
+
+@pytest.mark.one_database
+def test_a_delivery_that_was_acked_is_not_given_back_in_silence(orders: MessageTable) -> None:
+    orders.put("tea")
+    [delivery] = orders.receive()
+    delivery.ack()
+    with pytest.raises(LeaseLostError, match=r"^nack: message 1 of 'orders' .* its delivery acked it"):
+        delivery.nack()
+    assert orders.stats().acked == 1
+
+
+@pytest.mark.one_database
+def test_a_handler_may_end_its_delivery_by_itself(orders: MessageTable) -> None:
+    orders.put("tea")
+    [delivery] = orders.receive()
+    with delivery:
+        delivery.nack("1h")
+    with pytest.raises(ValueError, match="after the ack") as raised, delivery:
+        raise ValueError("after the ack")
+    assert not hasattr(raised.value, "__notes__")
+
+
 def test_an_ack_after_the_lease_counts_as_long_as_no_other_consumer_has_the_message(
     orders: MessageTable, clock: MovableClock
 ) -> None:

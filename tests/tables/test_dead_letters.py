@@ -67,7 +67,9 @@ def test_a_consumer_can_say_at_once_that_a_message_is_dead(fragile: MessageTable
     fragile.put("tea")
     [delivery] = fragile.receive()
     delivery.dead_letter("the pot is broken")
-    delivery.ack()
+    delivery.dead_letter("said again")
+    with pytest.raises(LeaseLostError, match=r"^ack: message 1 .* made a dead letter of it"):
+        delivery.ack()
     clock.move("1d")
     assert fragile.receive() == []
     assert "the pot is broken" in fragile.explain(1).reason

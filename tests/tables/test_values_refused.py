@@ -68,6 +68,27 @@ def test_json_that_only_looks_like_what_is_refused_is_kept(database: Database) -
     assert (delivery.payload, delivery.columns["extra"]) == (likely, likely)
 
 
+@pytest.mark.parametrize(
+    "number", [0.1 + 0.2, -3.4463320590335882e-292, 5e-324, 1.7976931348623157e308, 2**63 - 1, -(2**63), 2**53 + 1]
+)
+def test_a_json_number_comes_back_as_it_was(database: Database, number: float) -> None:
+    table = database.create_table("orders", payload="json", columns={"extra": "json"})
+    table.put(number, extra=number)
+    [delivery] = table.receive()
+    kind = type(number)  # PostgreSQL writes a float that is whole as an int
+    assert (kind(delivery.payload), kind(delivery.columns["extra"])) == (number, number)
+
+
+@pytest.mark.one_database
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**400])
+def test_a_json_int_of_more_than_64_bits_is_refused_where_it_stands_alone(database: Database, number: int) -> None:
+    table = database.create_table("orders", payload="json")
+    with pytest.raises(InvalidArgumentError, match=r"^payload: .* more than 64 bits; SQLite keeps it only in a list"):
+        table.put(number)
+    table.put([number])
+    assert [delivery.payload for delivery in table.receive()] == [[number]]
+
+
 @pytest.mark.parametrize("reason", [NUL, HALF, "tea 😀"])
 def test_why_a_handler_failed_is_kept_for_any_text_of_its_error(
     make_table: Callable[..., MessageTable], reason: str

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql
+from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.types import TypeEngine
 
 BigInt = sa.BigInteger
 """Times in ns, counts and sizes."""
+
+BIGINTS = range(-(2**63), 2**63)
+"""The ints that it keeps."""
 
 Key = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 """A key the database generates: SQLite numbers only an INTEGER PRIMARY KEY by itself."""
@@ -40,3 +44,24 @@ Blob = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
 LongText = sa.Text().with_variant(_LongText(), "mysql", "mariadb")
 """Text of any length, compared byte by byte; MariaDB's plain TEXT ends at 64 KiB."""
+
+
+class Json(sa.TypeDecorator[Any]):
+    """JSON. SQLite is given a number as one: its JSON columns make one of the text, and not always the same."""
+
+    impl = sa.JSON
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: sa.Dialect) -> TypeEngine[Any]:
+        """Use JSONB on PostgreSQL."""
+        return dialect.type_descriptor(postgresql.JSONB() if dialect.name == "postgresql" else sa.JSON())
+
+    def bind_processor(self, dialect: sa.Dialect) -> Any:
+        """Write a value as JSON text, on SQLite all but numbers."""
+        process: Any = super().bind_processor(dialect)
+        if dialect.name != "sqlite":
+            return process
+        return lambda value: value if type(value) in _NUMBERS else process(value)
+
+
+_NUMBERS = (int, float)

@@ -26,11 +26,12 @@ def ack_together(context: TableContext, callers: CallerConnections, given: Seque
         count, lost = _ack(context, deliveries, ids)
     else:
         count, lost = _ack_for_caller(context, callers, deliveries, ids, connection)
+    lost |= {one.leased for one in deliveries if one.given_back}
     if lost:
         names = ", ".join(dict.fromkeys(repr(one.id) for one in deliveries if one.leased in lost))
         raise LeaseLostError(
             f"ack: {names} of {context.name!r} are not ours any more: their lease ended and they were sent to another"
-            f" consumer, acked or rescheduled; the other {count} are acked"
+            f" consumer, acked or rescheduled, or they were given back; the other {count} are acked"
         )
     return count
 
@@ -47,8 +48,8 @@ def _ack(context: TableContext, deliveries: Sequence[Delivery], ids: Sequence[An
     for delivery in deliveries:
         if delivery.leased in acked.lost:
             delivery.lose()
-        else:
-            delivery.end()
+        elif not delivery.over:
+            delivery.end("ack")
     if ids:
         note_acked(context, ids)
     # What was acked again was acked by this, in an attempt whose answer was lost.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import sqlalchemy as sa
 
@@ -31,6 +31,13 @@ from waterclock.tables.model.texts import storable
 from waterclock.time import Duration, format_duration, format_time, to_duration
 
 _T = TypeVar("_T")
+_Verb = Literal["ack", "nack", "dead_letter", "close"]
+_ENDED: dict[_Verb | None, str] = {
+    "ack": "acked it",
+    "nack": "gave it back",
+    "dead_letter": "made a dead letter of it",
+    "close": "was given back when its subscription was closed",
+}
 
 
 class Delivery:
@@ -67,9 +74,9 @@ class Delivery:
 
     __slots__ = (
         "_callers",
+        "_ended_by",
         "_headers",
         "_heartbeat",
-        "_over",
         "_undecided",
         "_when_over",
         "beat_at",
@@ -99,7 +106,7 @@ class Delivery:
         self.waiting: Sequence[Delivery] = ()
         self.lost = False
         self._headers: str | None = row.headers
-        self._over = False
+        self._ended_by: _Verb | None = None
         self._undecided = False
         self._when_over: Callable[[], None] | None = None
         self.id: MessageId = row.id
@@ -131,14 +138,15 @@ class Delivery:
         Raises
         ------
         LeaseLostError
-            Where the lease ended and the message was sent to another consumer, acked or rescheduled.
+            Where the lease ended and the message was sent to another consumer, acked or rescheduled, or where this
+            delivery gave it back.
         OrderError
             Where an earlier message of its group is not acked.
         UnavailableError
             Without ``connection``, where a transaction in which it was acked has not ended; with it, where that
             transaction sees a state from before the message was claimed.
         """
-        if self._over:
+        if self._ended_by is not None and self._is_over("ack"):
             return
         if connection is not None:
             with self._callers.use(connection) as theirs:
@@ -148,11 +156,11 @@ class Delivery:
                     raise self._lost_error("ack")
             return
         self._decide("ack")
-        if self._over:
+        if self._ended_by is not None and self._is_over("ack"):
             return
         if self._run(lambda own: acking.ack_leased(self.context, own, [self.leased])).lost:
             raise self._lost("ack")
-        self.end()
+        self.end("ack")
 
     def nack(self, delay: Duration | None = None, *, error: str | None = None) -> None:
         """Give the message back, to be sent again after ``delay``; by default after its exponential back-off.
@@ -170,7 +178,7 @@ class Delivery:
             Where the lease ended and the message was sent to another consumer, acked or rescheduled.
         """
         self._decide("nack")
-        if self._over:
+        if self._is_over("nack"):
             return
         pause = None if delay is None else to_duration(delay, "delay")
         why = None if error is None else storable(error)
@@ -180,7 +188,7 @@ class Delivery:
             kept = self._run(lambda own: self.nack_in(own, pause, why), whole=dies)
         if not kept:
             raise self._lost("nack")
-        self.end()
+        self.end("nack")
 
     def _run(self, work: Callable[[SqlConnection], _T], *, whole: bool = False) -> _T:
         """Run ``work`` as `acking.run` does, or where it is several statements in a ``whole`` transaction."""
@@ -215,11 +223,11 @@ class Delivery:
             Where the table has no ``dead_letter``.
         """
         self._decide("dead_letter")
-        if self._over:
+        if self._is_over("dead_letter"):
             return
         if not self._run(lambda own: bury_leased(self.context, own, self.leased, storable(why)), whole=True):
             raise self._lost("dead_letter")
-        self.end()
+        self.end("dead_letter")
 
     def extend(self, duration: Duration) -> None:
         """Keep the message for ``duration`` from now on, if that is longer than the lease lasts anyway.
@@ -239,16 +247,21 @@ class Delivery:
     @property
     def over(self) -> bool:
         """Whether it was acked or given back. An ack in a transaction of the caller's counts once that is committed."""
-        return self._over
+        return self._ended_by is not None
 
     @property
     def undecided(self) -> bool:
         """Whether it was acked in a transaction of the caller's of which it is not known whether it has ended."""
         return self._undecided
 
-    def end(self) -> None:
+    @property
+    def given_back(self) -> bool:
+        """Whether it ended otherwise than by an ack."""
+        return self._ended_by not in (None, "ack")
+
+    def end(self, verb: _Verb) -> None:
         """Note that it was acked or given back, so that nothing more is done for it."""
-        self._over = True
+        self._ended_by = verb
         self._undecided = False
         self._nudge()
 
@@ -286,13 +299,22 @@ class Delivery:
     def extended(self, until: int | None) -> None:
         """Note what a heartbeat found: when the lease ends now, ns, or that it was lost."""
         if until is None:
-            self.lost = not (self._over or self._undecided)
+            self.lost = not (self.over or self._undecided)
         else:
             self.lease_until = until
 
     def without_heartbeat(self) -> None:
         """Let the lease end unless the caller extends it, also in ``with``."""
         self._heartbeat = False
+
+    def _is_over(self, verb: _Verb) -> bool:
+        """Say whether the verb was carried out already; refuse it where the delivery ended by another one."""
+        if self._ended_by not in (None, verb):
+            raise LeaseLostError(
+                f"{verb}: message {self.id!r} of {self.context.name!r} is not ours any more: its delivery"
+                f" {_ENDED[self._ended_by]}"
+            )
+        return self.over
 
     def _lost(self, verb: str) -> LeaseLostError:
         self.lose()
@@ -316,7 +338,8 @@ class Delivery:
         if self._heartbeat:
             heartbeat_of(self.context.backend).release(self)
         if error is None:
-            if not self._undecided:  # else the caller's transaction acks it, or does not
+            # One that is undecided the caller's transaction acks, or does not.
+            if not self._undecided and self._ended_by in (None, "close"):
                 self.ack()
             return
         if self.lost and isinstance(error, LeaseLostError):
@@ -324,6 +347,8 @@ class Delivery:
         find_out(self.context, [self])
         if self._undecided:
             error.add_note(f"message {self.id!r} is not given back: a transaction in which it was acked has not ended")
+            return
+        if self.over:
             return
         try:
             self.nack(error=f"{type(error).__name__}: {error}")

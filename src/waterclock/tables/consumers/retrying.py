@@ -27,7 +27,7 @@ def nack_all(context: TableContext, deliveries: Iterable[Delivery], delay: int |
         given_back = context.backend.transact(lambda own, chunk=chunk: _nack_chunk(context, own, chunk, delay))
         for one, kept in zip(chunk, given_back, strict=True):
             if kept:
-                one.end()
+                one.end("nack")
             else:
                 one.lose()
             count += kept

@@ -139,7 +139,7 @@ class Subscription:
                 context.backend.transact(
                     lambda own, leased=delivery.leased: acking.back_off(context, own, leased, 0, None)
                 )
-                delivery.end()
+                delivery.end("close")
 
     def put_back(self, delivery: Delivery) -> None:
         """Take back a delivery whose handling has not begun: it comes next, or is given back when this closes."""

@@ -7,7 +7,7 @@ ack in it decides nothing here until the database shows it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from waterclock.errors import UnavailableError
 from waterclock.tables.catalogue.context import TableContext
@@ -28,7 +28,7 @@ class Undecided(Protocol):
         """Whether it was, and it is not known whether that transaction has ended."""
         ...
 
-    def end(self) -> None:
+    def end(self, verb: Literal["ack"]) -> None:
         """Note that it was committed."""
         ...
 
@@ -52,7 +52,7 @@ def see_committed(context: TableContext, deliveries: Iterable[Undecided]) -> Non
     for one in asked:
         row = rows.get(one.leased.seq)
         if one.leased in acked:
-            one.end()
+            one.end("ack")
         elif row is None or row.claim_id != one.leased.claim_id:
             one.lose()
 

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock.database.sql_connection import SqlConnection
+from waterclock.database.types import BIGINTS
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
@@ -32,7 +33,6 @@ _SIZED = (str, bytes)
 _FIELDS = frozenset({"payload", "id", "at", "delay", "group", "headers", "priority"})
 _LONGEST_NAME = 255
 _PRIORITIES = range(-(2**31), 2**31)
-_BIGINTS = range(-(2**63), 2**63)
 
 
 class PutIds(list[MessageId]):
@@ -225,7 +225,7 @@ def _refuse_unknown(context: TableContext, message: Mapping[str, Any], own: tupl
 def check_id(context: TableContext, value: Any) -> MessageId:
     """Return an id in the table's type; InvalidArgumentError where it is of another type."""
     kind = context.options.id_type
-    if kind == "bigint" and type(value) is int and value in _BIGINTS:
+    if kind == "bigint" and type(value) is int and value in BIGINTS:
         return value
     if kind == "text" and isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME:
         return value

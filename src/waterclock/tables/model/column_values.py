@@ -16,12 +16,12 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
+from waterclock.database.types import BIGINTS, Json
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
 from waterclock.tables.model.texts import check_json, check_text
 
 _Check = Callable[[str, Any], Any]
-_BIGINTS = range(-(2**63), 2**63)
 
 
 def _json(name: str, value: Any) -> Any:
@@ -44,7 +44,7 @@ def _any_int(name: str, value: Any) -> int:
 
 def _int(name: str, value: Any) -> int:
     number = _any_int(name, value)
-    if number not in _BIGINTS:
+    if number not in BIGINTS:
         raise _misfit(name, value, "an int of at most 64 bits")
     return number
 
@@ -76,6 +76,7 @@ def _misfit(name: str, value: object, takes: str) -> InvalidArgumentError:
 
 _CHECKS: tuple[tuple[type[Any], _Check], ...] = (
     (sa.JSON, _json),
+    (Json, _json),
     (sa.Enum, _if_text),
     (mysql.TINYINT, _if_text),  # MariaDB's boolean
     (sa.Integer, _int),

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn, TypeVar, cast
 
+from waterclock.database.types import BIGINTS
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
 from waterclock.tables.model.condition import (
@@ -49,7 +50,6 @@ DEEPEST = 50
 MOST = 200
 """Predicates that a condition may have. Databases have bounds of their own, and tell them in worse words."""
 
-_INTEGERS = range(-(2**63), 2**63)
 _TOKEN = re.compile(
     r"""\s*(?:
         (?P<word>[^\W\d]\w*) | "(?P<quoted>(?:[^"]|"")+)" | '(?P<text>(?:[^']|'')*)'
@@ -213,7 +213,7 @@ class _Parser:
         return found
 
     def _number(self, token: _Token) -> int | float:
-        if re.fullmatch(r"[+-]?\d{1,20}", token.text) and int(token.text) in _INTEGERS:
+        if re.fullmatch(r"[+-]?\d{1,20}", token.text) and int(token.text) in BIGINTS:
             return int(token.text)
         number = float(token.text)
         if not math.isfinite(number) or re.fullmatch(r"[+-]?\d+", token.text):

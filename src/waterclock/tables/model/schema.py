@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.types import TypeEngine
 
-from waterclock.database.types import BigInt, Key, LongText, Name
+from waterclock.database.types import BigInt, Json, Key, LongText, Name
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.quoting import quoted
 from waterclock.tables.model.options import IdType, Payload, TableOptions
@@ -97,7 +97,7 @@ _ID_TYPES: dict[IdType, Any] = {"bigint": BigInt, "text": Name, "uuid": UuidText
 _PAYLOADS: dict[Payload, Any] = {
     "bytes": Bytes().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"),
     "text": Text(),
-    "json": Guarded(sa.JSON().with_variant(postgresql.JSONB(), "postgresql")),
+    "json": Guarded(Json()),
 }
 _COLUMN_TYPES: dict[str, Any] = {
     "bigint": BigInt,
@@ -105,7 +105,7 @@ _COLUMN_TYPES: dict[str, Any] = {
     "boolean": sa.Boolean(),
     "text": LongText,
     "bytes": Bytes().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"),
-    "json": sa.JSON().with_variant(postgresql.JSONB(), "postgresql"),
+    "json": Json(),
 }
 
 

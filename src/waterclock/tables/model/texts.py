@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from waterclock.database.types import BIGINTS
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
 
@@ -39,6 +40,10 @@ def check_json(name: str, value: Any) -> None:
     InvalidArgumentError
         Naming the argument, and what is wrong with the value.
     """
+    if isinstance(value, int) and value not in BIGINTS:
+        raise InvalidArgumentError(
+            f"{name}: {quoted(value)} is an int of more than 64 bits; SQLite keeps it only in a list or an object"
+        )
     try:
         text = json.dumps(value, allow_nan=False)
         # As JSON has it: a key that is no text becomes one there.
