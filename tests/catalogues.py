@@ -6,6 +6,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 
 
@@ -15,6 +16,12 @@ def migrate(url: str) -> None:
     from waterclock.database.backend import Backend  # noqa: PLC0415
 
     Backend(url).close()
+
+
+def migrate_only_to(version: str, patch: pytest.MonkeyPatch) -> None:
+    """Let what is opened from now on be of an earlier version, until the patch is undone."""
+    for module in ("migrating", "backend"):
+        patch.setattr(f"waterclock.database.{module}.HEAD", version)
 
 
 def sqlite_with_catalogue(path: Path) -> str:

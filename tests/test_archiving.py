@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.killed import Killed
 
 import waterclock as wc
 from waterclock import archiving
@@ -15,10 +16,6 @@ from waterclock.connection import Database
 from waterclock.errors import ProducerFencedError
 from waterclock.tables.message_table import MessageTable
 from waterclock.topics.topic import Topic
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL."""
 
 
 class Clock:

@@ -47,6 +47,16 @@ def test_a_name_is_imported_from_the_file_that_makes_it() -> None:
     assert not found
 
 
+def test_no_test_module_imports_from_another() -> None:
+    found = [
+        f"{path.relative_to(TESTS)}: {node.module}"
+        for path in TESTS.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").rpartition(".")[2].startswith("test_")
+    ]
+    assert not found, "what two of them need is in a module of its own"
+
+
 def test_only_moments_read_how_much_time_passes_and_wait() -> None:
     clocks = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep"}
     found = [

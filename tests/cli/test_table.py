@@ -7,9 +7,7 @@ import pytest
 from waterclock.cli.app import FAILED, WRONG_USAGE
 from waterclock.connection import Database
 
-from .test_cli import Shell, shell
-
-__all__ = ["shell"]
+from .conftest import Shell
 
 
 @pytest.fixture

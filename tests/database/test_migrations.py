@@ -8,10 +8,10 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import event
+from tests.catalogues import migrate_only_to
+from tests.killed import killed_after_each_change
 
-from waterclock.database import backend as backend_module
-from waterclock.database import migrating, table_catalogue, topic_catalogue
+from waterclock.database import table_catalogue, topic_catalogue
 from waterclock.database.backend import Backend
 from waterclock.database.catalogue import metadata
 from waterclock.database.engines import mariadb
@@ -44,31 +44,8 @@ def test_the_migrations_make_exactly_the_tables_that_the_code_expects(database_u
     backend.close()
 
 
-class Killed(BaseException):
-    """Stands for a process that dies: no handler for errors sees it."""
-
-
 def test_a_migration_that_dies_after_each_of_its_steps_goes_on_where_it_was(database_url: str) -> None:
-    deaths = steps = 0
-
-    def die(*facts: Any) -> None:
-        nonlocal steps
-        if not facts[2].lstrip().startswith(("SELECT", "SHOW", "PRAGMA")):
-            steps += 1
-            if steps > deaths:  # one step further each time
-                raise Killed
-
-    event.listen(sa.Engine, "after_cursor_execute", die)
-    try:
-        while True:
-            steps = 0
-            try:
-                Backend(database_url).close()
-                break
-            except Killed:
-                deaths += 1
-    finally:
-        event.remove(sa.Engine, "after_cursor_execute", die)
+    _, deaths = killed_after_each_change(lambda: Backend(database_url).close())
     assert deaths > 10
     test_the_migrations_make_exactly_the_tables_that_the_code_expects(database_url)
 
@@ -76,8 +53,7 @@ def test_a_migration_that_dies_after_each_of_its_steps_goes_on_where_it_was(data
 def test_topics_of_an_earlier_version_get_the_totals_of_their_ledgers(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migrating, "HEAD", "0006")
-    monkeypatch.setattr(backend_module, "HEAD", "0006")
+    migrate_only_to("0006", monkeypatch)
     old = Backend(sqlite_url)
 
     def fill(connection: sa.Connection) -> None:
@@ -112,8 +88,7 @@ def test_topics_of_an_earlier_version_get_the_totals_of_their_ledgers(
 def test_producers_and_subscriptions_of_an_earlier_version_keep_their_epochs(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migrating, "HEAD", "0009")
-    monkeypatch.setattr(backend_module, "HEAD", "0009")
+    migrate_only_to("0009", monkeypatch)
     old = Backend(database_url)
     place = {"ledger": 1, "entry": 2, "index": 3, "ordinal": 4}
     rows: dict[str, dict[str, Any]] = {

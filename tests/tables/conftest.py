@@ -52,3 +52,8 @@ def orders(make_table: Callable[..., MessageTable]) -> MessageTable:
 @pytest.fixture
 def sequenced(make_table: Callable[..., MessageTable]) -> MessageTable:
     return make_table(groups="sequenced")
+
+
+@pytest.fixture
+def exclusive(make_table: Callable[..., MessageTable]) -> MessageTable:
+    return make_table(groups="exclusive")

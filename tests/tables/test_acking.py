@@ -10,7 +10,7 @@ from waterclock.errors import LeaseLostError
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
-from .test_putting import payloads
+from .received import payloads
 
 FULL = 2  # PRAGMA synchronous
 

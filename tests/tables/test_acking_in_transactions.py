@@ -16,9 +16,9 @@ from waterclock.errors import LeaseLostError, UnavailableError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
 
+from .callers import ways
 from .conftest import MovableClock
-from .test_putting import payloads
-from .test_transactions import ways
+from .received import payloads
 
 MakeTable = Callable[..., MessageTable]
 GROUPS = [{}, {"groups": "sequenced"}, {"groups": "exclusive"}, {"groups": "sequenced", "ack_order": "hold"}]

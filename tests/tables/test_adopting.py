@@ -11,8 +11,8 @@ import waterclock as wc
 from waterclock.connection import Database
 
 from .conftest import MovableClock
-from .test_plain_sql import catch_up, run
-from .test_putting import payloads
+from .plain_sql import catch_up, run
+from .received import payloads
 
 # That of *Vitess Messaging* ("Creating a message table"), without what MariaDB does not know, with a user's columns.
 DOCUMENTS = """

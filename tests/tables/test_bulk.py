@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
+from tests.statements import statements_of
 
 from waterclock.connection import Database
 from waterclock.tables.catalogue import table_row
@@ -12,8 +13,7 @@ from waterclock.tables.consumers import retrying
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
-from .test_plans import statements
-from .test_putting import payloads
+from .received import payloads
 
 MakeTable = Callable[..., MessageTable]
 
@@ -81,7 +81,7 @@ def test_a_hundred_are_given_back_in_as_many_statements_as_ten(
     for count in (10, 100):
         table.put_many([{"payload": str(number)} for number in range(count)])
         deliveries = table.receive(count)
-        with statements(database) as seen:
+        with statements_of(database.backend) as seen:
             assert table.nack(deliveries, "1h") == count
         counts.append(len(seen))
     assert counts[0] == counts[1]

@@ -24,8 +24,8 @@ from waterclock.connection import Database
 from waterclock.errors import ConstraintError
 from waterclock.tables.message_table import MessageTable
 
-from .test_plain_sql import run
-from .test_putting import payloads
+from .plain_sql import run
+from .received import payloads
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -14,7 +14,7 @@ from waterclock.tables.consumers import subscription
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
-from .test_putting import payloads
+from .received import payloads
 
 SECOND = 1_000_000_000
 

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import event
+from tests.catalogues import migrate_only_to
+from tests.killed import killed_after_each_change
 
 from waterclock.connection import Database
-from waterclock.database import backend as backend_module
-from waterclock.database import migrating
 from waterclock.database.migrating import HEAD, catalogue_version
 from waterclock.errors import SchemaError
 
 from .conftest import MovableClock
-from .test_plain_sql import run
+from .plain_sql import run
 
 NEW_NAMES = {"lease": "claim_id", "held_at": "ack_held_at"}
 
@@ -30,8 +29,7 @@ def is_migrated() -> bool:
 
 @pytest.fixture
 def old(connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch, clock: MovableClock) -> Database:
-    for module in (migrating, backend_module):
-        monkeypatch.setattr(module, "HEAD", "0009")
+    migrate_only_to("0009", monkeypatch)
     return connect(clock=clock)
 
 
@@ -185,10 +183,6 @@ def test_an_ack_held_back_and_an_adopted_table_are_migrated(old: Database, renew
     assert (delivery.columns, new.table("mine").stats().acked) == ({"own": 5}, 1)
 
 
-class Killed(BaseException):
-    """Stands for a process that dies: no handler for errors sees it."""
-
-
 def test_a_migration_that_dies_after_each_of_its_steps_goes_on_where_it_was(
     old: Database, renew: Callable[[], Database]
 ) -> None:
@@ -198,26 +192,7 @@ def test_a_migration_that_dies_after_each_of_its_steps_goes_on_where_it_was(
         run(old, f"UPDATE {name} SET claim_id = -7, time_acked = 5")  # noqa: S608  # a name of ours
     made = triggers(old)
     age(old, "orders", "returns")
-    deaths = steps = 0
-
-    def die(*facts: Any) -> None:
-        nonlocal steps
-        if not facts[2].lstrip().startswith(("SELECT", "SHOW", "PRAGMA")):
-            steps += 1
-            if steps > deaths:  # one step further each time
-                raise Killed
-
-    event.listen(sa.Engine, "after_cursor_execute", die)
-    try:
-        while True:
-            steps = 0
-            try:
-                new = renew()
-                break
-            except Killed:
-                deaths += 1
-    finally:
-        event.remove(sa.Engine, "after_cursor_execute", die)
+    new, deaths = killed_after_each_change(renew)
     assert deaths >= 10
     assert triggers(new) == made
     for name in ("orders", "returns"):

@@ -13,22 +13,18 @@ import sqlalchemy as sa
 from tests.moments import SteppedHeartbeat, later_each_time
 
 from waterclock.connection import Database
-from waterclock.database.table_catalogue import consumers, groups
+from waterclock.database.table_catalogue import groups
 from waterclock.errors import UnavailableError
 from waterclock.tables.consumers import heartbeat
 from waterclock.tables.consumers.heartbeat import Heartbeat
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
+from .grouped import lease_until
 
 with_locks_of_rows = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 
 HOUR = 3600 * 1_000_000_000
-
-
-@pytest.fixture
-def exclusive(make_table: Callable[..., MessageTable]) -> MessageTable:
-    return make_table(groups="exclusive")
 
 
 @pytest.fixture
@@ -38,11 +34,6 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Heartbeat:
     for module in ("consumer_heartbeat", "delivery", "subscription"):
         monkeypatch.setattr(f"waterclock.tables.consumers.{module}.heartbeat_of", lambda _backend: made)
     return made
-
-
-def lease_until(database: Database, name: str) -> int | None:
-    with database.backend.snapshot() as connection:
-        return connection.execute(sa.select(consumers.c.lease_until).where(consumers.c.name == name)).scalar()
 
 
 def test_a_beat_renews_the_leases_of_all_consumers(

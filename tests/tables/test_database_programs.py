@@ -12,8 +12,8 @@ from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
 from .database_programs import ProgramError, run_program
-from .test_plain_sql import catch_up
-from .test_putting import payloads
+from .plain_sql import catch_up
+from .received import payloads
 
 Shell = Callable[[str], str]
 

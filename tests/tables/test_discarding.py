@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import pytest
+from tests.statements import statements_of
 
 import waterclock as wc
 from waterclock.connection import Database
@@ -14,8 +15,7 @@ from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
-from .test_plain_sql import run
-from .test_plans import statements
+from .plain_sql import run
 
 MakeTable = Callable[..., MessageTable]
 LATER = 10**15
@@ -149,7 +149,7 @@ def test_what_waits_is_looked_at_once_a_second_and_not_for_each_message(
     put_numbers(orders, 9)
     with subscribed(orders, limit=9) as deliveries:
         next(deliveries)
-        with statements(database) as seen:
+        with statements_of(database.backend) as seen:
             for _ in range(4):
                 next(deliveries)
             assert not seen

@@ -14,19 +14,7 @@ from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.group_moving import plan_moves
 
 from .conftest import MovableClock
-
-
-@pytest.fixture
-def exclusive(make_table: Callable[..., MessageTable]) -> MessageTable:
-    return make_table(groups="exclusive")
-
-
-def put(table: MessageTable, *names: str) -> None:
-    table.put_many([{"payload": name, "group": name[0]} for name in names])
-
-
-def names(deliveries: list[Delivery]) -> list[str]:
-    return [delivery.payload for delivery in deliveries]
+from .grouped import names, put
 
 
 def test_a_group_stays_with_its_consumer_and_others_take_other_groups(exclusive: MessageTable) -> None:

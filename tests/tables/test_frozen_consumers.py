@@ -17,22 +17,10 @@ import sqlalchemy as sa
 from waterclock.connection import Database
 from waterclock.database.engines.engine_dialect import LONGEST_SILENCE
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.claiming import claim_within
-from waterclock.tables.model.claim import Wanted
+
+from .consuming import claim
 
 with_a_server = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-
-
-def claim(table: MessageTable, then: Callable[[], object]) -> None:
-    """Claim one message for a consumer, and do something before the claim is committed."""
-    context = table._context
-    wanted = Wanted(1, "x", 17, context.options.backoff)
-
-    def work(own: sa.Connection) -> None:
-        if claim_within(context, own, wanted):  # else it is the second try, and another consumer has the message
-            then()
-
-    context.backend.transact(work, indexed=True)
 
 
 @contextmanager
@@ -99,7 +87,7 @@ def test_a_transaction_of_a_caller_may_be_silent_for_as_long_as_it_likes(connect
 PROGRAM = """
 import os, signal, sys
 import waterclock as wc
-from tests.tables.test_frozen_consumers import claim
+from tests.tables.consuming import claim
 claim(wc.connect(sys.argv[1], sys.argv[2]).table("orders"), lambda: os.kill(os.getpid(), signal.SIGSTOP))
 """
 

@@ -10,19 +10,11 @@ import pytest
 import sqlalchemy as sa
 
 from waterclock.connection import Database
-from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups import routing
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
-
-
-def put(table: MessageTable, *names: str) -> None:
-    table.put_many([{"payload": name, "group": name[0]} for name in names])
-
-
-def names(deliveries: list[Delivery]) -> list[str]:
-    return [delivery.payload for delivery in deliveries]
+from .grouped import names, put
 
 
 @pytest.mark.parametrize("policy", ["sequenced", "exclusive"])

@@ -6,19 +6,11 @@ import pytest
 
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError, LeaseLostError, NotFoundError
-from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.group_commands import GroupChange
 
 from .conftest import MovableClock
-
-
-def put(table: MessageTable, *names: str) -> None:
-    table.put_many([{"payload": name, "group": name[0]} for name in names])
-
-
-def names(deliveries: list[Delivery]) -> list[str]:
-    return [delivery.payload for delivery in deliveries]
+from .grouped import names, put
 
 
 def test_the_list_shows_id_owner_counts_and_the_head(sequenced: MessageTable, clock: MovableClock) -> None:

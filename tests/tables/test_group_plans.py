@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import event
+from tests.statements import statements_of
 
 from waterclock.connection import Database
-from waterclock.database.direct import Direct
 from waterclock.tables.consumers.receiving import Request, pause
 from waterclock.tables.databases.changes import Stop
 from waterclock.tables.message_table import MessageTable
@@ -31,30 +29,6 @@ TABLES = ("orders", "waterclock_groups", "waterclock_consumers")
 # messages has no others in it.
 ALL_ROWS = rf"SCAN ({'|'.join(TABLES)})(?! USING INDEX orders_unrouted)"
 ALL_GROUPS = r"waterclock_groups .*\((table_id=\?|assigned=\? AND table_id=\?)\)$"
-
-
-@contextmanager
-def statements(database: Database) -> Generator[list[tuple[str, Any]]]:
-    """Collect what reaches the driver."""
-    seen: list[tuple[str, Any]] = []
-    translated = Direct._translated
-
-    def note(_connection: Any, _cursor: Any, text: str, parameters: Any, *_: Any) -> None:
-        if any(name in text for name in TABLES):
-            seen.append((text, parameters))
-
-    def note_and_execute(self: Direct, execute: Any, *given: Any) -> Any:
-        if isinstance(given[0], str):  # else it begins or ends a transaction
-            note(None, None, *given)
-        return translated(self, execute, *given)
-
-    event.listen(database.backend.engine, "before_cursor_execute", note)
-    Direct._translated = note_and_execute
-    try:
-        yield seen
-    finally:
-        Direct._translated = translated
-        event.remove(database.backend.engine, "before_cursor_execute", note)
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -146,7 +120,7 @@ def frequent_statements(table: MessageTable, database: Database) -> dict[str, An
     table.ack(table.receive(1, consumer="x"))
     # The look through all groups is rare, and looks at many on purpose.
     table._context.sweeps.due_at = MAX_NS
-    with statements(database) as seen:
+    with statements_of(database.backend, *TABLES) as seen:
         deliveries = table.receive(10, consumer="x")
         others = table.receive(10, consumer="x")
         deliveries[0].ack()
@@ -174,7 +148,7 @@ def test_routing_hashes_the_groups_that_it_has_instead_of_going_through_them_for
 ) -> None:
     table = make_table(groups="sequenced")
     put_many(table, GROUPS)
-    with statements(database) as seen:
+    with statements_of(database.backend, *TABLES) as seen:
         table.receive(1)
     placing = [(text, values) for text, values in seen if text.startswith("UPDATE orders") and "unnest" in text]
     assert len(placing) == 2
@@ -195,9 +169,9 @@ def test_a_claim_and_an_ack_are_a_few_statements(
     put_many(sequenced, 100)
     for _ in ("routes", "sees that nothing is new"):
         sequenced.ack(sequenced.receive(10))
-    with statements(database) as claiming:
+    with statements_of(database.backend, *TABLES) as claiming:
         deliveries = sequenced.receive(10)
-    with statements(database) as acking:
+    with statements_of(database.backend, *TABLES) as acking:
         sequenced.ack(deliveries)
     # MariaDB notes first that a group has ended: a DELETE that looks would wait for what a caller is putting into it.
     few = {"sqlite": (4, 3), "postgresql": (3, 3), "mysql": (5, 4)}
@@ -240,7 +214,7 @@ def test_a_claim_steps_over_no_remains_of_the_groups_that_were_routed(
         old.execute(sa.text("SELECT 1"))
         sequenced.put_many([{"payload": "x", "group": f"g{number}"} for number in range(2_000)])
         sequenced.receive(1)
-        with statements(database) as seen:
+        with statements_of(database.backend, *TABLES) as seen:
             sequenced.receive(1)
         [(text, values)] = [(text, values) for text, values in seen if "of_unassigned" in text]
         with database.backend._indexed_writer.connect() as connection:
@@ -257,7 +231,7 @@ def test_an_ack_that_passes_over_messages_is_refused_without_reading_its_group(
     sequenced.put_many([{"payload": "x", "group": "hot"} for _ in range(2_000)])
     deliveries = sequenced.receive(20)
     deliveries[0].ack()
-    with statements(database) as seen:
+    with statements_of(database.backend, *TABLES) as seen:
         sequenced.ack([one.id for one in deliveries[1:10]])
         sequenced.ack(deliveries[10:])
     check(database, {text: values for text, values in seen if "WHERE" in text})

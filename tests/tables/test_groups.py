@@ -5,19 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from waterclock.errors import LeaseLostError, OrderError
-from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
-
-
-def put(table: MessageTable, *names: str) -> None:
-    """Put messages named like "a1": of group "a"."""
-    table.put_many([{"payload": name, "group": name[0]} for name in names])
-
-
-def names(deliveries: list[Delivery]) -> list[str]:
-    return [delivery.payload for delivery in deliveries]
+from .grouped import names, put
 
 
 def test_only_the_first_messages_of_a_group_are_out_until_all_are_acked(sequenced: MessageTable) -> None:

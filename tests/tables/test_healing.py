@@ -14,27 +14,14 @@ from tests.moments import SteppedHeartbeat, later_each_time
 from waterclock.connection import Database
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.errors import LeaseLostError
-from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups import routing
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages import acking, healing
 
 from .conftest import MovableClock
+from .grouped import lease_until, names, put
 
 with_locks_of_rows = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-
-
-@pytest.fixture
-def exclusive(make_table: Callable[..., MessageTable]) -> MessageTable:
-    return make_table(groups="exclusive")
-
-
-def put(table: MessageTable, *names: str) -> None:
-    table.put_many([{"payload": name, "group": name[0]} for name in names])
-
-
-def names(deliveries: list[Delivery]) -> list[str]:
-    return [delivery.payload for delivery in deliveries]
 
 
 @pytest.fixture
@@ -55,11 +42,6 @@ def locked(database: Database, group: str) -> Generator[None]:
 def elsewhere(exclusive: MessageTable, connect: Callable[..., Database], clock: MovableClock) -> MessageTable:
     """The table as another process has it."""
     return connect(clock=clock).table(exclusive.name)
-
-
-def lease_until(database: Database, name: str) -> int | None:
-    with database.backend.snapshot() as connection:
-        return connection.execute(sa.select(consumers.c.lease_until).where(consumers.c.name == name)).scalar()
 
 
 @with_locks_of_rows

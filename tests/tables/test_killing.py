@@ -3,13 +3,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.forked import Forked
 
 from waterclock.connection import Database
 
-
-def start(url: str, behaviour: str) -> Forked:
-    return Forked("tests.tables.worker", url, "orders", behaviour)
+from .consuming import start
 
 
 @pytest.mark.parametrize("groups", [None, "sequenced"])

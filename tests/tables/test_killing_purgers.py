@@ -11,7 +11,7 @@ from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
-from .test_putting import payloads
+from .received import payloads
 
 # The days to come are made, then each old day is dropped and what it had is counted.
 POINTS = [

@@ -17,7 +17,7 @@ from waterclock.tables.databases.postgresql.listening_connection import Listenin
 from waterclock.tables.databases.postgresql.waking import Listening
 from waterclock.tables.message_table import MessageTable
 
-from .test_waking import running
+from .consuming import running
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import exc
+from tests.statements import statements_of
 
 from waterclock.connection import Database
 from waterclock.database.engines.postgresql import PostgresqlDialect
@@ -21,8 +22,7 @@ from waterclock.tables.messages import acking
 from waterclock.time import MIN_NS
 
 from .conftest import MovableClock
-from .test_plans import statements
-from .test_putting import payloads
+from .received import payloads
 
 MakeTable = Callable[..., MessageTable]
 CLAIMS = 12
@@ -63,7 +63,7 @@ def test_a_long_ack_is_several_statements_and_one_transaction(
     monkeypatch.setattr(acking, "AT_ONCE", 4)
     orders.put_many([{"payload": ""}] * 10)
     deliveries = orders.receive(10)
-    with statements(database) as seen:
+    with statements_of(database.backend) as seen:
         assert orders.ack(deliveries if what == "one claim" else [one.id for one in deliveries]) == 10
     assert sum(text.lstrip().startswith("UPDATE") for text, _ in seen) == 3
     assert orders.stats().acked == 10
@@ -82,7 +82,7 @@ def test_only_errors_that_say_so_count_as_a_server_that_is_away() -> None:
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 def test_each_statement_of_a_large_claim_reads_the_ends_of_few_leases(orders: MessageTable, database: Database) -> None:
     orders.put_many([{"payload": ""}] * 1000)
-    with statements(database) as seen:
+    with statements_of(database.backend) as seen:
         assert len(orders.receive(1000)) == 1000
     ends = [values["ends"].count(":") for text, values in seen if "UPDATE" in text and "ends" in values]
     assert sum(ends) == 1000
@@ -110,7 +110,7 @@ def test_a_claim_of_many_priorities_is_few_statements(
     if kind != "due":
         orders.put_many([{"payload": "below"}] * 40)
     for _ in range(3):
-        with statements(database) as seen:
+        with statements_of(database.backend) as seen:
             assert len(orders.receive(10)) == 10
         assert len(seen) <= 16
 
@@ -123,7 +123,7 @@ def test_after_a_long_walk_in_vain_a_claim_of_many_priorities_is_one_question_un
     orders.put_many({"payload": "later", "priority": one, "at": later} for one in range(300))
     assert orders.receive() == []
     orders.context.marks.walks.walked(60.0)  # as on a table with very many
-    with statements(database) as seen:
+    with statements_of(database.backend) as seen:
         assert orders.receive() == []
     assert sum("LIMIT" in text for text, _ in seen) == 1
     assert not any("WITH RECURSIVE" in text or "UPDATE" in text for text, _ in seen)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.catalogues import migrate_only_to
 
 from waterclock.connection import Database
-from waterclock.database import backend as backend_module
-from waterclock.database import migrating, types
+from waterclock.database import types
 from waterclock.tables.message_table import MessageTable
 
-from .test_plain_sql import run
+from .plain_sql import run
 
 on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 
@@ -31,8 +31,7 @@ def is_migrated() -> bool:
 
 @pytest.fixture
 def old(connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch) -> Database:
-    for module in (migrating, backend_module):
-        monkeypatch.setattr(module, "HEAD", "0007")
+    migrate_only_to("0007", monkeypatch)
     monkeypatch.setattr(types, "_NO_PAD", "utf8mb4_bin")
     return connect()
 

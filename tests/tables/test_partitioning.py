@@ -13,8 +13,8 @@ from waterclock.tables.message_table import MessageTable
 from waterclock.tables.model.days import DAY
 
 from .conftest import MovableClock
-from .test_plain_sql import catch_up, run
-from .test_putting import payloads
+from .plain_sql import catch_up, run
+from .received import payloads
 
 Make = Callable[..., MessageTable]
 

@@ -8,16 +8,8 @@ from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
-from .test_putting import payloads
-
-
-def run(database: Database, statement: str, **parameters: object) -> int:
-    with database.backend.engine.begin() as connection:
-        return connection.execute(sa.text(statement), parameters).rowcount
-
-
-def catch_up(clock: MovableClock) -> None:
-    clock.move("1h")  # the database's own defaults read the real clock, which has moved on
+from .plain_sql import catch_up, run
+from .received import payloads
 
 
 def test_an_insert_of_id_and_message_is_delivered(

@@ -3,93 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
-from sqlalchemy import event
+from tests.statements import statements_of
 
 from waterclock.connection import Database
-from waterclock.database.direct import Direct
 from waterclock.tables.consumers.receiving import Request, pause
 from waterclock.tables.databases.changes import Stop
 from waterclock.tables.message_table import MessageTable
 
-MESSAGES = 100_000
-OTHERS = ("acked", "in flight", "scheduled")
-Statement = tuple[str, Any]
+from .plans import MESSAGES, OTHERS, can_be_explained, complaints, crowd
 
 
 @pytest.fixture(scope="module")
 def many() -> list[dict[str, Any]]:
     return [{"payload": "x"} for _ in range(1000)]
-
-
-def crowd(database: Database, state: str) -> None:
-    """Give 99 of 100 messages a state that no claim is for, of a higher priority where that may be in its way."""
-    backend = database.backend
-    now = backend.now()
-    change = {
-        "acked": {"time_acked": now, "time_next": None},
-        "in flight": {"time_next": now + 10**15, "claim_id": 1, "priority": 9},
-        "scheduled": {"time_next": now + 10**15, "priority": 9},
-    }[state]
-    rows = sa.table("orders", *(sa.column(name) for name in ("id", *change)))
-    with backend.engine.begin() as connection:
-        connection.execute(sa.update(rows).where(rows.c.id % 100 != 0).values(change))
-    analyze = {"sqlite": "ANALYZE", "postgresql": "ANALYZE orders", "mysql": "ANALYZE TABLE orders"}
-    with backend.engine.connect() as connection:
-        connection.exec_driver_sql(analyze[backend.dialect.name])
-        connection.commit()
-
-
-@contextmanager
-def statements(database: Database) -> Generator[list[Statement]]:
-    """Collect what reaches the driver."""
-    seen: list[Statement] = []
-    translated = Direct._translated
-
-    def note(_connection: Any, _cursor: Any, text: str, parameters: Any, *_: Any) -> None:
-        seen.append((text, parameters))
-
-    def note_and_execute(self: Direct, execute: Any, *given: Any) -> Any:
-        if isinstance(given[0], str):  # else it begins or ends a transaction
-            note(None, None, *given)
-        return translated(self, execute, *given)
-
-    event.listen(database.backend.engine, "before_cursor_execute", note)
-    Direct._translated = note_and_execute
-    try:
-        yield seen
-    finally:
-        Direct._translated = translated
-        event.remove(database.backend.engine, "before_cursor_execute", note)
-
-
-def complaints(database: Database, text: str, parameters: Any) -> list[str]:
-    """Say which steps of a statement's plan read or sort the whole table."""
-    if isinstance(parameters, list):
-        parameters = parameters[0]
-    name = database.backend.dialect.name
-    with database.backend.engine.connect() as connection:
-        explain = "EXPLAIN QUERY PLAN " if name == "sqlite" else "EXPLAIN "
-        found = connection.exec_driver_sql(explain + text, parameters)
-        if name == "sqlite":
-            plan = [row.detail for row in found]
-            # The highest priority is the first entry of its index.
-            scans = [step for step in plan if step.startswith("SCAN orders") and "orders_next_idx" not in step]
-            return scans + [step for step in plan if "TEMP B-TREE" in step and "ORDER" in step]
-        if name == "postgresql":
-            steps = [row[0] for row in found]
-            # A claim also sorts its marks: an array of a handful.
-            sorts = [step for step, key in pairwise(steps) if "Sort  (" in step and "given" not in key]
-            return sorts + [step for step in steps if "Seq Scan on orders" in step]
-        rows = [dict(row) for row in found.mappings()]
-        bad = [row for row in rows if row["type"] in ("ALL", "index") or "filesort" in str(row["Extra"])]
-        return [str(row) for row in bad if int(row["rows"] or 0) > MESSAGES // 50]
 
 
 @pytest.mark.parametrize("state", OTHERS)
@@ -100,7 +31,7 @@ def test_no_frequent_statement_reads_or_sorts_the_table(
     for _ in range(MESSAGES // len(many)):
         table.put_many(many)
     crowd(database, state)
-    with statements(database) as seen:
+    with statements_of(database.backend) as seen:
         first = table.receive(10)
         second = table.receive(10)  # from a mark on
         table.ack(first)
@@ -115,16 +46,10 @@ def test_no_frequent_statement_reads_or_sorts_the_table(
         pause(table._row, changes, stop, 0, Request(None))
         changes.close()
         table.purge()
-    ours = [(text, values) for text, values in seen if "orders" in text and _explains(text)]
+    ours = [(text, values) for text, values in seen if "orders" in text and can_be_explained(text)]
     assert len(ours) >= 8
     for text, values in ours:
         assert not complaints(database, text, values), text
-
-
-def _explains(text: str) -> bool:
-    if text.startswith("SELECT") and "WHERE" not in text:  # asks which columns there are, and for no row
-        return False
-    return text.lstrip().split()[0] in ("SELECT", "WITH", "UPDATE", "DELETE", "INSERT")
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the only one that compiles plans
@@ -133,7 +58,7 @@ def test_a_claim_from_a_table_with_partitions_is_not_compiled_and_leaves_the_ack
 ) -> None:
     table = make_table(purge_by="partition")
     table.put_many([{"payload": str(number)} for number in range(20)])
-    with statements(database) as seen:
+    with statements_of(database.backend) as seen:
         table.receive(1)
     [(claim, values)] = [(text, values) for text, values in seen if "UPDATE orders" in text]
     plan = str(database.backend.alone(lambda own: own.exec_driver_sql(f"EXPLAIN ANALYZE {claim}", values).fetchall()))
@@ -163,7 +88,7 @@ def test_messages_that_are_known_by_their_keys_are_found_by_them_for_any_statist
             connection.exec_driver_sql("ANALYZE orders")
     for _ in range(10):
         table.put_many(many)
-    with statements(database) as seen:
+    with statements_of(database.backend) as seen:
         held = table.receive(100)
         table.ack(held[:50])
         table.ack([one.id for one in held[50:90]])

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.statements import statements_of
 
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
 
-from .test_plans import OTHERS, _explains, complaints, crowd, statements
+from .plans import OTHERS, can_be_explained, complaints, crowd
 
 ROWS = 30_000
 # As the page on message tables gives it. MariaDB indexes no expressions.
@@ -21,9 +22,9 @@ FOR_AN_ORDER = (
 
 def problems(table: MessageTable, database: Database, *, sorts: bool, **which: Any) -> list[str]:
     """Say what claims with a condition or an order read or sort in whole; ``sorts``: sorting is no problem."""
-    with statements(database) as seen:
+    with statements_of(database.backend) as seen:
         table.receive(10, **which)
-    ours = [(text, values) for text, values in seen if "orders" in text and _explains(text)]
+    ours = [(text, values) for text, values in seen if "orders" in text and can_be_explained(text)]
     assert ours
     found = [problem for text, values in ours for problem in complaints(database, text, values)]
     # In the order of the claim it is read only until there is enough.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 from tests.moments import ReadFrom, SteppedHeartbeat, later_each_time
+from tests.statements import statements_of
 
 from waterclock import moments
 from waterclock.connection import Database
@@ -18,8 +19,7 @@ from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.process_heartbeat import BEAT_EVERY, LASTS, RATE_SECONDS, Lately, process_heartbeat
 
 from .conftest import MovableClock
-from .test_killing import start
-from .test_plans import statements
+from .consuming import start
 
 SECOND = 1_000_000_000
 
@@ -104,7 +104,7 @@ def test_a_database_that_is_closed_has_no_subscriptions_here(
 
 def test_taking_messages_writes_nothing_but_their_rows(orders: MessageTable, database: Database) -> None:
     orders.put_many([{"payload": str(number)} for number in range(20)])
-    with orders.subscribe(limit=2) as deliveries, statements(database) as seen:
+    with orders.subscribe(limit=2) as deliveries, statements_of(database.backend) as seen:
         for _ in range(20):
             next(deliveries).ack()
     assert seen
@@ -115,7 +115,7 @@ def test_a_process_that_only_receives_says_so_every_ten_seconds(
     orders: MessageTable, elsewhere: MessageTable, database: Database
 ) -> None:
     orders.put_many([{"payload": str(number)} for number in range(9)])
-    with statements(database) as seen:
+    with statements_of(database.backend) as seen:
         orders.receive(4)
         with moments.replaced(ReadFrom(lambda: time.monotonic_ns() + BEAT_EVERY)):
             orders.receive(2)

@@ -10,10 +10,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
-
-
-def payloads(table: MessageTable, limit: int = 100) -> list[Any]:
-    return [delivery.payload for delivery in table.receive(limit)]
+from .received import payloads
 
 
 def test_what_was_put_is_delivered(orders: MessageTable) -> None:

@@ -11,7 +11,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
-from .test_putting import payloads
+from .received import payloads
 
 
 def test_the_highest_priority_comes_first_and_then_the_oldest(orders: MessageTable, clock: MovableClock) -> None:

@@ -1,46 +1,18 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from typing import Any
 
-import psycopg
-import pymysql
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.stats import TableStats
 
-from .test_putting import payloads
-
-Open = Callable[[Database], Any]
-
-
-def by_connection(database: Database) -> Any:
-    return database.backend.engine.connect()
-
-
-def by_session(database: Database) -> Any:
-    return Session(database.backend.engine)
-
-
-def by_driver(database: Database) -> Any:
-    url = database.backend.url
-    where = {"host": url.host, "port": url.port, "user": url.username, "password": url.password}
-    match database.backend.dialect.name:
-        case "sqlite":
-            return sqlite3.connect(str(url.database))
-        case "postgresql":
-            return psycopg.connect(dbname=url.database, **where)
-        case _:
-            return pymysql.connect(database=url.database, **where)
-
-
-ways = pytest.mark.parametrize("open_transaction", [by_connection, by_session, by_driver])
+from .callers import Open, ways
+from .received import payloads
 
 
 @ways

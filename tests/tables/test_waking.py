@@ -17,13 +17,14 @@ from tests.services import Service
 
 from waterclock.connection import Database
 from waterclock.connection import connect as connect_to
-from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.databases.changes import Polling, Stop
 from waterclock.tables.databases.postgresql.listening_connection import CHANNEL, WRITING
 from waterclock.tables.databases.postgresql.waking import Listening
 from waterclock.tables.databases.sqlite import waking
 from waterclock.tables.databases.sqlite.waking import SqliteChanges
 from waterclock.tables.message_table import MessageTable
+
+from .consuming import running
 
 FAR = 3600.0
 
@@ -32,36 +33,6 @@ FAR = 3600.0
 def table(connect: Callable[..., Database]) -> MessageTable:
     """Give a table whose consumers would look by themselves after an hour only, on the database's own clock."""
     return connect().create_table("orders", payload="text", poll_interval="1h")
-
-
-@contextmanager
-def running(deliveries: Subscription) -> Generator[list[str]]:
-    """Run a consumer in a thread; go on when it waits."""
-    received: list[str] = []
-    waits = threading.Event()
-    wait = deliveries._changes.wait
-
-    def wait_and_tell(seconds: float, stop: Stop) -> None:
-        waits.set()
-        wait(seconds, stop)
-
-    deliveries._changes.wait = wait_and_tell
-
-    def run() -> None:
-        for delivery in deliveries:
-            received.append(delivery.payload)
-            delivery.ack()
-            deliveries.stop()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        assert waits.wait(60)
-        yield received
-    finally:
-        thread.join(60)
-        deliveries.close()
-    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("writer", ["plain SQL", "reschedule", "nack", "closing"])

@@ -15,7 +15,7 @@ from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages import acking
 
 from .conftest import MovableClock
-from .test_plain_sql import catch_up, run
+from .plain_sql import catch_up, run
 
 MakeTable = Callable[..., MessageTable]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.killed import Killed
 from tests.topics.conftest import SettableClock
 from tests.topics.flows import append_ledgers, ledger_path, published
 
@@ -149,9 +150,6 @@ def test_a_second_expiry_while_one_runs_says_so(topic: Topic, monkeypatch: pytes
 def test_an_expiry_that_died_does_not_keep_others_out_for_long(
     clocked_topic: Topic, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Killed(BaseException):
-        pass
-
     def die(*_: object) -> None:
         # Not even the clean-up runs.
         monkeypatch.setattr(clocked_topic.storage.backend, "transact", die)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.killed import Killed
 from tests.topics.conftest import MakeTopic
 from tests.topics.flows import CountedStatements, append_ledgers, first_at_or_after
 
@@ -101,10 +102,6 @@ def test_lowering_ends_where_a_ledger_that_is_left_reaches_as_far(
     topic.truncate(Position(1, 0, 0))
     assert len(written) == 1  # ledgers 1 and 2; the wild one of number 3 is its own running maximum
     assert peaks_of(topic) == right_peaks_of(topic)
-
-
-class Killed(BaseException):
-    """Stands for a process that dies: no handler for errors sees it."""
 
 
 @pytest.mark.parametrize("deaths", range(1, 7))

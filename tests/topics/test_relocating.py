@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from pyarrow import fs
+from tests.killed import Killed
 from tests.topics.conftest import SettableClock
 from tests.topics.flows import CountingFiles, append_ledgers, ledger_files_in, ledger_path, published
 
@@ -146,10 +147,6 @@ def test_what_is_sealed_while_files_are_copied_is_copied_too(
     monkeypatch.setattr(relocating, "AT_ONCE", 1)
     assert sealed.relocate(tmp_path / "new").copied == 3
     assert times(sealed) == list(range(9))
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL."""
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

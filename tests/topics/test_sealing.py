@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
+from tests.killed import Killed
 from tests.topics.conftest import MakeTopic, SettableClock
 from tests.topics.flows import append_ledgers, ledger_files_in, ledger_path, on_counting_files, published
-from tests.topics.killed import Killed
 
 from waterclock.database.topic_catalogue import entries, files
 from waterclock.errors import UnavailableError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
+from tests.tables.conftest import MovableClock
 
 import waterclock as wc
 from waterclock.tables.message_table import MessageTable
@@ -12,10 +13,7 @@ from waterclock.tables.sharding.sharded_database import ShardedDatabase
 from waterclock.tables.sharding.sharded_subscription import ShardedSubscription
 from waterclock.tables.sharding.sharded_table import ShardedTable
 
-from .conftest import MovableClock
-from .test_sharding import keyspace, many, orders, urls
-
-__all__ = ["keyspace", "orders", "urls"]
+from .conftest import many
 
 # What only makes sense in one database: its internals, and making it, which the keyspace does.
 OF_ONE_DATABASE = {"context", "create"}

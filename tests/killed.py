@@ -1,0 +1,44 @@
+"""Processes that die at a chosen moment, as an error that nothing catches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+T = TypeVar("T")
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of ours catches it, so no clean-up runs."""
+
+
+def killed_after_each_change(work: Callable[[], T]) -> tuple[T, int]:
+    """Do some work again and again: killed after its first statement that changes something, after the second, ….
+
+    Returns
+    -------
+    tuple
+        What it gave when it came to its end, and how often it was killed.
+    """
+    deaths = steps = 0
+
+    def die(*facts: Any) -> None:
+        nonlocal steps
+        if not facts[2].lstrip().startswith(("SELECT", "SHOW", "PRAGMA")):
+            steps += 1
+            if steps > deaths:  # one step further each time
+                raise Killed
+
+    event.listen(sa.Engine, "after_cursor_execute", die)
+    try:
+        while True:
+            steps = 0
+            try:
+                return work(), deaths
+            except Killed:
+                deaths += 1
+    finally:
+        event.remove(sa.Engine, "after_cursor_execute", die)
