@@ -7,7 +7,7 @@ import pkgutil
 import sys
 from pathlib import Path
 
-NOT_BENCHMARKS = {"__main__", "measure", "peers", "spark_messages"}
+NOT_BENCHMARKS = {"__main__", "measure", "peers", "slow_wire", "spark_messages"}
 
 
 def names() -> list[str]:

@@ -10,12 +10,18 @@ import importlib
 import json
 import os
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from itertools import cycle
 from typing import Any, Protocol
 
 import sqlalchemy as sa
 
 PAYLOAD = "x" * 100
+GROUPS = 2000
+BESIDE = "INSERT INTO beside (data) VALUES (%s)"
+"""What a caller does in the transaction in which it puts a message."""
 _NO_SYNC = "PRAGMA synchronous = OFF"
 REDIS_URL = "WATERCLOCK_BENCH_REDIS_URL"
 
@@ -57,32 +63,112 @@ def conninfo(url: str) -> dict[str, Any]:
     }
 
 
-class Waterclock:
+class Verbs(ABC):
+    """A queue in one process whose verbs can be measured one by one."""
+
+    @abstractmethod
+    def enqueue(self, count: int) -> None:
+        """Put messages in one call, durably."""
+
+    @abstractmethod
+    def claim(self, count: int) -> Sequence[Any]:
+        """Claim up to as many, in as few calls as there can be."""
+
+    @abstractmethod
+    def ack(self, held: Sequence[Any]) -> None:
+        """Ack what was claimed, in as few calls as there can be."""
+
+    @abstractmethod
+    def nack(self, held: Sequence[Any]) -> None:
+        """Give back what was claimed, to be sent again at once."""
+
+    @abstractmethod
+    def extend(self, held: Sequence[Any]) -> None:
+        """Hold what was claimed for longer."""
+
+    @abstractmethod
+    def put_beside(self) -> None:
+        """Insert a row of the caller's and put a message, in one transaction of the caller's."""
+
+    def take(self, count: int) -> int:
+        """Claim up to as many, ack them, and return how many there were."""
+        held = self.claim(count)
+        if held:
+            self.ack(held)
+        return len(held)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the connections back."""
+
+
+class Waterclock(Verbs):
     """This project."""
+
+    policy: str | None = None
 
     def __init__(self, url: str, folder: str) -> None:
         self._database = importlib.import_module("waterclock").connect(url, folder + "/ledgers")
-        self._table = self._database.create_table("bench", payload="text", ack_wait="1h", exist_ok=True)
+        self._table = self._database.create_table(
+            "bench", payload="text", ack_wait="1h", groups=self.policy, exist_ok=True
+        )
+        self._groups = _groups()
+        self._url = url
+        self._theirs: Any = None
 
     def enqueue(self, count: int) -> None:
-        if count == 1:
+        if self.policy is not None:
+            self._table.put_many([{"payload": PAYLOAD, "group": next(self._groups)} for _ in range(count)])
+        elif count == 1:
             self._table.put(PAYLOAD)
         else:
             self._table.put_many([{"payload": PAYLOAD}] * count)
 
-    def take(self, count: int) -> int:
-        deliveries = self._table.receive(count)
-        return self._table.ack(deliveries)
+    def claim(self, count: int) -> Sequence[Any]:
+        return self._table.receive(count)
+
+    def ack(self, held: Sequence[Any]) -> None:
+        self._table.ack(held)
+
+    def nack(self, held: Sequence[Any]) -> None:
+        self._table.nack(held, 0)
+
+    def extend(self, held: Sequence[Any]) -> None:
+        for one in held:
+            one.extend("1h")
+
+    def put_beside(self) -> None:
+        if self._theirs is None:
+            self._theirs = package("psycopg").connect(**conninfo(self._url))
+        self._theirs.execute(BESIDE, (PAYLOAD,))
+        self._table.put(PAYLOAD, connection=self._theirs)
+        self._theirs.commit()
 
     def hurry(self) -> None:
         """Sync no more, while the queue is filled; not needed here, where a call of a thousand syncs once."""
 
     def close(self) -> None:
+        if self._theirs is not None:
+            self._theirs.close()
         self._database.close()
 
 
-class Pgmq:
+class WaterclockSequenced(Waterclock):
+    """This project, with sequenced groups."""
+
+    policy = "sequenced"
+
+
+class WaterclockExclusive(Waterclock):
+    """This project, with exclusive groups."""
+
+    policy = "exclusive"
+
+
+class Pgmq(Verbs):
     """pgmq's SQL, which its Python package brings, through psycopg: its own client takes more round trips."""
+
+    _read = "SELECT msg_id, message FROM pgmq.read('bench', 3600, %s)"
 
     def __init__(self, url: str, folder: str) -> None:
         del folder
@@ -100,19 +186,50 @@ class Pgmq:
             messages = [self._message] * count
             self._connection.execute("SELECT * FROM pgmq.send_batch('bench', %s::jsonb[])", (messages,)).fetchall()
 
-    def take(self, count: int) -> int:
-        read = self._connection.execute("SELECT msg_id, message FROM pgmq.read('bench', 3600, %s)", (count,)).fetchall()
-        ids = [row[0] for row in read]
-        if ids:
-            # Kept for those who look, as Waterclock keeps what was acked.
-            self._connection.execute("SELECT * FROM pgmq.archive('bench', %s::bigint[])", (ids,)).fetchall()
-        return len(ids)
+    def claim(self, count: int) -> Sequence[Any]:
+        read = self._connection.execute(self._read, (count,)).fetchall()
+        return [row[0] for row in read]
+
+    def ack(self, held: Sequence[Any]) -> None:
+        # Kept for those who look, as Waterclock keeps what was acked.
+        self._connection.execute("SELECT * FROM pgmq.archive('bench', %s::bigint[])", (held,)).fetchall()
+
+    def nack(self, held: Sequence[Any]) -> None:
+        self._hold(held, 0)
+
+    def extend(self, held: Sequence[Any]) -> None:
+        self._hold(held, 3600)
+
+    def _hold(self, held: Sequence[Any], seconds: int) -> None:
+        statement = "SELECT msg_id FROM pgmq.set_vt('bench', %s::bigint[], %s::integer)"
+        self._connection.execute(statement, (held, seconds)).fetchall()
+
+    def put_beside(self) -> None:
+        with self._connection.transaction():
+            self._connection.execute(BESIDE, (PAYLOAD,))
+            self.enqueue(1)
 
     def close(self) -> None:
         self._connection.close()
 
 
-class PgQueuer:
+class PgmqGrouped(Pgmq):
+    """pgmq's groups, by a header; a claim looks through the whole queue for them."""
+
+    _read = "SELECT msg_id, message FROM pgmq.read_grouped('bench', 3600, %s)"
+
+    def __init__(self, url: str, folder: str) -> None:
+        super().__init__(url, folder)
+        self._connection.execute("SELECT pgmq.create_fifo_index('bench')")
+        self._groups = _groups()
+
+    def enqueue(self, count: int) -> None:
+        headers = [json.dumps({"x-pgmq-group": next(self._groups)}) for _ in range(count)]
+        statement = "SELECT * FROM pgmq.send_batch('bench', %s::jsonb[], %s::jsonb[])"
+        self._connection.execute(statement, ([self._message] * count, headers)).fetchall()
+
+
+class PgQueuer(Verbs):
     """PgQueuer: its own queries, as its manager calls them."""
 
     def __init__(self, url: str, folder: str) -> None:
@@ -122,71 +239,133 @@ class PgQueuer:
         self._loop = asyncio.new_event_loop()
         info = conninfo(url)
         info["database"] = info.pop("dbname")
-        self._connection = self._loop.run_until_complete(asyncpg.connect(**info))
+        self._connection = self._run(asyncpg.connect(**info))
         self._queries = package("pgqueuer.queries").Queries(drivers.AsyncpgDriver(self._connection))
-        if self._loop.run_until_complete(self._connection.fetchval("SELECT to_regclass('pgqueuer')")) is None:
-            self._loop.run_until_complete(self._queries.install())
+        if self._run(self._connection.fetchval("SELECT to_regclass('pgqueuer')")) is None:
+            self._run(self._queries.install())
         self._entrypoints = {"bench": repository.EntrypointExecutionParameter(concurrency_limit=0)}
         self._manager = self._uuid.uuid4()
         self._payload = PAYLOAD.encode()
-
-    def enqueue(self, count: int) -> None:
-        self._loop.run_until_complete(self._queries.enqueue(["bench"] * count, [self._payload] * count, [0] * count))
-
-    def take(self, count: int) -> int:
-        return self._loop.run_until_complete(self._take(count))
-
-    async def _take(self, count: int) -> int:
-        jobs = await self._queries.dequeue(count, self._entrypoints, self._manager, None, timedelta(hours=1))
-        if jobs:
-            await self._queries.log_jobs([(job, "successful", None) for job in jobs])
-        return len(jobs)
-
-    def close(self) -> None:
-        self._loop.run_until_complete(self._connection.close())
-        self._loop.close()
-
-
-class Procrastinate:
-    """Procrastinate: its job manager, as its worker calls it. It fetches and finishes jobs one by one."""
-
-    def __init__(self, url: str, folder: str) -> None:
-        del folder
-        procrastinate = package("procrastinate")
-        self._jobs = package("procrastinate.jobs")
-        self._loop = asyncio.new_event_loop()
-        connector = procrastinate.PsycopgConnector(kwargs=conninfo(url), min_size=1, max_size=1)
-        self._app = procrastinate.App(connector=connector)
-        self._run(self._app.open_async())
-        if not self._run(self._app.check_connection_async()):
-            self._run(self._app.schema_manager.apply_schema_async())
-        self._manager = self._app.job_manager
-        self._worker = self._run(self._manager.register_worker())
-        job = self._jobs.Job
-        self._job = job(
-            id=None, queue="bench", lock=None, queueing_lock=None, task_name="bench", task_kwargs={"data": PAYLOAD}
-        )
 
     def _run(self, work: Any) -> Any:
         return self._loop.run_until_complete(work)
 
     def enqueue(self, count: int) -> None:
-        self._run(self._manager.batch_defer_jobs_async([self._job] * count))
+        self._run(self._queries.enqueue(["bench"] * count, [self._payload] * count, [0] * count))
 
-    def take(self, count: int) -> int:
-        return self._run(self._take(count))
+    def claim(self, count: int) -> Sequence[Any]:
+        return self._run(self._queries.dequeue(count, self._entrypoints, self._manager, None, timedelta(hours=1)))
 
-    async def _take(self, count: int) -> int:
-        for taken in range(count):
-            job = await self._manager.fetch_job(["bench"], self._worker)
-            if job is None:
-                return taken
-            await self._manager.finish_job(job, self._jobs.Status.SUCCEEDED, delete_job=False)
-        return count
+    def ack(self, held: Sequence[Any]) -> None:
+        self._run(self._queries.log_jobs([(job, "successful", None) for job in held]))
+
+    def nack(self, held: Sequence[Any]) -> None:
+        for job in held:
+            self._run(self._queries.retry_job(job, timedelta(0), None))
+
+    def extend(self, held: Sequence[Any]) -> None:
+        self._run(self._queries.update_heartbeat([job.id for job in held]))
+
+    def put_beside(self) -> None:
+        self._run(self._put_beside())
+
+    async def _put_beside(self) -> None:
+        async with self._connection.transaction():
+            await self._connection.execute(BESIDE.replace("%s", "$1"), PAYLOAD)
+            await self._queries.enqueue(["bench"], [self._payload], [0])
 
     def close(self) -> None:
-        self._run(self._app.close_async())
+        self._run(self._connection.close())
         self._loop.close()
+
+
+class Procrastinate(Verbs):
+    """Procrastinate: its job manager, as its worker calls it. It fetches and finishes jobs one by one.
+
+    It is given a pool of autocommitting connections, because its own begins and commits around each of its statements
+    and asks before each whether the connection still is.
+    """
+
+    def __init__(self, url: str, folder: str) -> None:
+        del folder
+        procrastinate, pools = package("procrastinate"), package("psycopg_pool")
+        self._jobs = package("procrastinate.jobs")
+        self._loop = asyncio.new_event_loop()
+        self._url, self._theirs = url, None
+        settings = {**conninfo(url), "autocommit": True}
+        self._pool = pools.AsyncConnectionPool(kwargs=settings, min_size=1, max_size=1, open=False)
+        self._run(self._pool.open(wait=True))
+        self._app = procrastinate.App(connector=procrastinate.PsycopgConnector())
+        self._run(self._app.open_async(self._pool))
+        if not self._run(self._app.check_connection_async()):
+            self._run(self._app.schema_manager.apply_schema_async())
+        self._manager = self._app.job_manager
+        self._worker = self._run(self._manager.register_worker())
+
+    def _run(self, work: Any) -> Any:
+        return self._loop.run_until_complete(work)
+
+    def _job(self) -> Any:
+        return self._jobs.Job(
+            id=None, queue="bench", lock=None, queueing_lock=None, task_name="bench", task_kwargs={"data": PAYLOAD}
+        )
+
+    def enqueue(self, count: int) -> None:
+        self._run(self._manager.batch_defer_jobs_async([self._job() for _ in range(count)]))
+
+    def claim(self, count: int) -> Sequence[Any]:
+        return self._run(self._claim(count))
+
+    async def _claim(self, count: int) -> Sequence[Any]:
+        held: list[Any] = []
+        while len(held) < count and (job := await self._manager.fetch_job(["bench"], self._worker)) is not None:
+            held.append(job)
+        return held
+
+    def ack(self, held: Sequence[Any]) -> None:
+        for job in held:
+            self._run(self._manager.finish_job(job, self._jobs.Status.SUCCEEDED, delete_job=False))
+
+    def nack(self, held: Sequence[Any]) -> None:
+        for job in held:
+            self._run(self._manager.retry_job(job))
+
+    def extend(self, held: Sequence[Any]) -> None:
+        del held  # it is the worker that lives, with all that it has
+        self._run(self._manager.update_heartbeat(self._worker))
+
+    def put_beside(self) -> None:
+        self._run(self._put_beside())
+
+    async def _put_beside(self) -> None:
+        if self._theirs is None:
+            self._theirs = await package("psycopg").AsyncConnection.connect(**conninfo(self._url))
+        await self._theirs.execute(BESIDE, (PAYLOAD,))
+        await self._manager.defer_job_async(self._job(), connection=self._theirs)
+        await self._theirs.commit()
+
+    def close(self) -> None:
+        if self._theirs is not None:
+            self._run(self._theirs.close())
+        self._run(self._app.close_async())
+        self._run(self._pool.close())
+        self._loop.close()
+
+
+class ProcrastinateLocks(Procrastinate):
+    """Procrastinate's locks: of the jobs with one, one at a time is out, in order."""
+
+    def __init__(self, url: str, folder: str) -> None:
+        super().__init__(url, folder)
+        self._groups = _groups()
+
+    def _job(self) -> Any:
+        return super()._job().evolve(lock=next(self._groups))
+
+
+def _groups() -> Iterator[str]:
+    """Name the groups of messages one after the other."""
+    return (f"g{number}" for number in cycle(range(GROUPS)))
 
 
 class Huey:
@@ -311,6 +490,12 @@ ON_POSTGRESQL: dict[str, Any] = {
     "pgmq": Pgmq,
     "pgqueuer": PgQueuer,
     "procrastinate": Procrastinate,
+}
+WITH_GROUPS: dict[str, Any] = {
+    "waterclock, sequenced": WaterclockSequenced,
+    "waterclock, exclusive": WaterclockExclusive,
+    "pgmq": PgmqGrouped,
+    "procrastinate": ProcrastinateLocks,
 }
 ON_SQLITE: dict[str, Any] = {
     "waterclock": Waterclock,

@@ -77,7 +77,7 @@ def places(url: str | None, folder: str, kinds: list[str]) -> Generator[list[Pla
     for kind in kinds:
         own = Path(folder) / f"{kind}-{time.monotonic_ns()}"
         own.mkdir(parents=True)
-        where = _new_database(url) if url else f"sqlite:///{own}/waterclock.db"
+        where = new_database(url) if url else f"sqlite:///{own}/waterclock.db"
         place = (kind, where, str(own))
         try:
             make(place).close()
@@ -88,7 +88,7 @@ def places(url: str | None, folder: str, kinds: list[str]) -> Generator[list[Pla
     yield found
 
 
-def _new_database(url: str) -> str:
+def new_database(url: str) -> str:
     engine = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
     name = f"bench_{time.monotonic_ns()}"
     with engine.connect() as connection:

@@ -15,7 +15,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
 
 _BUSY = 1.0  # s; who puts again within this draws ahead
-_MOST_AHEAD = 1024
+_MOST_AHEAD = 8192  # ids
 _IF_LEFT_OUT = {"at": None, "group_id": None, "headers": None, "priority": 0}
 
 
@@ -79,8 +79,8 @@ class DrawnIds:
     """Ids drawn from a sequence ahead of their use, so that a put need not ask for its own first.
 
     A put has to know its id before it is tried: were it tried twice, because the answer was lost, the database could
-    not tell. Who puts often draws twice as many each time. Ids that are never used leave gaps. Safe to share between
-    threads.
+    not tell. Who puts often draws for twice as many calls each time. Ids that are never used leave gaps. Safe to share
+    between threads.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class DrawnIds:
             now = moments.monotonic()
             self._ahead = min(self._ahead * 2, _MOST_AHEAD) if now - self._drawn_at < _BUSY else 1
             self._drawn_at = now
-            ahead = self._ahead
+            ahead = min(self._ahead * count, _MOST_AHEAD)
         missing = count - len(ids)
         drawn = list(draw(max(missing, ahead)))
         with self._lock:
