@@ -153,7 +153,7 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     try:
         return column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise SchemaError(f"column {field.name!r} cannot become {field.type}: {error}") from None
+        raise SchemaError(f"column {field.name!r} cannot become {field.type}: {error}") from error
 
 
 def _is_number(given: pa.DataType) -> bool:
@@ -210,7 +210,7 @@ def _sound(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise InvalidArgumentError(f"column {name!r} is unsound: {error}") from None
+        raise InvalidArgumentError(f"column {name!r} is unsound: {error}") from error
     return column
 
 
@@ -256,7 +256,7 @@ def from_ipc(data: bytes | memoryview) -> pa.RecordBatch:
             batch.validate(full=True)
             ended = next(reader, None) is None and source.tell() == source.size()
     except (pa.ArrowException, OSError, StopIteration, MemoryError, ValueError) as error:
-        raise DamagedError(f"{len(data)} bytes of an Arrow IPC stream are damaged: {error!r}") from None
+        raise DamagedError(f"{len(data)} bytes of an Arrow IPC stream are damaged: {error!r}") from error
     if not ended:
         raise DamagedError(f"{len(data)} bytes of an Arrow IPC stream are damaged: it goes on after its end")
     return batch

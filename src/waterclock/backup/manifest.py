@@ -103,7 +103,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return _parse(json.loads(text), file)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedError(f"{file} is damaged: {type(error).__name__}: {error}") from None
+        raise DamagedError(f"{file} is damaged: {type(error).__name__}: {error}") from error
 
 
 def _parse(written: Any, file: Path) -> Manifest:

@@ -49,6 +49,7 @@ def database_file(url: str | sa.URL) -> Path:
     try:
         parsed = sa.make_url(url)
     except exc.ArgumentError:
+        # From None, because SQLAlchemy's own error quotes the whole URL.
         raise InvalidArgumentError(
             "url: what was given is no database URL; write it like sqlite:///factory.db"
         ) from None

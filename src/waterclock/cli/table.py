@@ -337,7 +337,7 @@ def _content(payload: str) -> bytes:
     try:
         return Path(payload[1:]).read_bytes()
     except OSError as error:
-        raise InvalidArgumentError(f"payload: {quoted(payload)} cannot be read: {error.strerror}") from None
+        raise InvalidArgumentError(f"payload: {quoted(payload)} cannot be read: {error.strerror}") from error
 
 
 def _text(content: bytes) -> str:

@@ -163,6 +163,7 @@ class Backend:
             raise self._wrong_url(error) from None
 
     def _wrong_url(self, error: Exception) -> InvalidArgumentError:
+        # Raised from None: the driver's own error may quote the URL with what is secret in it.
         return InvalidArgumentError(f"url: {self.name!r} cannot be used: {self.said(error)}")
 
     @overload
@@ -403,6 +404,7 @@ def parse_url(url: str) -> sa.URL:
         parsed = sa.make_url(url)
         backend = parsed.get_backend_name()
     except (exc.ArgumentError, AttributeError, TypeError, ValueError):
+        # From None, because SQLAlchemy's own error quotes the whole URL.
         raise InvalidArgumentError(
             f"url: {shown(url)!r} is no database URL; write it like sqlite:///factory.db or"
             " postgresql://user:password@host:5432/factory"

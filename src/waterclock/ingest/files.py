@@ -117,7 +117,7 @@ def numbered_messages(path: str | Path) -> Iterator[tuple[int, Message]]:
     try:
         found = path.exists()
     except OSError as error:
-        raise InvalidArgumentError(f"the file {quoted(str(path))} cannot be read: {error.strerror}") from None
+        raise InvalidArgumentError(f"the file {quoted(str(path))} cannot be read: {error.strerror}") from error
     if not found:
         raise NotFoundError(f"there is no file {quoted(str(path))}")
     if path.suffix == ".parquet":
@@ -141,7 +141,7 @@ def _opened(path: Path) -> BufferedReader:
     try:
         return path.open("rb")
     except OSError as error:
-        raise UnavailableError(f"cannot read {path}: {error.strerror}") from None
+        raise UnavailableError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _parse_line(path: Path, number: int, line: bytes) -> Message:
@@ -172,7 +172,7 @@ def _messages_of(path: Path, opened: BufferedReader) -> Iterator[Message]:
             for batch in file.iter_batches(CHUNK):
                 yield from from_arrow(as_message_columns(batch))
     except (pa.ArrowException, OSError) as error:
-        raise SchemaError(f"{path} is not Parquet, or cannot be read: {error}") from None
+        raise SchemaError(f"{path} is not Parquet, or cannot be read: {error}") from error
     except WaterclockError as error:
         raise type(error)(f"{path}: {error}") from None
 

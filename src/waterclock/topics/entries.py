@@ -236,7 +236,7 @@ def _decode(ledger: int, entry: int, data: bytes, wanted: Sequence[pa.Field]) ->
             f"{name} is damaged: its {len(data)} bytes are not an Arrow IPC stream of messages: {error}",
             ledger=ledger,
             entry=entry,
-        ) from None
+        ) from error
 
 
 def _of_stream(data: bytes | memoryview, wanted: Sequence[pa.Field], *, full: bool) -> pa.RecordBatch:

@@ -129,4 +129,4 @@ def _parsed(data: bytes, size: int, expected: int | None, name: str) -> pq.FileM
             check_layout(data[len(MAGIC) :], size - len(data) + len(MAGIC), (FILE_SCHEMA, SHARED_SCHEMA))
         return pq.read_metadata(pa.BufferReader(data))
     except (DamagedError, pa.ArrowException, OSError, ValueError) as error:
-        raise DamagedError(f"{name} is damaged: {error}") from None
+        raise DamagedError(f"{name} is damaged: {error}") from error

@@ -119,11 +119,11 @@ def unpack(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Collection[s
         raise _damaged(ledger, *rows[layout.broken])
     try:
         arrays = [layout.column(field) for field in MESSAGE_SCHEMA if field.name in columns]
-    except pa.ArrowInvalid:  # a text is not UTF-8
+    except pa.ArrowInvalid as error:  # a text is not UTF-8
         if len(rows) > 1:
             for row in rows:
                 unpack(ledger, [row], columns)
-        raise _damaged(ledger, *rows[0]) from None
+        raise _damaged(ledger, *rows[0]) from error
     return Unpacked(arrays, layout.messages)
 
 

@@ -98,6 +98,7 @@ def opened(root: str) -> tuple[fs.FileSystem, str]:
             return fs.FileSystem.from_uri(_bounded(root) if scheme == "gs" else root)
     except pa.ArrowNotImplementedError:
         pass  # this pyarrow was built without it
+    # From None, here and below: what libraries say of a root may quote it with what is secret in it.
     except (pa.ArrowInvalid, ValueError) as error:
         raise InvalidArgumentError(
             f"ledgers: {without_secrets(root)!r} is no filesystem URL: {first_line(error, root)}; give a folder or a"

@@ -191,7 +191,7 @@ def _arrays(compressed: bytes, shapes: list[list[int]], kinds: dict[str, type[np
     try:
         data = unpacker.decompress(compressed, sum(sizes) + 1)  # no more, even where the bytes would become more
     except zlib.error as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(str(error)) from error
     if len(data) != sum(sizes) or not unpacker.eof or unpacker.unused_data:
         raise ValueError(f"its arrays are not {sum(sizes)} bytes")
     found: dict[str, Array] = {}

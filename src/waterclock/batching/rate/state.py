@@ -168,7 +168,7 @@ def _decompressed(written: bytes) -> bytes:
     try:
         facts = unpacker.decompress(written, _MOST_FACTS)
     except zlib.error as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(str(error)) from error
     if not unpacker.eof or unpacker.unused_data:
         raise ValueError("they are cut short, or go on after their end")
     return facts
