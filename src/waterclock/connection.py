@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from waterclock.backup.copying import Report, no_report
+from waterclock.closing import Closing
 from waterclock.database.backend import Backend
 from waterclock.database.engines.sqlite_file import file_of
 from waterclock.errors import InvalidArgumentError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from waterclock.topics.topic_info import TopicInfo
 
 
-class Database:
+class Database(Closing):
     """A database with its topics and message tables. Safe to share between threads; usable in ``with``.
 
     Attributes
@@ -302,14 +302,6 @@ class Database:
 
             forget(self.backend)
         self.backend.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Database {self.backend.name}>"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from types import TracebackType
-from typing import Self
 
 from waterclock import moments
+from waterclock.closing import Closing
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.message import Message
 from waterclock.topics.appending import append_entry
@@ -21,7 +20,7 @@ _log = logging.getLogger(__name__)
 _OVERHEAD = 64  # bytes that a message takes besides its payload, about
 
 
-class Producer:
+class Producer(Closing):
     """Collects messages and appends them as entries, in the background. Made by `Topic.producer`; safe between threads.
 
     Messages are numbered from 0, or by the caller, who can then send again what may have arrived already. Opening a
@@ -218,11 +217,3 @@ class Producer:
             self._failure = error
             self._waiting, self._bytes, self._in_flight = [], 0, False
             self._changed.notify_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

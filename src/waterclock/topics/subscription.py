@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from waterclock.arrow import POSITIONED_SCHEMA, from_arrow
+from waterclock.closing import Closing
 from waterclock.errors import LeaseLostError, WaterclockError
 from waterclock.message import Message, Position
 from waterclock.time import Duration, Time, to_duration
@@ -49,7 +49,7 @@ class _Piece(NamedTuple):
     batch: pa.RecordBatch
 
 
-class Subscription:
+class Subscription(Closing):
     """A named, durable reading position in a topic. Made by `Topic.subscribe`; usable in ``with``.
 
     One reader at a time holds a subscription, from its first `read` until it is closed, or silent for as long as the
@@ -267,14 +267,6 @@ class Subscription:
         except WaterclockError:
             return  # the next read looks anew, and meets it there
         self._at = self._stop if self._rest is None else _place(self._rest)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Subscription {self.name!r} of {self._storage.name!r}>"

@@ -7,10 +7,10 @@ import math
 from collections import deque
 from collections.abc import Collection
 from contextlib import ExitStack, suppress
-from types import TracebackType
 from typing import Any, Self
 
 from waterclock import moments
+from waterclock.closing import Closing
 from waterclock.errors import ForbiddenError, NotFoundError, RefusedError, TimedOutError, UnavailableError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
@@ -37,7 +37,7 @@ _RETRY_EVERY = 0.2  # s
 _LONGEST_PAUSE = 30.0  # s; the database answers, so asking seldom spares it, and its limits may be changed
 
 
-class Subscription:
+class Subscription(Closing):
     """Iterates over deliveries, and waits for the next one where none is due. Close it, or use it in ``with``.
 
     It holds no more than the table's ``cache_size`` messages that are not over. Closing it gives back at once what it
@@ -273,11 +273,3 @@ class Subscription:
         except TimedOutError as error:  # what is due must not wait for it
             logger.warning("%s cannot purge %r, and tries again: %s", self.consumer, context.name, error)
         self._purged_at = moments.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

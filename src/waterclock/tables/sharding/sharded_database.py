@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
+from waterclock.closing import Closing
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
 from waterclock.quoting import quoted
 from waterclock.tables.model.keyspace import KeyRange, check_cover
@@ -14,7 +14,7 @@ from waterclock.tables.sharding.shard import Opened, Shard
 from waterclock.tables.sharding.sharded_table import ShardedTable
 
 
-class ShardedDatabase:
+class ShardedDatabase(Closing):
     """A keyspace over several databases, each with the key range it holds. Safe to share; usable in ``with``.
 
     Topics are not sharded: connect to one database for them.
@@ -118,14 +118,6 @@ class ShardedDatabase:
                 errors.append(error)
         if len(errors) == len(self._shards):
             raise UnavailableError(f"every shard is away: {'; '.join(map(str, errors))}") from errors[0]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<ShardedDatabase {', '.join(self.shards)}>"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
 from waterclock import moments
+from waterclock.closing import Closing
 from waterclock.errors import UnavailableError
 from waterclock.tables.catalogue.table_row import LOOK_EVERY
 from waterclock.tables.consumers.delivery import Delivery
@@ -25,7 +25,7 @@ _SECOND = 1_000_000_000
 OpenTable = Callable[[Shard], MessageTable]
 
 
-class ShardedSubscription:
+class ShardedSubscription(Closing):
     """Iterates over the deliveries of several shards, taking one from each in turn. Close it, or use it in ``with``.
 
     A shard that is away is tried again, with pauses that double up to half a minute, and is read again when it is back.
@@ -101,14 +101,6 @@ class ShardedSubscription:
                 return None
             moments.wait(self._changed, left)
         return None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Reader:
