@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -262,3 +263,80 @@ def test_a_connection_that_would_not_wait_for_the_disk_any_more_is_not_lent_agai
         with pytest.raises(KeyboardInterrupt):
             backend.alone(lambda _: None, durable=False)
     assert backend.alone(lambda own: own.exec_driver_sql("PRAGMA synchronous").fetchone()[0]) == FULL
+
+
+@on_postgresql
+def test_what_needs_no_answer_goes_with_what_does(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = backend.dialect.frame
+    assert frame is not None
+    assert frame.together is not None
+    left: list[list[str]] = []
+    texts: list[str] = []
+
+    @contextmanager
+    def noting(connection: Any) -> Generator[None]:
+        with together(connection):
+            yield
+            left.append(texts.copy())
+            texts.clear()
+
+    translated, together = Direct._translated, frame.together
+
+    def note(self: Direct, execute: Any, *given: Any) -> Any:
+        texts.append(next(one for one in given if isinstance(one, str)).split()[0])
+        return translated(self, execute, *given)
+
+    def work(own: Direct) -> None:
+        own.execute_later(insert, {"of": 1, "what": 1, "yes": True})
+        assert own.scalars(select) == [1]
+        own.execute_later(flag, {"of": 1})
+        found, changed = own.execute_all([(select, {}), (flag, {"of": 1})])
+        assert found.one().flag is True
+        assert changed.rowcount == 1
+        own.execute_later(flag, {"of": 2})
+
+    monkeypatch.setattr(Direct, "_translated", note)
+    monkeypatch.setattr(backend.dialect, "frame", frame._replace(together=noting))
+    backend.transact(work, indexed=True)
+    assert left == [["BEGIN", "SET", "INSERT", "SELECT"], ["UPDATE", "SELECT", "UPDATE"], ["UPDATE", "COMMIT"]]
+    left.clear()
+    backend.transact(lambda own: own.execute_all([(select, {}), (flag, {"of": 1})], commit=True), indexed=True)  # type: ignore[attr-defined]
+    backend.transact(lambda _: None, indexed=True)
+    assert left == [["BEGIN", "SET", "SELECT", "UPDATE", "COMMIT"]]
+
+
+@on_both
+@pytest.mark.parametrize("together", [True, False])
+def test_what_fails_among_others_is_named_and_undone(
+    backend: Backend, opened: list[object], monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    monkeypatch.setattr(Direct, "together", together)
+    one, two = {"of": 1, "what": 1, "yes": True}, {"of": 2, "what": 2, "yes": True}
+
+    def work(own: Direct) -> None:
+        own.execute_later(insert, one)
+        own.execute_all([(insert, two), (insert, one), (flag, {"of": 1})], commit=True)
+
+    with pytest.raises(ConstraintError) as refused:
+        backend.transact(work, indexed=True)
+    assert "INSERT INTO things" in str(refused.value.__cause__)
+    backend.transact(lambda own: own.execute(insert, two), indexed=True)
+    assert ids(backend) == [2]
+    assert len(opened) == 1
+
+
+@on_postgresql
+def test_a_transaction_that_is_cut_off_is_tried_again_whole(backend: Backend, opened: list[object]) -> None:
+    cut: list[int] = []
+
+    def work(own: Direct) -> None:
+        own.execute_later(insert, {"of": 1, "what": 1, "yes": True})
+        if not cut:
+            cut.append(own.execute(PID).scalar())
+            with backend.engine.connect() as other:
+                other.exec_driver_sql(f"SELECT pg_terminate_backend({cut[0]}, 5000)")
+        own.execute_later(flag, {"of": 1})
+
+    backend.transact(work, indexed=True)
+    assert ids(backend) == [1]
+    assert len(opened) == 2

@@ -15,7 +15,7 @@ from waterclock.database.direct import Direct
 from waterclock.database.wrapping import wrapped
 
 _FREE = re.compile(
-    r"SET |PRAGMA|SELECT set_config|SELECT @@|BEGIN$|BEGIN;|ROLLBACK|SAVEPOINT|RELEASE|SHOW "
+    r"SET |PRAGMA|SELECT set_config|SELECT @@|BEGIN$|ROLLBACK|SAVEPOINT|RELEASE|SHOW "
     r"|SELECT (?:(?!FROM).)*FROM (?:pg_|information_schema|pragma_)",
     re.IGNORECASE | re.DOTALL,
 )
@@ -42,6 +42,7 @@ def gates(scheduler: Scheduler, engine: sa.Engine, rewrite: Rewrite = str) -> Ge
     dialect = type(engine.dialect)
     with ExitStack() as patched:
         patched.enter_context(patch.object(Direct, "_translated", _direct(scheduler, rewrite)))
+        patched.enter_context(patch.object(Direct, "together", new=False))
         for name in ("do_execute", "do_executemany", "do_execute_no_params"):
             execute = _executing(scheduler, getattr(dialect, name), rewrite)
             patched.enter_context(patch.object(dialect, name, execute))

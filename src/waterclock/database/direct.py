@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.database.wrapping import MISFITS, wrapped
 
 _KEPT = 8  # connections
@@ -33,14 +34,18 @@ class Frame(NamedTuple):
         Before one whose commit need not wait for the disk, and after it; empty where each waits.
     run
         Runs one of them on a driver's connection.
+    together
+        Lets what is sent over a driver's connection go without waiting for answers, which are there when it is left;
+        None where no network lies between.
     """
 
-    begin: str
+    begin: tuple[str, ...]
     commit: str
     rollback: str
     hurry: str
     wait: str
     run: Callable[[Any, str], Any]
+    together: Callable[[Any], AbstractContextManager[object]] | None = None
 
 
 @dataclass(slots=True)
@@ -147,12 +152,58 @@ class Found(list[Any]):
         return row
 
 
-class Direct:
-    """A driver's connection that takes SQLAlchemy's statements; as much of `sqlalchemy.Connection` as is needed."""
+Asked = tuple[sa.Executable, Mapping[str, Any]]
+"""A statement, and what is bound in it."""
 
-    def __init__(self, connection: Any, dialect: sa.Dialect) -> None:
+_Sent = tuple[str, Any]
+"""A text, and its values as the driver takes them."""
+
+
+class Direct:
+    """A driver's connection that takes SQLAlchemy's statements; as much of `sqlalchemy.Connection` as is needed.
+
+    On a network a round trip costs more than most statements. So where the driver can, a transaction begins with its
+    first statement, and what no answer is needed of goes with the next one, or with the commit.
+
+    Parameters
+    ----------
+    frame
+        What makes a transaction of the statements; None: each commits by itself.
+
+    Attributes
+    ----------
+    together
+        Whether several statements may go in one round trip. Who has to see each by itself switches it off.
+    """
+
+    together = True
+
+    def __init__(self, connection: Any, dialect: sa.Dialect, frame: Frame | None = None) -> None:
         self._connection = connection
+        self._frame = frame
+        self._ahead: list[_Sent] = []  # go before the next statement
+        self._has_begun = self._has_ended = False
         self.dialect = dialect
+
+    def begin(self) -> None:
+        """Begin the transaction; with its first statement, where that spares a round trip."""
+        if self._frame is None:
+            return
+        if self._goes_together:
+            self._ahead += [(text, None) for text in self._frame.begin]
+            return
+        for text in self._frame.begin:
+            self._run(self._frame, text)
+
+    def commit(self) -> None:
+        """Commit, unless that was done or there is nothing to commit."""
+        if self._frame is None or self._has_ended:
+            return
+        if not self._goes_together:
+            self._run(self._frame, self._frame.commit)
+        elif self._has_begun or len(self._ahead) > len(self._frame.begin):
+            self._exchange([(self._frame.commit, None)])
+        self._has_ended = True
 
     def execute(
         self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
@@ -162,7 +213,67 @@ class Direct:
             return self._execute_many(statement, parameters)
         # Here and in what it calls each call of a function counts: it costs as much as the driver does.
         compiled = _compile(statement, self.dialect)
-        cursor = self._translated(self._connection.execute, compiled.text, _given(compiled, parameters or {}))
+        given = _given(compiled, parameters or {})
+        if self._ahead:
+            return self._found(compiled, self._exchange([(compiled.text, given)])[-1])
+        return self._found(compiled, self._translated(self._connection.execute, compiled.text, given))
+
+    def execute_later(self, statement: sa.Executable, parameters: Mapping[str, Any]) -> None:
+        """Run a statement of which no answer is needed: with the next one, where that spares a round trip."""
+        if self._goes_together:
+            compiled = _compile(statement, self.dialect)
+            self._ahead.append((compiled.text, _given(compiled, parameters)))
+        else:
+            self.execute(statement, parameters)
+
+    def execute_all(self, asked: Sequence[Asked], *, commit: bool = False) -> list[Found]:
+        """Run statements one after the other, in one round trip where that can be.
+
+        Each sees what those before it did, and what others committed meanwhile.
+
+        Parameters
+        ----------
+        commit
+            Whether they are the last ones of the transaction, which is committed with them.
+        """
+        if not self._goes_together:
+            return [self.execute(statement, values) for statement, values in asked]
+        compiled = [_compile(statement, self.dialect) for statement, _ in asked]
+        sent: list[_Sent] = [(one.text, _given(one, values)) for one, (_, values) in zip(compiled, asked, strict=True)]
+        commits: list[_Sent] = [(self._frame.commit, None)] if commit and self._frame is not None else []
+        first = len(self._ahead)
+        cursors = self._exchange([*sent, *commits])
+        self._has_ended = bool(commits)
+        return [self._found(one, cursor) for one, cursor in zip(compiled, cursors[first:], strict=False)]
+
+    @property
+    def _goes_together(self) -> bool:
+        return self.together and self._frame is not None and self._frame.together is not None
+
+    def _exchange(self, sent: Sequence[_Sent]) -> list[Any]:
+        """Send what waits and then these, and give the driver's cursors for both."""
+        frame = self._frame
+        assert frame is not None and frame.together is not None  # noqa: S101, PT018  # else nothing waits
+        every = [*self._ahead, *sent]
+        self._ahead.clear()
+        self._has_begun = True
+        cursors: list[Any] = []
+        try:
+            with frame.together(self._connection):
+                for text, given in every:
+                    if given is None:
+                        cursors.append(self._run(frame, text))
+                    else:
+                        cursors.append(self._translated(self._connection.execute, text, given))
+        except self.dialect.loaded_dbapi.Error as error:
+            answered = sum(cursor.pgresult is not None for cursor in cursors)
+            raise self._wrapped(error, every[min(answered, len(every) - 1)][0]) from error
+        return cursors
+
+    def _run(self, frame: Frame, text: str) -> Any:
+        return self._translated(frame.run, self._connection, text)
+
+    def _found(self, compiled: _Compiled, cursor: Any) -> Found:
         found = Found()
         found.rowcount = cursor.rowcount
         if compiled.columns:
@@ -176,6 +287,8 @@ class Direct:
         keys = tuple(parameters[0]) if isinstance(statement, sa.Insert) else None
         compiled = _compile(statement, self.dialect, keys)
         given = list(map(partial(_given, compiled), parameters))
+        if self._ahead:
+            self._exchange([])
         cursor = self._connection.cursor()
         self._translated(cursor.executemany, compiled.text, given)
         found = Found()
@@ -199,7 +312,10 @@ class Direct:
         sqlalchemy.exc.DBAPIError
             As SQLAlchemy would raise it.
         """
-        return self._translated(self._connection.execute, text, () if parameters is None else parameters)
+        given = () if parameters is None else parameters
+        if self._ahead:
+            return self._exchange([(text, given)])[-1]
+        return self._translated(self._connection.execute, text, given)
 
     def runs(self, frame: Frame) -> Callable[[str], Any]:
         """Give what runs the frame's statements, with errors as SQLAlchemy would raise them."""
@@ -210,11 +326,34 @@ class Direct:
         try:
             return execute(*given)
         except driver_error as error:
-            broken = self.dialect.is_disconnect(error, self._connection, None)
-            text = next(one for one in given if isinstance(one, str))
-            raise wrapped(error, self.dialect, text, broken=broken) from error
+            raise self._wrapped(error, next(one for one in given if isinstance(one, str))) from error
         except MISFITS as error:
             raise exc.DataError(None, None, error) from error
+
+    def _wrapped(self, error: Any, text: str) -> exc.DBAPIError:
+        broken = self.dialect.is_disconnect(error, self._connection, None)
+        return wrapped(error, self.dialect, text, broken=broken)
+
+
+def execute_later(connection: SqlConnection, statement: sa.Executable, values: Mapping[str, Any]) -> None:
+    """Run a statement of which no answer is needed, as `Direct.execute_later` does; at once on other connections."""
+    if isinstance(connection, Direct):
+        connection.execute_later(statement, values)
+    else:
+        connection.execute(statement, values)
+
+
+def execute_all(connection: SqlConnection, asked: Sequence[Asked], *, commit: bool = False) -> Sequence[SqlRows]:
+    """Run statements one after the other, as `Direct.execute_all` does.
+
+    Parameters
+    ----------
+    commit
+        Whether they are the last ones of a transaction. On other connections it ends as it does anyway.
+    """
+    if isinstance(connection, Direct):
+        return connection.execute_all(asked, commit=commit)
+    return [connection.execute(statement, values) for statement, values in asked]
 
 
 class DirectPool:
@@ -275,15 +414,15 @@ class DirectPool:
     @contextmanager
     def _lend_in(self, frame: Frame, *, durable: bool) -> Generator[Direct]:
         connection = self._take()
-        direct = Direct(connection, self._engine.dialect)
+        direct = Direct(connection, self._engine.dialect, frame)
         run = direct.runs(frame)
         hurries = bool(frame.hurry) and not durable
         try:
             if hurries:
                 run(frame.hurry)
-            run(frame.begin)
+            direct.begin()
             yield direct
-            run(frame.commit)
+            direct.commit()
             if hurries:
                 run(frame.wait)
         except BaseException as error:

@@ -14,7 +14,9 @@ from waterclock.database.engines.pool import ping_after_idling
 from waterclock.database.engines.postgresql_sign_in import state_of_refusal
 from waterclock.database.sql_connection import SqlConnection
 
-_IDLE = 0  # psycopg's TransactionStatus.IDLE: the driver need not be there for other databases
+# The driver need not be there for other databases.
+_IDLE = 0  # psycopg's TransactionStatus.IDLE
+_NOT_TOGETHER = 0  # its PipelineStatus.OFF
 _MIGRATION_LOCK = 0x57A7E2C10C4  # any number, the same for every Waterclock
 _INDEXED = "waterclock_indexed"
 # Planning costs as much as a claim, so plans are kept. But a queue that was empty when its plan was made has a million
@@ -27,7 +29,7 @@ _KEEP_ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_cou
 _INDEXES_ONLY = "SELECT " + ", ".join(f"set_config('{setting}', 'off', false)" for setting in _PLANNING)
 _ANY_PLAN = f"SELECT set_config(name, reset_val, false) FROM pg_settings WHERE name IN {_PLANNING}"  # noqa: S608  # ours
 # Groups' statements are much to plan and little to run: with plans made each time, an ack took a third longer.
-_BEGIN = "BEGIN; SET LOCAL plan_cache_mode = force_generic_plan"
+_BEGIN = ("BEGIN", "SET LOCAL plan_cache_mode = force_generic_plan")
 _TRANSIENT = {
     "25P03",  # idle_in_transaction_session_timeout
     "40001",  # serialization_failure
@@ -62,7 +64,7 @@ class PostgresqlDialect:
     frame: Frame | None
 
     def __init__(self) -> None:
-        self.frame = Frame(_BEGIN, "COMMIT", "ROLLBACK", "", "", _run)
+        self.frame = Frame(_BEGIN, "COMMIT", "ROLLBACK", "", "", _run, _together)
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine that outlives a restart of the server."""
@@ -88,7 +90,8 @@ class PostgresqlDialect:
 
     def is_whole(self, connection: Any) -> bool:
         """Ask the driver, which knows of a transaction, of a statement under way and of a lost connection."""
-        return connection.info.transaction_status == _IDLE
+        info = connection.info
+        return info.transaction_status == _IDLE and info.pipeline_status == _NOT_TOGETHER
 
     def indexed(self, engine: sa.Engine) -> sa.Engine:
         """Make plans use indexes, regardless of the planner's statistics."""
@@ -152,8 +155,12 @@ class PostgresqlDialect:
         """Nothing to do: the lock ends with the transaction."""
 
 
-def _run(connection: Any, text: str) -> None:
-    connection.execute(text, prepare=False)  # several in one text cannot be prepared
+def _run(connection: Any, text: str) -> Any:
+    return connection.execute(text, prepare=False)
+
+
+def _together(connection: Any) -> AbstractContextManager[object]:
+    return connection.pipeline()
 
 
 def _set_up(connection: Any, _record: Any) -> None:

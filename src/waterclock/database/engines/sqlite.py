@@ -43,7 +43,7 @@ class SqliteDialect:
     longest_pause = 0.005  # the lock is free for moments only: who looks seldom waits long behind a busy writer
     commits_each = False
     frame: Frame | None = Frame(
-        begin="BEGIN IMMEDIATE",
+        begin=("BEGIN IMMEDIATE",),
         commit="COMMIT",
         rollback="ROLLBACK",
         hurry="PRAGMA synchronous=NORMAL",

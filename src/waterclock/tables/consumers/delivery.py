@@ -239,7 +239,10 @@ class Delivery:
         """
         length = to_duration(duration, "duration")
         self._decide("extend")
-        until = self._run(lambda own: acking.extend(self.context, own, self.leased, length), whole=True)
+        with explaining(self.context):
+            until = self.context.backend.transact(
+                lambda own: acking.extend(self.context, own, self.leased, length), indexed=True
+            )
         if until is None:
             raise self._lost("extend")
         self.lease_until = until

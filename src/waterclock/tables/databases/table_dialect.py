@@ -160,12 +160,9 @@ class TableDialect(ABC):
         del order  # the index has it
         return sa.select(*columns).join_from(parents, columns[0].table, belongs)
 
-    def run_both(
-        self, connection: SqlConnection, one: sa.Update, another: sa.Update | sa.Delete, values: Mapping[str, Any]
-    ) -> int:
-        """Run two statements that change different rows and do not see each other; return the second's row count."""
-        connection.execute(one, values)
-        return connection.execute(another, values).rowcount
+    def both(self, one: sa.Update, another: sa.Update | sa.Delete) -> Sequence[sa.Update | sa.Delete]:
+        """Give what two statements do that change different rows and do not see each other."""
+        return one, another
 
     @abstractmethod
     def claim(

@@ -8,11 +8,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.direct import Direct, execute_all, execute_later
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import OrderError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.groups.heads import UNGROUPED, lock_groups, settle, settle_starts
+from waterclock.tables.groups.heads import UNGROUPED, by_name, locking_groups, must_stay, settle, settle_starts
 from waterclock.tables.model.leased import Acked, Leased
 from waterclock.tables.model.schema import ack_marks, ack_values
 
@@ -29,23 +30,40 @@ def ack_leased(context: TableContext, connection: SqlConnection, leased: Sequenc
     """
     if not leased:
         return Acked(frozenset(), 0)
-    noted = lock_groups(context, connection, [one.group_id or UNGROUPED for one in leased])
     seqs = [one.seq for one in leased]
-    last = _last_of_starts(noted, leased) if len({one.claim_id for one in leased}) == 1 else None
-    if last is not None and context.options.ack_order != "hold":
-        changed = connection.execute(_acking_ours(context), {"seqs": seqs, "by": leased[0].claim_id}).rowcount
-        lost = frozenset[Leased]() if changed == len(leased) else _lost(context, connection, leased)
-        if lost:
-            _check_order(context, connection, [one for one in leased if one not in lost])
-        _settle_acked(context, connection, last, noted)
-        return Acked(lost, len(leased) - changed - len(lost))
+    lock = locking_groups(context, [one.group_id or UNGROUPED for one in leased])
+    if context.options.ack_order != "hold" and len({one.claim_id for one in leased}) == 1:
+        ack = _acking_ours(context), {"seqs": seqs, "by": leased[0].claim_id}
+        if isinstance(connection, Direct):  # so it is no caller's, who could commit what was acked out of order
+            groups, acked = connection.execute_all([lock, ack])
+            return _judge(context, connection, leased, by_name(groups), acked.rowcount)
+        noted = by_name(connection.execute(*lock))
+        if _are_starts(noted, leased):
+            return _judge(context, connection, leased, noted, connection.execute(*ack).rowcount)
+    groups, found = execute_all(connection, [lock, (_to_ack(context), {"seqs": sorted(set(seqs))})])
     places = {(one.seq, one.claim_id) for one in leased}
-    found = connection.execute(_to_ack(context), {"seqs": sorted(set(seqs))}).all()
     ours = [row for row in found if (row.seq, row.claim_id) in places]
-    _ack(context, connection, ours, noted, by_claim=True)
+    _ack(context, connection, ours, by_name(groups), by_claim=True)
     still = {(row.seq, row.claim_id) for row in ours}
     lost = _lost(context, connection, [one for one in leased if (one.seq, one.claim_id) not in still])
     return Acked(lost, len(leased) - len(ours) - len(lost))
+
+
+def _judge(
+    context: TableContext,
+    connection: SqlConnection,
+    leased: Sequence[Leased],
+    noted: dict[str, sa.Row[Any]],
+    changed: int,
+) -> Acked:
+    """Find out whether messages of one claim may be acked, which they are; OrderError where not, which undoes it."""
+    lost = frozenset[Leased]() if changed == len(leased) else _lost(context, connection, leased)
+    ours = [one for one in leased if one not in lost]
+    if context.options.ack_order == "strict" and (lost or not _are_starts(noted, leased)):
+        _check_order(context, connection, ours)
+    if changed:
+        _settle_acked(context, connection, ours, noted)
+    return Acked(lost, len(leased) - changed - len(lost))
 
 
 def acked_by(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> set[Leased]:
@@ -77,7 +95,6 @@ def release_behind(
     context: TableContext,
     connection: SqlConnection,
     places: Iterable[tuple[str | None, int | None]],
-    now: int,
     *,
     started: bool = False,
 ) -> None:
@@ -90,28 +107,24 @@ def release_behind(
     """
     for group_id, position in places:
         if position is not None:
-            at = {"of": group_id, "behind": position, "now": now, "uncounted": 0 if started else 1}
-            connection.execute(_releasing(context), at)
+            at = {"of": group_id, "behind": position, "uncounted": 0 if started else 1}
+            execute_later(connection, _releasing(context), at)
 
 
-def _last_of_starts(noted: dict[str, sa.Row[Any]], messages: Sequence[Leased | _Row]) -> dict[str, int] | None:
-    """Give the last position of each group where the messages are the first of their groups, without a gap.
+def _are_starts(noted: dict[str, sa.Row[Any]], messages: Sequence[Leased | _Row]) -> bool:
+    """Say that messages are the first of their groups, without a gap, so that none is passed over.
 
-    Then no message is passed over. None where the database has to be asked: a gap may have been acked before.
+    Else the database has to be asked: a gap may have been acked before.
     """
     places: dict[str, list[int]] = {}
     for one in messages:
         if one.position is None:
-            return None
+            return False
         places.setdefault(one.group_id or UNGROUPED, []).append(one.position)
-    for name, positions in places.items():
-        if (
-            name not in noted
-            or min(positions) != noted[name].head
-            or len(positions) != 1 + max(positions) - min(positions)
-        ):
-            return None
-    return {name: max(positions) for name, positions in places.items()}
+    return all(
+        name in noted and min(positions) == noted[name].head and len(positions) == 1 + max(positions) - min(positions)
+        for name, positions in places.items()
+    )
 
 
 def _lost(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> frozenset[Leased]:
@@ -134,22 +147,24 @@ def _ack(
         # Settling acks those of them that have nothing before them.
         connection.execute(_holding_back(context, by_claim=by_claim), {"seqs": [row.seq for row in grouped]})
         chosen["seqs"] = [row.seq for row in messages if row.position is None]
-    elif context.options.ack_order == "strict" and _last_of_starts(noted, messages) is None:
+    elif context.options.ack_order == "strict" and not _are_starts(noted, messages):
         _check_order(context, connection, grouped)
-    connection.execute(_acking(context, by_claim=by_claim), chosen)
-    _settle_acked(context, connection, {row.group_id: row.position for row in sorted(grouped, key=_position)}, noted)
-
-
-def _position(row: _Row) -> int:
-    return row.position
+    execute_later(connection, _acking(context, by_claim=by_claim), chosen)
+    _settle_acked(context, connection, grouped, noted)
 
 
 def _settle_acked(
-    context: TableContext, connection: SqlConnection, last: dict[str, int], noted: dict[str, sa.Row[Any]]
+    context: TableContext, connection: SqlConnection, acked: Iterable[Leased | _Row], noted: dict[str, sa.Row[Any]]
 ) -> None:
+    last: dict[str, int] = {}
+    for one in acked:
+        if one.position is not None:
+            name = one.group_id or UNGROUPED
+            last[name] = max(last.get(name, one.position), one.position)
     ending = {name for name, position in last.items() if name not in noted or noted[name].tail <= position}
     if context.options.groups == "sequenced" and context.options.ack_order == "strict":
-        settle_starts(context, connection, last.keys() - ending, ending)
+        staying = {name for name in ending if name in noted and must_stay(noted[name])}
+        settle_starts(context, connection, last.keys() - (ending - staying), ending - staying)
     else:
         # With acks that were held back before, the last message of a group may be acked by an ack of an earlier one.
         settle(context, connection, last, may_end=bool(ending) or context.options.ack_order == "hold")
@@ -250,7 +265,7 @@ def _releasing(context: TableContext) -> sa.Update:
             rows.c.claim_id.is_not(None),
         )
         .values(
-            time_next=sa.bindparam("now", type_=sa.BigInteger),
+            time_next=context.backend.now_sql(),
             epoch=rows.c.epoch - sa.bindparam("uncounted", type_=sa.BigInteger),
             claim_id=None,
         )

@@ -9,7 +9,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock.database.sql_connection import SqlConnection
+from waterclock.database.direct import Asked, execute_later
+from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.time import MAX_NS
@@ -46,7 +47,16 @@ def lock_groups(context: TableContext, connection: SqlConnection, group_ids: Ite
     dict
         Their rows, as they are now, by name. A group that has ended has none.
     """
-    found = connection.execute(_locked(context), {"groups": sorted(set(group_ids))})
+    return by_name(connection.execute(*locking_groups(context, group_ids)))
+
+
+def locking_groups(context: TableContext, group_ids: Iterable[str]) -> Asked:
+    """Give the statement of `lock_groups`, for those who have more to ask at once."""
+    return _locked(context), {"groups": sorted(set(group_ids))}
+
+
+def by_name(found: SqlRows) -> dict[str, sa.Row[Any]]:
+    """Give the rows of groups by their names."""
     return {row.group_id: row for row in found}
 
 
@@ -84,11 +94,11 @@ def settle(context: TableContext, connection: SqlConnection, group_ids: Iterable
         chosen = {"groups": names[start : start + _SETTLED_AT_ONCE]}
         if context.options.ack_order == "hold":
             _ack_held_back(context, connection, chosen["groups"])
-        connection.execute(_note(context), chosen)
+        execute_later(connection, _note(context), chosen)
         if context.options.groups == "exclusive":
-            connection.execute(_drained(context), chosen)
+            execute_later(connection, _drained(context), chosen)
         if may_end:
-            connection.execute(_ended(context), chosen)
+            execute_later(connection, _ended(context), chosen)
 
 
 def settle_starts(
@@ -99,23 +109,24 @@ def settle_starts(
     Parameters
     ----------
     going_on
-        Groups that have messages left.
+        Groups that have messages left, or of which something must be remembered.
     ending
-        Groups that have none left, unless one came meanwhile.
+        Groups that have none left, unless one came meanwhile, and end with them.
     """
     values = {"groups": sorted(going_on), "ending": sorted(ending)}
     if context.sql.deletes_wait and values["ending"]:
         settle(context, connection, [*values["groups"], *values["ending"]])
-        return
-    if not values["ending"]:
-        connection.execute(_note(context), values)
-        return
-    if values["groups"]:
-        ended = run_both(context, connection, _note(context), _empty(context), values)
+    elif not values["ending"]:
+        execute_later(connection, _note(context), values)
+    elif not values["groups"]:
+        execute_later(connection, _empty(context), values)
     else:
-        ended = connection.execute(_empty(context), values).rowcount
-    if ended < len(values["ending"]):
-        settle(context, connection, values["ending"])
+        run_both(context, connection, _note(context), _empty(context), values)
+
+
+def must_stay(noted: sa.Row[Any]) -> bool:
+    """Say that a group's row remembers something, also when it has no messages."""
+    return noted.assigned != UNASSIGNED or noted.paused_until is not None or noted.pinned != 0
 
 
 def run_both(
@@ -124,12 +135,10 @@ def run_both(
     one: sa.Update,
     another: sa.Update | sa.Delete,
     values: Mapping[str, Any],
-) -> int:
-    """Run two statements as `TableDialect.run_both` does, or one after the other where that is as quick."""
-    if context.sql.one_writer:
-        connection.execute(one, values)
-        return connection.execute(another, values).rowcount
-    return context.sql.run_both(connection, one, another, values)
+) -> None:
+    """Run two statements that change different rows and do not see each other: as one where that is quicker."""
+    for statement in context.sql.both(one, another):
+        execute_later(connection, statement, values)
 
 
 @lru_cache(maxsize=256)

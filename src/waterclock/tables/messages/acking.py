@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
 
+from waterclock.database.direct import execute_all, execute_later
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import UnavailableError
 from waterclock.tables.catalogue.context import TableContext
@@ -20,7 +21,7 @@ from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.groups import acking as group_acking
 from waterclock.tables.groups import consumers
 from waterclock.tables.groups.acking import release_behind
-from waterclock.tables.groups.heads import UNGROUPED, lock_groups, settle
+from waterclock.tables.groups.heads import UNGROUPED, by_name, locking_groups, settle
 from waterclock.tables.groups.routing import route
 from waterclock.tables.model.leased import Acked, Leased
 from waterclock.tables.model.schema import ack_values, not_acked
@@ -136,7 +137,7 @@ def back_off(context: TableContext, connection: SqlConnection, leased: Leased, d
     _lock(context, connection, [leased])
     changed = _back_off_row(context, connection, (leased.seq, leased.claim_id), delay, error)
     if changed and context.options.groups:
-        release_behind(context, connection, [(leased.group_id, leased.position)], context.backend.now(connection))
+        release_behind(context, connection, [(leased.group_id, leased.position)])
         settle(context, connection, [leased.group_id or UNGROUPED])
     return changed
 
@@ -186,35 +187,56 @@ def extend(context: TableContext, connection: SqlConnection, leased: Leased, dur
     int | None
         When the lease ends now, ns.
     """
-    until = context.backend.now(connection) + duration
     if context.options.groups:
-        _extend_group(context, connection, [leased], until)
+        _extend_group(context, connection, [leased], duration)
     else:
-        connection.execute(_extending(context.rows, _is_leased(context.rows, leased), until))
-    return connection.execute(sa.select(context.rows.c.time_next).where(_is_leased(context.rows, leased))).scalar()
+        of = {"seqs": [leased.seq], "by": leased.claim_id, "duration": duration}
+        execute_later(connection, _extending(context, "message"), of)
+    ends = _lease_ends(context), {"seqs": [leased.seq]}
+    [found] = execute_all(connection, [ends], commit=True)
+    return next((row.time_next for row in found if row.claim_id == leased.claim_id), None)
 
 
-def _extend_group(context: TableContext, connection: SqlConnection, leased: Sequence[Leased], until: int) -> None:
+def _extend_group(context: TableContext, connection: SqlConnection, leased: Sequence[Leased], duration: int) -> None:
     """Hold all that is out of a group, where one of these messages of it is: others may be acked, or rescheduled."""
-    rows, first = context.rows, leased[0]
+    first, seqs = leased[0], [one.seq for one in leased]
     _lock(context, connection, [first])
-    ours = rows.c.seq.in_([one.seq for one in leased]) & (rows.c.claim_id == first.claim_id) & not_acked(rows)
-    holder = connection.execute(sa.select(rows.c.consumer).where(ours).limit(1)).first()
+    holder = connection.execute(_holder(context), {"seqs": seqs, "by": first.claim_id}).first()
     if holder is None:
         return
-    if first.position is not None:
-        ours = (rows.c.group_id == first.group_id) & rows.c.claim_id.is_not(None) & rows.c.time_acked.is_(None)
+    until = holder.now + duration
     if context.options.groups == "exclusive":
         consumers.renew(context, connection, holder.consumer or "", until)
-    connection.execute(_extending(rows, ours, until))
+    values = {"seqs": seqs, "by": first.claim_id, "of": first.group_id, "until": until}
+    execute_later(connection, _extending(context, "claim" if first.position is None else "group"), values)
     settle(context, connection, [first.group_id or UNGROUPED])
 
 
-def _extending(rows: sa.Table, which: sa.ColumnElement[bool], until: int) -> sa.Update:
-    return (
-        sa.update(rows)
-        .where(which)
-        .values(time_next=sa.case((rows.c.time_next < until, until), else_=rows.c.time_next))
+@lru_cache(maxsize=256)
+def _holder(context: TableContext) -> sa.Select[Any, Any]:
+    rows = context.rows
+    ours = context.unacked() & (rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger))
+    return sa.select(rows.c.consumer, context.backend.now_sql().label("now")).where(ours).limit(1)
+
+
+@lru_cache(maxsize=256)
+def _extending(context: TableContext, what: Literal["message", "claim", "group"]) -> sa.Update:
+    """Hold what a claim has of the messages bound as ``seqs``, or all that is out of the group bound as ``of``."""
+    rows = context.rows
+    which = context.unacked() & (rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger))
+    if what == "group":
+        which = (rows.c.group_id == sa.bindparam("of")) & rows.c.claim_id.is_not(None) & rows.c.time_acked.is_(None)
+    until: sa.ColumnElement[int] = sa.bindparam("until", type_=sa.BigInteger)
+    if what == "message":
+        until = context.backend.now_sql() + sa.bindparam("duration", type_=sa.BigInteger)
+    return sa.update(rows).where(which, rows.c.time_next < until).values(time_next=until)
+
+
+@lru_cache(maxsize=256)
+def _lease_ends(context: TableContext) -> sa.Select[Any, Any, Any]:
+    rows = context.rows
+    return sa.select(rows.c.seq, rows.c.claim_id, rows.c.time_next).where(
+        context.unacked(), rows.c.claim_id.is_not(None)
     )
 
 
@@ -230,12 +252,11 @@ def extend_all(
     """
     rows = context.rows
     if context.options.groups:
-        until = context.backend.now(connection) + duration
         together: dict[tuple[str | None, int], list[Leased]] = {}
         for one in leased:
             together.setdefault((one.group_id, one.claim_id), []).append(one)
         for place in sorted(together, key=lambda place: (place[0] or UNGROUPED, place[1])):
-            _extend_group(context, connection, together[place], until)
+            _extend_group(context, connection, together[place], duration)
     else:
         until = context.backend.now(connection) + duration
         wanted = {(one.seq, one.claim_id) for one in leased}
@@ -245,10 +266,7 @@ def extend_all(
             sa.update(rows).where(context.unacked(), rows.c.time_next < until).values(time_next=until),
             {"seqs": [row.seq for row in locked if (row.seq, row.claim_id) in wanted]},
         )
-    ends = sa.select(rows.c.seq, rows.c.claim_id, rows.c.time_next).where(
-        context.unacked(), rows.c.claim_id.is_not(None)
-    )
-    found = connection.execute(ends, {"seqs": [one.seq for one in leased]})
+    found = connection.execute(_lease_ends(context), {"seqs": [one.seq for one in leased]})
     return {(row.seq, row.claim_id): row.time_next for row in found}
 
 
@@ -267,7 +285,7 @@ def reschedule(context: TableContext, connection: SqlConnection, ids: Sequence[A
     context.marks.forget()
     if context.options.groups:
         out = [(row.group_id, row.position) for row in known if row.claim_id is not None]
-        release_behind(context, connection, out, context.backend.now(connection))
+        release_behind(context, connection, out)
         settle(context, connection, [row.group_id or UNGROUPED for row in known])
     if epoch is not None:
         add_totals(connection, context.table_id, sent=int(sent or 0) - epoch * len(known))
@@ -285,14 +303,15 @@ def _lock_unacked(
 ) -> tuple[Sequence[_Row], dict[str, sa.Row[Any]]]:
     """Lock messages by id, after their groups; return both, those by name."""
     known = connection.execute(_of_ids(context), {"ids": list(ids)}).all()
-    noted: dict[str, sa.Row[Any]] = {}
     if context.options.groups:
         # Else not, because who routes keeps others from it until the transaction ends, and this may be a caller's.
         if any(row.routed == 0 for row in known):
             route(context, connection)
             known = connection.execute(_of_ids(context), {"ids": list(ids)}).all()
-        noted = lock_groups(context, connection, [row.group_id or UNGROUPED for row in known])
-    return _lock_rows(context, connection, [row.seq for row in known]), noted
+        lock = locking_groups(context, [row.group_id or UNGROUPED for row in known])
+        locked, found = execute_all(connection, [lock, (_locked_rows(context), {"seqs": [row.seq for row in known]})])
+        return found.all(), by_name(locked)
+    return _lock_rows(context, connection, [row.seq for row in known]), {}
 
 
 def _lock_rows(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> Sequence[_Row]:
@@ -327,11 +346,7 @@ def _locked_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 def _lock(context: TableContext, connection: SqlConnection, leased: Iterable[Leased]) -> None:
     # The groups before the rows, as every other operation does.
     if context.options.groups:
-        lock_groups(context, connection, [one.group_id or UNGROUPED for one in leased])
-
-
-def _is_leased(rows: sa.Table, leased: Leased) -> sa.ColumnElement[bool]:
-    return (rows.c.seq == leased.seq) & (rows.c.claim_id == leased.claim_id) & not_acked(rows)
+        execute_later(connection, *locking_groups(context, [one.group_id or UNGROUPED for one in leased]))
 
 
 def _ack_ids_of_rows(context: TableContext, connection: SqlConnection, ids: Sequence[Any]) -> int:

@@ -183,7 +183,7 @@ def release(
     if chosen.in_flight and not force:
         return GroupChange(0, chosen.in_flight)
     if not dry_run:
-        release_behind(context, connection, [(group_id, -1)], chosen.now, started=True)
+        release_behind(context, connection, [(group_id, -1)], started=True)
         if chosen.group is not None and not chosen.group.pinned:
             _set(context, connection, group_id, assigned=UNASSIGNED, drain_to=None)
         settle(context, connection, [group_id])

@@ -256,11 +256,9 @@ class PostgresqlTables(TableDialect):
         each = its.offset(sa.literal_column("0")).lateral("each")  # keeps it from becoming a join
         return sa.select(*each.c).select_from(sa.join(parents, each, sa.true()))
 
-    def run_both(
-        self, connection: SqlConnection, one: sa.Update, another: sa.Update | sa.Delete, values: Mapping[str, Any]
-    ) -> int:
-        """Run two statements as one, which saves a round trip, and return the second's row count."""
-        return connection.execute(_both(one, another), values).rowcount
+    def both(self, one: sa.Update, another: sa.Update | sa.Delete) -> Sequence[sa.Update | sa.Delete]:
+        """Give one statement that does it, which is less to plan and to run than two."""
+        return (_both(one, another),)
 
     def claim(
         self,
