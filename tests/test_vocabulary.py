@@ -22,6 +22,8 @@ ROW = re.compile(r"^\| \*\*(?P<term>[^*]+)\*\* \|.*\| (?P<never>[^|]*)\|$", re.M
 
 ALLOWED = {
     "spark/reading/columns.py": {"timestamp"},  # a type of Spark's
+    "spark/reading/topic_read_options.py": {"timestamp"},  # Spark's names of options
+    "time_columns.py": {"timestamp"},  # a type of Arrow's
     "database/engines/postgresql.py": {"timestamp"},  # PostgreSQL's functions
     "spark/streaming": {"watermark"},  # Spark's own, by which it tells the time
     "database/migrations": {"attendance", "timestamp"},  # what was done under a former name was done so
@@ -41,6 +43,8 @@ ONE_MEANING = {
     "entry": (("topics", "spark", "demo", "database", "message.py", "errors.py"), set[str]()),
 }
 """Words that mean one thing only: where their names may be, and which longer names are other words."""
+
+LEVELS = ("debug", "info", "warning", "error", "exception")
 
 NOT_OURS = {
     "topics/topic.py": {"epoch"},  # the keyword of `append`, which callers write
@@ -100,6 +104,16 @@ def headings_of(tree: ast.AST) -> Generator[str]:
                     yield line
 
 
+def texts_of(tree: ast.AST, *, all_of_them: bool) -> Generator[str]:
+    """Give the lines that people read: of errors and logs, or all, as in a command, whose docstring is its help."""
+    for node in ast.walk(tree):
+        logs = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS
+        if all_of_them or logs or isinstance(node, ast.Raise):
+            for text in [node] if all_of_them else ast.walk(node):
+                if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                    yield from text.value.split("\n")
+
+
 @cache
 def modules() -> dict[str, tuple[list[str], list[str]]]:
     """Read every module: its names, its folder's among them, and its headings."""
@@ -151,6 +165,16 @@ def test_no_heading_of_a_docstring_is_a_word_that_the_glossary_calls_by_another(
     assert [fault for where, (_, texts) in modules().items() for text in texts for fault in faults(where, text)] == []
 
 
+def test_no_error_log_or_command_says_a_word_that_the_glossary_calls_by_another() -> None:
+    found: list[str] = []
+    for file in sorted(SOURCE.rglob("*.py")):
+        where = str(file.relative_to(SOURCE))
+        tree = ast.parse(file.read_text())
+        for text in texts_of(tree, all_of_them=where.startswith("cli/")):
+            found += faults(where, text)
+    assert found == []
+
+
 def test_no_column_is_a_word_that_the_glossary_calls_by_another(sqlite_url: str) -> None:
     assert [
         fault for table, column in columns(sqlite_url) for name in (table, column) for fault in faults(table, name)
@@ -176,5 +200,8 @@ def test_what_is_looked_for_is_found() -> None:
     tree = ast.parse('class StayPresence:\n    """A sign of life."""\n    def beat(self, poison): self.DLQHeart = 1\n')
     assert [name for name in names_of(tree) if faults("x", name)] == ["StayPresence", "poison", "DLQHeart"]
     assert [text for text in headings_of(tree) if faults("x", text)] == ["A sign of life."]
+    tree = ast.parse('def ack():\n    """Ack.\n\n    Or requeue."""\n    raise Error(f"poison: {1}")\n')
+    assert [text for text in texts_of(tree, all_of_them=False) if faults("x", text)] == ["poison: "]
+    assert sum(map(bool, (faults("x", text) for text in texts_of(tree, all_of_them=True)))) == 2
     assert faults("x", "waterclock_attendance")
     assert not faults("x", "is_heartbeat_represented")

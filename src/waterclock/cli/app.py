@@ -32,7 +32,10 @@ _RESTORE = """Make a new SQLite database, with ledger files of its own, of a bac
 
 Every checksum is compared before anything is written. --url and --ledgers say where to; both must be new.
 """
-_GROUP = "Groups of a message table. Commands leave messages in flight alone unless --force; --dry-run only tells."
+_GROUP = """Groups of a message table.
+
+Commands leave messages in flight alone unless --force; with --dry-run they change nothing, and say what they would.
+"""
 
 COMMANDS = {
     "demo": ("demo:demo", _DEMO),
