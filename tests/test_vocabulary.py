@@ -62,6 +62,7 @@ def refused() -> dict[tuple[str, ...], str]:
     return found
 
 
+@cache
 def words_of(name: str) -> tuple[str, ...]:
     """Split a name or a text into words in lower case, each in the singular."""
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name.replace("-", " "))
@@ -71,6 +72,8 @@ def words_of(name: str) -> tuple[str, ...]:
 def has(words: tuple[str, ...], word: Iterable[str]) -> bool:
     """Say whether a word, or several that follow each other, are among some."""
     wanted = words_of(" ".join(word))
+    if wanted[0] not in words:
+        return False
     return any(words[at : at + len(wanted)] == wanted for at in range(len(words)))
 
 
@@ -138,16 +141,22 @@ def columns(url: str) -> Generator[tuple[str, str]]:
                 yield from ((name, column["name"]) for column in sa.inspect(connection).get_columns(name))
 
 
-def faults(where: str, text: str) -> list[str]:
-    """Say which words of a name or a heading the glossary calls by another."""
+@cache
+def refused_in(text: str) -> list[tuple[str, str]]:
+    """Give the refused words in a text, each with the glossary's own."""
     for title in TITLES:
         text = text.replace(title, "")
-    allowed = {word for place, words in ALLOWED.items() if where.startswith(place) for word in words}
     words = words_of(text)
+    return [(" ".join(word), term) for word, term in refused().items() if has(words, word)]
+
+
+def faults(where: str, text: str) -> list[str]:
+    """Say which words of a name or a heading the glossary calls by another."""
+    allowed = {word for place, words in ALLOWED.items() if where.startswith(place) for word in words}
     return [
-        f"{where}: {text!r}: the glossary says {term!r}, not {' '.join(word)!r}"
-        for word, term in refused().items()
-        if has(words, word) and " ".join(word) not in allowed
+        f"{where}: {text!r}: the glossary says {term!r}, not {word!r}"
+        for word, term in refused_in(text)
+        if word not in allowed
     ]
 
 
