@@ -20,7 +20,7 @@ WRONG = [None, "abc", "", b"x", 7, -1, 1.5, True, object(), *NO_ID, {}, {1: 2}, 
 CONTROLS = {"close", "drop", "remove", "backup", "archive", "restore", "state", "verify", "repair", "relocate"}
 """Methods that end what they are called on, or take minutes to try; their arguments are names and durations."""
 
-INTERNAL = {"is_done", "take", "check", "advance", "plan", "messages_at", "payloads_at", "create", "open", "context"}
+INTERNAL = {"is_done", "take", "check", "advance", "plan", "messages_at", "create", "open", "context"}
 """Methods that only Waterclock calls, which types guard."""
 
 NEEDED: dict[str, Any] = {

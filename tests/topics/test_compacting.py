@@ -43,7 +43,7 @@ def answers(topic: Topic) -> dict[str, object]:
         "found": [topic.find(time) for time in range(-1, 13)],
         "places": [place_of(topic.storage, position) for position in positions],
         "positions": [position_of(topic.storage, ordinal) for ordinal in range(13)],
-        "payloads": topic.payloads_at(positions[::-1]).to_pylist(),
+        "payloads": topic.messages_at(positions[::-1], ["payload"])["payload"].to_pylist(),
         "bounds": [(info.ledger, info.entries, info.messages, info.bounds) for info in topic.ledgers()],
     }
 

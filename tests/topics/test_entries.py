@@ -249,3 +249,9 @@ def test_the_packed_form_stays_the_same_for_ever() -> None:
         + b"abcxyzkvw"
     )
     assert encode_entry([message], no_clock).data == framed(b"WCR1", body)
+
+
+def test_damage_names_the_error_of_the_library_that_met_it_as_its_cause() -> None:
+    with pytest.raises(DamagedError, match="not an Arrow IPC stream of messages") as damaged:
+        decoded([(1, framed(b"WCA1", b"no Arrow"))])
+    assert isinstance(damaged.value.__cause__, pa.ArrowException)

@@ -222,14 +222,14 @@ def test_looking_up_tells_a_hole_from_what_was_deleted(six: Topic) -> None:
     lose_ledgers(six, 2)
     write(six, sa.delete(entries).where(entries.c.ledger == 2))
     with pytest.raises(NotFoundError, match="0:1:0"):
-        six.payloads_at([Position(0, 1, 0)])
+        six.messages_at([Position(0, 1, 0)], ["payload"])
     with pytest.raises(DamagedError, match="ledger 2 is missing"):
-        six.payloads_at([Position(1, 1, 0), Position(2, 1, 0)])
+        six.messages_at([Position(1, 1, 0), Position(2, 1, 0)], ["payload"])
     lose_entries(six, 5, 3)
     with pytest.raises(DamagedError, match="entry 3 of ledger 5 is missing"):
-        six.payloads_at([Position(5, 3, 1)])
+        six.messages_at([Position(5, 3, 1)], ["payload"])
     with pytest.raises(NotFoundError, match="5:9:0"):
-        six.payloads_at([Position(5, 9, 0)])
+        six.messages_at([Position(5, 9, 0)], ["payload"])
 
 
 def test_counting_on_over_a_hole_names_it_or_goes_on_behind_it(six: Topic) -> None:

@@ -77,7 +77,7 @@ def test_messages_are_looked_up_by_their_positions_in_the_order_asked_for(flow: 
     assert table["ledger"].to_pylist() == [positions[i].ledger for i in wanted]
     found = topic.messages_at(table.append_column("entry", pa.array([positions[i].entry for i in wanted])))
     assert found["publish_time"].to_pylist() == wanted
-    assert topic.payloads_at([positions[4]]).to_pylist() == [b"1"]
+    assert topic.messages_at([positions[4]], ["payload"])["payload"].to_pylist() == [b"1"]
     assert topic.messages_at([]).num_rows == 0
 
 
@@ -85,9 +85,9 @@ def test_a_position_without_a_message_is_named(flow: tuple[Topic, list[Position]
     topic, positions = flow
     for nowhere in (Position(0, 0, 2), Position(0, 9, 0), Position(7, 0, 0), topic.head):
         with pytest.raises(NotFoundError, match=str(nowhere)):
-            topic.payloads_at([positions[0], nowhere])
+            topic.messages_at([positions[0], nowhere], ["payload"])
     with pytest.raises(InvalidArgumentError, match="null"):
-        topic.payloads_at(pa.table({"ledger": [0], "entry": pa.array([None], pa.int64()), "index": [0]}))
+        topic.messages_at(pa.table({"ledger": [0], "entry": pa.array([None], pa.int64()), "index": [0]}), ["payload"])
 
 
 def test_every_position_has_its_number_and_every_number_its_position(flow: tuple[Topic, list[Position]]) -> None:

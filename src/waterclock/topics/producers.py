@@ -33,7 +33,7 @@ class Tenure(NamedTuple):
     Attributes
     ----------
     producer_epoch
-        Its number; instances of smaller ones are fenced.
+        Its number; the topic refuses appends of instances with smaller ones.
     last
         Number of the producer's last message; None where it has none.
     numbering

@@ -557,10 +557,6 @@ class Topic:
         """
         return look_up(self.storage, positions, check_columns(columns))
 
-    def payloads_at(self, positions: Sequence[Position] | pa.Table | pa.RecordBatch) -> pa.ChunkedArray:
-        """Read the payloads at some positions, in the order in which the positions are given; see `messages_at`."""
-        return self.messages_at(positions, ["payload"]).column("payload")
-
     def _range(
         self,
         start: Position | None,
