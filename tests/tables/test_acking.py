@@ -4,10 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from waterclock.database.direct import Direct
 from waterclock.errors import LeaseLostError
+from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.acking import FARTHEST
+from waterclock.time import MAX_NS
 
 from .conftest import MovableClock
 from .received import payloads
@@ -235,3 +239,21 @@ def test_puts_and_acks_wait_for_the_disk_and_claims_only_where_attempts_are_limi
         table.put(str(number))
         table.ack(table.receive(1))
     assert synced == {"put": True, "claim": max_attempts is not None, "ack": True}
+
+
+@pytest.mark.parametrize("groups", [None, "sequenced"])
+def test_what_is_held_or_put_off_for_longer_than_there_is_time_stays_a_whole_number(
+    make_table: Callable[..., MessageTable], clock: MovableClock, groups: str | None
+) -> None:
+    orders = make_table(groups=groups)
+    ends: list[Callable[[Delivery], object]] = [
+        lambda one: one.extend(MAX_NS),
+        lambda one: one.nack(MAX_NS),
+        lambda one: orders.nack([one], MAX_NS),
+    ]
+    for number, end in enumerate(ends):
+        orders.put("x", group=f"g{number}")
+        end(orders.receive(1)[0])
+    with orders.context.backend.snapshot() as connection:
+        due = connection.execute(sa.select(orders.context.rows.c.time_next)).scalars().all()
+    assert due == [clock.now + FARTHEST] * len(ends)

@@ -286,6 +286,27 @@ class Backend:
         with self._reading_translated(), reader.connect() as connection, connection.begin():
             yield connection
 
+    def look(self, work: Callable[[SqlConnection], _T]) -> _T:
+        """Run ``work``, which only reads, in few round trips: its statements need not see the same state.
+
+        Raises
+        ------
+        WaterclockError
+            As `snapshot`.
+        """
+        if not self.dialect.commits_each:
+            with self.snapshot() as connection:
+                return work(connection)
+        with self._reading_translated():
+            try:
+                with self._direct.lend(None) as direct:
+                    return work(direct)
+            except exc.DBAPIError as error:
+                if not error.connection_invalidated:
+                    raise
+            with self._direct.lend(None) as direct:  # the one before had been kept since before a restart
+                return work(direct)
+
     def now_sql(self) -> sa.ColumnElement[int]:
         """Give the clock as an SQL expression, ns: the database's own, or the one that stands in for it."""
         return self._now_sql

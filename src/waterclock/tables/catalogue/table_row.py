@@ -23,6 +23,10 @@ from waterclock.tables.model.schema import ACKED_DAY, reflect_rows
 LOOK_EVERY = 1.0
 """Seconds after which a table that is open notices that its options changed, or that it was paused or dropped."""
 
+_FACTS = sa.select(message_tables.c.table_id, message_tables.c.revision).where(
+    message_tables.c.name == sa.bindparam("name", type_=sa.String)
+)
+
 
 def load(backend: Backend, name: str) -> TableContext:
     """Read a message table's row and its columns.
@@ -136,11 +140,9 @@ class TableRow:
 
 
 def _is_as_known(known: TableContext) -> bool:
-    row = sa.select(message_tables.c.table_id, message_tables.c.revision).where(message_tables.c.name == known.name)
     try:
-        with known.backend.snapshot() as connection:
-            columns = known.sql.column_names(connection, known.name) - {ACKED_DAY}
-            found = connection.execute(row).first()
+        columns, found = known.backend.look(lambda own: known.sql.columns_and_row(own, known.name, _FACTS))
     except RefusedError:
         return False
-    return columns == set(known.rows.columns.keys()) and tuple(found or ()) == (known.table_id, known.revision)
+    facts = None if found is None else (found.table_id, found.revision)
+    return columns - {ACKED_DAY} == set(known.rows.columns.keys()) and facts == (known.table_id, known.revision)

@@ -24,7 +24,10 @@ def nack_all(context: TableContext, deliveries: Iterable[Delivery], delay: int |
     ours = sorted({one for one in deliveries if not one.over}, key=lambda one: one.leased.seq)
     count = 0
     for chunk in _chunks(ours):
-        given_back = context.backend.transact(lambda own, chunk=chunk: _nack_chunk(context, own, chunk, delay))
+        only_back_off = not context.options.groups and not any(is_exhausted(context, one.epoch) for one in chunk)
+        given_back = context.backend.transact(
+            lambda own, chunk=chunk: _nack_chunk(context, own, chunk, delay), indexed=only_back_off
+        )
         for one, kept in zip(chunk, given_back, strict=True):
             if kept:
                 one.end("nack")
@@ -34,9 +37,7 @@ def nack_all(context: TableContext, deliveries: Iterable[Delivery], delay: int |
     return count
 
 
-def _nack_chunk(
-    context: TableContext, connection: sa.Connection, chunk: Sequence[Delivery], delay: int | None
-) -> list[bool]:
+def _nack_chunk(context: TableContext, connection: Any, chunk: Sequence[Delivery], delay: int | None) -> list[bool]:
     if context.options.groups:  # one that goes back takes those behind it along
         return [one.nack_in(connection, delay, None) for one in chunk]
     kept = acking.still_leased(context, connection, [one.leased for one in chunk])

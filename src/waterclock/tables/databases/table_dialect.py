@@ -184,8 +184,17 @@ class TableDialect(ABC):
         """
 
     @abstractmethod
-    def column_names(self, connection: sa.Connection, name: str) -> set[str]:
+    def column_names(self, connection: SqlConnection, name: str) -> set[str]:
         """Name the columns that the SQL table has now; none where it is gone."""
+
+    def columns_and_row(
+        self, connection: SqlConnection, name: str, facts: sa.Select[*tuple[Any, ...]]
+    ) -> tuple[set[str], Any]:
+        """Give what `column_names` gives, and the row of a statement with ``name`` bound in it, None where it has none.
+
+        In one round trip where that can be.
+        """
+        return self.column_names(connection, name), connection.execute(facts, {"name": name}).first()
 
     def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
         """Say that a text is like a pattern, case by case; % and _ alone have a meaning in it."""

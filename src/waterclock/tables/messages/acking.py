@@ -25,6 +25,7 @@ from waterclock.tables.groups.heads import UNGROUPED, by_name, locking_groups, s
 from waterclock.tables.groups.routing import route
 from waterclock.tables.model.leased import Acked, Leased
 from waterclock.tables.model.schema import ack_values, not_acked
+from waterclock.time import MAX_NS
 
 _T = TypeVar("_T")
 _Row = sa.Row[*tuple[Any, ...]]
@@ -32,6 +33,10 @@ _Row = sa.Row[*tuple[Any, ...]]
 Taken = tuple[int, int]
 """Which row, and the number of the claim that took it."""
 
+
+FARTHEST = MAX_NS // 2
+"""For how long a message is held or put off at the most, ns, a century and a half: added to the clock it fits a bigint,
+for whose overflow SQLite stores a fraction and the servers refuse the statement."""
 
 AT_ONCE = 5000
 """Messages that one statement acks: a server refuses a statement that is too long, and its planner has bounds, too."""
@@ -59,7 +64,10 @@ def back_off_all(context: TableContext, connection: SqlConnection, delays: Mappi
     """Give messages back whose rows the transaction has locked, each to be sent again after a delay of its own, ns."""
     if delays:
         statement = _backing_off(context.rows, context.backend.now_sql())
-        each = [{"of": seq, "by": claim_id, "delay": delay, "why": None} for (seq, claim_id), delay in delays.items()]
+        each = [
+            {"of": seq, "by": claim_id, "delay": min(delay, FARTHEST), "why": None}
+            for (seq, claim_id), delay in delays.items()
+        ]
         connection.execute(statement, each)
 
 
@@ -187,6 +195,7 @@ def extend(context: TableContext, connection: SqlConnection, leased: Leased, dur
     int | None
         When the lease ends now, ns.
     """
+    duration = min(duration, FARTHEST)
     if context.options.groups:
         _extend_group(context, connection, [leased], duration)
     else:
@@ -409,7 +418,7 @@ def _back_off_row(
 ) -> bool:
     """Give a message back to be sent again after ``delay`` ns; False where the lease was lost."""
     statement = _backing_off(context.rows, context.backend.now_sql())
-    parameters = {"of": taken[0], "by": taken[1], "delay": delay, "why": error}
+    parameters = {"of": taken[0], "by": taken[1], "delay": min(delay, FARTHEST), "why": error}
     return connection.execute(statement, parameters).rowcount == 1
 
 

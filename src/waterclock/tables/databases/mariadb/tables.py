@@ -162,7 +162,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
             values = {"seqs": [seq for seq, _ in some], "ends": f"{{{by_seq}}}"}
             connection.execute(_taking(rows), {**values, "by": wanted.claim_id, "who": wanted.consumer})
 
-    def column_names(self, connection: sa.Connection, name: str) -> set[str]:
+    def column_names(self, connection: SqlConnection, name: str) -> set[str]:
         """Ask the database's own schema."""
         return set(connection.scalars(_COLUMNS, {"name": name}))
 

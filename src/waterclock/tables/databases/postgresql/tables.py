@@ -27,8 +27,9 @@ from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import PARTITIONED, IdItem
 
 _COLUMNS = sa.text(
-    "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attnum > 0 AND NOT attisdropped"
-)
+    "SELECT CAST(attname AS text) FROM pg_attribute"
+    " WHERE attrelid = to_regclass(:quoted) AND attnum > 0 AND NOT attisdropped"
+).columns(sa.column("attname", sa.Text))
 _NOW = "CAST(EXTRACT(epoch FROM statement_timestamp()) * 1000000000 AS BIGINT)"
 # The conditions keep our own statements from calling the functions: they name every column, and change the claim.
 _TRIGGERS = (
@@ -278,14 +279,28 @@ class PostgresqlTables(TableDialect):
         claimed.sort(key=(lambda one: places[one.row.seq]) if wanted.order else _by_priority)
         return claimed
 
-    def column_names(self, connection: sa.Connection, name: str) -> set[str]:
+    def column_names(self, connection: SqlConnection, name: str) -> set[str]:
         """Ask the catalogue: the plan of a SELECT of all columns is good only for as long as these stay."""
         quoted = connection.dialect.identifier_preparer.quote(name)
-        return set(connection.scalars(_COLUMNS, {"name": quoted}))
+        return set(connection.scalars(_COLUMNS, {"quoted": quoted}))
+
+    def columns_and_row(
+        self, connection: SqlConnection, name: str, facts: sa.Select[*tuple[Any, ...]]
+    ) -> tuple[set[str], Any]:
+        """Ask for both at once."""
+        quoted = connection.dialect.identifier_preparer.quote(name)
+        row = connection.execute(_with_columns(facts), {"name": name, "quoted": quoted}).first()
+        return (set(), None) if row is None else (set(row.column_names), row)
 
     def changes(self, backend: Backend, name: str) -> Changes:
         """Listen for notifications."""
         return Listening(backend, name)
+
+
+@lru_cache(maxsize=256)
+def _with_columns(facts: sa.Select[*tuple[Any, ...]]) -> sa.Select[*tuple[Any, ...]]:
+    names = sa.func.array(_COLUMNS.scalar_subquery(), type_=sa.ARRAY(sa.Text))
+    return facts.add_columns(names.label("column_names"))
 
 
 def _index_unacked(

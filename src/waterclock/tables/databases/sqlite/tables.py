@@ -200,7 +200,7 @@ class SqliteTables(ClaimsInSteps, TableDialect):
         listed = sa.func.json_each(sa.bindparam(name, type_=_JsonList())).table_valued("value")
         return column.in_(sa.select(listed.c.value))
 
-    def column_names(self, connection: sa.Connection, name: str) -> set[str]:
+    def column_names(self, connection: SqlConnection, name: str) -> set[str]:
         """Ask the schema, which every connection has read."""
         column = sa.column("name")
         return set(connection.scalars(sa.select(column).select_from(sa.func.pragma_table_xinfo(name))))
