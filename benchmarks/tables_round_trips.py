@@ -31,7 +31,7 @@ ROWS_IN_GROUPS = 5_000  # for pgmq a claim of groups takes six seconds with 20,0
 FILL = 1000
 ROUNDS = 15
 WARM = 3  # rounds that do not count: what comes first is compiled, planned and cached
-LONGEST = 3.0  # s of a queue at one verb; it is called no more then
+LONGEST = 1.5  # s of a queue at one verb; it is called no more then
 BESIDE = "CREATE TABLE beside (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, data text NOT NULL)"
 
 BESIDE_THEM = "waterclock, no groups"

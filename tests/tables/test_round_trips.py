@@ -36,7 +36,7 @@ MOST: dict[str, dict[str, int]] = {
         "ack by id": 1,
         "ack in a caller's transaction": 1,
         "nack": 1,
-        "nack of 10": 4,
+        "nack of 10": 3,
         "extend": 1,
     },
     "sequenced": {
