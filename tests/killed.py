@@ -15,6 +15,17 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing of ours catches it, so no clean-up runs."""
 
 
+def killing(step: Callable[..., Any], moment: str) -> Callable[..., Any]:
+    """Replace a step by one that is killed ``"before"`` or ``"after"`` it is done."""
+
+    def killed(*arguments: Any) -> Any:
+        if moment == "after":
+            step(*arguments)
+        raise Killed
+
+    return killed
+
+
 def killed_after_each_change(work: Callable[[], T]) -> tuple[T, int]:
     """Do some work again and again: killed after its first statement that changes something, after the second, ….
 

@@ -143,3 +143,13 @@ class CountedStatements:
 
     def __exit__(self, *_: object) -> None:
         sa.event.remove(self._engine, "before_cursor_execute", self._note)
+
+
+def bring_to(topic: Topic, form: str) -> None:
+    """Leave a topic's ledgers as they are (``"open"``), or seal those that are closed, or all, or join their files."""
+    if form in ("sealed", "compacted"):
+        topic.roll()
+    if form != "open":
+        topic.seal()
+    if form == "compacted":
+        assert topic.compact() > 0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
-from tests.killed import Killed
+from tests.killed import Killed, killing
 from tests.topics.conftest import MakeTopic
 from tests.topics.flows import append_ledgers, ledger_files_in, ledger_path, published
 
@@ -184,7 +183,7 @@ def test_a_compaction_killed_at_any_step_changes_nothing_and_the_next_one_comple
     monkeypatch.setattr(pending_files, "LEASE", -1)
     monkeypatch.setattr(sweeping, "CLAIM", -1)
     with monkeypatch.context() as patch:
-        patch.setattr(compacting, step, _killing(getattr(compacting, step), moment))
+        patch.setattr(compacting, step, killing(getattr(compacting, step), moment))
         with pytest.raises(Killed):
             sealed.compact()
     assert answers(sealed) == before
@@ -194,15 +193,6 @@ def test_a_compaction_killed_at_any_step_changes_nothing_and_the_next_one_comple
     assert on_disk(tmp_path) == files_of(sealed)
     assert len(files_of(sealed)) == 1
     assert waiting(sealed) == 0
-
-
-def _killing(step: Callable[..., Any], moment: str) -> Callable[..., Any]:
-    def killed(*arguments: Any) -> Any:
-        if moment == "after":
-            step(*arguments)
-        raise Killed
-
-    return killed
 
 
 def test_of_two_compactions_at_once_one_gives_way(

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.topics.conftest import MakeTopic
-from tests.topics.flows import FORMS, append_ledgers, ledger_path, on_counting_files, published
+from tests.topics.flows import FORMS, append_ledgers, bring_to, ledger_path, on_counting_files, published
 
 from waterclock.arrow import POSITIONED_SCHEMA
 from waterclock.errors import InvalidArgumentError, UnavailableError
@@ -28,12 +28,7 @@ def times(messages: Any) -> list[int | None]:
 def flow(make_topic: MakeTopic, request: pytest.FixtureRequest) -> tuple[Topic, list[tuple[int, Position]]]:
     topic = make_topic()
     placed = append_ledgers(topic, FLOW)
-    if request.param in ("sealed", "compacted"):
-        topic.roll()
-    if request.param != "open":
-        topic.seal()
-    if request.param == "compacted":
-        assert topic.compact() > 0
+    bring_to(topic, request.param)
     return topic, placed
 
 

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
-from tests.killed import Killed
+from tests.killed import Killed, killing
 from tests.topics.conftest import MakeTopic, SettableClock
 from tests.topics.flows import append_ledgers, ledger_files_in, ledger_path, on_counting_files, published
 
@@ -97,7 +96,7 @@ def test_a_sealer_killed_at_any_step_loses_nothing_and_the_next_one_completes(
     append_ledgers(topic, FLOW)
     monkeypatch.setattr(pending_files, "LEASE", 0)  # the dead owner's lease has ended by the time the next one comes
     with monkeypatch.context() as patch:
-        patch.setattr(sealing, step, _killing(getattr(sealing, step), moment))
+        patch.setattr(sealing, step, killing(getattr(sealing, step), moment))
         with pytest.raises(Killed):
             topic.seal()
     assert times(topic) == list(range(9))
@@ -108,15 +107,6 @@ def test_a_sealer_killed_at_any_step_loses_nothing_and_the_next_one_completes(
     assert all_files(tmp_path) == {ledger_path(topic, 0), ledger_path(topic, 1)}
     assert count(topic, files) == 0
     assert count(topic, entries) == 2
-
-
-def _killing(step: Callable[..., Any], moment: str) -> Callable[..., Any]:
-    def killed(*arguments: Any) -> Any:
-        if moment == "after":
-            step(*arguments)
-        raise Killed
-
-    return killed
 
 
 def test_while_one_seals_a_ledger_another_leaves_it_alone(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:

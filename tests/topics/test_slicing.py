@@ -4,7 +4,7 @@ import pickle
 
 import pyarrow as pa
 import pytest
-from tests.topics.flows import FORMS, append_ledgers
+from tests.topics.flows import FORMS, append_ledgers, bring_to
 
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Position
@@ -22,12 +22,7 @@ def flow(topic: Topic, request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     monkeypatch.setattr(sealed_file, "ROW_GROUP_MESSAGES", 2)
     monkeypatch.setattr(compacting, "SHARED_GROUP_MESSAGES", 2)
     placed = append_ledgers(topic, FLOW)
-    if request.param in ("sealed", "compacted"):
-        topic.roll()
-    if request.param != "open":
-        topic.seal()
-    if request.param == "compacted":
-        assert topic.compact() > 0
+    bring_to(topic, request.param)
     return topic, [position for _, position in placed]
 
 
