@@ -21,7 +21,16 @@ from waterclock.topics.places import LedgerRoot, ledgers_beside
 if TYPE_CHECKING:
     from waterclock.backup.backing_up import BackedUp
     from waterclock.tables.message_table import MessageTable
-    from waterclock.tables.model.options import AckOrder, Groups, IdType, OnExhausted, Payload, PurgeBy, Ungrouped
+    from waterclock.tables.model.options import (
+        AckOrder,
+        Groups,
+        IdType,
+        OnExhausted,
+        OnExpired,
+        Payload,
+        PurgeBy,
+        Ungrouped,
+    )
     from waterclock.tables.sharding.sharded_database import ShardedDatabase
     from waterclock.topics.topic import Topic
     from waterclock.topics.topic_info import TopicInfo
@@ -149,6 +158,7 @@ class Database(Closing):
         ungrouped: Ungrouped = "default",
         ack_order: AckOrder = "strict",
         on_exhausted: OnExhausted = "block",
+        on_expired: OnExpired = "drop",
         group_idle: Duration | None = None,
         columns: Mapping[str, object] | None = None,
         id_type: IdType = "bigint",
@@ -183,7 +193,7 @@ class Database(Closing):
         max_attempts
             How often a message is sent at the most; None: for ever.
         dead_letter
-            The message table that takes messages whose attempts are used up.
+            The message table that takes messages whose attempts are used up, or that expire.
         rate_limit
             How many messages a second are handed out at the most; None: no limit.
         groups
@@ -198,6 +208,9 @@ class Database(Closing):
             comes (``"hold"``) or taken (``"lenient"``).
         on_exhausted
             A group whose head has used up its attempts waits (``"block"``) or goes on without it (``"dead_letter"``).
+        on_expired
+            A message that expires before a consumer takes it is dropped (``"drop"``) or goes to the dead-letter table
+            (``"dead_letter"``).
         group_idle
             How long an exclusive group without messages stays with its consumer; None: as long as the consumer lives.
         columns
@@ -248,6 +261,7 @@ class Database(Closing):
             ungrouped=ungrouped,
             ack_order=ack_order,
             on_exhausted=on_exhausted,
+            on_expired=on_expired,
             group_idle=group_idle,
             id_type=id_type,
             payload=payload,

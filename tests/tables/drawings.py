@@ -26,6 +26,7 @@ _MESSAGE_PLACES: Places = {
     "dead": (3.4, 0),
     "acked": (3.4, 1),
     "ack_held_back": (3.4, 2),
+    "expired": (0.8, 3),
 }
 _MESSAGE_COURSES: Courses = {
     ("ready", "leased"): {"shift": -9},
@@ -33,6 +34,7 @@ _MESSAGE_COURSES: Courses = {
     ("blocked", "leased"): {"shift": -9, "at": 0.36},
     ("leased", "blocked"): {"shift": -9, "at": 0.36},
     ("exhausted", "ready"): {"at": 0.2},
+    ("expired", "absent"): {"via": [(4.4, 3)], "at": 0.5},
 }
 _GROUP_PLACES: Places = {
     "unrouted": (0.7, 1),

@@ -15,6 +15,7 @@ from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups.info import most_attempts
 from waterclock.tables.groups.routing import route
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.model.schema import EXPIRED
 from waterclock.tables.model.states import GroupState, MessageColumns, MessageState, Verb, state_of
 
 from .conftest import MovableClock
@@ -33,12 +34,16 @@ POLICIES: dict[str, dict[str, Any]] = {
         "ack_order": "hold",
         "max_attempts": 2,
         "on_exhausted": "dead_letter",
+        "on_expired": "dead_letter",
     },
 }
 """The options of tables that walks are made in, by the name that `WALKS` has for them."""
 
 WALKS = Path(__file__).with_name("states_walks.txt")
 """Walks that together make every step: a policy, and verbs with the two numbers that choose what they do."""
+
+EXPIRING = 5
+"""What is put with a number above this one expires."""
 
 GROUPS = ("a", "b")
 CONSUMERS = ("x", "y")
@@ -103,7 +108,13 @@ class Walk:
             drains = noted.get(row.group_id or "") == "draining"
             found[row.id] = state_of(
                 MessageColumns(
-                    row.time_acked, row.ack_held_at, row.claim_id is not None, row.time_next or 0, row.epoch
+                    row.time_acked,
+                    row.ack_held_at,
+                    row.claim_id is not None,
+                    row.time_next or 0,
+                    row.epoch,
+                    row.expires_at,
+                    dropped=row.acked_by == EXPIRED,
                 ),
                 self.clock.now,
                 blocked=any(self.blocks(other, row, drains) for other in group),
@@ -120,6 +131,8 @@ class Walk:
         if not earlier or other.time_acked is not None:
             return False
         out = other.ack_held_at is not None or (other.claim_id is not None and other.time_next > self.clock.now)
+        if not out and other.expires_at is not None and other.expires_at <= self.clock.now:
+            return False
         return not out or self.table.options.groups != "exclusive" or drains
 
     # What happens
@@ -142,10 +155,11 @@ class Walk:
                 self.groups.add((pair[0], verb, pair[1]))
         return result
 
-    def put(self, count: int = 1, *, group: str | None = None, after: int = 0) -> list[int]:
-        """Put messages that are due in some seconds."""
+    def put(self, count: int = 1, *, group: str | None = None, after: int = 0, expires: int | None = None) -> list[int]:
+        """Put messages that are due in some seconds, and expire so long after."""
         at = self.clock.now + after * 1_000_000_000
-        rows = [{"payload": "x", "group": group, "at": at} for _ in range(count)]
+        expires_at = None if expires is None else at + expires * 1_000_000_000
+        rows = [{"payload": "x", "group": group, "at": at, "expires_at": expires_at} for _ in range(count)]
         ids = [int(str(one)) for one in self.do("put", lambda: self.table.put_many(rows))]
         self.ids += ids
         return ids
@@ -215,10 +229,11 @@ class Walk:
         ids = [self.ids[(one + more) % len(self.ids)] for more in range(1 + other % 2)] if self.ids else []
         given = list(self.out.values())
         group, consumer, seconds = GROUPS[one % len(GROUPS)], CONSUMERS[one % len(CONSUMERS)], (0, 7, 30)[other % 3]
+        expires = 5 if one > EXPIRING else None
         force = bool(other % 2)
         changes = {"max_attempts": (1, 2, 9)[one % 3], "on_exhausted": ("block", "dead_letter")[other % 2]}
         doing: dict[Verb, Callable[[], object]] = {
-            "put": lambda: self.put(1 + one % 3, group=(*GROUPS, None)[one % 3], after=seconds),
+            "put": lambda: self.put(1 + one % 3, group=(*GROUPS, None)[one % 3], after=seconds, expires=expires),
             "receive": lambda: self.receive(1 + other % 4, consumer),
             "retry": lambda: self.retry(*(ids if force else ())),
             "close": lambda: self.close(consumer, begun=other % 2),

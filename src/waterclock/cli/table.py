@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 app = App(name="table")
 
 _DELIVERY_COLUMNS = ("id", "group", "epoch", "lease_until", "headers", "payload")
-_WAITING_COLUMNS = ("id", "group", "priority", "epoch", "due_at", "headers", "payload")
-_STATES = ("ready", "scheduled", "in_flight", "delayed", "acked", "dead")
+_WAITING_COLUMNS = ("id", "group", "priority", "epoch", "due_at", "expires_at", "headers", "payload")
+_STATES = ("ready", "scheduled", "in_flight", "delayed", "acked", "expired", "dead")
 
 
 @app.command
@@ -136,6 +136,7 @@ def put(
     group: str | None = None,
     priority: int = 0,
     header: Annotated[list[str] | None, Parameter(name="--header", negative="")] = None,
+    expires: str | None = None,
     common: Common = Common(),
 ) -> None:
     """Put a message, and print its id.
@@ -158,6 +159,8 @@ def put(
         Higher ones are sent first.
     header
         name=text; may be given several times.
+    expires
+        From when on it is not sent any more: a time with offset.
     """
     with common.connect() as database:
         table = database.table(name)
@@ -172,6 +175,7 @@ def put(
             group=group,
             priority=priority,
             headers=_headers(header or []),
+            expires_at=expires,
         )
         common.output.rows([{"id": str(given)}], ("id",))
 
@@ -370,4 +374,6 @@ def _delivery(delivery: Delivery) -> dict[str, Any]:
 
 def _waiting(message: Peeked) -> dict[str, Any]:
     row = {name: getattr(message, name) for name in _WAITING_COLUMNS}
-    return row | {"due_at": format_time(message.due_at), "headers": dict(message.headers) or None}
+    expires_at = None if message.expires_at is None else format_time(message.expires_at)
+    times = {"due_at": format_time(message.due_at), "expires_at": expires_at}
+    return row | times | {"headers": dict(message.headers) or None}

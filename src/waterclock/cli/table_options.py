@@ -42,6 +42,8 @@ class ChangingOptions:
     """How many messages a second are handed out at the most."""
     on_exhausted: Literal["block", "dead_letter"] | None = None
     """A group whose head has used up its attempts waits (block), or goes on without it. A new table blocks."""
+    on_expired: Literal["drop", "dead_letter"] | None = None
+    """A message that expires before a consumer takes it is dropped, or becomes a dead letter. A new table drops."""
     group_idle: str | None = None
     """How long an exclusive group without messages stays with its consumer."""
 

@@ -31,6 +31,7 @@ from waterclock.tables.groups.heads import settle_exhausted
 from waterclock.tables.message_groups import MessageGroups
 from waterclock.tables.messages import acking
 from waterclock.tables.messages.dead_letters import list_dead_letters, redrive
+from waterclock.tables.messages.expiring import expire_some
 from waterclock.tables.messages.explaining import Explanation, explain_message
 from waterclock.tables.messages.peeking import Peeked, peek
 from waterclock.tables.messages.process_heartbeat import changing
@@ -193,6 +194,7 @@ class MessageTable:
         group: str | None = None,
         headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        expires_at: Time | None = None,
         connection: Any = None,
         **columns: Any,
     ) -> MessageId:
@@ -215,6 +217,9 @@ class MessageTable:
             Text by text.
         priority
             Higher ones are sent earlier, at any age. In a table with groups the head's priority orders groups.
+        expires_at
+            From when on it is not sent any more; None: it never expires. A consumer that has it then keeps it and may
+            ack it, but what it gives back is not sent again. The table's ``on_expired`` says what becomes of it.
         connection
             A SQLAlchemy Connection or Session, Django's ``connection``, or a DB-API connection of the database's
             driver, in whose transaction to put: commit delivers, rollback leaves nothing. On one that commits each
@@ -243,6 +248,8 @@ class MessageTable:
         }
         if delay is not None:
             message["delay"] = delay
+        if expires_at is not None:
+            message["expires_at"] = expires_at
         return self.put_many([message], connection=connection)[0]
 
     def put_many(self, rows: Iterable[Mapping[str, Any]], *, connection: Any = None) -> PutIds:
@@ -484,9 +491,14 @@ class MessageTable:
             return list_dead_letters(context, check_count(limit))
 
     def purge(self) -> int:
-        """Delete messages that were acked longer ago than ``purge_after``, some at a time; return how many."""
+        """Delete messages that were acked longer ago than ``purge_after``, some at a time; return how many.
+
+        First it removes those that have expired and that no consumer has: as ``on_expired`` says they go to the
+        dead-letter table, or are deleted once they were dropped so long ago.
+        """
         total = 0
         with self._loaded() as context:
+            expire_some(context, pieces=None)
             while purged := purge_some(context):
                 total += purged
         return total

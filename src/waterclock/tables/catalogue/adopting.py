@@ -41,6 +41,7 @@ _OURS: dict[str, tuple[type[TypeEngine[Any]], ...]] = {
     "group_id": (sa.String,),
     "headers": (sa.String,),
     "last_error": (sa.String,),
+    "expires_at": (sa.Integer,),
 }
 
 
@@ -129,8 +130,9 @@ def _check(
     for column in INTERNAL_COLUMNS:
         if column in found and not begun:
             raise SchemaError(f"message table {name!r}: Waterclock keeps a column {column!r} of its own; rename yours")
+    ours = {f"{name}_{which}_idx" for which in ("next", "acked", "group", "unrouted", "free", "expires")}
     for index in inspector.get_indexes(name):
-        if not begun and index["name"] in {f"{name}_{ours}_idx" for ours in ("next", "acked", "group", "unrouted")}:
+        if not begun and index["name"] in ours:
             raise SchemaError(f"message table {name!r}: Waterclock makes an index {index['name']!r}; rename yours")
 
 

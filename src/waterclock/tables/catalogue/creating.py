@@ -87,6 +87,7 @@ def ensure_dead_letter_table(
         group_idle=None,
         max_attempts=None,
         dead_letter=None,
+        on_expired="drop",
         rate_limit=None,
         purge_by="rows",
         columns={**options.columns, **DEAD_COLUMNS},

@@ -65,6 +65,8 @@ class Delivery:
         Higher ones are sent earlier.
     time_created, time_scheduled
         When it was put and for when, ns.
+    expires_at
+        From when on it is not sent any more, ns; None: it never expires. An ack counts afterwards, too.
     columns
         The values of the table's further columns.
     lost
@@ -83,6 +85,7 @@ class Delivery:
         "columns",
         "context",
         "epoch",
+        "expires_at",
         "group",
         "id",
         "lease_until",
@@ -117,6 +120,7 @@ class Delivery:
         self.priority: int = row.priority
         self.time_created: int = row.time_created
         self.time_scheduled: int = row.time_scheduled
+        self.expires_at: int | None = row.expires_at
         further = user_column_names(context.rows)
         self.columns: dict[str, Any] = {name: getattr(row, name) for name in further} if further else {}
         self.leased = Leased(row.seq, row.id, claim_id, row.group_id, row.position, row.time_next, self.epoch)

@@ -20,6 +20,7 @@ from waterclock.tables.consumers.delivery import Delivery, hand_over
 from waterclock.tables.databases.changes import Changes, Stop
 from waterclock.tables.messages.claiming import claim, claim_within, is_idle, next_due
 from waterclock.tables.messages.dead_letters import bury_claimed, is_exhausted
+from waterclock.tables.messages.expiring import expire_claimed
 from waterclock.tables.messages.healing import heal
 from waterclock.tables.messages.process_heartbeat import process_heartbeat
 from waterclock.tables.model.claim import Claimed, Wanted
@@ -105,7 +106,7 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int | Non
             return []
         if context.options.groups is None:
             context.marks.walks.found()
-        living = claimed if context.options.max_attempts is None else _bury_exhausted(context, claimed, wanted.claim_id)
+        living = _living(context, claimed, wanted.claim_id)
         if living:
             process_heartbeat(context).note_sent(len(living))
         deliveries = hand_over(context, callers, living, wanted.claim_id, begun)
@@ -141,15 +142,25 @@ def _claim_at_rate(context: TableContext, connection: SqlConnection, wanted: Wan
     if not allowed:
         return []
     claimed = claim_within(context, connection, replace(wanted, limit=allowed))
-    note_sent(context, connection, sum(not is_exhausted(context, one.row.epoch or 0) for one in claimed))
+    note_sent(context, connection, sum(_lives(context, one) for one in claimed))
     return claimed
 
 
-def _bury_exhausted(context: TableContext, claimed: list[Claimed], claim_id: int) -> list[Claimed]:
-    exhausted = {one.row.seq for one in claimed if is_exhausted(context, one.row.epoch or 0)}
-    if exhausted:
-        context.backend.transact(lambda own: bury_claimed(context, own, sorted(exhausted), claim_id))
-    return [one for one in claimed if one.row.seq not in exhausted]
+def _lives(context: TableContext, one: Claimed) -> bool:
+    return not one.expired and not is_exhausted(context, one.row.epoch or 0)
+
+
+def _living(context: TableContext, claimed: list[Claimed], claim_id: int) -> list[Claimed]:
+    """Remove what has expired, or has used up its attempts; return the others."""
+    living = [one for one in claimed if _lives(context, one)]
+    if len(living) < len(claimed):
+        expired = [one.row.seq for one in claimed if one.expired]
+        if expired:
+            context.backend.transact(lambda own: expire_claimed(context, own, sorted(expired), claim_id))
+        exhausted = [one.row.seq for one in claimed if not one.expired and not _lives(context, one)]
+        if exhausted:
+            context.backend.transact(lambda own: bury_claimed(context, own, sorted(exhausted), claim_id))
+    return living
 
 
 def pause(

@@ -24,8 +24,10 @@ from waterclock.tables.consumers.receiving import Request, pause, receive
 from waterclock.tables.consumers.undecided import find_out, see_committed
 from waterclock.tables.databases.changes import Changes, Stop
 from waterclock.tables.messages import acking
+from waterclock.tables.messages.expiring import expire_some, expire_unstarted
 from waterclock.tables.messages.process_heartbeat import process_heartbeat
 from waterclock.tables.messages.purging import purge_some
+from waterclock.tables.model.leased import Leased
 from waterclock.tables.model.rate import Rate
 
 _SECOND = 1_000_000_000
@@ -174,10 +176,9 @@ class Subscription(Closing):
         self._purge(context)
         now = context.backend.now_about()
         self._look(now)
-        while self._waiting:
-            delivery = self._waiting.popleft()
-            if delivery.lease_until > now and not delivery.lost:
-                return self._hand_out(delivery)
+        self._pass_over(context, now)
+        if self._waiting:
+            return self._hand_out(self._waiting.popleft())
         self._handed_out = [one for one in self._handed_out if self._is_out(one, now)]
         self._see_committed(context, now)
         in_hand = sum(not one.undecided for one in self._handed_out)
@@ -199,6 +200,21 @@ class Subscription(Closing):
             # What ends a delivery nudges; a lease may also just end.
             self._stop.wait(min(LOOK_EVERY, (min(one.lease_until for one in self._handed_out) - now) / _SECOND))
         return None
+
+    def _pass_over(self, context: TableContext, now: int) -> None:
+        """Pass over what comes next where it is not ours any more, or has expired while it waited here."""
+        expired: list[Leased] = []
+        while self._waiting:
+            first = self._waiting[0]
+            is_ours = first.lease_until > now and not first.lost
+            if is_ours and (first.expires_at is None or first.expires_at > now):
+                break
+            self._waiting.popleft()
+            if is_ours:
+                expired.append(first.leased)
+        if expired:
+            context.backend.transact(lambda own: expire_unstarted(context, own, expired), indexed=True)
+            self._process_heartbeat.note_sent(-len(expired))
 
     def _hand_out(self, delivery: Delivery) -> Delivery:
         delivery.when_over(self._stop.nudge)
@@ -265,6 +281,7 @@ class Subscription(Closing):
         if moments.monotonic() - self._purged_at < _PURGE_EVERY:
             return
         try:
+            expire_some(context)
             purge_some(context)
         except ForbiddenError:
             logger.info("%s may not delete from %r, and leaves purging to others", self.consumer, context.name)

@@ -196,7 +196,7 @@ class ClaimsInSteps(ABC):
         for row in found:
             wait = wanted.backoff.wait(row.epoch, random.uniform(-1, 1)) if row.epoch else wanted.backoff.first  # noqa: S311  # no secret
             until = row[-1] + wait
-            claimed.append(Claimed(row, until))
+            claimed.append(Claimed(row, until, row.expires_at is not None and row.expires_at <= row[-1]))
             ends.append((row.seq, until))
         self.take(connection, rows, wanted, ends)
         return claimed

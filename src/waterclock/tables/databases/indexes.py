@@ -13,6 +13,13 @@ def index_acked(connection: sa.Connection, rows: sa.Table) -> None:
     _make(connection, rows, "acked", (rows.c.time_acked, rows.c.epoch), rows.c.time_acked.is_not(None))
 
 
+def index_expiring(connection: sa.Connection, rows: sa.Table) -> None:
+    """Make the index by which messages that expire are found."""
+    # With seq, in whose order those go that expire together.
+    expiring = rows.c.time_acked, rows.c.expires_at, rows.c.seq
+    _make(connection, rows, "expires", expiring, rows.c.expires_at.is_not(None))
+
+
 def index_unacked(
     connection: sa.Connection,
     rows: sa.Table,

@@ -16,7 +16,7 @@ from waterclock.quoting import quoted
 
 _BUSY = 1.0  # s; who puts again within this draws ahead
 _MOST_AHEAD = 8192  # ids
-_IF_LEFT_OUT = {"at": None, "group_id": None, "headers": None, "priority": 0}
+_IF_LEFT_OUT = {"at": None, "group_id": None, "headers": None, "priority": 0, "expires_at": None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.heads import UNGROUPED, by_name, locking_groups, must_stay, settle, settle_starts
 from waterclock.tables.model.leased import Acked, Leased
-from waterclock.tables.model.schema import ack_marks, ack_values
+from waterclock.tables.model.schema import ack_marks, ack_values, is_expired
 
 _Row = sa.Row[*tuple[Any, ...]]
 
@@ -247,6 +247,7 @@ def _blocking(context: TableContext) -> sa.Select[Any]:
             rows.c.position < sa.bindparam("before", type_=sa.BigInteger),
             rows.c.time_acked.is_(None),
             ~context.sql.any_of(rows.c.seq, "seqs"),
+            ~is_expired(rows, context.backend.now_sql()),
         )
         .order_by(rows.c.position)
         .limit(1)

@@ -231,9 +231,8 @@ def _noted(context: TableContext) -> dict[str, Any]:
             (head.is_(None), sa.func.coalesce(groups.c.idle_since, context.backend.now_sql())), else_=sa.null()
         )
         lapse = first_of(context, sa.case((rows.c.claim_id.is_not(None), rows.c.time_next), else_=sa.null()), routed)
-        due = first_of(
-            context, _due(context, sa.or_(is_exhausted_sql(context), groups.c.drain_to.is_not(None))), *waiting
-        )
+        next_due = sa.case((groups.c.drain_to.is_not(None), sa.null()), else_=_due(context, is_exhausted_sql(context)))
+        due = first_of(context, next_due, *waiting)
         never = sa.literal(MAX_NS, sa.BigInteger)
         earliest = context.sql.smaller(sa.func.coalesce(lapse, never), sa.func.coalesce(due, never))
         values["ready_at"] = sa.func.nullif(earliest, never)
@@ -245,8 +244,11 @@ def _noted(context: TableContext) -> dict[str, Any]:
 
 
 def _due(context: TableContext, never: sa.ColumnElement[bool]) -> sa.ColumnElement[Any]:
-    paused_until, due = groups.c.paused_until, sa.func.coalesce(context.rows.c.time_next, 0)
-    return sa.case((never, sa.null()), (paused_until > due, paused_until), else_=due)
+    """Give when a message is due, or expires: then the next claim removes it, whether it is ever due or not."""
+    rows, paused_until = context.rows, groups.c.paused_until
+    expires = sa.case((rows.c.claim_id.is_(None) | never, sa.func.coalesce(rows.c.expires_at, MAX_NS)), else_=MAX_NS)
+    due = context.sql.smaller(sa.case((never, MAX_NS), else_=sa.func.coalesce(rows.c.time_next, 0)), expires)
+    return sa.case((never & rows.c.expires_at.is_(None), sa.null()), (paused_until > due, paused_until), else_=due)
 
 
 def has_something_out(context: TableContext) -> sa.ColumnElement[bool]:

@@ -84,10 +84,12 @@ class Member:
     time_next: int
     consumer: str | None
     leased: bool
+    expires_at: int | None
 
     def state(self, now: int, most: int | None) -> MessageState:
         """Say what it is at ``now``, ns; ``most`` is how often it may be sent."""
-        return state_of(MessageColumns(None, None, self.leased, self.time_next, self.epoch), now, most=most)
+        columns = MessageColumns(None, None, self.leased, self.time_next, self.epoch, self.expires_at)
+        return state_of(columns, now, most=most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +203,19 @@ def seen_locked(context: TableContext, info: GroupInfo) -> GroupInfo:
 
 
 def _member_columns(rows: sa.Table) -> list[sa.Column[Any]]:
-    names = ("group_id", "id", "epoch", "time_scheduled", "time_next", "consumer", "claim_id")
+    names = ("group_id", "id", "epoch", "time_scheduled", "time_next", "consumer", "claim_id", "expires_at")
     return [rows.c[name] for name in names]
 
 
 def _member(row: sa.Row[*tuple[Any, ...]]) -> Member:
     return Member(
-        row.id, row.epoch or 0, row.time_scheduled or 0, row.time_next or 0, row.consumer, row.claim_id is not None
+        row.id,
+        row.epoch or 0,
+        row.time_scheduled or 0,
+        row.time_next or 0,
+        row.consumer,
+        row.claim_id is not None,
+        row.expires_at,
     )
 
 

@@ -10,13 +10,13 @@ import sqlalchemy as sa
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.messages.putting import check_id
-from waterclock.tables.model.schema import user_column_names
+from waterclock.tables.model.schema import EXPIRED, user_column_names
 
 
 def acked_rows(
     context: TableContext, before: int, after: tuple[int, int] | None, limit: int
 ) -> Sequence[sa.Row[tuple[Any, ...]]]:
-    """Read messages that were acked at or before a time, those acked first before the others.
+    """Read messages that were acked at or before a time, those acked first before the others; none that expired.
 
     Parameters
     ----------
@@ -26,7 +26,9 @@ def acked_rows(
         The ``time_acked`` and the ``seq`` of the last row that was read; None: from the first one.
     """
     rows = context.rows
-    statement = sa.select(rows).where(rows.c.time_acked <= before).order_by(rows.c.time_acked, rows.c.seq).limit(limit)
+    handled = sa.func.coalesce(rows.c.acked_by, -1) != EXPIRED
+    statement = sa.select(rows).where(rows.c.time_acked <= before, handled).order_by(rows.c.time_acked, rows.c.seq)
+    statement = statement.limit(limit)
     if after is not None:
         acked, seq = after
         later = sa.or_(rows.c.time_acked > acked, sa.and_(rows.c.time_acked == acked, rows.c.seq > seq))

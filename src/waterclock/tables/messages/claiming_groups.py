@@ -22,6 +22,7 @@ from waterclock.tables.databases.claiming_rows import columns_read
 from waterclock.tables.groups.heads import UNASSIGNED, is_assigned, these_groups
 from waterclock.tables.groups.routing import route_new
 from waterclock.tables.messages.dead_letters import bury, exhausted_reason
+from waterclock.tables.messages.expiring import expire, expire_first
 from waterclock.tables.messages.group_levels import FREE_COLUMNS, Level, Look, at_level, is_ungrouped, levels, look
 from waterclock.tables.model.claim import Claimed, Wanted
 from waterclock.tables.model.schema import not_acked
@@ -39,7 +40,7 @@ class GroupClaim(ABC):
     claimed
         What was taken.
     more
-        Whether there are new messages that were not looked at.
+        Whether there are messages that were not looked at.
     """
 
     def __init__(self, context: TableContext, connection: SqlConnection, wanted: Wanted) -> None:
@@ -54,6 +55,7 @@ class GroupClaim(ABC):
         self._seen: set[tuple[str, str, int | None]] = set()
         # One for all, so that groups whose messages were sent equally often go out in one statement.
         self._swing = random.uniform(-1, 1)  # noqa: S311  # not a secret
+        self._expired = 0
         self.claimed: list[Claimed] = []
         self.more = False
 
@@ -92,6 +94,7 @@ class GroupClaim(ABC):
                 self._take_levels(None)
         elif self._after is None and not top.unrouted:
             context.reached.note(top.newest or 0)
+        self.more |= self._expired > 0
 
     def _take_levels(self, top: Look | None) -> None:
         if top is not None:
@@ -122,6 +125,11 @@ class GroupClaim(ABC):
         context, connection, wanted = self._context, self._connection, self._wanted
         due = {"of": level.priority, "now": self._now, "count": most}
         found = connection.execute(_ungrouped_due(context), due).all()
+        expired = [row.seq for row in found if row.expires_at is not None and row.expires_at <= self._now]
+        if expired:
+            expire(context, connection, expired)
+            self._expired += len(expired)
+            found = [row for row in found if row.seq not in expired]
         most_attempts = context.options.max_attempts
         if most_attempts is not None:
             exhausted = [row.seq for row in found if (row.epoch or 0) >= most_attempts]
@@ -141,7 +149,7 @@ class GroupClaim(ABC):
         for who in level.whose:
             # At more only where the first ones gave little.
             per_group = self._context.reached.per_group
-            while len(self.claimed) < upto:
+            while len(self.claimed) < upto and self._expired < _EXPIRED_AT_MOST:
                 count = count_of(upto - len(self.claimed), per_group)
                 per_group = 1
                 if who == UNASSIGNED and self._room is not None:
@@ -202,10 +210,12 @@ class GroupClaim(ABC):
         return by_group
 
     def _due_first(self, by_group: dict[str, list[_Row]], most: int) -> dict[str, list[_Row]]:
-        """Choose what goes out of groups, and bury what has used up its attempts."""
+        """Choose what goes out of groups; remove what has expired, and bury what has used up its attempts."""
         chosen: dict[str, list[_Row]] = {}
         buried: list[int] = []
         for group_id, members in by_group.items():
+            if any(row.expires_at is not None and row.expires_at <= self._now for row in members):
+                self._expired += expire_first(self._context, self._connection, group_id, self._now, len(members))
             living, exhausted = self._due_prefix(members)
             buried += exhausted
             if living and most:
@@ -235,6 +245,8 @@ class GroupClaim(ABC):
         living: list[_Row] = []
         exhausted: list[int] = []
         for row in members:
+            if row.expires_at is not None and row.expires_at <= self._now:
+                continue  # it is gone
             if row.time_next is not None and row.time_next > self._now:
                 break
             if options.max_attempts is None or (row.epoch or 0) < options.max_attempts:
@@ -251,6 +263,9 @@ def count_of(messages: int, per_group: int) -> int:
     # Looking at a group locks it: so at not many more than will do.
     return 1 + messages * 3 // (2 * per_group)
 
+
+_EXPIRED_AT_MOST = 1000
+"""Expired messages after which a claim looks for no more groups: the next transaction goes on."""
 
 _NONE: list[_Row] = []
 _position = attrgetter("position")

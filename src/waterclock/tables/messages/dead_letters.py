@@ -95,20 +95,25 @@ def bury_leased(
     return True
 
 
-def bury_claimed(context: TableContext, connection: sa.Connection, seqs: Sequence[int], claim_id: int) -> None:
+def bury_claimed(context: TableContext, connection: SqlConnection, seqs: Sequence[int], claim_id: int) -> None:
     """Move messages to the dead-letter table that a claim has just met and that are not to be sent again.
 
     Where a process dies before it comes to this, the next claim after its lease meets them again.
     """
+    ours = uncount(context, connection, seqs, claim_id)
+    if ours:
+        bury(context, connection, ours, exhausted_reason(context))
+
+
+def uncount(context: TableContext, connection: SqlConnection, seqs: Sequence[int], claim_id: int) -> list[int]:
+    """Lock messages that a claim still has and counted as sent, which they were not; return which."""
     rows = context.rows
     these = context.unacked()
     taken = sa.select(rows.c.seq).where(these, rows.c.claim_id == claim_id)
     ours = list(connection.scalars(taken.order_by(rows.c.seq).with_for_update(), {"seqs": list(seqs)}))
-    if not ours:
-        return
-    # The claim counted them as sent, which they were not.
-    connection.execute(sa.update(rows).where(these).values(epoch=rows.c.epoch - 1), {"seqs": ours})
-    bury(context, connection, ours, exhausted_reason(context))
+    if ours:
+        connection.execute(sa.update(rows).where(these).values(epoch=rows.c.epoch - 1), {"seqs": ours})
+    return ours
 
 
 def redrive(context: TableContext, ids: Iterable[Any] | None, limit: int | None) -> int:

@@ -13,7 +13,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.rate_limit import rate_free_at
 from waterclock.tables.groups.heads import UNGROUPED
 from waterclock.tables.groups.info import GroupInfo, list_groups, most_attempts, seen_locked
-from waterclock.tables.model.schema import DIED, REASON
+from waterclock.tables.model.schema import DIED, EXPIRED, REASON, is_expired
 from waterclock.tables.model.states import (
     HOLDS,
     MESSAGES,
@@ -71,7 +71,15 @@ def explain_message(context: TableContext, connection: sa.Connection, message_id
         raise NotFoundError(f"message {quoted(message_id)} is not in {context.name!r}: it never was, or it was purged")
     now = context.backend.now(connection)
     due = next(time for time in (row.time_next, row.time_scheduled, 0) if time is not None)
-    columns = MessageColumns(row.time_acked, row.ack_held_at, row.claim_id is not None, due, row.epoch or 0)
+    columns = MessageColumns(
+        row.time_acked,
+        row.ack_held_at,
+        row.claim_id is not None,
+        due,
+        row.epoch or 0,
+        row.expires_at,
+        dropped=row.time_acked is not None and row.acked_by == EXPIRED,
+    )
     if context.options.groups is None or (context.options.ungrouped == "free" and not row.group_id):
         return _explain_ready(context, connection, _explain(row, columns, state_of(columns, now)), None, now)
     found = list_groups(context, connection, [row.group_id or UNGROUPED])
@@ -96,6 +104,7 @@ def _explain(
     exhausted = f"message {row.id!r} was sent {columns.epoch} times, which is all it may be; skip it, or reschedule it"
     reason = MESSAGES[state].reason.format(
         when=format_time(when),
+        expired=format_time(when if columns.expires_at is None else columns.expires_at),
         epoch=columns.epoch,
         who=(row.consumer or "a consumer without a name")
         if state == "leased"
@@ -160,11 +169,11 @@ def _blocking_id(
     routed = rows.c.position.is_not(None)
     earlier = rows.c.position < row.position if row.position is not None else routed | (rows.c.seq < row.seq)
     group = sa.func.coalesce(rows.c.group_id, UNGROUPED) == (row.group_id or UNGROUPED)
-    blocks = sa.true()
+    blocks = ~is_expired(rows, context.backend.now_sql())
     if context.options.groups == "exclusive" and group_state != "draining" and row.ack_held_at is None:
         # The owner gets what follows while it has what comes before.
         out = rows.c.claim_id.is_not(None) & (rows.c.time_next > context.backend.now_sql())
-        blocks = ~out & rows.c.ack_held_at.is_(None)
+        blocks &= ~out & rows.c.ack_held_at.is_(None)
     return connection.execute(
         sa.select(rows.c.id)
         .where(group, earlier, rows.c.time_acked.is_(None), blocks)

@@ -15,7 +15,8 @@ from waterclock.tables.messages.group_commands import GroupChange, choose, ensur
 from waterclock.tables.model.schema import has_id, not_acked, user_column_names
 
 _KEPT = (
-    "id", "message", "headers", "priority", "group_id", "epoch", "time_scheduled", "time_created", "last_error"
+    "id", "message", "headers", "priority", "group_id", "epoch", "time_scheduled", "time_created", "last_error",
+    "expires_at",
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from waterclock.tables.databases.claiming_rows import columns_read
 from waterclock.tables.groups.heads import UNGROUPED
 from waterclock.tables.groups.routing import group_of, is_unrouted
 from waterclock.tables.model.reading import Unreadable, unreadable
-from waterclock.tables.model.schema import is_waiting, user_column_names
+from waterclock.tables.model.schema import is_expired, is_waiting, user_column_names
 
 _GROUPS_AT_ONCE = 100
 
@@ -41,6 +41,8 @@ class Peeked:
         When it was put and for when.
     due_at
         When it may be sent next, by its own row: those before it in its group may take longer.
+    expires_at
+        From when on it is not sent any more; None: it never expires. What has expired already is left out.
     columns
         The values of the table's further columns.
     problem
@@ -56,6 +58,7 @@ class Peeked:
     time_created: int
     time_scheduled: int
     due_at: int
+    expires_at: int | None
     columns: Mapping[str, Any]
     problem: str | None = None
 
@@ -169,7 +172,7 @@ def _waits(context: TableContext, now: sa.ColumnElement[int]) -> sa.ColumnElemen
     """Say that no consumer has a message, and that one may get it."""
     rows, most = context.rows, context.options.max_attempts
     ours = rows.c.claim_id.is_(None) | (rows.c.time_next <= now)
-    waiting = is_waiting(rows) & ours & rows.c.ack_held_at.is_(None)
+    waiting = is_waiting(rows) & ours & rows.c.ack_held_at.is_(None) & ~is_expired(rows, now)
     if most is None or (context.options.groups and context.options.on_exhausted == "block"):
         return waiting
     return waiting & (sa.func.coalesce(rows.c.epoch, 0) < most)
@@ -205,7 +208,7 @@ def _candidates(context: TableContext) -> sa.CompoundSelect[Any, Any, Any, Any, 
     if context.options.ungrouped != "free":
         return sa.union_all(known, new)
     free = sa.select(name, rows.c.priority, rows.c.time_next, rows.c.seq, rows.c.seq.label("alone")).where(
-        is_waiting(rows), is_free, rows.c.claim_id.is_(None) | (rows.c.time_next <= context.backend.now_sql())
+        is_free, _waits(context, context.backend.now_sql())
     )
     return sa.union_all(known, new, free)
 
@@ -228,6 +231,7 @@ def _peeked(context: TableContext, row: sa.Row[Any]) -> Peeked:
         time_created=row.time_created,
         time_scheduled=row.time_scheduled,
         due_at=row.time_next,
+        expires_at=row.expires_at,
         columns={name: _read(getattr(row, name)) for name in further},
         problem=problem,
     )

@@ -1,4 +1,4 @@
-"""Deleting messages that were acked long enough ago: row by row, or by dropping the partitions of days long past."""
+"""Deleting messages that were acked, or dropped, long enough ago: row by row, or with the partitions of past days."""
 
 from __future__ import annotations
 

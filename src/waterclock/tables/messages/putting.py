@@ -30,7 +30,7 @@ MessageId = int | str | uuid.UUID
 
 _ALWAYS_FITS = 65_536  # bytes
 _SIZED = (str, bytes)
-_FIELDS = frozenset({"payload", "id", "at", "delay", "group", "headers", "priority"})
+_FIELDS = frozenset({"payload", "id", "at", "delay", "group", "headers", "priority", "expires_at"})
 _LONGEST_NAME = 255
 _PRIORITIES = range(-(2**31), 2**31)
 
@@ -190,10 +190,18 @@ def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
         "group_id": _group(context, message.get("group"), headers),
         "headers": None if headers is None else _headers(headers),
         "priority": _priority(message.get("priority", 0)),
+        "expires_at": None if message.get("expires_at") is None else to_time(message["expires_at"], "expires_at"),
     }
     checks = column_checks(context.rows) if own else {}
     if "delay" in message and "delay" not in own:  # a column of this name may be older than the argument
         row["at"] = _at_or_after(context, at, message["delay"])
+    due: Any = row["at"]
+    expires: Any = row["expires_at"]
+    if due is not None and expires is not None and expires <= due:
+        raise InvalidArgumentError(
+            f"expires_at: {quoted(message['expires_at'])} is not after the time at which the message is to be sent, so"
+            " it never would be; give a later one"
+        )
     for name in own:
         value = message.get(name)
         row[name] = None if value is None else checks[name](name, value)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from waterclock.database.table_catalogue import totals
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.messages.process_heartbeat import RATE_SECONDS, everywhere
-from waterclock.tables.model.schema import SOURCE
+from waterclock.tables.model.schema import EXPIRED, SOURCE, is_expired
 
 _FIRST_LOOK = 1000
 _NS = 1_000_000_000
@@ -31,6 +31,8 @@ class TableStats:
         Sent before, given back, and due later.
     acked
         Handled, and not purged yet.
+    expired
+        Those that expired before a consumer took them, and are neither purged yet nor in the dead-letter table.
     oldest_age
         For how long the message has been due that was scheduled earliest and is not acked, ns; None where none is due.
     dead
@@ -39,7 +41,7 @@ class TableStats:
         Deliveries ever, those of messages that are gone included. What a closed consumer gives back unstarted does not
         count. An ``UPDATE`` in plain SQL that sets ``epoch`` changes it.
     purged
-        Messages ever that were acked and purged.
+        Messages ever that were acked, or dropped, and purged.
     put_rate
         Messages a second that were put in the last minute; those that are gone by now do not count.
     ack_rate
@@ -68,6 +70,7 @@ class TableStats:
     held: int = 0
     sent_rate: float = 0.0
     subscribers: int = 0
+    expired: int = 0
 
 
 def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
@@ -77,16 +80,18 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
     due = sa.func.coalesce(rows.c.time_next, rows.c.time_scheduled, 0) <= now
     out = ~due & rows.c.claim_id.is_not(None)
     later = ~due & rows.c.claim_id.is_(None)
-    unheld = rows.c.ack_held_at.is_(None)
-    ready, scheduled, in_flight, delayed, earliest, sent_waiting, held = connection.execute(
+    expired = is_expired(rows, now)
+    waits = rows.c.ack_held_at.is_(None) & ~expired
+    ready, scheduled, in_flight, delayed, earliest, sent_waiting, held, not_removed = connection.execute(
         sa.select(
-            _count(due & unheld),
-            _count(later & unheld & (rows.c.epoch == 0)),
+            _count(due & waits),
+            _count(later & waits & (rows.c.epoch == 0)),
             _count(out),
-            _count(later & unheld & (rows.c.epoch > 0)),
-            sa.func.min(rows.c.time_scheduled),
+            _count(later & waits & (rows.c.epoch > 0)),
+            sa.func.min(sa.case((~expired, rows.c.time_scheduled))),
             sa.func.sum(rows.c.epoch),
-            _count(~unheld),
+            _count(rows.c.ack_held_at.is_not(None)),
+            _count(expired),
         ).where(rows.c.time_acked.is_(None))
     ).one()
     since = now - RATE_SECONDS * _NS
@@ -94,6 +99,11 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
         # The index on acked rows has the epoch beside the time, so that no acked row is read.
         sa.select(sa.func.count(rows.c.time_acked), _count(rows.c.time_acked > since), sa.func.sum(rows.c.epoch)).where(
             rows.c.time_acked.is_not(None)
+        )
+    ).one()
+    dropped, dropped_lately = connection.execute(
+        sa.select(sa.func.count(), _count(rows.c.time_acked > since)).where(
+            rows.c.time_acked.is_not(None), rows.c.expires_at.is_not(None), rows.c.acked_by == EXPIRED
         )
     ).one()
     counted = connection.execute(
@@ -105,16 +115,17 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
         scheduled=scheduled,
         in_flight=in_flight,
         delayed=delayed,
-        acked=acked,
+        acked=acked - dropped,
         oldest_age=now - earliest if earliest is not None and earliest <= now else None,
         dead=_dead(context, connection),
         sent=int(sent_waiting or 0) + int(sent_acked or 0) + counted.sent,
         purged=counted.purged,
         put_rate=_put_since(context, connection, since) / RATE_SECONDS,
-        ack_rate=acked_lately / RATE_SECONDS,
+        ack_rate=(acked_lately - dropped_lately) / RATE_SECONDS,
         held=held,
         sent_rate=sent_lately / RATE_SECONDS,
         subscribers=subscribers,
+        expired=not_removed + dropped,
     )
 
 

@@ -24,10 +24,13 @@ class Claimed:
         As it was before the claim: its columns as attributes.
     lease_until
         When it will be sent again, ns.
+    expired
+        Whether it had expired, so that it is removed instead of being handed out.
     """
 
     row: Any
     lease_until: int
+    expired: bool = False
 
 
 @dataclass(frozen=True, slots=True)

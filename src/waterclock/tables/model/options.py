@@ -25,6 +25,9 @@ AckOrder = Literal["strict", "hold", "lenient"]
 OnExhausted = Literal["block", "dead_letter"]
 """What a group does when its head has used up its attempts."""
 
+OnExpired = Literal["drop", "dead_letter"]
+"""What becomes of a message that no consumer took before its time was over."""
+
 IdType = Literal["bigint", "text", "uuid"]
 """The type of a message's id."""
 
@@ -55,6 +58,7 @@ class OptionChanges(TypedDict, total=False):
     dead_letter: str | None
     rate_limit: float | None
     on_exhausted: OnExhausted
+    on_expired: OnExpired
     group_idle: Duration | None
 
 
@@ -89,6 +93,7 @@ class TableOptions:
     ack_order: AckOrder = "strict"
     on_exhausted: OnExhausted = "block"
     group_idle: int | None = None
+    on_expired: OnExpired = "drop"
 
     @property
     def has_free_messages(self) -> bool:
@@ -155,6 +160,7 @@ class TableOptions:
         ungrouped: Ungrouped = "default",
         ack_order: AckOrder = "strict",
         on_exhausted: OnExhausted = "block",
+        on_expired: OnExpired = "drop",
         group_idle: Duration | None = None,
         purge_by: PurgeBy = "rows",
         **unknown: object,
@@ -188,6 +194,7 @@ class TableOptions:
             ungrouped=_choice(ungrouped, "ungrouped", Ungrouped),
             ack_order=_choice(ack_order, "ack_order", AckOrder),
             on_exhausted=_choice(on_exhausted, "on_exhausted", OnExhausted),
+            on_expired=_choice(on_expired, "on_expired", OnExpired),
             group_idle=None if group_idle is None else to_duration(group_idle, "group_idle", minimum=1),
             purge_by=_choice(purge_by, "purge_by", PurgeBy),
         )
@@ -195,6 +202,11 @@ class TableOptions:
             raise InvalidArgumentError(
                 f"group_idle: {quoted(group_idle)} has no meaning with groups={quoted(groups)}; only exclusive groups"
                 " stay with a consumer while they are empty"
+            )
+        if options.on_expired == "dead_letter" and options.max_attempts is None and options.dead_letter is None:
+            raise InvalidArgumentError(
+                "on_expired: 'dead_letter' needs a table for dead letters; name one with dead_letter=…, or give"
+                " max_attempts"
             )
         if options.max_backoff is not None and options.max_backoff < options.backoff.base:
             shortest = "ack_wait" if options.min_backoff is None else "min_backoff"

@@ -17,6 +17,7 @@ from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.quoting import quoted
 from waterclock.tables.model.options import IdType, Payload, TableOptions
 from waterclock.tables.model.reading import Guarded, Unreadable
+from waterclock.time import MAX_NS
 
 IdItem = sa.Identity | sa.DefaultClause
 """What makes a database generate ids."""
@@ -192,8 +193,14 @@ def message_rows(
         sa.Column(
             "acked_by",
             BigInt,
-            doc="Number of the claim whose delivery acked the message, also while the ack is held back; NULL: acked by"
-            " its id or by plain SQL, or not acked.",
+            doc="Number of the claim whose delivery acked the message, also while the ack is held back; 0: it expired,"
+            " and no consumer handled it; NULL: acked by its id or by plain SQL, or not acked.",
+        ),
+        sa.Column(
+            "expires_at",
+            BigInt,
+            doc="From when on it is not sent any more, ns; NULL: it never expires. What a consumer has then stays with"
+            " it.",
         ),
         *columns,
         sqlite_autoincrement=True,
@@ -300,6 +307,16 @@ def is_waiting(rows: sa.FromClause) -> sa.ColumnElement[bool]:
     It leaves out none: triggers give every message that is not acked a time at which it is due.
     """
     return rows.c.time_acked.is_(None) & rows.c.time_next.is_not(None)
+
+
+EXPIRED = 0
+"""What stands in ``acked_by`` of a message that expired and was dropped; no claim has this number."""
+
+
+def is_expired(rows: sa.FromClause, now: Any) -> sa.ColumnElement[bool]:
+    """Say that a message that is not acked is not sent any more at ``now``, ns, and no consumer has it."""
+    free = rows.c.claim_id.is_(None) | (rows.c.time_next <= now)
+    return (sa.func.coalesce(rows.c.expires_at, MAX_NS) <= now) & free & rows.c.ack_held_at.is_(None)
 
 
 def has_id(rows: sa.Table, message_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:

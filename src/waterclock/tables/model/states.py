@@ -21,6 +21,7 @@ MessageState = Literal[
     "ack_held_back",
     "exhausted",
     "acked",
+    "expired",
     "dead",
 ]
 """What a message can be."""
@@ -121,6 +122,10 @@ class MessageColumns:
         When it is sent next, ns; the end of the lease where it is leased.
     epoch
         How often it was sent.
+    expires_at
+        From when on it is not sent any more, ns; None: it never expires.
+    dropped
+        Whether it expired, and was dropped as one that is acked.
     """
 
     time_acked: int | None
@@ -128,6 +133,8 @@ class MessageColumns:
     leased: bool
     time_next: int
     epoch: int
+    expires_at: int | None = None
+    dropped: bool = False
 
 
 def state_of(columns: MessageColumns, now: int, *, blocked: bool = False, most: int | None = None) -> MessageState:
@@ -142,9 +149,11 @@ def state_of(columns: MessageColumns, now: int, *, blocked: bool = False, most: 
     """
     later = columns.time_next > now
     judged: list[tuple[bool, MessageState]] = [
+        (columns.dropped, "expired"),
         (columns.time_acked is not None, "acked"),
         (columns.ack_held_at is not None, "ack_held_back"),
         (columns.leased and later, "leased"),
+        (columns.expires_at is not None and columns.expires_at <= now, "expired"),
         (blocked, "blocked"),
         (most is not None and columns.epoch >= most, "exhausted"),
         (later and columns.epoch > 0, "backing_off"),
@@ -190,7 +199,7 @@ def state_of_group(facts: GroupFacts, now: int) -> GroupState:
         (facts.next_state in (None, "leased"), "leased"),
         (facts.next_state == "exhausted", "exhausted"),
         (facts.paused_until is not None and facts.paused_until > now, "paused"),
-        (facts.next_state == "ready", "ready"),
+        (facts.next_state in ("ready", "expired"), "ready"),
     ]
     for fits, state in judged:
         if fits:
@@ -209,6 +218,12 @@ MESSAGES: Mapping[MessageState, Meaning] = {
         "With a consumer whose lease lasts.",
         "`claim_id` is not NULL, `time_next` is to come",
         "is with {who}, whose lease lasts until {when}",
+    ),
+    "expired": Meaning(
+        "No consumer took it before `expires_at`: it is never sent again, and holds up none. What is with a consumer at"
+        " that time stays `leased`.",
+        "`expires_at` is past, `claim_id` is NULL or the lease is over; `acked_by` is 0 once it is dropped",
+        "expired at {expired}, before a consumer took it",
     ),
     "blocked": Meaning(
         "Waits for messages before it in its group.",
@@ -232,7 +247,7 @@ MESSAGES: Mapping[MessageState, Meaning] = {
         "is ready since {when}; {who} gets it",
     ),
     "dead": Meaning(
-        "In the dead-letter table: its attempts are used up, or its consumer gave it up.",
+        "In the dead-letter table: its attempts are used up, its consumer gave it up, or it expired.",
         "a row of the dead-letter table",
         "died at {when}, {why}; it is in {table}",
     ),
@@ -291,7 +306,10 @@ GROUPS: Mapping[GroupState, Meaning] = {
         "message {id} was sent {epoch} times, which is all it may be; skip it, or reschedule it",
     ),
     "paused": Meaning("Gives nothing until it is resumed.", "`paused_until` is to come", "it is paused{until}"),
-    "ready": Meaning("Its next message is due; a consumer that may have the group gets it.", "`ready_at` is past"),
+    "ready": Meaning(
+        "Its next message is due, or expired and so passed over; a consumer that may have the group gets it.",
+        "`ready_at` is past",
+    ),
     "due_later": Meaning(
         "Its next message is scheduled or backs off.",
         "`ready_at` is to come",
@@ -311,6 +329,7 @@ MESSAGE_STEPS: Sequence[Step[MessageState]] = (
     Step("scheduled", "blocked", ("nack", "reschedule", "retry", "close", "time", "groups.reroute", "groups.close")),
     Step("scheduled", "exhausted", ("reschedule",)),
     Step("scheduled", "acked", ("ack", "groups.skip_head")),
+    Step("scheduled", "expired", ("time",)),
     Step("ready", "absent", ("groups.purge", "groups.move")),
     Step("ready", "scheduled", ("reschedule",)),
     Step("ready", "leased", ("receive", "extend"), usual=("receive",)),
@@ -320,6 +339,7 @@ MESSAGE_STEPS: Sequence[Step[MessageState]] = (
         "blocked",
         (
             "nack",
+            "extend",
             "reschedule",
             "retry",
             "close",
@@ -334,6 +354,7 @@ MESSAGE_STEPS: Sequence[Step[MessageState]] = (
     Step("ready", "exhausted", ("reschedule", "alter")),
     Step("ready", "acked", ("ack", "groups.skip_head")),
     Step("ready", "dead", ("receive", "dead_letter")),
+    Step("ready", "expired", ("time",)),
     Step("leased", "absent", ("groups.purge", "groups.move")),
     Step("leased", "scheduled", ("reschedule",)),
     Step(
@@ -354,20 +375,23 @@ MESSAGE_STEPS: Sequence[Step[MessageState]] = (
     Step("leased", "exhausted", ("nack", "reschedule", "close", "time", "groups.reroute"), usual=("nack",)),
     Step("leased", "acked", ("ack", "groups.skip_head"), usual=("ack",)),
     Step("leased", "dead", ("nack", "dead_letter"), usual=("nack", "dead_letter")),
+    Step("leased", "expired", ("nack", "reschedule", "retry", "close", "time", "groups.reroute", "groups.release")),
     Step("backing_off", "absent", ("groups.purge", "groups.move")),
     Step("backing_off", "scheduled", ("reschedule",)),
     Step("backing_off", "ready", ("reschedule", "retry", "time"), usual=("time",)),
-    Step("backing_off", "blocked", ("nack", "reschedule", "close", "groups.reroute")),
+    Step("backing_off", "blocked", ("nack", "reschedule", "close", "time", "groups.reroute")),
     Step("backing_off", "exhausted", ("reschedule", "alter")),
     Step("backing_off", "acked", ("ack", "groups.skip_head")),
     Step("blocked", "absent", ("groups.purge", "groups.move")),
     Step(
-        "blocked", "scheduled", ("receive", "ack", "dead_letter", "groups.move", "groups.reroute", "groups.skip_head")
+        "blocked",
+        "scheduled",
+        ("receive", "ack", "dead_letter", "reschedule", "groups.move", "groups.reroute", "groups.skip_head"),
     ),
     Step(
         "blocked",
         "ready",
-        ("receive", "ack", "dead_letter", "groups.move", "groups.reroute", "groups.skip_head"),
+        ("receive", "ack", "dead_letter", "time", "groups.move", "groups.reroute", "groups.skip_head"),
         usual=("ack",),
     ),
     Step("blocked", "leased", ("receive", "extend"), usual=("receive",)),
@@ -376,6 +400,12 @@ MESSAGE_STEPS: Sequence[Step[MessageState]] = (
     Step("blocked", "exhausted", ("receive", "ack", "extend", "groups.move", "groups.reroute", "groups.skip_head")),
     Step("blocked", "acked", ("ack",)),
     Step("blocked", "dead", ("receive",)),
+    Step("blocked", "expired", ("time",), usual=("time",)),
+    Step("expired", "ack_held_back", ("ack",)),
+    Step("expired", "acked", ("ack", "groups.skip_head")),
+    Step("expired", "dead", ("receive", "dead_letter", "purge")),
+    Step("expired", "leased", ("extend",)),
+    Step("expired", "absent", ("purge", "groups.purge", "groups.move"), usual=("purge",)),
     Step(
         "ack_held_back",
         "acked",
@@ -405,13 +435,18 @@ GROUP_STEPS: Sequence[Step[GroupState]] = (
     Step("unrouted", "ready", ("route",), usual=("route",)),
     Step("unrouted", "due_later", ("route",), usual=("route",)),
     Step("unrouted", "paused", ("route",)),
-    Step("ready", "absent", ("receive", "ack", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
+    Step("unrouted", "absent", ("purge",)),
+    Step(
+        "ready",
+        "absent",
+        ("receive", "ack", "purge", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head"),
+    ),
     Step(
         "ready",
         "due_later",
         ("receive", "ack", "nack", "reschedule", "groups.move", "groups.reroute", "groups.skip_head"),
     ),
-    Step("ready", "leased", ("receive", "ack", "extend", "groups.move"), usual=("receive",)),
+    Step("ready", "leased", ("receive", "ack", "extend", "groups.move", "groups.reroute"), usual=("receive",)),
     Step("ready", "draining", ("groups.close", "groups.pin", "groups.rebalance"), usual=("groups.close",)),
     Step("ready", "paused", ("groups.pause",), usual=("groups.pause",)),
     Step(
@@ -419,7 +454,11 @@ GROUP_STEPS: Sequence[Step[GroupState]] = (
         "exhausted",
         ("receive", "ack", "nack", "reschedule", "close", "alter", "time", "groups.reroute", "groups.skip_head"),
     ),
-    Step("ready", "idle", ("receive", "ack", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
+    Step(
+        "ready",
+        "idle",
+        ("receive", "ack", "dead_letter", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head"),
+    ),
     Step("due_later", "absent", ("ack", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
     Step(
         "due_later",
@@ -466,7 +505,7 @@ GROUP_STEPS: Sequence[Step[GroupState]] = (
         usual=("nack",),
     ),
     Step("leased", "draining", ("groups.close", "groups.pin"), usual=("groups.close",)),
-    Step("leased", "paused", ("nack", "reschedule", "retry", "groups.resume")),
+    Step("leased", "paused", ("nack", "reschedule", "retry", "time", "groups.resume")),
     Step("leased", "exhausted", ("nack", "reschedule", "close", "time"), usual=("nack",)),
     Step(
         "leased",
@@ -474,7 +513,8 @@ GROUP_STEPS: Sequence[Step[GroupState]] = (
         ("ack", "dead_letter", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head"),
         usual=("ack",),
     ),
-    Step("draining", "absent", ("dead_letter",)),
+    Step("leased", "unrouted", ("dead_letter",)),
+    Step("draining", "absent", ("ack", "dead_letter")),
     Step("draining", "ready", ("ack", "dead_letter", "reschedule", "groups.release"), usual=("ack",)),
     Step("draining", "due_later", ("ack", "nack", "dead_letter")),
     Step("draining", "idle", ("dead_letter", "groups.purge")),
@@ -482,6 +522,7 @@ GROUP_STEPS: Sequence[Step[GroupState]] = (
     Step("paused", "due_later", ("time", "groups.resume")),
     Step("paused", "exhausted", ("reschedule", "alter", "groups.reroute", "groups.skip_head")),
     Step("paused", "idle", ("ack", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
+    Step("paused", "unrouted", ("ack",)),
     Step("exhausted", "absent", ("ack", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
     Step(
         "exhausted",

@@ -92,6 +92,7 @@ class ShardedTable:
         delay: Duration | None = None,
         headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        expires_at: Time | None = None,
         connection: Any = None,
         **columns: Any,
     ) -> MessageId:
@@ -113,6 +114,8 @@ class ShardedTable:
         }
         if delay is not None:
             message["delay"] = delay
+        if expires_at is not None:
+            message["expires_at"] = expires_at
         return self.put_many([message], connection=connection)[0]
 
     def put_many(self, rows: Iterable[Mapping[str, Any]], *, connection: Any = None) -> PutIds:

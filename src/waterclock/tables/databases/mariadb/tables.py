@@ -102,7 +102,8 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         name = rows.name
         # With seq before epoch, which is there for those who count, else each claim sorted what is due.
         due = (rows.c.time_acked, rows.c.priority, rows.c.time_next, rows.c.seq, rows.c.epoch)
-        indexes = [sa.Index(f"{name}_next_idx", *due)]
+        expiring = (rows.c.time_acked, rows.c.expires_at, rows.c.seq)
+        indexes = [sa.Index(f"{name}_next_idx", *due), sa.Index(f"{name}_expires_idx", *expiring)]
         if grouped:
             indexes += [
                 sa.Index(f"{name}_group_idx", rows.c.group_id, rows.c.time_acked, rows.c.position),

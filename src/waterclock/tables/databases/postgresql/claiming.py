@@ -45,8 +45,9 @@ def claim_statement(
 ) -> sa.Update:
     """Build the claim.
 
-    It returns `columns_read`, as they were before, and behind them the place in the order that was asked for and the
-    end of the lease. The limit is written into the statement: only then does the planner know how little it is about.
+    It returns `columns_read`, as they were before, and behind them whether the message has expired, the place in the
+    order that was asked for and the end of the lease. The limit is written into the statement: only then does the
+    planner know how little it is about.
     """
     found = (
         (_in_order if order else _level_by_level)(rows, now, where, order, limit)
@@ -58,6 +59,7 @@ def claim_statement(
     shortest, longest = backoff.wait_bounds
     wait = sa.func.least(sa.func.greatest(backoff.wait_sql(epoch, swing), shortest), longest, type_=sa.BigInteger)
     before = [found.c[column.name] if column.name in _BEFORE else column for column in columns_read(rows)]
+    expired = rows.c.expires_at <= now
     ours = key_is(rows.c.seq, found.c.seq)
     if rows.info.get(PARTITIONED):
         ours &= not_acked(rows)  # else each day of acked messages is looked through
@@ -70,7 +72,7 @@ def claim_statement(
             claim_id=sa.bindparam("by", type_=sa.BigInteger),
             consumer=sa.bindparam("who", type_=sa.Text),
         )
-        .returning(*before, found.c.place.label(None), rows.c.time_next.label(None))
+        .returning(*before, expired.label(None), found.c.place.label(None), rows.c.time_next.label(None))
     )
 
 

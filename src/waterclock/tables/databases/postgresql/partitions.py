@@ -16,6 +16,7 @@ from sqlalchemy import exc
 from sqlalchemy.schema import DDL, CreateTable
 
 from waterclock.database.sql_connection import SqlConnection
+from waterclock.tables.databases.indexes import index_expiring
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.model.days import DAY, Gone
 from waterclock.tables.model.options import IdType
@@ -101,6 +102,7 @@ class PostgresqlDays:
             connection.execute(DDL(statement, context=parts))
         unacked = rows.to_metadata(sa.MetaData(), name=f"{rows.name}_open")
         self._index(connection, unacked, None, grouped=grouped, free=free)
+        index_expiring(connection, rows)
         self._guard(connection, rows, grouped=grouped)
 
     def known(self, connection: sa.Connection, name: str) -> list[int]:

@@ -13,7 +13,7 @@ from waterclock.database.backend import Backend
 from waterclock.database.direct import Direct
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.changes import Changes
-from waterclock.tables.databases.indexes import index_acked, index_unacked
+from waterclock.tables.databases.indexes import index_acked, index_expiring, index_unacked
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.postgresql import adopting
 from waterclock.tables.databases.postgresql.claiming import claim_statement, key_is
@@ -137,6 +137,7 @@ class PostgresqlTables(TableDialect):
         """Make the indexes and triggers of an SQL table that is there."""
         del id_type  # the columns say it
         index_acked(connection, rows)
+        index_expiring(connection, rows)
         _index_unacked(connection, rows, rows.c.time_acked.is_(None), grouped=grouped, free=free)
         _guard(connection, rows, grouped=grouped)
 
@@ -274,7 +275,7 @@ class PostgresqlTables(TableDialect):
             claim_statement(rows, now, wanted.backoff, wanted.where, wanted.order, wanted.limit),
             {"known": list(begin), "lows": list(begin.values()), "by": wanted.claim_id, "who": wanted.consumer},
         ).all()
-        claimed = [Claimed(row, row[-1]) for row in found]
+        claimed = [Claimed(row, row[-1], bool(row[-3])) for row in found]
         places: dict[int, int] = {row.seq: row[-2] for row in found}
         claimed.sort(key=(lambda one: places[one.row.seq]) if wanted.order else _by_priority)
         return claimed

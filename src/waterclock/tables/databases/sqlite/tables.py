@@ -17,7 +17,7 @@ from waterclock.database.backend import Backend
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.databases.claiming_rows import ClaimsInSteps
-from waterclock.tables.databases.indexes import index_acked, index_unacked
+from waterclock.tables.databases.indexes import index_acked, index_expiring, index_unacked
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.sqlite import adopting
 from waterclock.tables.databases.sqlite.waking import SqliteChanges
@@ -128,6 +128,7 @@ class SqliteTables(ClaimsInSteps, TableDialect):
         """Make the indexes and triggers of an SQL table that is there."""
         name = rows.name
         index_acked(connection, rows)
+        index_expiring(connection, rows)
         due = rows.c.priority.desc(), rows.c.time_next
         index_unacked(connection, rows, due, rows.c.time_acked.is_(None), grouped=grouped, free=free)
         quote = connection.dialect.identifier_preparer.quote

@@ -1,0 +1,178 @@
+"""Messages that expire before a consumer takes them: dropped, or moved to the dead-letter table.
+
+A claim that meets one removes it, and so does a purge, which needs no consumer. One that is dropped stays in the table
+as an acked one does, marked as expired, until it is purged. So a second put of its id still does nothing, a consumer
+needs no more privileges than for an ack, and ``explain`` can say what became of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.groups.heads import UNGROUPED, lock_free_groups, settle
+from waterclock.tables.groups.routing import route
+from waterclock.tables.messages import acking
+from waterclock.tables.messages.dead_letters import bury, uncount
+from waterclock.tables.model.leased import Leased
+from waterclock.tables.model.schema import EXPIRED, is_expired, not_acked
+from waterclock.time import MIN_NS
+
+REASON = "expired"
+"""What the dead-letter table says of them."""
+
+AT_ONCE = 500
+"""Messages that one statement looks at, and one transaction of those who purge removes."""
+
+_PIECES = 10
+"""How often a consumer that purges beside its work looks, so that what is due need not wait long for it."""
+
+
+def expire(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> None:
+    """Remove messages from those that wait; the caller has locked them, or their groups."""
+    if context.options.on_expired == "dead_letter":
+        bury(context, connection, seqs, REASON)
+        return
+    rows, these, chosen = context.rows, context.unacked(), {"seqs": list(seqs)}
+    names: set[str] = set()
+    if context.options.groups:
+        found = connection.execute(sa.select(rows.c.group_id).where(these), chosen)
+        names.update(row.group_id or UNGROUPED for row in found)
+    connection.execute(_dropping(context), chosen)
+    settle(context, connection, names)
+
+
+def expire_claimed(context: TableContext, connection: SqlConnection, seqs: Sequence[int], claim_id: int) -> None:
+    """Remove messages that a claim has just met, in a table without groups.
+
+    Where a process dies before it comes to this, the next claim after its lease meets them again.
+    """
+    ours = uncount(context, connection, seqs, claim_id)
+    if ours:
+        expire(context, connection, ours)
+
+
+def expire_unstarted(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> None:
+    """Remove messages that expired while they waited with a consumer that has not begun to handle them."""
+    kept = acking.still_leased(context, connection, leased)
+    ours = [one.seq for one, still in zip(leased, kept, strict=True) if still]
+    if ours:
+        rows = context.rows
+        connection.execute(sa.update(rows).where(context.unacked()).values(epoch=rows.c.epoch - 1), {"seqs": ours})
+        expire(context, connection, ours)
+
+
+def expire_first(context: TableContext, connection: SqlConnection, group_id: str, now: int, most: int) -> int:
+    """Remove what has expired at ``now`` among the first messages of a group that is locked; return how many.
+
+    It looks at ``most`` messages at least.
+    """
+    at = {"group": group_id, "now": now, "count": max(most, AT_ONCE)}
+    seqs = list(connection.scalars(_first_expired(context), at))
+    if seqs:
+        expire(context, connection, seqs)
+    return len(seqs)
+
+
+def expire_some(context: TableContext, pieces: int | None = _PIECES) -> int:
+    """Remove messages that have expired and that no consumer has, without a claim; return how many.
+
+    What another transaction has locked is left to that one, or to the next look.
+
+    Parameters
+    ----------
+    pieces
+        How many times `AT_ONCE` messages to look at; None: at all.
+    """
+    removed = 0
+    after = {"after": MIN_NS, "seq": 0}
+    for _ in count() if pieces is None else range(pieces):
+        # Where writers take turns, there is no need for one if nothing has expired.
+        with context.backend.snapshot(indexed=True) as connection:
+            found = connection.execute(_expired(context), {**after, "count": AT_ONCE}).all()
+        if not found:
+            break
+        if context.options.groups and any(row.routed == 0 for row in found):
+            context.backend.transact(lambda own: route(context, own), indexed=True)
+        seqs = [row.seq for row in found]
+        removed += context.backend.transact(lambda own, seqs=seqs: _expire_these(context, own, seqs), indexed=True)
+        if len(found) < AT_ONCE:
+            break
+        after = {"after": found[-1].expires_at, "seq": found[-1].seq}
+    return removed
+
+
+def _expire_these(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> int:
+    """Remove those of these messages that are expired still, once they are locked."""
+    rows = context.rows
+    names: set[str] = set()
+    if context.options.groups:
+        placed = sa.select(rows.c.group_id).distinct().where(context.unacked(), rows.c.position.is_not(None))
+        names.update(lock_free_groups(context, connection, connection.scalars(placed, {"seqs": list(seqs)})))
+    locked = connection.execute(_locking(context), {"seqs": list(seqs)}).all()
+    if context.options.groups:
+        locked = [row for row in locked if row.group_id in names or (row.group_id is None and row.routed)]
+    if locked:
+        expire(context, connection, [row.seq for row in locked])
+    return len(locked)
+
+
+@lru_cache(maxsize=256)
+def _dropping(context: TableContext) -> sa.Update:
+    rows = context.rows
+    return (
+        sa.update(rows)
+        .where(context.unacked())
+        .values(time_acked=context.backend.now_sql(), time_next=None, acked_by=EXPIRED, claim_id=None)
+    )
+
+
+@lru_cache(maxsize=256)
+def _first_expired(context: TableContext) -> sa.Select[Any]:
+    rows = context.rows
+    first = (
+        sa.select(rows)
+        .where(rows.c.group_id == sa.bindparam("group"), rows.c.time_acked.is_(None), rows.c.position.is_not(None))
+        .order_by(rows.c.position)
+        .limit(sa.bindparam("count"))
+        .subquery("first")
+    )
+    return sa.select(first.c.seq).where(is_expired(first, sa.bindparam("now", type_=sa.BigInteger)))
+
+
+@lru_cache(maxsize=256)
+def _expired(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows, now = context.rows, context.backend.now_sql()
+    after, seq = sa.bindparam("after", type_=sa.BigInteger), sa.bindparam("seq", type_=sa.BigInteger)
+    columns = (rows.c.seq, rows.c.expires_at, *([rows.c.routed] if context.options.groups else []))
+    return (
+        sa.select(*columns)
+        .where(
+            rows.c.time_acked.is_(None),
+            rows.c.expires_at <= now,
+            rows.c.expires_at >= after,
+            sa.or_(rows.c.expires_at > after, rows.c.seq > seq),
+            is_expired(rows, now),
+        )
+        .order_by(rows.c.time_acked, rows.c.expires_at, rows.c.seq)  # as the index has them, else PostgreSQL sorts
+        .limit(sa.bindparam("count"))
+    )
+
+
+@lru_cache(maxsize=256)
+def _locking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    columns = (rows.c.seq, rows.c.group_id, *([rows.c.routed] if context.options.groups else []))
+    expired = is_expired(rows, context.backend.now_sql())
+    return (
+        sa.select(*columns)
+        .where(context.sql.any_of(rows.c.seq, "seqs"), not_acked(rows), expired)
+        .order_by(rows.c.seq)
+        .with_for_update(skip_locked=True)
+    )
