@@ -242,3 +242,11 @@ def test_an_empty_root_is_refused(sqlite_topic: Topic, root: str) -> None:
 def test_a_root_without_a_bucket_is_refused(sqlite_topic: Topic, root: str) -> None:
     with pytest.raises(InvalidArgumentError, match="names no bucket"):
         sqlite_topic.relocate(root)
+
+
+@pytest.mark.parametrize(
+    ("root", "remedy"), [("dbfs:/ledgers", "give the folder /dbfs/"), ("abfs:/x", "a URL has two slashes")]
+)
+def test_a_url_that_lacks_a_slash_is_no_folder(sqlite_topic: Topic, root: str, remedy: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"'{root}' is neither a URL nor a folder; {remedy}"):
+        sqlite_topic.relocate(root)

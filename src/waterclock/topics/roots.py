@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ _OTHER_SPELLINGS = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _OF_PYARROW = ("s3", "gs", "abfs", "abfss", "hdfs", "viewfs")
 _WITH_BUCKETS = ("s3", "gs", "abfs", "abfss")
 _SCHEMES = {"s3": "s3", "gcs": "gs", "abfs": "abfs"}
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a letter alone may be a drive
 _TIMEOUTS = ("connect_timeout", "request_timeout")
 _S3_TEXTS = ("scheme", "endpoint_override", "tls_ca_file_path")
 _S3_SWITCHES = ("allow_delayed_open", "allow_bucket_creation", "allow_bucket_deletion", "force_virtual_addressing")
@@ -44,6 +46,11 @@ def absolute(root: str) -> str:
         if scheme in _WITH_BUCKETS and not rest.strip("/"):
             raise InvalidArgumentError(f"ledgers: {root!r} names no bucket; write it like {scheme}://bucket/folder")
         return f"{scheme}://{rest}"
+    if (found := _ONE_SLASH.match(root)) and found[1].lower() != "file":
+        remedy = "give the folder /dbfs/… or /Volumes/…" if found[1].lower() == "dbfs" else "a URL has two slashes"
+        raise InvalidArgumentError(
+            f"ledgers: {root!r} is neither a URL nor a folder; {remedy}, or write ./ in front where a folder is meant"
+        )
     path = Path(_path_of_file_url(root) if root.lower().startswith("file:/") else root).expanduser()
     # A link is kept, since it may be set to another place some day; only ".." has to be resolved along it.
     return str(path.resolve() if ".." in path.parts else path.absolute())
