@@ -73,7 +73,7 @@ def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
     if type(value) is int:  # what nearly every message carries; the general checks below cost five times as much
         return _in_range(value, value, name)
     if isinstance(value, str):
-        if now is not None and _DURATION_PART.match(value):
+        if now is not None and is_duration(value):
             return to_time(now - to_duration(value, name), name)
         return _in_range(_parse_iso(value, name), value, name)
     if isinstance(value, datetime):
@@ -89,6 +89,11 @@ def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
     return _in_range(
         _whole(value, name, "give an int (ns), an aware datetime or an ISO 8601 text with offset"), value, name
     )
+
+
+def is_duration(text: str) -> bool:
+    """Say whether a text is written as a length of time, such as ``"2h"``, rather than as a point in time."""
+    return _DURATION_PART.match(text) is not None
 
 
 def to_duration(value: Duration, name: str = "duration", *, minimum: int = 0) -> int:

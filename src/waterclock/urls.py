@@ -106,10 +106,13 @@ def redacted(text: object, url: object = "") -> str:
 
 
 def represented(place: object, fields: Mapping[str, Any]) -> str:
-    """Give the repr of what has a field ``url``, and maybe one ``ledgers``, with those as they may be shown."""
-    shows = {**fields, "url": shown(fields["url"])}
-    if isinstance(shows.get("ledgers"), str):
-        shows["ledgers"] = without_secrets(shows["ledgers"])
+    """Give the repr of what has fields ``url`` and ``ledgers``, or such that end so, as those may be shown."""
+    shows = dict(fields)
+    for name, value in fields.items():
+        if name.endswith("url") and value is not None:
+            shows[name] = shown(value)
+        elif name.endswith("ledgers") and isinstance(value, str):
+            shows[name] = without_secrets(value)
     return f"{type(place).__name__}({', '.join(f'{name}={value!r}' for name, value in shows.items())})"
 
 

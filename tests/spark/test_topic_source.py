@@ -183,11 +183,12 @@ def test_a_stream_takes_whole_entries_up_to_its_limit_and_then_says_that_there_i
         offsets.append(following)
     assert [offset["ordinal"] for offset in offsets[1:]] == [20, 40, 60, 80]
     assert offsets[-1] == reader.reportLatestOffset()
+    assert [offset.get("begin") for offset in offsets] == [None, 0, None, None, None]
     taken = [rows(reader, *pair) for pair in pairwise(offsets)]
     assert [len(some) for some in taken] == [20, 20, 20, 20]
     assert [row["receive_time"] for some in taken for row in some] == list(range(80))
     assert reader.latestOffset(offsets[0], ReadMaxRows(3))["ordinal"] == 10
-    assert reader.latestOffset(offsets[0], ReadAllAvailable()) == offsets[-1]
+    assert reader.latestOffset(offsets[0], ReadAllAvailable()) == offsets[-1] | {"begin": 0}
     reader.stop()
 
 
@@ -199,7 +200,7 @@ def test_available_now_stops_at_the_head_that_it_saw_first(tmp_path: Path) -> No
         reader.prepareForTriggerAvailableNow()
         topic.append([message(1)])
         end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-        assert end == {"position": "0:1:0", "ordinal": 1, "topic": topic.storage.origin}
+        assert end == {"position": "0:1:0", "ordinal": 1, "topic": topic.storage.origin, "begin": 0}
         assert reader.latestOffset(end, ReadAllAvailable()) == end
         assert reader.reportLatestOffset() == {"position": "0:2:0", "ordinal": 2, "topic": topic.storage.origin}
 
@@ -218,6 +219,40 @@ def test_where_a_stream_begins_stays_the_same_while_the_topic_grows(tmp_path: Pa
         again = TopicStreamReader(options(database, startingTimestamp=str(3 * SECOND)))
         assert again.initialOffset() == start
         assert [row["receive_time"] for row in rows(again, start, end)] == [4, 5]
+
+
+@pytest.mark.parametrize(("start", "begins"), [({"startingPosition": "latest"}, 2), ({"startingTimestamp": "1h"}, 1)])
+def test_a_start_that_depends_on_the_moment_is_looked_up_once(
+    tmp_path: Path, start: dict[str, str], begins: int
+) -> None:
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        topic = database.create_topic("t")
+        now = database.backend.now()
+        topic.append([message(0).replace(publish_time=now - 2 * 3_600 * SECOND)])
+        topic.append([message(1).replace(publish_time=now)])
+        stream = TopicStreamReader(options(database, **start))
+        first = stream.initialOffset()
+        place = stream.latestOffset(first, ReadAllAvailable())
+        assert place["ordinal"] == begins
+        topic.append([message(2)])
+        # Spark may run the first micro-batch again.
+        again = TopicStreamReader(options(database, **start))
+        assert again.initialOffset() == first
+        assert rows(again, first, place) == []
+        end = again.latestOffset(place, ReadAllAvailable())
+        assert [row["receive_time"] for row in rows(again, place, end)] == list(range(begins, 3))
+        if "startingTimestamp" in start:
+            assert len(rows(TopicReader(options(database, startingTimestamp="1h")))) == 2
+
+
+def test_a_stream_takes_no_more_messages_once_its_halt_file_is_there(tmp_path: Path) -> None:
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        database.create_topic("t").append([message(0)])
+        stream = TopicStreamReader(options(database, haltFile=str(tmp_path / "halt")))
+        start = stream.initialOffset()
+        assert stream.latestOffset(start, ReadAllAvailable()) != start
+        (tmp_path / "halt").touch()
+        assert stream.latestOffset(start, ReadAllAvailable()) == start
 
 
 @pytest.mark.parametrize(
@@ -348,7 +383,7 @@ def test_a_checkpoint_of_a_topic_that_was_removed_and_made_again_is_refused(tmp_
         # Where it cannot be known, the stream goes on, and its next offset says of which topic it is.
         end = after.latestOffset(of_an_earlier_version, ReadAllAvailable())
         assert end == {"position": "0:2:0", "ordinal": 4, "topic": topic.storage.origin}
-        assert after.latestOffset(first, ReadAllAvailable()) == end
+        assert after.latestOffset(first, ReadAllAvailable()) == end | {"begin": 0}
 
 
 @pytest.mark.parametrize(

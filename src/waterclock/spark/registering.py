@@ -50,7 +50,7 @@ class WaterclockSource(DataSource):
             options = TopicReadOptions.checked(self.options)
             with options.connect() as database:
                 topic = database.topic(options.topic)
-                if options.start is not None and options.fail_on_data_loss:
+                if options.fail_on_data_loss:
                     refuse_expired(topic, options.start)
             return CLOCKED_SCHEMA if options.packed else spark_schema(options.columns)
 

@@ -61,8 +61,7 @@ class TopicReader(DataSourceReader):
             start, stop = self._range(topic)
             damage = self._options.on_damage
             slices = topic.plan(start, stop, max_messages=SLICE_MESSAGES, wanted=self._wanted, on_damage=damage)
-            if self._options.start is not None:
-                refuse_expired(topic, self._options.start)
+            refuse_expired(topic, self._options.start)
         freeze_imports()
         return [Part(part) for part in slices] or [Part(None)]
 
@@ -75,11 +74,13 @@ class TopicReader(DataSourceReader):
     def _range(self, topic: Topic) -> tuple[Position | None, Position | None]:
         options = self._options
         by, damage = options.by, options.on_damage
-        start, stop = options.start, None
+        start, stop = None if options.start == "latest" else options.start, None
         if options.since is not None:
-            start = find_start(topic.storage, by, options.since, damage).position
+            since = topic.storage.time(options.since, "startingTimestamp")
+            start = find_start(topic.storage, by, since, damage).position
         if options.until is not None:
-            stop = find_first(topic.storage, by, options.until, on_damage=damage).position
+            until = topic.storage.time(options.until, "endingTimestamp")
+            stop = find_first(topic.storage, by, until, on_damage=damage).position
         # Both limits hold: the options', and the filters'.
         starts = [position for position in (start, self._start) if position is not None]
         stops = [position for position in (stop, self._stop) if position is not None]

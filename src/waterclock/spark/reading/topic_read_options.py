@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Position
 from waterclock.quoting import quoted
 from waterclock.spark.options import Opening, known_only, needed, number, truth
 from waterclock.spark.reading.columns import METADATA_COLUMNS, check_columns
-from waterclock.time import to_time
+from waterclock.time import is_duration, to_duration, to_time
 from waterclock.topics.choices import By
 from waterclock.topics.damage import OnDamage, check_on_damage
 from waterclock.topics.finding import check_by
@@ -30,8 +31,9 @@ _KNOWN = (
     "maxMessagesPerTrigger",
     "failOnDataLoss",
     "onDamage",
+    "haltFile",
 )
-_STREAM_ONLY = ("maxMessagesPerTrigger", "failOnDataLoss")
+_STREAM_ONLY = ("maxMessagesPerTrigger", "failOnDataLoss", "haltFile")
 _BATCH_ONLY = ("endingTimestamp",)
 
 
@@ -48,29 +50,32 @@ class TopicReadOptions(Opening):
     packed
         Whether messages come packed (`waterclock.spark.packing`), which takes `METADATA_COLUMNS` of them.
     since, until
-        Times to begin at and to stop before, ns; None: not given.
+        Times to begin at and to stop before, ns, or how long ago as a text; None: not given.
     by
         Which time of a message they are.
     start
-        Position to begin at; None: not given.
+        Position to begin at, or ``"latest"``; None: not given.
     max_messages
         How many messages a micro-batch takes, about; None: all that there are.
     fail_on_data_loss
         Whether a stream ends with an error where messages were deleted that it has not read.
     on_damage
         What tasks do where messages are damaged, lost or missing.
+    halt_file
+        A path on the driver: once a file is there, a stream takes no more messages; None: not given.
     """
 
     topic: str
     columns: tuple[str, ...]
     packed: bool
-    since: int | None
-    until: int | None
+    since: int | str | None
+    until: int | str | None
     by: By
-    start: Position | None
+    start: Position | Literal["latest"] | None
     max_messages: int | None
     fail_on_data_loss: bool
     on_damage: OnDamage
+    halt_file: str | None
 
     @classmethod
     def checked(cls, options: Mapping[str, str]) -> TopicReadOptions:
@@ -87,7 +92,7 @@ class TopicReadOptions(Opening):
         packed = truth(given, "packed", default=False)
         if packed and "columns" in given:
             raise InvalidArgumentError("packed and columns both say what comes of a message; give one")
-        position = given.get("startingposition")
+        position = given.get("startingposition", "earliest")
         return cls(
             url=needed(given, "url"),
             ledgers=given.get("ledgers"),
@@ -97,10 +102,11 @@ class TopicReadOptions(Opening):
             since=_time(given, "startingTimestamp"),
             until=_time(given, "endingTimestamp"),
             by=check_by(given.get("by", "publish_time")),
-            start=None if position is None else Position.parse(position),
+            start=None if position == "earliest" else "latest" if position == "latest" else Position.parse(position),
             max_messages=number(given, "maxMessagesPerTrigger"),
             fail_on_data_loss=truth(given, "failOnDataLoss", default=True),
             on_damage=check_on_damage(given.get("ondamage", "raise"), "onDamage"),
+            halt_file=given.get("haltfile"),
         )
 
 
@@ -111,16 +117,20 @@ def refuse_for(options: Mapping[str, str], *, streaming: bool) -> None:
     for name in others:
         if name.lower() in given:
             raise InvalidArgumentError(f"the option {quoted(name)} means something to {remedy} only")
+    if not streaming and {name.lower(): value for name, value in options.items()}.get("startingposition") == "latest":
+        raise InvalidArgumentError("startingPosition: 'latest' means something to spark.readStream only")
 
 
-def refuse_expired(topic: Topic, start: Position) -> None:
-    """Insist that the messages from a position on have not been deleted.
+def refuse_expired(topic: Topic, start: Position | Literal["latest"] | None) -> None:
+    """Insist that the messages from a position on, where one is given, have not been deleted.
 
     Raises
     ------
     NotFoundError
         Naming the position and the first that is left.
     """
+    if start is None or start == "latest":
+        return
     first = beginning(topic.storage).position
     if start.ledger < first.ledger:
         raise NotFoundError(
@@ -129,9 +139,14 @@ def refuse_expired(topic: Topic, start: Position) -> None:
         )
 
 
-def _time(options: Mapping[str, str], name: str) -> int | None:
+def _time(options: Mapping[str, str], name: str) -> int | str | None:
     given = options.get(name.lower())
     if given is None:
         return None
     # Options are texts to Spark, so a time in ns arrives as its digits.
-    return to_time(int(given) if given.lstrip("-").isdigit() else given, name)
+    if given.lstrip("-").isdigit():
+        return to_time(int(given), name)
+    if is_duration(given):
+        to_duration(given, name)
+        return given
+    return to_time(given, name)

@@ -7,6 +7,10 @@ of earlier versions do not have it. Where a stream begins is written down as it 
 (``{"position": "earliest"}``, ``{"event_time": …}``), without an ordinal, and looked up when needed: Spark asks again
 when it repeats the first micro-batch, and has to get the same answer from a topic that has grown. A query whose topic
 is empty gets that answer as the end of its first micro-batch, too.
+
+What changes while time passes (``{"position": "latest"}``, ``{"event_time": "2h"}``) is looked up once: the first
+micro-batch has no messages, and its end is the place. ``begin`` in the end of another first micro-batch is the ordinal
+of its first message, so that its messages can be counted.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -28,13 +33,13 @@ from waterclock.spark.reading.source import SLICE_MESSAGES, Part, read_part
 from waterclock.spark.reading.topic_read_options import TopicReadOptions
 from waterclock.spark.session.workers import freeze_imports
 from waterclock.topics.damage import Damage
-from waterclock.topics.finding import FINDABLE, find_start
+from waterclock.topics.finding import FINDABLE, find_start, place_at
 from waterclock.topics.positions import Place, beginning, entry_boundary, place_of
 from waterclock.topics.topic import Topic
 
 Offset = dict[str, Any]
 
-_EARLIEST = "earliest"
+_EARLIEST, _LATEST = "earliest", "latest"
 _FIRST = Position(0, 0, 0)
 
 _log = logging.getLogger(__name__)
@@ -51,7 +56,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Give where a new query begins: a function of the options alone."""
         if self._options.since is not None:
             return {self._options.by: self._options.since}
-        return {"position": _EARLIEST if self._options.start is None else str(self._options.start)}
+        return {"position": str(self._options.start or _EARLIEST)}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
         """Give the limit that the option ``maxMessagesPerTrigger`` sets."""
@@ -61,19 +66,26 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  # Spark's name
         """Give where the next micro-batch ends: at the end of an entry, of at least one, and never past the target."""
         with plainly():
+            if self._options.halt_file is not None and Path(self._options.halt_file).exists():
+                return start
             self._refuse_other(start)
+            storage = self._topic.storage
+            if _moves(start):
+                since = _LATEST if "position" in start else start[self._options.by]
+                return self._written(place_at(storage, since, self._options.by, self._options.on_damage))
             begin = self._begin(start)
             if begin is None:
                 return start
             self._refuse_loss(start)
-            storage = self._topic.storage
             damage = Damage(storage.name, self._options.on_damage, quiet=True)  # the tasks warn, once for each piece
             first = place_of(storage, begin, damage)
             end = self._target or place_of(storage, storage.head())
             if isinstance(limit, ReadMaxRows) and end.ordinal - first.ordinal > limit.max_rows:
                 boundary = entry_boundary(storage, first.position, limit.max_rows, damage)
                 end = min(end, place_of(storage, boundary, damage))
-            return start if end.ordinal <= first.ordinal else self._written(end)
+            if end.ordinal <= first.ordinal:
+                return start
+            return self._written(end) | ({} if "ordinal" in start else {"begin": first.ordinal})
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
         """Remember the topic's head: this query reads no further."""
@@ -89,7 +101,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Cut a micro-batch into slices."""
         with plainly():
             self._refuse_other(end)
-            begin = self._begin(start)
+            begin = None if _moves(start) else self._begin(start)
             if begin is None or end == start:  # there was nothing to read when the micro-batch began
                 return []
             stop, damage = Position.parse(end["position"]), self._options.on_damage
@@ -172,3 +184,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{text}; set the option failOnDataLoss to false to go on there, and keep messages for longer"
             )
         _log.warning("%s; going on there", text)
+
+
+def _moves(offset: Offset) -> bool:
+    """Say whether an offset means another place the later it is looked up."""
+    return offset.get("position") == _LATEST or any(isinstance(offset.get(by), str) for by in FINDABLE)

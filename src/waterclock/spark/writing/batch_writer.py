@@ -26,9 +26,9 @@ class BatchWriter(Writer):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write one task's batches, some at a time."""
-        with plainly(), self._options.connect() as database:
+        options = self._options
+        with plainly(), options.connect() as database, options.open_payloads(database) as payloads:
             table = database.table(self._table)
-            payloads = self._options.open_payloads(database)
             for rows in iterator:
                 for first in range(0, rows.num_rows, BATCHES_AT_ONCE):
                     some = rows.slice(first, BATCHES_AT_ONCE)

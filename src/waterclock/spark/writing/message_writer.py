@@ -81,9 +81,10 @@ class MessageWriter(Writer):
         task = _Task.running()
         if self._options.micro_batch is not None:
             task = task._replace(micro_batch=self._options.micro_batch)
-        with plainly(), self._options.connect() as database:
+        options = self._options
+        with plainly(), options.connect() as database, options.open_payloads(database) as payloads:
             topic = database.topic(self._topic)
-            messages = _with_headers(rows, self._options.open_payloads(database))
+            messages = _with_headers(rows, payloads)
             for first in range(0, messages.num_rows, ENTRY_MESSAGES):
                 appended = topic.append(
                     messages.slice(first, ENTRY_MESSAGES),

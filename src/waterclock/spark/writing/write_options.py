@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from waterclock.connection import Database
+from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
 from waterclock.spark.options import Opening, known_only, needed
 from waterclock.topics.names import check_name
 from waterclock.topics.topic import Topic
 
-_KNOWN = ("url", "ledgers", "table", "topic", "payloads", "producer", "microBatch")
+_KNOWN = ("url", "ledgers", "table", "topic", "payloads", "payloadsUrl", "payloadsLedgers", "producer", "microBatch")
 # Spark hands a stream's own options to its sink too.
 _SPARKS = ("checkpointLocation", "path", "queryName")
 
@@ -27,6 +28,8 @@ class WriteOptions(Opening):
         Where to write: exactly one of them is given.
     payloads
         Topic in which the messages' payloads lie, found by position; None: what is written has none.
+    payloads_url, payloads_ledgers
+        The database of that topic; None: the one that is written to.
     producer
         Name under which a topic remembers what was written, so that the same write, done again, adds nothing; None:
         the stream's own id, or one for this write alone.
@@ -37,6 +40,8 @@ class WriteOptions(Opening):
     table: str | None
     topic: str | None
     payloads: str | None
+    payloads_url: str | None
+    payloads_ledgers: str | None
     producer: str | None
     micro_batch: int | None
 
@@ -72,16 +77,31 @@ class WriteOptions(Opening):
             table=table,
             topic=topic,
             payloads=given.get("payloads"),
+            payloads_url=given.get("payloadsurl"),
+            payloads_ledgers=given.get("payloadsledgers"),
             producer=producer,
             micro_batch=None if micro_batch is None else int(micro_batch),
         )
+        if checked.payloads is None and checked.payloads_url is not None:
+            raise InvalidArgumentError("payloadsUrl: it belongs to the option 'payloads', which is missing")
+        if checked.payloads_url is None and checked.payloads_ledgers is not None:
+            raise InvalidArgumentError("payloadsLedgers: it belongs to the option 'payloadsUrl', which is missing")
         with checked.connect() as database:
             if table is not None:
                 database.table(table)
-            for name in filter(None, (topic, checked.payloads)):
-                database.topic(name)
+            if topic is not None:
+                database.topic(topic)
+            with checked.open_payloads(database):
+                pass
         return checked
 
-    def open_payloads(self, database: Database) -> Topic | None:
-        """Open the topic in which the payloads lie."""
-        return None if self.payloads is None else database.topic(self.payloads)
+    @contextmanager
+    def open_payloads(self, database: Database) -> Generator[Topic | None]:
+        """Open the topic in which the payloads lie; ``database`` is the one that is written to."""
+        if self.payloads is None:
+            yield None
+        elif self.payloads_url is None:
+            yield database.topic(self.payloads)
+        else:
+            with connect(self.payloads_url, self.payloads_ledgers) as other:
+                yield other.topic(self.payloads)
