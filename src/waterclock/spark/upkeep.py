@@ -6,15 +6,18 @@ killed or runs twice loses nothing and doubles nothing; what it leaves undone, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import pickle
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from waterclock.archiving import archive_table
 from waterclock.connection import connect
 from waterclock.database.backend import Backend
+from waterclock.spark.session.describing import described
 from waterclock.tables.message_table import MessageTable
 from waterclock.time import Duration, to_duration
 from waterclock.topics.compacting import FILE_BYTES, Run, compact_run, runs_to_compact
@@ -27,6 +30,7 @@ from waterclock.urls import represented
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
+_RESULTS_SCHEMA = "id BIGINT, result BINARY"
 
 
 class _Place(NamedTuple):
@@ -60,7 +64,9 @@ def seal_topic(spark: SparkSession, topic: Topic) -> int:
         Where a task failed each time it was tried; the ledgers of the others are sealed.
     """
     ledgers = ledgers_to_seal(topic.storage)
-    return total(topic.name, "sealed", _results_of(spark, ledgers, partial(_seal, _Place.of(topic))))
+    return total(
+        topic.name, "sealed", _results_of(spark, ledgers, partial(_seal, _Place.of(topic)), f"seal {topic.name}")
+    )
 
 
 def compact_topic(spark: SparkSession, topic: Topic, file_bytes: int = FILE_BYTES) -> int:
@@ -70,7 +76,9 @@ def compact_topic(spark: SparkSession, topic: Topic, file_bytes: int = FILE_BYTE
     named in the end. Executors need what `seal_topic` needs.
     """
     runs = runs_to_compact(topic.storage, file_bytes)
-    return total(topic.name, "compacted", _results_of(spark, runs, partial(_compact, _Place.of(topic))))
+    return total(
+        topic.name, "compacted", _results_of(spark, runs, partial(_compact, _Place.of(topic)), f"compact {topic.name}")
+    )
 
 
 def archive_tables(
@@ -88,14 +96,31 @@ def archive_tables(
     """
     age = to_duration(older_than, "older_than")
     places = [(_url(table.context.backend), table.name) for table in tables]
-    return sum(_results_of(spark, places, partial(_archive, _Place.of(topic), age)))
+    return sum(_results_of(spark, places, partial(_archive, _Place.of(topic), age), f"archive to {topic.name}"))
 
 
-def _results_of(spark: SparkSession, pieces: Sequence[_T], work: Callable[[_T], _R]) -> list[_R]:
+def _results_of(spark: SparkSession, pieces: Sequence[_T], work: Callable[[_T], _R], what: str) -> list[_R]:
+    """Do some work for each of some pieces in a task of its own, and give what they gave in the order of the pieces.
+
+    A DataFrame rather than an RDD, which Spark Connect does not have.
+    """
     if not pieces:
         return []
     # As many partitions as pieces: a killed task takes one piece with it, and a slow one holds up no other.
-    return spark.sparkContext.parallelize(pieces, len(pieces)).map(work).collect()
+    numbers = spark.range(0, len(pieces), 1, len(pieces))
+    with described(spark, f"{what}: {len(pieces)}"):
+        done = numbers.mapInArrow(partial(_worked, list(pieces), work), _RESULTS_SCHEMA).collect()
+    # They come from our own tasks.
+    return [pickle.loads(row.result) for row in sorted(done, key=lambda row: row.id)]  # noqa: S301
+
+
+def _worked(
+    pieces: Sequence[_T], work: Callable[[_T], _R], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        numbers = batch.column("id").to_pylist()
+        results = [pickle.dumps(work(pieces[number])) for number in numbers]
+        yield pa.record_batch([pa.array(numbers, pa.int64()), pa.array(results, pa.binary())], ["id", "result"])
 
 
 def _seal(place: _Place, ledger: int) -> Done:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
 import pyarrow as pa
@@ -33,7 +33,8 @@ def freeze_imports() -> None:
 
 def freezing_imports(function: Callable[..., Iterable[pa.RecordBatch]], **options: Any) -> Any:
     """Make a function for ``mapInArrow`` of one, of record batches and ``options`` that freezes imports at its end."""
-    return partial(_run, partial(function, **options))
+    # Spark's pages show the name.
+    return update_wrapper(partial(_run, partial(function, **options)), function, assigned=["__name__"], updated=[])
 
 
 def _run(

@@ -1,0 +1,26 @@
+"""Has Spark's own pages say what jobs are for."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
+
+_DESCRIPTION = "spark.job.description"
+
+
+@contextmanager
+def described(spark: SparkSession, what: str) -> Generator[None]:
+    """Have Spark's pages say what the jobs within do; through Spark Connect jobs cannot be given a text."""
+    if is_remote():
+        yield
+        return
+    context = spark.sparkContext
+    before = context.getLocalProperty(_DESCRIPTION)
+    context.setLocalProperty(_DESCRIPTION, what)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_DESCRIPTION, before)  # pyright: ignore[reportArgumentType]  # None takes it away
