@@ -20,6 +20,7 @@ from benchmarks import spark_replay, spark_stream
 from benchmarks.measure import write_results
 from benchmarks.spark_messages import STREAMS, generate, options
 from waterclock.spark import register
+from waterclock.spark.session.partitions import PARTITIONS, chosen_partitions
 from waterclock.spark.session.session import session
 
 EXECUTORS = (1, 2)
@@ -34,8 +35,9 @@ def measure(executors: int) -> dict[str, float]:
     spark = session(
         "waterclock benchmark",
         f"local-cluster[{executors},1,2048]",
-        **{"spark.executor.memory": "2g", "spark.sql.shuffle.partitions": executors, "spark.ui.enabled": "false"},
+        **{"spark.executor.memory": "2g", "spark.ui.enabled": "false"},
     )
+    spark.conf.set(PARTITIONS, chosen_partitions(spark))
     register(spark)
     messages = spark.read.format("waterclock").options(**options(spark_replay.WORK)).load()
     count = spark_replay.replay(messages)[1]

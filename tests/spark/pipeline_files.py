@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import waterclock as wc
+from waterclock.spark.pipeline.file import Pipeline, PipelineFile
 from waterclock.time import MAX_NS
 
 SECOND = 1_000_000_000
@@ -47,6 +48,12 @@ def write(folder: Path, text: str = PIPELINE) -> Path:
     path = folder / "press.toml"
     path.write_text(text.replace("{folder}", str(folder)), encoding="utf-8")
     return path
+
+
+def read(path: Path) -> Pipeline:
+    """Read a file with one pipeline."""
+    (pipeline,) = PipelineFile.read(path).pipelines
+    return pipeline
 
 
 def expected(database: wc.Database) -> tuple[dict[str, bytes], list[wc.Rejection]]:

@@ -16,12 +16,12 @@ from tests.spark import short_lived
 from waterclock.spark import batches_of, event_time_outcomes, register
 from waterclock.spark.session.class_archive import archive_options
 from waterclock.spark.session.java import find_java
+from waterclock.spark.session.partitions import PARTITIONS, chosen_partitions
 from waterclock.spark.session.session import session
 
 RULE = {"window": "500ms", "max_delay": "400ms"}
 TOPIC, TABLE = "telemetry", "batches"
 SETTINGS = short_lived.SETTINGS | {
-    "spark.sql.shuffle.partitions": 2,
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.executor.defaultJavaOptions": f"{short_lived.JAVA} {archive_options(find_java())}",
@@ -42,6 +42,7 @@ def main(url: str, folder: str, master: str, until: str) -> None:
 def run(spark: SparkSession, url: str, folder: str, until: str) -> None:
     """Run the query until it has read all that there is, or for ever."""
     register(spark)
+    spark.conf.set(PARTITIONS, chosen_partitions(spark))
     options = {"url": url, "topic": TOPIC, "packed": "true"}
     if until == "on":
         options["maxMessagesPerTrigger"] = "200"

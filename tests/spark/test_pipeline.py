@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.pipeline_files import PIPELINE, SECOND, START, expected, landed, write
+from tests.spark.pipeline_files import PIPELINE, SECOND, START, expected, landed, read, write
 
 import waterclock as wc
 from waterclock.cli.app import run
 from waterclock.spark.pipeline.file import AVAILABLE_NOW, PipelineFile
-from waterclock.spark.pipeline.running import Progress, replay_pipeline, run_pipeline
+from waterclock.spark.pipeline.progress import Progress
+from waterclock.spark.pipeline.running import replay_pipeline, run_pipeline, run_pipelines
+from waterclock.spark.session.partitions import PARTITIONS, chosen_partitions, partitions_in
 from waterclock.spark.writing.message_writer import REASON_HEADER
 
 
@@ -66,6 +70,23 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
         ("[run]", "[runs]", "the table [run] is missing"),
         ("# The press shop.", "[extra]", "line 1: extra is not known; there are source, batching, output, run"),
         ("[batching]", "[batching", "this is no TOML: "),
+        ('topic = "telemetry"', 'topic = "${NO_SUCH}"', "line 4: source.topic: there is no variable 'NO_SUCH'"),
+        ('topic = "telemetry"', 'topic = "$NO_SUCH"', "line 4: source.topic: a $ begins the name of a variable"),
+        ('topic = "telemetry"', 'topic = "${NO_SUCH"', "line 4: source.topic: a $ begins the name of a variable"),
+        ('start = "2026-07-01T10:00:00Z"', "start = 2026-07-01T10:00:00", "line 5: source.start = datetime.datetime("),
+        ('start = "2026-07-01T10:00:00Z"', 'start = "2 h and some"', "line 5: source.start = '2 h and some': start: "),
+        ('start = "2026-07-01T10:00:00Z"', "start = true", "line 5: source.start: True must be a time, how long ago"),
+        ('topic = "rejected"', 'topic = "rejected"\nledgers = "x"', "line 23: output.ledgers belongs to output.url"),
+        ('table = "batches"', 'table = "batches"\nname = " x"', "line 15: output.name = ' x': name: "),
+        (
+            'what = "rejected"\ntopic = "rejected"',
+            'what = "batches"\ntable = "batches"',
+            "two outputs are named 'batches'",
+        ),
+        ('trigger = "5s"', "state_partitions = 0", "line 26: run.state_partitions: 0 is no count"),
+        ("# The press shop.", "[spark]\ndriver = [1]", "line 2: spark.driver: [1] must be a text"),
+        ("# The press shop.", "pipeline = 3", "line 1: write [[pipeline]], once for each"),
+        ("# The press shop.", "[[pipeline]]", "source is not known beside [[pipeline]]"),
     ],
 )
 def test_a_mistake_in_a_file_is_reported_with_its_key_and_its_line(
@@ -74,13 +95,13 @@ def test_a_mistake_in_a_file_is_reported_with_its_key_and_its_line(
     assert PIPELINE.count(old) == 1 or old == 'table = "batches"'
     path = write(tmp_path, PIPELINE.replace(old, new, 1))
     with pytest.raises(wc.InvalidArgumentError) as refused:
-        PipelineFile.read(path)
+        read(path)
     assert str(refused.value).startswith(str(path))
     assert says in str(refused.value)
 
 
 def test_a_file_that_is_right_is_read(tmp_path: Path) -> None:
-    file = PipelineFile.read(write(tmp_path))
+    file = read(write(tmp_path))
     assert (file.name, file.trigger, file.source.max_messages_per_trigger) == ("press", "5s", 70)
     assert file.source.start == {"startingTimestamp": "2026-07-01T10:00:00Z"}
     assert [(output.what, output.kind) for output in file.outputs] == [
@@ -89,20 +110,67 @@ def test_a_file_that_is_right_is_read(tmp_path: Path) -> None:
         ("rejected", "topic"),
     ]
     by_rate = PIPELINE.replace('window = "500ms"', 'by = "rate"').replace("max_delay", "batch_length")
-    file = PipelineFile.read(write(tmp_path, by_rate))
+    file = read(write(tmp_path, by_rate))
     assert (file.by, file.rule) == ("rate", {"batch_length": "400ms"})
     least = PIPELINE.replace('trigger = "5s"', "").replace('start = "2026-07-01T10:00:00Z"', 'start = "3:0:1"')
-    file = PipelineFile.read(write(tmp_path, least))
+    file = read(write(tmp_path, least))
     assert (file.trigger, file.source.start) == (AVAILABLE_NOW, {"startingPosition": "3:0:1"})
     with pytest.raises(wc.NotFoundError, match="there is no file"):
-        PipelineFile.read(tmp_path / "other.toml")
+        read(tmp_path / "other.toml")
+    with pytest.raises(wc.InvalidArgumentError, match="this is a folder"):
+        read(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b"# \xe9")
+    with pytest.raises(wc.InvalidArgumentError, match="no UTF-8 text"):
+        read(tmp_path / "latin.toml")
+
+
+@pytest.mark.parametrize(
+    ("start", "option"),
+    [
+        ('"latest"', {"startingPosition": "latest"}),
+        ('"earliest"', {}),
+        ('"2h"', {"startingTimestamp": "2h"}),
+        ("2026-07-01T12:00:00+02:00", {"startingTimestamp": str(START)}),
+    ],
+)
+def test_a_start_is_written_in_any_way_that_names_a_moment(tmp_path: Path, start: str, option: dict[str, str]) -> None:
+    assert read(write(tmp_path, PIPELINE.replace('"2026-07-01T10:00:00Z"', start))).source.start == option
+
+
+def test_what_the_environment_says_is_put_in_and_never_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHERE", "hidden, and no moment")
+    path = write(tmp_path, PIPELINE.replace('"telemetry"', '"${WHERE}/$$5"'))
+    assert read(path).source.topic == "hidden, and no moment/$5"
+    with pytest.raises(wc.InvalidArgumentError) as refused:
+        read(write(tmp_path, PIPELINE.replace('"5s"', '"${WHERE}"')))
+    assert "line 26: run.trigger = '${WHERE}': trigger: " in str(refused.value)
+    assert "hidden" not in str(refused.value)
+
+
+def test_several_pipelines_in_a_file_share_its_settings(tmp_path: Path) -> None:
+    file = PipelineFile.read(write(tmp_path, SEVERAL))
+    assert file.spark == {"spark.driver.memory": "1g", "spark.sql.ansi.enabled": "true"}
+    by_time, by_rate = file.pipelines
+    assert (by_time.name, by_rate.name) == ("by-time", "by-rate")
+    assert by_rate.rule == {"gated": frozenset({"s0"}), "timeout": math.inf}
+    assert [output.url.rpartition("/")[2] for output in by_time.outputs] == ["f.db", "other.db"]
+    for old, new, says in (
+        ('"by-rate"\n[', '"by-time"\n[', "two pipelines have the name 'by-time'"),
+        ('/by-rate"', '/by-time"', "two pipelines have the run.checkpoint"),
+        ('gated = ["s0"]', "gated = [0]", "line 32: batching.gated: [0] must be true, false, or a list of streams"),
+        ("timeout = inf", "timeout = 2.0", "line 33: batching.timeout = 2.0: timeout: 2.0 is a float"),
+        ('name = "by-rate"', "", "line 25: pipeline.name is missing"),
+    ):
+        with pytest.raises(wc.InvalidArgumentError) as refused:
+            PipelineFile.read(write(tmp_path, SEVERAL.replace(old, new)))
+        assert says in str(refused.value)
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_replay_writes_the_batches_of_one_process_to_every_output_and_again_changes_nothing(
     spark: SparkSession, database: wc.Database, tmp_path: Path, times: int
 ) -> None:
-    file = PipelineFile.read(write(tmp_path))
+    file = read(write(tmp_path))
     batches, rejected = expected(database)
     for _ in range(times):
         progress = replay_pipeline(spark, file, START, START + 60 * SECOND)
@@ -116,7 +184,7 @@ def test_a_replay_writes_the_batches_of_one_process_to_every_output_and_again_ch
 
 
 def test_a_pipeline_whose_places_are_not_there_is_refused(database: wc.Database, tmp_path: Path) -> None:
-    file = PipelineFile.read(write(tmp_path, PIPELINE.replace('topic = "rejected"', 'topic = "nowhere"')))
+    file = read(write(tmp_path, PIPELINE.replace('topic = "rejected"', 'topic = "nowhere"')))
     with pytest.raises(wc.NotFoundError, match="there is no topic 'nowhere'"):
         file.check_places()
 
@@ -137,7 +205,7 @@ def test_a_stream_writes_the_batches_of_one_process_however_often_it_is_killed_a
     end = START + 100 * SECOND
     database.topic("telemetry").append([wc.Message(s, "s0", end, publish_time=end, receive_time=end) for s in "ab"])
     latest: list[Progress] = []
-    run_pipeline(spark, PipelineFile.read(path), tell=latest.append, stopping=lambda: latest[-1].lag == 0)
+    run_pipeline(spark, read(path), tell=latest.append, stopping=lambda: latest[-1].lag == 0)
     assert not spark.streams.active
     batches, rejected = expected(database)
     closed = {name: payload for name, payload in batches.items() if int(name.partition("@")[2]) < end}
@@ -148,40 +216,108 @@ def test_a_stream_writes_the_batches_of_one_process_however_often_it_is_killed_a
     assert [m.headers[REASON_HEADER] for m in database.topic("rejected").read()] == [r.reason for r in rejected]
 
 
-@pytest.mark.parametrize("rule", ["event_time", "rate"])
-def test_a_pipeline_that_is_started_before_the_first_message_waits_for_it(
-    spark: SparkSession, tmp_path: Path, rule: str
+SEVERAL = """\
+[spark]
+driver.memory = "1g"
+"spark.sql.ansi.enabled" = true
+
+[[pipeline]]
+name = "by-time"
+[pipeline.source]
+url = "sqlite:///{folder}/f.db"
+topic = "telemetry"
+max_messages_per_trigger = 10
+[pipeline.batching]
+window = "500ms"
+max_delay = "400ms"
+[[pipeline.output]]
+what = "rejected"
+topic = "rejected"
+[[pipeline.output]]
+what = "batches"
+table = "batches"
+url = "sqlite:///{folder}/other.db"
+[pipeline.run]
+checkpoint = "{folder}/by-time"
+trigger = "10ms"
+
+[[pipeline]]
+name = "by-rate"
+[pipeline.source]
+url = "sqlite:///{folder}/f.db"
+topic = "telemetry"
+[pipeline.batching]
+by = "rate"
+gated = ["s0"]
+timeout = inf
+[[pipeline.output]]
+what = "batches"
+table = "rates"
+[pipeline.run]
+checkpoint = "{folder}/by-rate"
+trigger = "10ms"
+"""
+
+
+def test_several_pipelines_wait_for_the_first_message_and_end_with_the_micro_batch_under_way(
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    text = PIPELINE.replace('trigger = "5s"', 'trigger = "10ms"').replace('start = "2026-07-01T10:00:00Z"\n', "")
-    if rule == "rate":
-        text = text.replace('window = "500ms"', 'by = "rate"').replace('max_delay = "400ms"', 'batch_length = "1s"')
-    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+    file = PipelineFile.read(write(tmp_path, SEVERAL))
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database, wc.connect(f"sqlite:///{tmp_path}/other.db") as other:
         topic = database.create_topic("telemetry")
-        database.create_table("batches", id_type="text")
         database.create_topic("rejected")
-        file = PipelineFile.read(write(tmp_path, text))
-        assert run_pipeline(spark, file, once=True).messages == 0
-        calls: list[int] = []
+        other.create_table("batches", id_type="text")
+        database.create_table("rates", id_type="text")
+        calls: list[tuple[int, ...]] = []
 
-        def tell(progress: Progress) -> None:
-            calls.append(progress.messages)
+        def tell(all_progress: Sequence[Progress]) -> None:
+            calls.append(tuple(progress.messages for progress in all_progress))
             if len(calls) == 2:
-                topic.append([wc.Message("a", "s0", START + n * SECOND, receive_time=START) for n in range(3)])
+                for n in range(200):
+                    at = START + n * SECOND
+                    some = [wc.Message("a", "s0", at - k * SECOND, publish_time=at, receive_time=at) for k in range(5)]
+                    topic.append(some)
 
-        progress = run_pipeline(spark, file, tell=tell, stopping=lambda: calls[-1] > 0)
-        assert (progress.messages, progress.lag) == (3, 0)
+        by_time, by_rate = run_pipelines(spark, file.pipelines, tell=tell, stopping=lambda: min(calls[-1]) > 0)
+        assert (by_rate.messages, by_rate.lag) == (1000, 0)
+        assert 0 < by_time.messages < 1000
+        assert by_time.messages + (by_time.lag or 0) == 1000
+        for checkpoint in ("by-time", "by-rate"):
+            begun, ended = (
+                {each.name for each in (tmp_path / checkpoint / log).glob("[0-9]*")} for log in ("offsets", "commits")
+            )
+            assert begun == ended
+        late = by_time.rejections.pop("late")
+        assert late > 0 == sum(by_time.rejections.values())
+        assert sum(message.headers[REASON_HEADER] == "late" for message in database.topic("rejected").read()) == late
+        # So far each window has one message, whose payload is in the other database.
+        assert len(landed(other)) == by_time.batches
+        assert (by_time.state_partitions, partitions_in(spark, file.pipelines[0].checkpoint)) == (3, 3)
+        assert partitions_in(spark, str(tmp_path / "nowhere")) is None
+        with pytest.raises(wc.InvalidArgumentError, match="state_partitions = 5 of pipeline 'by-time' does not fit"):
+            run_pipeline(spark, dataclasses.replace(file.pipelines[0], state_partitions=5))
+
+
+def test_state_has_as_many_partitions_as_there_are_cores_where_the_session_says_nothing(spark: SparkSession) -> None:
+    before = spark.conf.get(PARTITIONS)
+    assert chosen_partitions(spark) == 3
+    spark.conf.set(PARTITIONS, "200")
+    try:
+        assert chosen_partitions(spark) == 2
+    finally:
+        spark.conf.set(PARTITIONS, before)
 
 
 def test_a_stream_that_fails_says_why_in_a_line(spark: SparkSession, database: wc.Database, tmp_path: Path) -> None:
     path = write(tmp_path, PIPELINE.replace('start = "2026-07-01T10:00:00Z"', 'start = "0:0:0"'))
     database.topic("telemetry").truncate(wc.Position(1, 0, 0))
     with pytest.raises(wc.WaterclockError, match="0:0:0 of topic 'telemetry' has expired") as ended:
-        run_pipeline(spark, PipelineFile.read(path), once=True)
+        run_pipeline(spark, read(path), once=True)
     assert "\n" not in str(ended.value)
 
 
 def test_a_pipeline_batches_by_rate_too(spark: SparkSession, database: wc.Database, tmp_path: Path) -> None:
     by_rate = PIPELINE.replace('window = "500ms"', 'by = "rate"').replace('max_delay = "400ms"', 'batch_length = "1s"')
-    progress = replay_pipeline(spark, PipelineFile.read(write(tmp_path, by_rate)), START, START + 60 * SECOND)
+    progress = replay_pipeline(spark, read(write(tmp_path, by_rate)), START, START + 60 * SECOND)
     assert (progress.messages, progress.rejected) == (121, 0)
     assert sum(len(wc.Batch.from_bytes(payload).messages) for payload in landed(database).values()) == 121

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import signal
-import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
-from rich.console import Console
 
 from waterclock.cli.common import Common
 from waterclock.errors import InvalidArgumentError
@@ -18,9 +17,15 @@ from waterclock.quoting import quoted
 from waterclock.time import system_clock, to_time
 
 if TYPE_CHECKING:
-    from waterclock.spark.pipeline.running import Progress
+    from pyspark.sql import SparkSession
+
+    from waterclock.spark.pipeline.file import PipelineFile
+    from waterclock.spark.pipeline.progress import Progress
 
 app = App(name="pipeline")
+
+_LOUD = ("DataFrameQueryContextLogger", "py4j")
+"""Loggers that write the traces of errors which this command reports in a line."""
 
 
 @app.command
@@ -29,32 +34,48 @@ def run(
     /,
     *,
     once: bool = False,
-    master: str = "local[*]",
+    master: str | None = None,
+    conf: list[str] | None = None,
+    metrics: str | None = None,
+    spark_log: Path | None = None,
     common: Common = Common(),
 ) -> None:
     """Batch a topic as it grows, and write the batches; go on where the checkpoint says.
 
+    Says every 30 seconds on stderr how far it is, with --json as an object a line.
+
     Parameters
     ----------
     file
-        The pipeline: a TOML file.
+        The pipelines: a TOML file.
     once
         Read what there is now, and end.
     master
-        Spark's cluster; an embedded Spark on every core unless given.
+        Spark's cluster; an embedded Spark on every core unless the file or this says otherwise.
+    conf
+        A setting of Spark, NAME=VALUE; it wins over the file's.
+    metrics
+        Address at which Prometheus can ask how far it is: 0.0.0.0:9108.
+    spark_log
+        File to which Spark writes what it does; without it, Spark's errors go to stderr, each as a line.
     """
     from waterclock.spark.pipeline.file import PipelineFile
-    from waterclock.spark.pipeline.running import run_pipeline
-    from waterclock.spark.session.session import session
+    from waterclock.spark.pipeline.reporting import Reporter
+    from waterclock.spark.pipeline.running import run_pipelines
 
-    pipeline = PipelineFile.read(file)
-    pipeline.check_places()
+    settings = _settings(conf)
+    read = PipelineFile.read(file)
+    for pipeline in read.pipelines:
+        pipeline.check_places()
     output = common.output
-    with _stopping() as stop, _telling(quiet=output.quiet) as tell:
-        spark = session(f"waterclock {pipeline.name}", master)
+    with _stopping() as stop, ExitStack() as reporting:
+        reporter = Reporter(read.pipelines, as_json=output.as_json, quiet=output.quiet)
+        reporting.enter_context(reporter.shown(metrics))
+        spark = _session(read, master, settings, spark_log)
         stop.listen()  # Spark has put a handler of its own in place
-        progress = run_pipeline(spark, pipeline, once=once, tell=tell, stopping=stop.is_wished)
-    output.facts(_facts(progress))
+        ended = run_pipelines(spark, read.pipelines, once=once, tell=reporter.tell, stopping=stop.is_wished)
+    for progress in ended:
+        output.facts(_facts(progress, named=len(ended) > 1))
 
 
 @app.command
@@ -64,7 +85,10 @@ def replay(
     *,
     since: str,
     until: str,
-    master: str = "local[*]",
+    pipeline: str | None = None,
+    master: str | None = None,
+    conf: list[str] | None = None,
+    spark_log: Path | None = None,
     common: Common = Common(),
 ) -> None:
     """Batch a range of the archive anew, and write the batches.
@@ -72,33 +96,67 @@ def replay(
     Parameters
     ----------
     file
-        The pipeline: a TOML file.
+        The pipelines: a TOML file.
     since
         Publish time to begin at, or how long ago.
     until
         Publish time to stop before, or how long ago.
+    pipeline
+        Which of the file's pipelines, where it has several.
     master
-        Spark's cluster; an embedded Spark on every core unless given.
+        Spark's cluster; an embedded Spark on every core unless the file or this says otherwise.
+    conf
+        A setting of Spark, NAME=VALUE; it wins over the file's.
+    spark_log
+        File to which Spark writes what it does; without it, Spark's errors go to stderr, each as a line.
     """
     from waterclock.spark.pipeline.file import PipelineFile
     from waterclock.spark.pipeline.running import replay_pipeline
-    from waterclock.spark.session.session import session
 
-    pipeline = PipelineFile.read(file)
-    pipeline.check_places()
+    settings = _settings(conf)
+    read = PipelineFile.read(file)
+    names = [each.name for each in read.pipelines]
+    chosen = [each for each in read.pipelines if pipeline in (None, each.name)]
+    if len(chosen) != 1:
+        raise InvalidArgumentError(f"pipeline: {quoted(pipeline)} is none of the file's; say one of {', '.join(names)}")
+    chosen[0].check_places()
     now = system_clock()
     begin, end = to_time(since, "since", now=now), to_time(until, "until", now=now)
     if begin >= end:
         raise InvalidArgumentError(f"since: {quoted(since)} is not before until: {quoted(until)}")
-    spark = session(f"waterclock {pipeline.name}", master)
-    progress = replay_pipeline(spark, pipeline, begin, end)
+    progress = replay_pipeline(_session(read, master, settings, spark_log), chosen[0], begin, end)
     common.output.facts({"messages": progress.messages, "rejected": progress.rejected})
 
 
-def _facts(progress: Progress) -> dict[str, object]:
-    return {
+def _session(file: PipelineFile, master: str | None, conf: Mapping[str, str], log: Path | None) -> SparkSession:
+    from waterclock.spark.pipeline.failures import in_a_line
+    from waterclock.spark.session.session import session
+
+    for name in _LOUD:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    settings = {**file.spark, **conf}
+    where = master or settings.pop("spark.master", "local[*]")
+    settings.pop("spark.master", None)
+    with in_a_line():
+        return session(f"waterclock {file.name}", where, log=log, **settings)
+
+
+def _settings(given: list[str] | None) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name.startswith("spark."):
+            raise InvalidArgumentError(f"conf: {quoted(text)} is not spark.NAME=VALUE")
+        settings[name] = value
+    return settings
+
+
+def _facts(progress: Progress, *, named: bool) -> dict[str, Any]:
+    facts: dict[str, Any] = {"pipeline": progress.pipeline} if named else {}
+    return facts | {
         "micro_batches": progress.micro_batches,
         "messages": progress.messages,
+        "batches": progress.batches,
         "lag": progress.lag,
         "open_sources": progress.open_sources,
         "rejected": progress.rejected,
@@ -137,22 +195,3 @@ def _stopping() -> Generator[_Stop]:
         yield stop
     finally:
         stop.be_deaf()
-
-
-@contextmanager
-def _telling(*, quiet: bool) -> Generator[Callable[[Progress], None]]:
-    """Show progress on a line that changes, on a terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    with Console(stderr=True).status("starting Spark") as status:
-        yield lambda progress: status.update(_line(progress))
-
-
-def _line(progress: Progress) -> str:
-    lag = "?" if progress.lag is None else f"{progress.lag:,}"
-    opened = "?" if progress.open_sources is None else f"{progress.open_sources:,}"
-    return (
-        f"{progress.messages:,} messages, {progress.rate:,.0f}/s, {lag} behind; {opened} sources open,"
-        f" {progress.rejected:,} rejected"
-    )

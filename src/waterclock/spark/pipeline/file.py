@@ -1,29 +1,43 @@
-"""A pipeline as a TOML file: what to read, how to batch it, where to write, and how to run."""
+"""Pipelines as a TOML file: what to read, how to batch it, where to write, and how to run."""
 
 from __future__ import annotations
 
+import os
+import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.batching.rate.rule import RateRule
 from waterclock.connection import connect
-from waterclock.errors import InvalidArgumentError, NotFoundError, WaterclockError
+from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError, WaterclockError
 from waterclock.message import Position
 from waterclock.quoting import quoted
 from waterclock.spark.pipeline.toml_lines import TomlLines
-from waterclock.time import to_duration, to_time
+from waterclock.time import is_duration, to_duration, to_time
+from waterclock.topics.names import check_name
 
 By = Literal["event_time", "rate"]
 What = Literal["batches", "rejected"]
 _TARGETS = ("table", "topic", "parquet")
 _TARGETS_OF: dict[What, tuple[str, ...]] = {"batches": ("table", "parquet"), "rejected": ("topic", "parquet")}
+_OF_A_PIPELINE = ("source", "batching", "output", "run")
+_VARIABLE = re.compile(r"\$(\$|\{([^}]*)\}?)?")
 
 AVAILABLE_NOW = "available now"
 """The trigger that reads what there is and ends."""
+
+
+def place_options(
+    url: str, ledgers: str | None, url_name: str = "url", ledgers_name: str = "ledgers"
+) -> dict[str, str]:
+    """Give the options of the format ``waterclock`` that name a database."""
+    return {url_name: url} | ({} if ledgers is None else {ledgers_name: ledgers})
 
 
 @dataclass(frozen=True)
@@ -46,11 +60,6 @@ class Source:
     start: Mapping[str, str]
     max_messages_per_trigger: int | None
 
-    @property
-    def place(self) -> dict[str, str]:
-        """The options of the format that name the database."""
-        return {"url": self.url} | ({} if self.ledgers is None else {"ledgers": self.ledgers})
-
 
 @dataclass(frozen=True)
 class Output:
@@ -58,25 +67,32 @@ class Output:
 
     Attributes
     ----------
+    name
+        What a topic knows the writes of this output by; the target unless the file gives one.
     what
         The batches, or the messages that are in none.
     kind, target
-        A message table or a topic of the source's database, or a folder of Parquet files, and its name.
+        A message table, a topic, or a folder of Parquet files, and its name.
+    url, ledgers
+        The database of the table or topic, as those of the source.
     """
 
+    name: str
     what: What
     kind: Literal["table", "topic", "parquet"]
     target: str
+    url: str = field(repr=False)
+    ledgers: str | None = field(repr=False)
 
 
 @dataclass(frozen=True)
-class PipelineFile:
+class Pipeline:
     """A pipeline, checked.
 
     Attributes
     ----------
     name
-        The file's name without its ending.
+        The file's name without its ending; of several in one file, the name that the file gives it.
     source, outputs
         What is read, and what is written.
     by, rule
@@ -86,6 +102,8 @@ class PipelineFile:
         Folder or URL where the stream keeps how far it has come.
     trigger
         How often there is a micro-batch, a duration, or `AVAILABLE_NOW`.
+    state_partitions
+        In how many parts the state is kept; None: as many as the cluster has cores when the checkpoint is made.
     """
 
     name: str
@@ -95,6 +113,7 @@ class PipelineFile:
     outputs: tuple[Output, ...]
     checkpoint: str
     trigger: str
+    state_partitions: int | None
 
     def check_places(self) -> None:
         """Insist that what is read and written is there.
@@ -106,11 +125,30 @@ class PipelineFile:
         """
         with connect(self.source.url, self.source.ledgers) as database:
             database.topic(self.source.topic)
-            for output in self.outputs:
-                if output.kind == "table":
-                    database.table(output.target)
-                elif output.kind == "topic":
-                    database.topic(output.target)
+        for output in self.outputs:
+            if output.kind == "parquet":
+                continue
+            with connect(output.url, output.ledgers) as database:
+                (database.table if output.kind == "table" else database.topic)(output.target)
+
+
+@dataclass(frozen=True)
+class PipelineFile:
+    """A file with one pipeline, or several that share a Spark session.
+
+    Attributes
+    ----------
+    name
+        The file's name without its ending.
+    pipelines
+        In the order of the file.
+    spark
+        Settings of the session, by Spark's names.
+    """
+
+    name: str
+    pipelines: tuple[Pipeline, ...]
+    spark: Mapping[str, str] = field(repr=False)  # it may hold the keys of a store
 
     @classmethod
     def read(cls, path: Path) -> PipelineFile:
@@ -120,6 +158,8 @@ class PipelineFile:
         ------
         NotFoundError
             Where there is none.
+        UnavailableError
+            Where it cannot be read.
         InvalidArgumentError
             Naming the file, the line, the key and what is wrong with its value.
         """
@@ -128,25 +168,34 @@ class PipelineFile:
         except FileNotFoundError:
             raise NotFoundError(f"there is no file {quoted(str(path))}") from None
         except UnicodeDecodeError as error:
-            raise InvalidArgumentError(f"{path}: this is no UTF-8 text, which TOML is: {error.reason}") from None
+            raise InvalidArgumentError(f"{path}: this is no UTF-8 text, which TOML is: {error.reason}") from error
+        except IsADirectoryError:
+            raise InvalidArgumentError(f"{path}: this is a folder; name the pipeline's file in it") from None
+        except OSError as error:
+            raise UnavailableError(f"{path}: this file cannot be read: {error.strerror}") from error
         try:
             content = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise InvalidArgumentError(f"{path}: this is no TOML: {error}") from None
+            raise InvalidArgumentError(f"{path}: this is no TOML: {error}") from error
         return _checked(path, content, TomlLines(text))
 
 
 class _Table:
     """One table of the file, whose keys are taken one by one; a key that remains is unknown, and refused."""
 
-    def __init__(self, path: Path, lines: TomlLines, name: str, values: object, place: int = 0) -> None:
+    def __init__(
+        self, path: Path, lines: TomlLines, name: str, values: object, place: int = 0, pipeline: int = 0
+    ) -> None:
         self._path = path
         self._lines = lines
         self._name = name
         self._place = place
+        self._pipeline = pipeline
+        self._filled_in: dict[str, str] = {}
         if not isinstance(values, dict):
             raise self.wrong("", f"the table [{name}] is missing" if values is None else f"{name} must be a table")
         self._values = dict(cast("dict[str, object]", values))
+        self._taken: dict[str, object] = {}
         self._known: list[str] = []
 
     def text(self, key: str) -> str:
@@ -156,20 +205,31 @@ class _Table:
         return value
 
     def optional(self, key: str) -> str | None:
-        return cast("str | None", self._take(key, str, "a text in quotes"))
+        return cast("str | None", self.take(key, (str,), "a text in quotes"))
 
     def whole(self, key: str) -> int | None:
-        value = self._take(key, int, "a whole number")
-        if value is not None and (isinstance(value, bool) or value < 1):
+        value = cast("int | None", self.take(key, (int,), "a whole number"))
+        if value is not None and value < 1:
             raise self.wrong(key, f"{self._name}.{key}: {quoted(value)} is no count; give a whole number of at least 1")
         return value
 
-    def check(self, key: str, value: object, check: Callable[[], Any]) -> Any:
+    def take(self, key: str, kinds: tuple[type, ...], wanted: str) -> object:
+        """Take a value, with the variables of a text put in; None where the key is not there."""
+        self._known.append(key)
+        value = self._values.pop(key, None)
+        if value is None:
+            return None
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise self.wrong(key, f"{self._name}.{key}: {quoted(value)} must be {wanted}")
+        self._taken[key] = self._filled(key, value) if isinstance(value, str) else value
+        return self._taken[key]
+
+    def check(self, key: str, check: Callable[[], Any]) -> Any:
         """Have another part of Waterclock check a value, and say where it stands if it refuses."""
         try:
             return check()
         except WaterclockError as error:
-            raise self.wrong(key, f"{self._name}.{key} = {quoted(value)}: {error}") from None
+            raise self.wrong(key, f"{self._name}.{key} = {quoted(self._taken.get(key))}: {error}") from error
 
     def end(self) -> None:
         """Refuse the keys that were not taken."""
@@ -177,89 +237,192 @@ class _Table:
             known = ", ".join(sorted(self._known))
             raise self.wrong(key, f"{self._name}.{key} is not known; there are {known}")
 
+    def flat(self) -> dict[str, str]:
+        """Take all values as texts; the keys of tables within get a dot before them."""
+        found: dict[str, str] = {}
+        waiting = [*self._values.items()]
+        while waiting:
+            key, value = waiting.pop(0)
+            if isinstance(value, dict):
+                waiting += [(f"{key}.{name}", inner) for name, inner in cast("dict[str, object]", value).items()]
+            elif isinstance(value, bool):
+                found[key] = str(value).lower()
+            elif isinstance(value, str | int | float):
+                found[key] = self._filled(key, str(value))
+            else:
+                raise self.wrong(key, f"{self._name}.{key}: {quoted(value)} must be a text, a number, true or false")
+        return found
+
     def wrong(self, key: str, text: str) -> InvalidArgumentError:
-        line = self._lines.find(self._name, key, self._place)
+        line = self._lines.find(self._name, key, self._place, self._pipeline)
+        for secret, variable in self._filled_in.items():  # what a variable stands for may be a password
+            text = text.replace(secret, variable)
         return InvalidArgumentError(f"{self._path}, line {line}: {text}")
 
-    def _take(self, key: str, kind: type, wanted: str) -> Any:
-        self._known.append(key)
-        value = self._values.pop(key, None)
-        if value is not None and not isinstance(value, kind):
-            raise self.wrong(key, f"{self._name}.{key}: {quoted(value)} must be {wanted}")
-        return value
+    def _filled(self, key: str, text: str) -> str:
+        """Put in what the environment has for ``${NAME}``; ``$$`` is a dollar sign."""
+
+        def fill(found: re.Match[str]) -> str:
+            if found[1] == "$":
+                return "$"
+            name = found[2]
+            if name is None or not found[0].endswith("}"):
+                raise self.wrong(
+                    key, f"{self._name}.{key}: a $ begins the name of a variable, ${{NAME}}; write $$ for a dollar sign"
+                )
+            if name not in os.environ:
+                raise self.wrong(key, f"{self._name}.{key}: there is no variable {quoted(name)} in the environment")
+            if os.environ[name]:
+                self._filled_in[os.environ[name]] = found[0]
+            return os.environ[name]
+
+        return _VARIABLE.sub(fill, text)
 
 
 def _checked(path: Path, content: dict[str, Any], lines: TomlLines) -> PipelineFile:
-    def table(name: str) -> _Table:
-        return _Table(path, lines, name, content.get(name))
+    spark: Mapping[str, str] = {}
+    if "spark" in content:
+        settings = _Table(path, lines, "spark", content.pop("spark")).flat()
+        spark = {name if name.startswith("spark.") else f"spark.{name}": value for name, value in settings.items()}
+    given = content.pop("pipeline", None)
+    if given is None:
+        one = _pipeline(path, content, lines, 0, path.stem, ("pipeline", "spark"))
+        return PipelineFile(path.stem, (one,), spark)
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in cast("list[object]", given)):
+        raise InvalidArgumentError(f"{path}, line {lines.find('pipeline')}: write [[pipeline]], once for each")
+    for name, value in content.items():
+        line = lines.find(name) if isinstance(value, dict | list) else lines.find("", name)
+        raise InvalidArgumentError(
+            f"{path}, line {line}: {name} is not known beside [[pipeline]]; there are pipeline, spark"
+        )
+    pipelines = [
+        _named_pipeline(path, values, lines, number)
+        for number, values in enumerate(cast("list[dict[str, Any]]", given))
+    ]
+    for what, values in (
+        ("name", [one.name for one in pipelines]),
+        ("run.checkpoint", [one.checkpoint for one in pipelines]),
+    ):
+        twice, times = Counter(values).most_common(1)[0]
+        if times > 1:
+            raise InvalidArgumentError(f"{path}: two pipelines have the {what} {quoted(twice)}; each needs its own")
+    return PipelineFile(path.stem, tuple(pipelines), spark)
+
+
+def _named_pipeline(path: Path, values: dict[str, Any], lines: TomlLines, number: int) -> Pipeline:
+    values = dict(values)
+    own = _Table(path, lines, "pipeline", {"name": values.pop("name", None)}, 0, number)
+    name = own.text("name")
+    own.check("name", lambda: check_name(name))
+    return _pipeline(path, values, lines, number, name, ("name",))
+
+
+def _pipeline(
+    path: Path, content: dict[str, Any], lines: TomlLines, number: int, name: str, besides: tuple[str, ...]
+) -> Pipeline:
+    def table(key: str) -> _Table:
+        return _Table(path, lines, key, content.get(key), 0, number)
 
     source = _source(table("source"))
     by, rule = _rule(table("batching"))
     given = content.get("output")
     if not isinstance(given, list) or not given:
-        raise InvalidArgumentError(f"{path}, line {lines.find('output')}: there is no [[output]]; write at least one")
-    outputs = tuple(
-        _output(_Table(path, lines, "output", values, place))
-        for place, values in enumerate(cast("list[object]", given))
-    )
+        line = lines.find("output", pipeline=number)
+        raise InvalidArgumentError(f"{path}, line {line}: there is no [[output]]; write at least one")
+    outputs: list[Output] = []
+    for place, values in enumerate(cast("list[object]", given)):
+        written = _Table(path, lines, "output", values, place, number)
+        output = _output(written, source)
+        if any(output.name == other.name and output.kind == other.kind for other in outputs):
+            raise written.wrong(
+                output.kind, f"two outputs are named {quoted(output.name)}; give this one a name: name = …"
+            )
+        outputs.append(output)
     run = table("run")
     checkpoint = run.text("checkpoint")
     trigger = run.optional("trigger") or AVAILABLE_NOW
     if trigger != AVAILABLE_NOW:
-        run.check("trigger", trigger, lambda: to_duration(trigger, "trigger"))
+        run.check("trigger", lambda: to_duration(trigger, "trigger"))
+    state_partitions = run.whole("state_partitions")
     run.end()
-    known = ("source", "batching", "output", "run")
-    for name, value in content.items():
-        if name not in known:
-            line = lines.find(name) if isinstance(value, dict | list) else lines.find("", name)
-            raise InvalidArgumentError(f"{path}, line {line}: {name} is not known; there are {', '.join(known)}")
-    return PipelineFile(path.stem, source, by, rule, outputs, checkpoint, trigger)
+    for key, value in content.items():
+        if key not in _OF_A_PIPELINE:
+            inside = (key, "") if isinstance(value, dict | list) else ("pipeline" if "name" in besides else "", key)
+            line = lines.find(*inside, pipeline=number)
+            known = ", ".join((*_OF_A_PIPELINE, *besides))
+            raise InvalidArgumentError(f"{path}, line {line}: {key} is not known; there are {known}")
+    return Pipeline(name, source, by, rule, tuple(outputs), checkpoint, trigger, state_partitions)
 
 
 def _source(table: _Table) -> Source:
-    start = table.optional("start")
-    options: dict[str, str] = {}
-    if start is not None and start != "earliest":
-        # A position holds only digits and colons, and no time does.
-        if start.replace(":", "").isdigit():
-            table.check("start", start, lambda: Position.parse(start))
-            options["startingPosition"] = start
-        else:
-            table.check("start", start, lambda: to_time(start, "start"))
-            options["startingTimestamp"] = start
     source = Source(
         table.text("url"),
         table.optional("ledgers"),
         table.text("topic"),
-        options,
+        _start(table),
         table.whole("max_messages_per_trigger"),
     )
     table.end()
     return source
 
 
+def _start(table: _Table) -> dict[str, str]:
+    start = table.take("start", (str, datetime), "a time, how long ago, a position, earliest or latest")
+    if start is None or start == "earliest":
+        return {}
+    # A position holds only digits and colons, and no time does.
+    if isinstance(start, str) and (start == "latest" or start.replace(":", "").isdigit()):
+        if start != "latest":
+            table.check("start", lambda: Position.parse(start))
+        return {"startingPosition": start}
+    if isinstance(start, str) and is_duration(start):
+        table.check("start", lambda: to_duration(start, "start"))
+        return {"startingTimestamp": start}
+    ns = table.check("start", lambda: to_time(cast("str | datetime", start), "start"))
+    return {"startingTimestamp": start if isinstance(start, str) else str(ns)}
+
+
 def _rule(table: _Table) -> tuple[By, Mapping[str, Any]]:
     by = table.optional("by") or "event_time"
     if by not in ("event_time", "rate"):
         raise table.wrong("by", f"batching.by: {quoted(by)} is none; there are event_time and rate")
-    lengths = ("window", "max_delay", "max_lead", "max_skew") if by == "event_time" else ("batch_length", "timeout")
-    rule: dict[str, Any] = {}
-    for key, value in ((key, table.optional(key)) for key in lengths):
-        if value is not None:
-            table.check(key, value, lambda key=key, value=value: to_duration(value, key))
-            rule[key] = value
-    if by == "rate":
-        length = rule.get("batch_length", "1s")
-        table.check("timeout", rule.get("timeout"), lambda: RateRule.checked(length, rule.get("timeout")))
-    on_conflict = table.optional("on_conflict") if by == "event_time" else None
-    if on_conflict is not None:
-        table.check("on_conflict", on_conflict, lambda: EventTimeRule.checked(0, 0, 0, cast("Any", on_conflict)))
-        rule["on_conflict"] = on_conflict
+    rule = _event_time_rule(table) if by == "event_time" else _rate_rule(table)
     table.end()
     return by, rule
 
 
-def _output(table: _Table) -> Output:
+def _lengths(table: _Table, keys: tuple[str, ...]) -> dict[str, Any]:
+    given = {key: value for key in keys if (value := table.optional(key)) is not None}
+    for key, value in given.items():
+        table.check(key, lambda key=key, value=value: to_duration(value, key))
+    return given
+
+
+def _event_time_rule(table: _Table) -> dict[str, Any]:
+    rule = _lengths(table, ("window", "max_delay", "max_lead", "max_skew"))
+    on_conflict = table.optional("on_conflict")
+    if on_conflict is not None:
+        table.check("on_conflict", lambda: EventTimeRule.checked(0, 0, 0, cast("Any", on_conflict)))
+        rule["on_conflict"] = on_conflict
+    return rule
+
+
+def _rate_rule(table: _Table) -> dict[str, Any]:
+    rule = _lengths(table, ("batch_length",))
+    timeout = table.take("timeout", (str, float), "a length of time in quotes, or inf for none")
+    if timeout is not None:
+        rule["timeout"] = timeout
+    length = rule.get("batch_length", "1s")
+    table.check("timeout", lambda: RateRule.checked(length, cast("Any", timeout)))
+    gated = table.take("gated", (bool, list), "true, false, or a list of streams")
+    if isinstance(gated, list) and not all(isinstance(stream, str) for stream in cast("list[object]", gated)):
+        raise table.wrong("gated", f"batching.gated: {quoted(gated)} must be true, false, or a list of streams")
+    if gated is not None:
+        rule["gated"] = frozenset(cast("list[str]", gated)) if isinstance(gated, list) else gated
+    return rule
+
+
+def _output(table: _Table, source: Source) -> Output:
     what = table.text("what")
     if what not in _TARGETS_OF:
         raise table.wrong("what", f"output.what: {quoted(what)} is none; there are {', '.join(_TARGETS_OF)}")
@@ -269,5 +432,13 @@ def _output(table: _Table) -> Output:
     if len(given) != 1 or given[0][0] not in allowed:
         raise table.wrong(given[0][0] if given else "", f"an output of {what} needs one of {' and '.join(allowed)}")
     kind, target = given[0]
+    name, url, ledgers = (table.optional(key) for key in ("name", "url", "ledgers"))
+    if name is not None:
+        table.check("name", lambda: check_name(name))
+    if kind == "parquet" and (url or ledgers):
+        raise table.wrong("url" if url else "ledgers", "an output to parquet is in no database; parquet says where")
+    if url is None and ledgers is not None:
+        raise table.wrong("ledgers", "output.ledgers belongs to output.url, which is missing")
     table.end()
-    return Output(what, cast("Any", kind), target)
+    place = (source.url, source.ledgers) if url is None else (url, ledgers)
+    return Output(name or target, what, cast("Any", kind), target, *place)

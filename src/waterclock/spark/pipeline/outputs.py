@@ -8,7 +8,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from waterclock.connection import connect
-from waterclock.spark.pipeline.file import Output, PipelineFile, Source
+from waterclock.spark.pipeline.file import Output, Pipeline, Source, place_options
+from waterclock.spark.session.describing import described
 from waterclock.spark.session.workers import freezing_imports
 from waterclock.spark.streaming.batching import batches_of, rejected_of
 from waterclock.spark.writing.batch_rows import encoded
@@ -20,7 +21,7 @@ _FACTS = ("id", "source", "start", "end", "closed_at", "reason", "count")
 _BATCHES_AT_ONCE = 500
 
 
-def write_outcomes(file: PipelineFile, outcomes: DataFrame, *, run: str, micro_batch: int) -> None:
+def write_outcomes(pipeline: Pipeline, outcomes: DataFrame, *, run: str, producer: str, micro_batch: int) -> None:
     """Write batches and rejected messages to every output.
 
     Parameters
@@ -28,19 +29,30 @@ def write_outcomes(file: PipelineFile, outcomes: DataFrame, *, run: str, micro_b
     outcomes
         What `event_time_outcomes` gave, of a micro-batch or of a whole replay.
     run
-        Who writes: a stream by its id, a replay by what it reads.
+        Who writes, for the names of files: a stream by its id, a replay by what it reads.
+    producer
+        Who writes, for topics: as ``run``, and a replay by its pipeline besides.
     micro_batch
         Which of the run's micro-batches this is.
     """
-    for number, output in enumerate(file.outputs):
+    for output in pipeline.outputs:
         rows = batches_of(outcomes) if output.what == "batches" else rejected_of(outcomes)
-        if output.kind == "parquet":
-            _write_parquet(rows, output, file.source, f"{run}-{micro_batch:010d}")
-            continue
-        options = file.source.place | {output.kind: output.target, "payloads": file.source.topic}
-        if output.kind == "topic":
-            options |= {"producer": f"{file.name}-{run}-{number}", "microBatch": str(micro_batch)}
-        rows.write.format("waterclock").options(**options).mode("append").save()
+        with described(outcomes.sparkSession, f"{pipeline.name} {micro_batch}: {output.what} to {output.name}"):
+            if output.kind == "parquet":
+                _write_parquet(rows, output, pipeline.source, f"{run}-{micro_batch:010d}")
+                continue
+            options = place_options(output.url, output.ledgers) | {output.kind: output.target}
+            options |= {"payloads": pipeline.source.topic} | _elsewhere(output, pipeline.source)
+            if output.kind == "topic":
+                options |= {"producer": f"{producer}-{output.name}", "microBatch": str(micro_batch)}
+            rows.write.format("waterclock").options(**options).mode("append").save()
+
+
+def _elsewhere(output: Output, source: Source) -> dict[str, str]:
+    """Say where the payloads are, if that is not the output's own database."""
+    if (output.url, output.ledgers) == (source.url, source.ledgers):
+        return {}
+    return place_options(source.url, source.ledgers, "payloadsUrl", "payloadsLedgers")
 
 
 def _write_parquet(rows: DataFrame, output: Output, source: Source, run: str) -> None:

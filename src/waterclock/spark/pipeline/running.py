@@ -1,124 +1,98 @@
-"""Runs a pipeline: as a stream that goes on where it stopped, or over a range of the archive."""
+"""Runs pipelines: as streams that go on where they stopped, or one over a range of the archive."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import shutil
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from waterclock import moments
-from waterclock.errors import WaterclockError
-from waterclock.spark.pipeline.file import AVAILABLE_NOW, PipelineFile
+from waterclock.errors import InvalidArgumentError
+from waterclock.spark.pipeline.failures import in_a_line
+from waterclock.spark.pipeline.file import AVAILABLE_NOW, Pipeline, place_options
 from waterclock.spark.pipeline.outputs import write_outcomes
+from waterclock.spark.pipeline.progress import Progress, counts, observed
 from waterclock.spark.registering import register
+from waterclock.spark.session.partitions import PARTITIONS, chosen_partitions, partitions_in
 from waterclock.spark.streaming.batching import event_time_outcomes, rate_aware_outcomes
 from waterclock.time import to_duration
 
 _LOOK_EVERY = 0.5
-_FINISH_WITHIN = 60.0
-_ARRIVED = "arrived"
+_LOOK_AGAIN = 0.1
+
+FINISH_WITHIN_S = 20.0
+"""So long a pipeline that is to stop may go on with the micro-batch under way; Kubernetes kills after 30 s."""
 
 
-class PipelineError(WaterclockError):
-    """A pipeline ended with an error, whose text is that of its cause."""
-
-
-@dataclass
-class Progress:
-    """How far a pipeline has come.
-
-    Attributes
-    ----------
-    micro_batches, messages
-        How many it has processed since it was started.
-    rate
-        Messages a second, of the newest micro-batch.
-    lag
-        Messages of the topic that are not read yet; None where that is not known yet.
-    open_sources
-        Sources with messages whose batch is not closed; None in a replay.
-    rejected
-        Messages that are in no batch, since the start.
-    newest
-        Number of the newest micro-batch that is counted; -1 before there is one.
-    """
-
-    micro_batches: int = 0
-    messages: int = 0
-    rate: float = 0.0
-    lag: int | None = None
-    open_sources: int | None = None
-    rejected: int = 0
-    newest: int = -1
-
-
-def run_pipeline(
+def run_pipelines(
     spark: SparkSession,
-    file: PipelineFile,
+    pipelines: Sequence[Pipeline],
     *,
     once: bool = False,
-    tell: Callable[[Progress], None] = lambda _: None,
+    tell: Callable[[Sequence[Progress]], None] = lambda _: None,
     stopping: Callable[[], bool] = lambda: False,
-) -> Progress:
-    """Run a pipeline as a stream, from where its checkpoint says.
+) -> list[Progress]:
+    """Run pipelines as streams beside each other, each from where its checkpoint says.
+
+    Where one ends with an error, the others are stopped as well.
 
     Parameters
     ----------
     once
         Read what there is now, and end.
     tell
-        Called now and then with the progress so far.
+        Called now and then with how far each has come.
     stopping
-        Called now and then; True stops the pipeline. The micro-batch under way is finished first.
+        Called now and then; True stops the pipelines. The micro-batches under way are finished first, if that takes no
+        longer than `FINISH_WITHIN_S`; one that takes longer comes again, under its number, with the next run.
 
     Raises
     ------
     PipelineError
-        Where the stream ended with an error.
+        Where a stream ended with an error.
+    InvalidArgumentError
+        Where a checkpoint has its state in another number of partitions than the file asks for.
     """
-    file.check_places()
+    for pipeline in pipelines:
+        pipeline.check_places()
     register(spark)
-    source = spark.readStream.format("waterclock").options(**_read_options(file), **file.source.start)
-    if file.source.max_messages_per_trigger is not None:
-        source = source.option("maxMessagesPerTrigger", file.source.max_messages_per_trigger)
-    # A row holds many messages, so Spark's own counts of rows say nothing.
-    outcomes = _outcomes(file, _loaded(source).observe(_ARRIVED, F.sum("count").alias("messages")))
-    progress = Progress()
+    all_progress = [Progress(pipeline.name) for pipeline in pipelines]
+    with _halting() as halt, in_a_line():
+        with _stopped([]) as queries:
+            for pipeline in pipelines:
+                queries.append(_start(spark, pipeline, once=once, halt=halt))
+            while _follow(queries, all_progress):
+                tell(all_progress)
+                if stopping():
+                    halt.touch()
+                    _finish(queries)
+                    break
+        _follow(queries, all_progress)
+    tell(all_progress)
+    return all_progress
 
-    def write(rows: DataFrame, number: int) -> None:
-        query = next(query for query in spark.streams.active if query.name == file.name)
-        progress.rejected += _write(file, rows, run=query.id, micro_batch=number)
 
-    writer = outcomes.writeStream.queryName(file.name).option("checkpointLocation", file.checkpoint)
-    if once or file.trigger == AVAILABLE_NOW:
-        writer = writer.trigger(availableNow=True)
-    else:
-        milliseconds = to_duration(file.trigger, "trigger") // 1_000_000
-        writer = writer.trigger(processingTime=f"{milliseconds} milliseconds")
-    query = writer.foreachBatch(write).start()
-    try:
-        while not query.awaitTermination(_LOOK_EVERY):  # pyright: ignore[reportArgumentType]  # it takes fractions
-            _follow(query, progress)
-            tell(progress)
-            if stopping():
-                _finish(query)
-    except PySparkException as error:
-        raise PipelineError(_reason(error)) from error
-    finally:
-        query.stop()
-    _follow(query, progress)
-    tell(progress)
+def run_pipeline(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    *,
+    once: bool = False,
+    tell: Callable[[Progress], None] = lambda _: None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Progress:
+    """Run one pipeline as a stream; see `run_pipelines`."""
+    (progress,) = run_pipelines(spark, [pipeline], once=once, tell=lambda each: tell(each[0]), stopping=stopping)
     return progress
 
 
-def replay_pipeline(spark: SparkSession, file: PipelineFile, since: int, until: int) -> Progress:
+def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: int) -> Progress:
     """Batch the messages published in a range of time anew, and write them to the outputs.
 
     The range is judged alone. Batches that are in a message table already stay as they are; rejected messages and
@@ -129,92 +103,134 @@ def replay_pipeline(spark: SparkSession, file: PipelineFile, since: int, until: 
     since, until
         Publish times, ns.
     """
-    file.check_places()
+    pipeline.check_places()
     register(spark)
     source = spark.read.format("waterclock").options(
-        **_read_options(file), startingTimestamp=str(since), endingTimestamp=str(until)
+        **_read_options(pipeline), startingTimestamp=str(since), endingTimestamp=str(until)
     )
-    progress = Progress(micro_batches=1)
-    outcomes = _outcomes(file, _loaded(source))
-    started = moments.monotonic()
-    progress.rejected = _write(file, outcomes, run=f"replay-{since}-{until}", micro_batch=0, progress=progress)
+    progress = Progress(pipeline.name, micro_batches=1)
+    run = f"replay-{since}-{until}"
+    with in_a_line():
+        outcomes = _outcomes(pipeline, source).persist()
+        started = moments.monotonic()
+        try:
+            write_outcomes(pipeline, outcomes, run=run, producer=f"{pipeline.name}-{run}", micro_batch=0)
+            counted = outcomes.selectExpr("count").groupBy().sum().head()
+            found = outcomes.agg(*counts()).head()
+        finally:
+            outcomes.unpersist()
+    progress.messages = 0 if counted is None else counted[0] or 0
+    if found is not None:
+        progress.count(found.asDict())
     progress.rate = progress.messages / max(moments.monotonic() - started, 1e-9)
     return progress
 
 
-def _outcomes(file: PipelineFile, messages: DataFrame) -> DataFrame:
-    return (event_time_outcomes if file.by == "event_time" else rate_aware_outcomes)(messages, **file.rule)
+class _Writer:
+    """Writes the outcomes of one stream's micro-batches. It is pickled where Spark Connect runs it elsewhere."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._stream: str | None = None
+
+    def __call__(self, outcomes: DataFrame, number: int) -> None:
+        stream = self._stream or self._stream_id(outcomes.sparkSession)
+        self._stream = stream
+        outcomes = outcomes.persist()
+        try:
+            write_outcomes(self._pipeline, outcomes, run=stream, producer=stream, micro_batch=number)
+        finally:
+            outcomes.unpersist()
+
+    def _stream_id(self, spark: SparkSession) -> str:
+        """Read the stream's id, which belongs to its checkpoint and outlives each run."""
+        lines = spark.read.text(f"{self._pipeline.checkpoint.rstrip('/')}/metadata").head(1)
+        return json.loads(lines[0][0])["id"]
 
 
-def _loaded(source: DataFrameReader | DataStreamReader) -> DataFrame:
+def _start(spark: SparkSession, pipeline: Pipeline, *, once: bool, halt: Path) -> StreamingQuery:
+    source = spark.readStream.format("waterclock").options(
+        **_read_options(pipeline), **pipeline.source.start, haltFile=str(halt)
+    )
+    if pipeline.source.max_messages_per_trigger is not None:
+        source = source.option("maxMessagesPerTrigger", pipeline.source.max_messages_per_trigger)
+    writer = observed(_outcomes(pipeline, source)).writeStream.queryName(pipeline.name)
+    writer = writer.option("checkpointLocation", pipeline.checkpoint)
+    if once or pipeline.trigger == AVAILABLE_NOW:
+        writer = writer.trigger(availableNow=True)
+    else:
+        milliseconds = to_duration(pipeline.trigger, "trigger") // 1_000_000
+        writer = writer.trigger(processingTime=f"{milliseconds} milliseconds")
+    # A query takes the session's settings as they are when it starts.
+    before = spark.conf.get(PARTITIONS)
+    spark.conf.set(PARTITIONS, state_partitions(spark, pipeline))
     try:
-        return source.load()
-    except PySparkException as error:
-        raise PipelineError(_reason(error)) from error
-
-
-def _read_options(file: PipelineFile) -> dict[str, str]:
-    return file.source.place | {"topic": file.source.topic, "packed": "true"}
-
-
-def _write(
-    file: PipelineFile, outcomes: DataFrame, *, run: str, micro_batch: int, progress: Progress | None = None
-) -> int:
-    """Write some outcomes; give how many messages were rejected."""
-    outcomes = outcomes.persist()
-    try:
-        write_outcomes(file, outcomes, run=run, micro_batch=micro_batch)
-        counts = {
-            row.rejection: row.messages
-            for row in outcomes.groupBy("rejection")
-            .agg({"count": "sum"})
-            .withColumnRenamed("sum(count)", "messages")
-            .collect()
-        }
+        return writer.foreachBatch(_Writer(pipeline)).start()
     finally:
-        outcomes.unpersist()
-    if progress is not None:
-        progress.messages = sum(counts.values())
-    return sum(count for rejection, count in counts.items() if rejection is not None)
+        spark.conf.set(PARTITIONS, str(before))
 
 
-def _follow(query: StreamingQuery, progress: Progress) -> None:
-    for one in query.recentProgress:
-        # Spark also reports where nothing came; such a report repeats the number of the micro-batch to come.
-        if one.batchId <= progress.newest or not one.numInputRows:
-            continue
-        messages = one.observedMetrics[_ARRIVED].messages
-        progress.newest = one.batchId
-        progress.micro_batches += 1
-        progress.messages += messages
-        progress.rate = messages / max(one.durationMs["triggerExecution"], 1) * 1_000
-    newest: Any = query.lastProgress
-    if newest is None:
-        return
-    progress.lag = _lag(newest.sources[0])
-    if newest.stateOperators:
-        progress.open_sources = newest.stateOperators[0].numRowsTotal
+def state_partitions(spark: SparkSession, pipeline: Pipeline) -> int:
+    """Give in how many parts a pipeline's state is or will be: as its checkpoint has it, its file, or the cores.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Where checkpoint and file differ.
+    """
+    kept, wanted = partitions_in(spark, pipeline.checkpoint), pipeline.state_partitions
+    if kept is not None and wanted is not None and kept != wanted:
+        raise InvalidArgumentError(
+            f"run.state_partitions = {wanted} of pipeline {pipeline.name!r} does not fit its checkpoint, whose state is"
+            f" in {kept}; leave it out, or begin with another checkpoint"
+        )
+    return kept or wanted or chosen_partitions(spark)
 
 
-def _lag(source: Any) -> int | None:
-    # Before the first micro-batch Spark reports no offset, as nothing or as JSON's null.
-    latest, end = (json.loads(text or "null") or {} for text in (source.latestOffset, source.endOffset))
-    if "ordinal" not in latest or "ordinal" not in end:
-        return None
-    return latest["ordinal"] - end["ordinal"]
+def _outcomes(pipeline: Pipeline, source: DataFrameReader | DataStreamReader) -> DataFrame:
+    messages = source.load()
+    return (event_time_outcomes if pipeline.by == "event_time" else rate_aware_outcomes)(messages, **pipeline.rule)
 
 
-def _finish(query: StreamingQuery) -> None:
-    give_up_at = moments.monotonic() + _FINISH_WITHIN
-    while query.isActive and query.status["isTriggerActive"] and moments.monotonic() < give_up_at:
-        query.awaitTermination(0.1)  # pyright: ignore[reportArgumentType]  # it takes fractions
-    query.stop()
+def _read_options(pipeline: Pipeline) -> dict[str, str]:
+    place = place_options(pipeline.source.url, pipeline.source.ledgers)
+    return place | {"topic": pipeline.source.topic, "packed": "true"}
 
 
-def _reason(error: PySparkException) -> str:
-    """Take our own text out of what Spark wraps around it."""
-    text = str(error)
-    marker = "waterclock.errors."
-    if marker not in text:
-        return text
-    return text[text.index(marker) :].split("\n", 1)[0].split(": ", 1)[1]
+def _follow(queries: Sequence[StreamingQuery], all_progress: Sequence[Progress]) -> bool:
+    """Count what the queries have done, and say whether any goes on."""
+    active = False
+    for query, progress in zip(queries, all_progress, strict=True):
+        # It raises where the query has ended with an error.
+        ended = query.awaitTermination(_LOOK_EVERY / len(queries))  # pyright: ignore[reportArgumentType]  # it takes fractions
+        progress.follow(query)
+        active = active or not ended
+    return active
+
+
+def _finish(queries: Sequence[StreamingQuery]) -> None:
+    """Wait for the micro-batches under way; the halt file keeps further ones from having messages."""
+    give_up_at = moments.monotonic() + FINISH_WITHIN_S
+    for query in queries:
+        while query.isActive and query.status["isTriggerActive"] and moments.monotonic() < give_up_at:
+            query.awaitTermination(_LOOK_AGAIN)  # pyright: ignore[reportArgumentType]  # it takes fractions
+
+
+@contextmanager
+def _stopped(queries: list[StreamingQuery]) -> Generator[list[StreamingQuery]]:
+    try:
+        yield queries
+    finally:
+        for query in queries:
+            with suppress(Exception):  # where Spark has ended, there is nothing to stop, and the first error counts
+                query.stop()
+
+
+@contextmanager
+def _halting() -> Generator[Path]:
+    """Give a path that is free; a file there has the sources of the queries say that there are no more messages."""
+    folder = Path(tempfile.mkdtemp(prefix="waterclock-pipeline-"))
+    try:
+        yield folder / "halt"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

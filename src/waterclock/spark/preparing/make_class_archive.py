@@ -27,7 +27,7 @@ def make_class_archive() -> Path:
 
 def run_and_dump(path: Path) -> None:
     """Run a session that does a little of everything, and have its Java write down which classes that took."""
-    options = {
+    options: dict[str, Any] = {
         "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} {QUIET} -XX:ArchiveClassesAtExit='{path}'",
         "spark.driver.memory": "512m",
         "spark.sql.shuffle.partitions": 1,

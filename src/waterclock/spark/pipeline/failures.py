@@ -1,0 +1,69 @@
+"""Says in a line why Spark ended a pipeline: its own errors are many lines of other programs' traces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from waterclock.errors import WaterclockError
+from waterclock.quoting import cut
+from waterclock.urls import redacted
+
+_OURS = re.compile(r"waterclock\.errors\.(\w+): (.*)")
+_NO_MODULE = re.compile(r"No module named '?waterclock\b")
+_CHECKPOINT = re.compile(r"(STATE_STORE|STATEFUL_PROCESSOR|CHECKPOINT|STREAMING_STATEFUL_OPERATOR|OFFSET_LOG)\w*")
+_PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.MULTILINE)
+_JAVA_CAUSE = re.compile(r"^Caused by: (.*)$", re.MULTILINE)
+_JAVA_NAME = re.compile(r"\b(?:[a-z][a-z0-9_]*\.){2,}(?=[A-Z]\w*(?:Exception|Error))")
+_CONNECT_GONE = "UNAVAILABLE"
+
+_JVM_DIED = (
+    "Spark's Java process has ended, perhaps because its memory ran out or the machine stopped it; start the pipeline"
+    " again: it goes on where its checkpoint says"
+)
+_WORKER_LACKS_US = (
+    "a Python worker of Spark cannot import waterclock: install the same version of it in the Python of every executor"
+    " (PYSPARK_PYTHON, or an archive given with spark.archives)"
+)
+
+
+class PipelineError(WaterclockError):
+    """A pipeline ended with an error, whose text is that of its cause."""
+
+
+@contextmanager
+def in_a_line() -> Generator[None]:
+    """Turn what Spark raises into a `PipelineError` of one line; Spark's error is its cause."""
+    try:
+        yield
+    except PySparkException as error:
+        raise PipelineError(reason(str(error))) from error
+    except (Py4JError, ConnectionError, EOFError) as error:
+        text = str(error)
+        raise PipelineError(reason(text) if "Exception" in text and "\tat " in text else _JVM_DIED) from error
+
+
+def reason(text: str) -> str:
+    """Take the cause out of the text of one of Spark's errors, as one line."""
+    if ours := _OURS.search(text):
+        return ours[2].rstrip()
+    if _NO_MODULE.search(text):
+        return _WORKER_LACKS_US
+    lines = text.strip().splitlines()
+    said = lines[0] if lines else "Spark says no more than that it failed"
+    if said.startswith("An error occurred while calling") and len(lines) > 1:
+        said = lines[1].removeprefix(": ")
+    if "Traceback (most recent call last)" in text:
+        trace = text[text.index("Traceback (most recent call last)") :]
+        errors = _PYTHON_ERROR.findall(trace)
+        said = errors[-1] if errors else said
+    elif causes := _JAVA_CAUSE.findall(text):
+        said = f"{said} ({causes[-1]})" if causes[-1] not in said else said
+    said = cut(redacted(_JAVA_NAME.sub("", said)))
+    if _CHECKPOINT.search(text):
+        return f"{said}; the checkpoint is of another version or another pipeline: start with a new one"
+    return said

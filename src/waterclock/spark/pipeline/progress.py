@@ -1,0 +1,165 @@
+"""How far a pipeline has come: counted from what Spark reports of its micro-batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.utils import is_remote
+
+from waterclock.batching.event_time.rule import REJECTIONS
+from waterclock.connection import connect
+from waterclock.message import Position
+from waterclock.spark.pipeline.file import Source
+
+OUTCOMES = "outcomes"
+"""What Spark observes of the outcomes of a micro-batch, by this name."""
+
+_BATCHES = "batches"
+_REASONS = [*REJECTIONS.values()]
+_NS_PER_S = 1_000_000_000
+_PHASES = {
+    "latestOffset": "look",
+    "queryPlanning": "plan",
+    "addBatch": "batch_and_write",
+    "walCommit": "begin",
+    "commitOffsets": "commit",
+    "commitBatch": "commit",
+    "triggerExecution": "all",
+}
+"""What Spark times of a micro-batch, and what it is."""
+
+
+@dataclass
+class Progress:
+    """How far a pipeline has come.
+
+    Attributes
+    ----------
+    pipeline
+        Its name.
+    micro_batches, messages
+        How many it has processed since it was started.
+    batches
+        How many it has given since then; None through Spark Connect, which does not tell.
+    rate
+        Messages a second, of the newest micro-batch.
+    lag
+        Messages of the topic that are not read yet; None where that is not known yet.
+    position
+        Where the first of these stands; None where that is not known yet.
+    open_sources
+        Sources with messages whose batch is not closed; None in a replay.
+    rejections
+        Messages that are in no batch, by the reason, since the start; none where ``batches`` is None.
+    state_bytes
+        What the state takes; None in a replay.
+    state_partitions
+        In how many parts it is.
+    phases
+        How long the parts of the newest micro-batch took, ms.
+    newest
+        Number of the newest micro-batch that is counted; -1 before there is one.
+    """
+
+    pipeline: str = ""
+    micro_batches: int = 0
+    messages: int = 0
+    batches: int | None = 0
+    rate: float = 0.0
+    lag: int | None = None
+    position: str | None = None
+    open_sources: int | None = None
+    rejections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_REASONS, 0))
+    state_bytes: int | None = None
+    state_partitions: int | None = None
+    phases: dict[str, int] = field(default_factory=dict[str, int])
+    newest: int = -1
+
+    @property
+    def rejected(self) -> int | None:
+        """Messages that are in no batch, since the start; None where ``batches`` is."""
+        return None if self.batches is None else sum(self.rejections.values())
+
+    def count(self, observed: Mapping[str, Any]) -> None:
+        """Add what was observed of a micro-batch's outcomes."""
+        self.batches = (self.batches or 0) + (observed[_BATCHES] or 0)
+        for reason in self.rejections:
+            self.rejections[reason] += observed[reason] or 0
+
+    def follow(self, query: StreamingQuery) -> None:
+        """Count the micro-batches that have ended since."""
+        for one in query.recentProgress:
+            # Spark also reports where nothing came; such a report repeats the number of the micro-batch to come.
+            if one.batchId <= self.newest or "addBatch" not in one.durationMs:
+                continue
+            read = _read(one.sources[0])
+            self.newest = one.batchId
+            self.micro_batches += 1
+            self.messages += read
+            self.rate = read / max(one.durationMs["triggerExecution"], 1) * 1_000
+            self.phases = _phases(one.durationMs)
+            if is_remote():
+                self.batches, self.rejections = None, {}
+            elif OUTCOMES in one.observedMetrics:
+                self.count(one.observedMetrics[OUTCOMES].asDict())
+        newest: Any = query.lastProgress
+        if newest is None:
+            return
+        latest, end = _offset(newest.sources[0].latestOffset), _offset(newest.sources[0].endOffset)
+        if "ordinal" in latest and "ordinal" in end:
+            self.lag, self.position = latest["ordinal"] - end["ordinal"], end["position"]
+        if newest.stateOperators:
+            state = newest.stateOperators[0]
+            self.open_sources, self.state_bytes = state.numRowsTotal, state.memoryUsedBytes
+            self.state_partitions = state.numShufflePartitions
+
+    def lag_seconds(self, source: Source) -> float | None:
+        """Say how long the first message that is not read has been in the topic; None where that is not known yet."""
+        if not self.lag or self.position is None:
+            return None if self.lag is None else 0.0
+        with connect(source.url, source.ledgers) as database:
+            waiting = database.topic(source.topic).read(Position.parse(self.position), limit=1, on_damage="skip")
+            first = next(iter(waiting), None)
+            if first is None or first.receive_time is None:
+                return 0.0
+            return max(database.backend.now() - first.receive_time, 0) / _NS_PER_S
+
+
+def observed(outcomes: DataFrame) -> DataFrame:
+    """Have Spark count batches, and rejected messages by reason, of outcomes that pass."""
+    return outcomes.observe(OUTCOMES, *counts())
+
+
+def counts() -> list[Column]:
+    """Give what counts batches, and rejected messages by reason, of outcomes."""
+    batches = F.sum(F.when(F.col("rejection").isNull(), F.size("batches")))
+    by_reason = [F.sum(F.when(F.col("rejection") == reason, F.col("count"))).alias(reason) for reason in _REASONS]
+    return [batches.alias(_BATCHES), *by_reason]
+
+
+def _read(source: Any) -> int:
+    """Count the messages between the offsets of a micro-batch: a row of it holds many."""
+    start, end = _offset(source.startOffset), _offset(source.endOffset)
+    if "ordinal" not in end:
+        return 0
+    return end["ordinal"] - start.get("ordinal", end.get("begin", end["ordinal"]))
+
+
+def _offset(reported: Any) -> dict[str, Any]:
+    # Before the first micro-batch Spark reports no offset, as nothing or as JSON's null.
+    offset = json.loads(reported or "null") if isinstance(reported, str | None) else reported
+    return offset or {}
+
+
+def _phases(durations: Mapping[str, int]) -> dict[str, int]:
+    phases: dict[str, int] = {}
+    for spark, own in _PHASES.items():
+        if spark in durations:
+            phases[own] = phases.get(own, 0) + durations[spark]
+    return phases

@@ -1,0 +1,207 @@
+"""Says how far pipelines have come: on a line that changes, as lines of a log, and to Prometheus."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+from rich.console import Console
+from rich.status import Status
+
+from waterclock import moments
+from waterclock.errors import InvalidArgumentError, UnavailableError, WaterclockError
+from waterclock.quoting import quoted
+from waterclock.spark.pipeline.file import Pipeline
+from waterclock.spark.pipeline.progress import Progress
+
+EVERY_S = 30.0
+"""So often a pipeline without a terminal says how far it is."""
+
+_PREFIX = "waterclock_pipeline_"
+_MS_PER_S = 1_000
+_HERE = "127.0.0.1"
+
+
+class Reporter:
+    """Says how far some pipelines have come.
+
+    Parameters
+    ----------
+    pipelines
+        Those that run.
+    as_json
+        Write an object a line instead of text.
+    quiet
+        Say nothing on stderr.
+    """
+
+    def __init__(self, pipelines: Sequence[Pipeline], *, as_json: bool, quiet: bool) -> None:
+        self._pipelines = pipelines
+        self._as_json = as_json
+        self._quiet = quiet
+        self._status: Status | None = None
+        self._next = moments.monotonic() + EVERY_S
+        self._started: set[str] = set()
+        self._lag_seconds: dict[str, float | None] = {}
+        self._all: Sequence[Progress] = []
+
+    @contextmanager
+    def shown(self, metrics: str | None) -> Generator[str | None]:
+        """Show progress meanwhile, and answer Prometheus at an address, if one is given; give that address.
+
+        Raises
+        ------
+        InvalidArgumentError, UnavailableError
+            For an address that is none, or cannot be listened at.
+        """
+        with ExitStack() as stack:
+            if metrics is not None:
+                metrics = stack.enter_context(_answering(metrics, lambda: families(self._all, self._lag_seconds)))
+            if sys.stderr.isatty() and not self._quiet and not self._as_json:
+                self._status = stack.enter_context(Console(stderr=True).status("starting Spark"))
+            yield metrics
+
+    def tell(self, all_progress: Sequence[Progress]) -> None:
+        """Take in how far the pipelines are, and say it where it is time."""
+        self._all = [*all_progress]
+        if self._status is not None:
+            self._status.update("; ".join(line(one, None) for one in all_progress))
+        for progress in all_progress:
+            if progress.state_partitions is not None and progress.pipeline not in self._started:
+                self._started.add(progress.pipeline)
+                self._say("plan", progress, f"its state is in {progress.state_partitions} partitions")
+        if moments.monotonic() < self._next:
+            return
+        self._next = moments.monotonic() + EVERY_S
+        for pipeline, progress in zip(self._pipelines, all_progress, strict=True):
+            self._lag_seconds[pipeline.name] = _lag_seconds(pipeline, progress)
+            self._say("progress", progress, line(progress, self._lag_seconds[pipeline.name]))
+
+    def _say(self, event: str, progress: Progress, text: str) -> None:
+        if self._quiet or self._status is not None:
+            return
+        if self._as_json:
+            text = json.dumps({"event": event, **facts(progress, self._lag_seconds.get(progress.pipeline))})
+        else:
+            text = f"{progress.pipeline}: {text}"
+        print(text, file=sys.stderr, flush=True)  # noqa: T201  # the talk of a command, which a log collects
+
+
+def facts(progress: Progress, lag_seconds: float | None) -> dict[str, Any]:
+    """Give all that is known of a pipeline's progress, as JSON takes it."""
+    return {
+        "pipeline": progress.pipeline,
+        "micro_batches": progress.micro_batches,
+        "messages": progress.messages,
+        "messages_per_second": round(progress.rate, 1),
+        "lag_messages": progress.lag,
+        "lag_seconds": lag_seconds,
+        "batches": progress.batches,
+        "open_sources": progress.open_sources,
+        "rejected": progress.rejections,
+        "state_bytes": progress.state_bytes,
+        "state_partitions": progress.state_partitions,
+        "micro_batch_ms": progress.phases,
+    }
+
+
+def line(progress: Progress, lag_seconds: float | None) -> str:
+    """Say for people how far a pipeline is."""
+    behind = f"{_shown(progress.lag)} behind" + ("" if lag_seconds is None else f" ({lag_seconds:,.1f} s)")
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in progress.rejections.items() if count)
+    said = [
+        f"{progress.messages:,} messages, {progress.rate:,.0f}/s, {behind}",
+        f"{_shown(progress.batches)} batches, {_shown(progress.open_sources)} sources open",
+        f"{_shown(progress.rejected)} rejected" + (f" ({reasons})" if reasons else ""),
+    ]
+    if progress.state_bytes is not None:
+        said.append(f"state {progress.state_bytes:,} bytes")
+    if progress.phases:
+        said.append("micro-batch " + ", ".join(f"{phase} {ms:,} ms" for phase, ms in progress.phases.items()))
+    return "; ".join(said)
+
+
+def families(
+    all_progress: Sequence[Progress], lag_seconds: dict[str, float | None]
+) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+    """Give what Prometheus is answered."""
+    counters: list[tuple[str, str, Callable[[Progress], float | None]]] = [
+        ("messages", "Messages read since the start.", lambda one: one.messages),
+        ("batches", "Batches given since the start.", lambda one: one.batches),
+        ("micro_batches", "Micro-batches since the start.", lambda one: one.micro_batches),
+    ]
+    gauges: list[tuple[str, str, Callable[[Progress], float | None]]] = [
+        ("lag_messages", "Messages of the topic that are not read yet.", lambda one: one.lag),
+        (
+            "lag_seconds",
+            "How long the first of these has been in the topic; asked every 30 s.",
+            lambda one: lag_seconds.get(one.pipeline),
+        ),
+        ("open_sources", "Sources with an open batch.", lambda one: one.open_sources),
+        ("state_bytes", "What the state takes.", lambda one: one.state_bytes),
+    ]
+    for kind, measures in ((CounterMetricFamily, counters), (GaugeMetricFamily, gauges)):
+        for name, means, measure in measures:
+            family = kind(_PREFIX + name, means, labels=["pipeline"])
+            for one in all_progress:
+                value = measure(one)
+                if value is not None:
+                    family.add_metric([one.pipeline], value)
+            yield family
+    rejected = CounterMetricFamily(_PREFIX + "rejected", "Messages in no batch.", labels=["pipeline", "reason"])
+    phases = GaugeMetricFamily(
+        _PREFIX + "micro_batch_seconds", "How long the newest micro-batch took.", labels=["pipeline", "phase"]
+    )
+    for one in all_progress:
+        for reason, count in one.rejections.items():
+            rejected.add_metric([one.pipeline, reason], count)
+        for phase, ms in one.phases.items():
+            phases.add_metric([one.pipeline, phase], ms / _MS_PER_S)
+    yield rejected
+    yield phases
+
+
+class _Families(Collector):
+    def __init__(self, give: Callable[[], Iterator[CounterMetricFamily | GaugeMetricFamily]]) -> None:
+        self._give = give
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        return self._give()
+
+
+@contextmanager
+def _answering(address: str, give: Callable[[], Iterator[CounterMetricFamily | GaugeMetricFamily]]) -> Generator[str]:
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        raise InvalidArgumentError(
+            f"metrics: {quoted(address)} is no address; give HOST:PORT, for example 0.0.0.0:9108"
+        )
+    registry = CollectorRegistry()
+    registry.register(_Families(give))
+    try:
+        server, thread = start_http_server(int(port), host.strip("[]") or _HERE, registry)
+    except (OSError, OverflowError) as error:
+        raise UnavailableError(f"metrics: cannot listen at {quoted(address)}: {error}") from error
+    try:
+        yield f"{host or _HERE}:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _lag_seconds(pipeline: Pipeline, progress: Progress) -> float | None:
+    try:
+        return progress.lag_seconds(pipeline.source)
+    except WaterclockError:
+        return None  # the stream itself says what is wrong with the topic
+
+
+def _shown(count: int | None) -> str:
+    return "?" if count is None else f"{count:,}"

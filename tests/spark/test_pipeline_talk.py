@@ -1,0 +1,124 @@
+"""What pipelines say: their progress as lines, as JSON and to Prometheus, and the cause of an error in a line."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from pathlib import Path
+
+import pytest
+from py4j.protocol import Py4JNetworkError
+from pyspark.errors import PySparkException
+from tests.moments import ReadFrom
+from tests.spark.pipeline_files import SECOND, START, read, write
+
+import waterclock as wc
+from waterclock import moments
+from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
+from waterclock.spark.pipeline.progress import Progress
+from waterclock.spark.pipeline.reporting import EVERY_S, Reporter
+
+STATE = {"open_sources": 7, "state_bytes": 4096, "state_partitions": 2}
+
+
+def some_progress() -> Progress:
+    progress = Progress("press", 4, 1_500, rate=250.0, lag=1, position="0:1:0", phases={"look": 3, "all": 120}, **STATE)
+    progress.count({"batches": 12, "late": 3, "future": None, "duplicate": None, "replaced": 0})
+    return progress
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_pipeline_without_a_terminal_says_every_half_minute_how_far_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    now = 0
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database, moments.replaced(ReadFrom(lambda: now)):
+        topic = database.create_topic("telemetry")
+        for n in range(2):
+            topic.append([wc.Message("a", "s", START, publish_time=START, receive_time=START + n * SECOND)])
+        reporter = Reporter([read(write(tmp_path))], as_json=as_json, quiet=False)
+        for seconds in (1, EVERY_S - 1, EVERY_S, EVERY_S + 1, 2 * EVERY_S):
+            now = round(seconds * SECOND)
+            reporter.tell([some_progress()])
+    plan, *lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    if not as_json:
+        assert plan == "press: its state is in 2 partitions"
+        assert re.fullmatch(
+            r"press: 1,500 messages, 250/s, 1 behind \([\d,.]+ s\); 12 batches, 7 sources open; 3 rejected \(3 late\);"
+            r" state 4,096 bytes; micro-batch look 3 ms, all 120 ms",
+            lines[0],
+        )
+        return
+    assert json.loads(plan)["event"] == "plan"
+    said = json.loads(lines[0])
+    assert (said["event"], said["pipeline"], said["messages"], said["lag_messages"]) == ("progress", "press", 1_500, 1)
+    assert said["rejected"] == {"late": 3, "future": 0, "duplicate": 0, "replaced": 0}
+    assert said["lag_seconds"] > 0
+    assert said["micro_batch_ms"] == {"look": 3, "all": 120}
+
+
+def test_prometheus_is_answered_at_an_address(tmp_path: Path) -> None:
+    reporter = Reporter([read(write(tmp_path))], as_json=False, quiet=True)
+    with reporter.shown("127.0.0.1:0") as address:
+        reporter.tell([some_progress()])
+        with urllib.request.urlopen(f"http://{address}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+    assert 'waterclock_pipeline_messages_total{pipeline="press"} 1500.0' in lines
+    assert 'waterclock_pipeline_rejected_total{pipeline="press",reason="late"} 3.0' in lines
+    assert 'waterclock_pipeline_micro_batch_seconds{phase="all",pipeline="press"} 0.12' in lines
+    assert 'waterclock_pipeline_lag_messages{pipeline="press"} 1.0' in lines
+    for wrong, says in (("nowhere", "is no address"), ("127.0.0.1:99999", "cannot listen"), ("0.0.0.256:1", "cannot")):
+        with pytest.raises(wc.WaterclockError, match=f"metrics: .*{says}"), reporter.shown(wrong):
+            pass
+
+
+TRACE = """Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times, most recent failure: Lost task 0.0
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "/x/pyspark/worker.py", line 1, in main
+{error}
+
+\tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:1)
+Caused by: java.lang.IllegalStateException: more
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (TRACE.format(error="waterclock.errors.NotFoundError: ledger 3 is gone"), "ledger 3 is gone"),
+        (TRACE.format(error="ZeroDivisionError: division by zero"), "ZeroDivisionError: division by zero"),
+        (TRACE.format(error="ModuleNotFoundError: No module named 'waterclock'"), "a Python worker of Spark cannot"),
+        (
+            "An error occurred while calling o61.text.\n: java.lang.RuntimeException: java.lang.ClassNotFoundException:"
+            " Class org.apache.hadoop.fs.s3a.S3AFileSystem not found\n\tat org.apache.x",
+            "RuntimeException: ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found",
+        ),
+        (
+            "[STREAM_FAILED] Query terminated\nCaused by: java.net.UnknownHostException: nowhere",
+            "[STREAM_FAILED] Query terminated (UnknownHostException: nowhere)",
+        ),
+        (
+            "[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided schema does not match\nmore",
+            "Provided schema does not match; the checkpoint is of another version or another pipeline: start with a",
+        ),
+        ("jdbc:postgresql://user:secret@host/db\n\tat x", "jdbc:postgresql://user:***@host/db"),
+        ("", "Spark says no more than that it failed"),
+    ],
+)
+def test_the_cause_of_an_error_of_spark_is_said_in_a_line(text: str, says: str) -> None:
+    found = reason(text)
+    assert says in found
+    assert "\n" not in found
+    assert "secret" not in found
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionRefusedError(111, "Connection refused"), Py4JNetworkError("gone"), EOFError()]
+)
+def test_a_java_process_that_has_ended_is_named(error: Exception) -> None:
+    with pytest.raises(PipelineError, match="Spark's Java process has ended"), in_a_line():
+        raise error
+    with pytest.raises(PipelineError, match=r"^broken$"), in_a_line():
+        raise PySparkException("broken\n\tat x")
