@@ -85,7 +85,7 @@ def test_topics_of_an_earlier_version_get_the_totals_of_their_ledgers(
     backend.close()
 
 
-def test_producers_and_subscriptions_of_an_earlier_version_keep_their_epochs(
+def test_columns_of_an_earlier_version_that_have_other_names_now_keep_their_values(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     migrate_only_to("0009", monkeypatch)
@@ -95,6 +95,7 @@ def test_producers_and_subscriptions_of_an_earlier_version_keep_their_epochs(
         "waterclock_producers": {"topic_id": 1, "name": "p", "epoch": 7, "last_sequence": 3, "recent": "[]"},
         "waterclock_subscriptions": {"topic_id": 1, "name": "s", "created_at": 0, "epoch": 9, **place},
         "waterclock_attendance": {"table_id": 1, "session": 2, "subscribers": 3, "sent": 4, "told_at": 5},
+        "waterclock_groups": {"table_id": 1, "group_id": "g", "tail": 0, "priority": 0, "came": 6},
     }
 
     def fill(connection: sa.Connection) -> None:
@@ -109,6 +110,7 @@ def test_producers_and_subscriptions_of_an_earlier_version_keep_their_epochs(
         assert connection.execute(sa.select(topic_catalogue.producers.c.producer_epoch)).scalars().all() == [7]
         assert connection.execute(sa.select(topic_catalogue.subscriptions.c.reader_epoch)).scalars().all() == [9]
         assert connection.execute(sa.select(table_catalogue.heartbeats)).one() == (1, 2, 3, 4, 5)
+        assert connection.execute(sa.select(table_catalogue.groups.c.first_seq)).scalars().all() == [6]
     backend.close()
 
 

@@ -70,7 +70,7 @@ COMMENTS = {
     r"AS unrouted": "Whether there are messages to route first.",
     r"AS of_unassigned": "The highest priority of groups that any consumer may have.",
     r"AS of_mine": "The highest priority of the consumer's own groups.",
-    r"ORDER BY waterclock_groups\.ready_at, waterclock_groups\.came": "The groups that are due the longest, in the"
+    r"ORDER BY waterclock_groups\.ready_at, waterclock_groups\.first_seq": "The groups that are due the longest, in the"
     " order in which they began.",
     r"calls\.ack_held_at IS NULL": "Without messages whose ack is held back.",
     r"^WHERE waterclock_groups\.ctid = ANY": "By the places of the rows, each looked up by its key, for any"

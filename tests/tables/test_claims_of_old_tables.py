@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.catalogues import migrate_only_to
+from tests.catalogues import migrate_only_to, name_groups_as_today
 from tests.killed import killed_after_each_change
 
 from waterclock.connection import Database
@@ -30,7 +30,9 @@ def is_migrated() -> bool:
 @pytest.fixture
 def old(connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch, clock: MovableClock) -> Database:
     migrate_only_to("0009", monkeypatch)
-    return connect(clock=clock)
+    database = connect(clock=clock)
+    database.backend.transact(name_groups_as_today)
+    return database
 
 
 @pytest.fixture

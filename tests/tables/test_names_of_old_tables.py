@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.catalogues import migrate_only_to
+from tests.catalogues import migrate_only_to, name_groups_as_today
 
 from waterclock.connection import Database
 from waterclock.database import types
@@ -33,7 +33,9 @@ def is_migrated() -> bool:
 def old(connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch) -> Database:
     migrate_only_to("0007", monkeypatch)
     monkeypatch.setattr(types, "_NO_PAD", "utf8mb4_bin")
-    return connect()
+    database = connect()
+    database.backend.transact(name_groups_as_today)
+    return database
 
 
 def renewed(connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch) -> Database:

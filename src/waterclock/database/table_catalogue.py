@@ -94,16 +94,17 @@ groups = sa.Table(
     ),
     sa.Column("idle_since", BigInt, doc="Since when an exclusive group has no message, ns; NULL while it has some."),
     sa.Column(
-        "came",
+        "first_seq",
         BigInt,
         nullable=False,
         server_default="0",
-        doc="`seq` of the message that began the group: groups that are due together go in this order.",
+        doc="`seq` of the message that began the group, also once that is acked: groups due together go in this order.",
     ),
     # Each holds only the groups that it is for: a planner that takes the catalogue for empty, as it was when analysed,
     # thinks any index with the table's number as good as the key, and would go through all groups for one.
-    # Groups that are due together go as they came: their messages lie together, unlike those of neighbours by name.
-    _index_of("due", "ready_at IS NOT NULL", "assigned", "table_id", "priority", "ready_at", "came"),
+    # Groups that are due together go in the order in which they began: their messages lie together, unlike those of
+    # neighbours by name.
+    _index_of("due", "ready_at IS NOT NULL", "assigned", "table_id", "priority", "ready_at", "first_seq"),
     _index_of("assigned", "assigned <> ''", "assigned", "table_id", "group_id"),
     _index_of("unused", "idle_since IS NOT NULL", "idle_since", "table_id"),
 )

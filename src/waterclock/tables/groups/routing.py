@@ -60,17 +60,17 @@ def _route_window(context: TableContext, connection: SqlConnection, after: int, 
         freed = connection.execute(_free(context), bounds).rowcount
     # What follows what was passed by stays behind it, also where its group is free again meanwhile.
     names: list[str] = []
-    came: dict[str, int] = {}
+    firsts: dict[str, int] = {}
     for row in connection.execute(_named(context), bounds):
         if row.group not in passed:
             names.append(row.group)
             if row.fresh:
-                came[row.group] = row.first
-    if came:
-        _add_groups(context, connection, came)
+                firsts[row.group] = row.first
+    if firsts:
+        _add_groups(context, connection, firsts)
     free = connection.execute(locking_free(context), {"groups": sorted(names)})
     locked = sorted(map(attrgetter("group_id"), free))
-    passed.update(came.keys() - set(locked))
+    passed.update(firsts.keys() - set(locked))
     ours = {**bounds, "groups": locked}
     if locked:
         connection.execute(_place(context), ours)
@@ -147,14 +147,14 @@ def _named(context: TableContext) -> sa.Select[Any, Any, Any]:
     return named.where(_in_window(rows)).group_by(group)
 
 
-def _add_groups(context: TableContext, connection: SqlConnection, came: dict[str, int]) -> None:
+def _add_groups(context: TableContext, connection: SqlConnection, firsts: dict[str, int]) -> None:
     # Only those that are missing, because inserting one that is locked would wait. Below all others,
     # because what the index remembers of them until a vacuum would else lie where every claim begins to look.
-    known = connection.scalars(_known(context), {"groups": sorted(came)})
-    missing = sorted(came.keys() - set(known), key=came.__getitem__)
+    known = connection.scalars(_known(context), {"groups": sorted(firsts)})
+    missing = sorted(firsts.keys() - set(known), key=firsts.__getitem__)
     if missing:
         fixed = {"table_id": context.table_id, "tail": 0, "priority": _LOWEST}
-        connection.execute(_adding, [{**fixed, "group_id": name, "came": came[name]} for name in missing])
+        connection.execute(_adding, [{**fixed, "group_id": name, "first_seq": firsts[name]} for name in missing])
 
 
 _adding = sa.insert(groups)  # kept, because it is compiled once

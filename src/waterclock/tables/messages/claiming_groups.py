@@ -277,7 +277,7 @@ def _free_groups() -> sa.Select[*tuple[Any, ...]]:
     return (
         sa.select(*FREE_COLUMNS)
         .where(*at_level(), groups.c.ready_at <= sa.bindparam("now", type_=sa.BigInteger))
-        .order_by(groups.c.ready_at, groups.c.came)
+        .order_by(groups.c.ready_at, groups.c.first_seq)
         .limit(sa.bindparam("count"))
         .with_for_update(skip_locked=True)
     )

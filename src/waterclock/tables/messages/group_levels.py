@@ -213,7 +213,7 @@ def _looking_and_locking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
             groups.c.ready_at <= sa.select(top.c.now).scalar_subquery(),
             nothing_new,
         )
-        .order_by(groups.c.ready_at, groups.c.came)
+        .order_by(groups.c.ready_at, groups.c.first_seq)
         .limit(sa.bindparam("count"))
         .with_for_update(skip_locked=True)
         .cte("free")

@@ -152,7 +152,7 @@ class _Look:
             sa.case((later, every.c.ready_at), else_=0),
             every.c.priority.desc(),
             every.c.ready_at,
-            every.c.came,
+            every.c.first_seq,
         )
         seen = 0
         while True:
@@ -193,7 +193,7 @@ def _candidates(context: TableContext) -> sa.CompoundSelect[Any, Any, Any, Any, 
     rows = context.rows
     alone = sa.null().cast(rows.c.seq.type).label("alone")
     known = sa.select(
-        groups.c.group_id.label("name"), groups.c.priority, groups.c.ready_at, groups.c.came, alone
+        groups.c.group_id.label("name"), groups.c.priority, groups.c.ready_at, groups.c.first_seq, alone
     ).where(groups.c.table_id == context.table_id, groups.c.head.is_not(None))
     name = group_of(rows)
     is_new = is_unrouted(rows) & is_waiting(rows) & rows.c.position.is_(None)
