@@ -305,6 +305,26 @@ def test_a_connection_of_another_driver_or_database_is_refused_by_name(
 
 
 @on_postgresql
+def test_a_connection_in_pipeline_mode_is_refused_by_every_verb(orders: MessageTable, database: Database) -> None:
+    orders.put("tea")
+    [delivery] = orders.receive()
+    verbs: list[Callable[[Any], object]] = [
+        lambda theirs: orders.put("cake", connection=theirs),
+        lambda theirs: orders.put_many([{"payload": "cake"}], connection=theirs),
+        lambda theirs: orders.ack(1, connection=theirs),
+        lambda theirs: delivery.ack(connection=theirs),
+    ]
+    with closing(postgresql(database)) as connection:
+        with connection.pipeline():
+            for verb in verbs:
+                with pytest.raises(wc.InvalidArgumentError, match=r"^connection: it is in pipeline mode"):
+                    verb(connection)
+        delivery.ack(connection=connection)
+        connection.commit()
+    assert (orders.stats().acked, orders.stats().ready) == (1, 0)
+
+
+@on_postgresql
 def test_a_driver_s_asynchronous_connection_is_refused_with_the_way(table: MessageTable, database: Database) -> None:
     async def refuse() -> None:
         connection = await psycopg.AsyncConnection.connect(dbname=database.backend.url.database, **where(database))

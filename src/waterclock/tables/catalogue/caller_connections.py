@@ -37,7 +37,7 @@ class CallerConnections:
         Raises
         ------
         InvalidArgumentError
-            For anything else, and for a connection to another kind of database.
+            For anything else, for a connection to another kind of database, and in psycopg's pipeline mode.
         WaterclockError
             Where a statement of ours fails there; the driver's error is its cause. What that does to the caller's
             transaction is as the database has it.
@@ -99,6 +99,7 @@ def _driver_connection(connection: Any) -> Any:
 @contextmanager
 def _in_one_transaction(connection: sa.Connection) -> Generator[None]:
     """Make a transaction where the caller's connection has none: else every statement would commit by itself."""
+    _refuse_pipeline(connection)
     if not connection.in_transaction():
         connection.begin()  # as its first statement would, with what listens to that
     begin = _missing_begin(connection)
@@ -115,6 +116,16 @@ def _in_one_transaction(connection: sa.Connection) -> Generator[None]:
         connection.exec_driver_sql("ROLLBACK")
         raise
     connection.exec_driver_sql("COMMIT")
+
+
+def _refuse_pipeline(connection: sa.Connection) -> None:
+    """Refuse psycopg's pipeline mode: no statement of ours would have an answer before the caller leaves it."""
+    about: Any = getattr(connection.connection.driver_connection, "info", None)
+    if getattr(about, "pipeline_status", 0):  # libpq's PQ_PIPELINE_OFF
+        raise InvalidArgumentError(
+            "connection: it is in pipeline mode, in which no statement is answered before the pipeline ends; call this"
+            " before or after the with block of pipeline()"
+        )
 
 
 def _missing_begin(connection: sa.Connection) -> str | None:
