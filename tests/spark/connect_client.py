@@ -14,7 +14,7 @@ from tests.spark import short_lived
 from tests.spark.pipeline_files import read
 
 import waterclock as wc
-from waterclock.spark import compact_topic, event_time_batches, register, seal_topic
+from waterclock.spark import seal_topic
 from waterclock.spark.pipeline.running import run_pipeline
 
 SETTINGS = {
@@ -29,18 +29,13 @@ SETTINGS = {
 def main(path: str) -> None:
     pipeline = read(Path(path))
     spark = SparkSession.builder.remote("local[2]").config(map=SETTINGS).getOrCreate()
-    register(spark)
     with wc.connect(pipeline.source.url) as database:
         topic = database.topic(pipeline.source.topic)
-        sealed, compacted = seal_topic(spark, topic), compact_topic(spark, topic)
-    place = {"url": pipeline.source.url, "topic": pipeline.source.topic, "packed": "true"}
-    replayed = event_time_batches(spark.read.format("waterclock").options(**place).load(), **pipeline.rule).count()
+        sealed = seal_topic(spark, topic)
     progress = run_pipeline(spark, pipeline, once=True)
     said = {
         "kind": type(spark).__module__,
         "sealed": sealed,
-        "compacted": compacted,
-        "replayed": replayed,
         "messages": progress.messages,
         "batches": progress.batches,
         "state_partitions": progress.state_partitions,

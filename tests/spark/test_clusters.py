@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,8 +14,11 @@ from typing import NamedTuple
 
 import pyspark
 import pytest
+from tests.spark import short_lived
+from tests.spark.pipeline_files import SECOND, START, expected, landed, write
 from tests.spark.pipeline_process import Pipeline, end_group, kill_executors
 
+import waterclock as wc
 from waterclock.spark.session.java import find_java, make_java_home
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
@@ -29,7 +33,7 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %m%n
 """
-
+LOCAL = os.environ | short_lived.ENVIRONMENT | {"SPARK_LOCAL_IP": "127.0.0.1"}
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -105,3 +109,24 @@ def test_a_standalone_cluster_that_loses_an_executor_gives_the_batches_of_one_pr
         kill_executors(pipeline, process, kills=1, workers=cluster.workers)
     pipeline.finish(cluster.url)
     pipeline.check()
+
+
+@pytest.mark.slow  # as above
+def test_a_pipeline_on_a_cluster_keeps_its_state_in_as_many_partitions_as_there_are_cores(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        topic = database.create_topic("telemetry")
+        database.create_table("batches", id_type="text")
+        database.create_topic("rejected")
+        at = [START + n * SECOND for n in range(20)]
+        topic.append([wc.Message(s, "x", time, publish_time=time, receive_time=time) for time in at for s in "abc"])
+        command = [sys.executable, "-m", "waterclock", "pipeline", "run", str(write(tmp_path)), "--once", "--json"]
+        command += ["--master", cluster.url, "--conf", "spark.executor.memory=512m", "--conf", "spark.ui.enabled=false"]
+        done = subprocess.run(command, env=LOCAL, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3_000:]
+        assert json.loads(done.stdout)["messages"] == 60
+        plan = next(line for line in done.stderr.splitlines() if line.startswith('{"event": "plan"'))
+        assert json.loads(plan)["state_partitions"] == 2
+        closed = {name for name in expected(database)[0] if int(name.partition("@")[2]) < at[-1]}
+        assert set(landed(database)) == closed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,18 @@ def test_the_launcher_drops_the_module_and_nothing_else(tmp_path: Path, given: l
     home = make_java_home(Java(executable, "17", "PATH"), tmp_path / "made home")
     answer = subprocess.run([home / "bin" / "java", *given], capture_output=True, text=True, check=True)
     assert answer.stdout == "".join(f"{argument}\0" for argument in passed)
+
+
+def test_the_java_of_a_driver_leaves_it_to_its_python_when_to_end(tmp_path: Path):
+    home = make_java_home(
+        Java(fake_java(tmp_path / "java", "kill -TERM $$; echo goes on"), "17", "PATH"), tmp_path / "home"
+    )
+    driver, executor = (
+        subprocess.run([home / "bin" / "java", "-cp", "x", main, "y"], capture_output=True, text=True, check=False)
+        for main in ("org.apache.spark.deploy.SparkSubmit", "org.apache.spark.executor.CoarseGrainedExecutorBackend")
+    )
+    assert driver.stdout == "goes on\n"
+    assert (executor.stdout, executor.returncode) == ("", -signal.SIGTERM)
 
 
 def test_java_is_found_where_pyspark_is_not_installed():

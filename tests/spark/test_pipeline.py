@@ -14,6 +14,7 @@ from tests.spark.pipeline_files import PIPELINE, SECOND, START, expected, landed
 
 import waterclock as wc
 from waterclock.cli.app import run
+from waterclock.spark.pipeline import running
 from waterclock.spark.pipeline.file import AVAILABLE_NOW, PipelineFile
 from waterclock.spark.pipeline.progress import Progress
 from waterclock.spark.pipeline.running import replay_pipeline, run_pipeline, run_pipelines
@@ -260,7 +261,7 @@ trigger = "10ms"
 
 
 def test_several_pipelines_wait_for_the_first_message_and_end_with_the_micro_batch_under_way(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = PipelineFile.read(write(tmp_path, SEVERAL))
     with wc.connect(f"sqlite:///{tmp_path}/f.db") as database, wc.connect(f"sqlite:///{tmp_path}/other.db") as other:
@@ -296,6 +297,11 @@ def test_several_pipelines_wait_for_the_first_message_and_end_with_the_micro_bat
         assert partitions_in(spark, str(tmp_path / "nowhere")) is None
         with pytest.raises(wc.InvalidArgumentError, match="state_partitions = 5 of pipeline 'by-time' does not fit"):
             run_pipeline(spark, dataclasses.replace(file.pipelines[0], state_partitions=5))
+        # A micro-batch that takes too long is given up, which is no error.
+        monkeypatch.setattr(running, "FINISH_WITHIN_S", 0.0)
+        given_up = run_pipeline(spark, file.pipelines[0], stopping=lambda: True)
+        assert given_up.messages < 1000 - by_time.messages
+        assert not spark.streams.active
 
 
 def test_state_has_as_many_partitions_as_there_are_cores_where_the_session_says_nothing(spark: SparkSession) -> None:

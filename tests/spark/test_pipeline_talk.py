@@ -19,7 +19,7 @@ from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
 from waterclock.spark.pipeline.progress import Progress
 from waterclock.spark.pipeline.reporting import EVERY_S, Reporter
 
-STATE = {"open_sources": 7, "state_bytes": 4096, "state_partitions": 2}
+STATE = {"open_sources": 7, "state_rows": 5, "state_bytes": 4096, "state_partitions": 2}
 
 
 def some_progress() -> Progress:
@@ -47,7 +47,7 @@ def test_a_pipeline_without_a_terminal_says_every_half_minute_how_far_it_is(
         assert plan == "press: its state is in 2 partitions"
         assert re.fullmatch(
             r"press: 1,500 messages, 250/s, 1 behind \([\d,.]+ s\); 12 batches, 7 sources open; 3 rejected \(3 late\);"
-            r" state 4,096 bytes; micro-batch look 3 ms, all 120 ms",
+            r" state 5 rows, 4,096 bytes; micro-batch look 3 ms, all 120 ms",
             lines[0],
         )
         return
@@ -88,12 +88,13 @@ Caused by: java.lang.IllegalStateException: more
     ("text", "says"),
     [
         (TRACE.format(error="waterclock.errors.NotFoundError: ledger 3 is gone"), "ledger 3 is gone"),
+        (TRACE.format(error="waterclock.spark.pipeline.failures.PipelineError: no disk"), "no disk"),
         (TRACE.format(error="ZeroDivisionError: division by zero"), "ZeroDivisionError: division by zero"),
         (TRACE.format(error="ModuleNotFoundError: No module named 'waterclock'"), "a Python worker of Spark cannot"),
         (
             "An error occurred while calling o61.text.\n: java.lang.RuntimeException: java.lang.ClassNotFoundException:"
             " Class org.apache.hadoop.fs.s3a.S3AFileSystem not found\n\tat org.apache.x",
-            "RuntimeException: ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found",
+            "Class org.apache.hadoop.fs.s3a.S3AFileSystem not found; Spark lacks the library of that filesystem",
         ),
         (
             "[STREAM_FAILED] Query terminated\nCaused by: java.net.UnknownHostException: nowhere",
@@ -104,6 +105,7 @@ Caused by: java.lang.IllegalStateException: more
             "Provided schema does not match; the checkpoint is of another version or another pipeline: start with a",
         ),
         ("jdbc:postgresql://user:secret@host/db\n\tat x", "jdbc:postgresql://user:***@host/db"),
+        ("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.", "its master could not be"),
         ("", "Spark says no more than that it failed"),
     ],
 )

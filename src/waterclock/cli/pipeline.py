@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from waterclock.spark.pipeline.progress import Progress
 
 app = App(name="pipeline")
-
-_LOUD = ("DataFrameQueryContextLogger", "py4j")
-"""Loggers that write the traces of errors which this command reports in a line."""
 
 
 @app.command
@@ -129,11 +125,10 @@ def replay(
 
 
 def _session(file: PipelineFile, master: str | None, conf: Mapping[str, str], log: Path | None) -> SparkSession:
-    from waterclock.spark.pipeline.failures import in_a_line
+    from waterclock.spark.pipeline.failures import in_a_line, leave_traces_out
     from waterclock.spark.session.session import session
 
-    for name in _LOUD:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    leave_traces_out()
     settings = {**file.spark, **conf}
     where = master or settings.pop("spark.master", "local[*]")
     settings.pop("spark.master", None)

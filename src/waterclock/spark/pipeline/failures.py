@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 from py4j.protocol import Py4JError
+from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
 from pyspark.errors import PySparkException
 
 from waterclock.errors import WaterclockError
 from waterclock.quoting import cut
 from waterclock.urls import redacted
 
-_OURS = re.compile(r"waterclock\.errors\.(\w+): (.*)")
+_OURS = re.compile(r"waterclock\.(?:errors|spark\.pipeline\.failures)\.(\w+): (.*)")
 _NO_MODULE = re.compile(r"No module named '?waterclock\b")
 _CHECKPOINT = re.compile(r"(STATE_STORE|STATEFUL_PROCESSOR|CHECKPOINT|STREAMING_STATEFUL_OPERATOR|OFFSET_LOG)\w*")
+_NO_FILESYSTEM = re.compile(r"Class org\.apache\.hadoop\.fs\S+ not found|No FileSystem for scheme")
 _PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.MULTILINE)
 _JAVA_CAUSE = re.compile(r"^Caused by: (.*)$", re.MULTILINE)
 _JAVA_NAME = re.compile(r"\b(?:[a-z][a-z0-9_]*\.){2,}(?=[A-Z]\w*(?:Exception|Error))")
@@ -25,6 +29,7 @@ _JVM_DIED = (
     "Spark's Java process has ended, perhaps because its memory ran out or the machine stopped it; start the pipeline"
     " again: it goes on where its checkpoint says"
 )
+_SESSION_ENDED = "Spark's session has ended: its master could not be reached, or ended it; see what Spark says before"
 _WORKER_LACKS_US = (
     "a Python worker of Spark cannot import waterclock: install the same version of it in the Python of every executor"
     " (PYSPARK_PYTHON, or an archive given with spark.archives)"
@@ -47,12 +52,23 @@ def in_a_line() -> Generator[None]:
         raise PipelineError(reason(text) if "Exception" in text and "\tat " in text else _JVM_DIED) from error
 
 
+def leave_traces_out() -> None:
+    """Keep PySpark's and Py4J's traces of errors off this process's stderr, for a program that says them in a line."""
+    for name in ("DataFrameQueryContextLogger", "py4j"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda record: "py4j" not in Path(record.pathname).parts)
+    for server in (AccumulatorTCPServer, AccumulatorUnixServer):
+        server.handle_error = _say_nothing  # it would print how its connection to Java ended
+
+
 def reason(text: str) -> str:
     """Take the cause out of the text of one of Spark's errors, as one line."""
     if ours := _OURS.search(text):
         return ours[2].rstrip()
     if _NO_MODULE.search(text):
         return _WORKER_LACKS_US
+    if "stopped SparkContext" in text:
+        return _SESSION_ENDED
     lines = text.strip().splitlines()
     said = lines[0] if lines else "Spark says no more than that it failed"
     if said.startswith("An error occurred while calling") and len(lines) > 1:
@@ -64,6 +80,11 @@ def reason(text: str) -> str:
     elif causes := _JAVA_CAUSE.findall(text):
         said = f"{said} ({causes[-1]})" if causes[-1] not in said else said
     said = cut(redacted(_JAVA_NAME.sub("", said)))
+    if _NO_FILESYSTEM.search(text):
+        return f"{said}; Spark lacks the library of that filesystem: name it in the setting spark.jars.packages"
     if _CHECKPOINT.search(text):
         return f"{said}; the checkpoint is of another version or another pipeline: start with a new one"
     return said
+
+
+def _say_nothing(self: object, request: object, client_address: object) -> None: ...

@@ -57,14 +57,18 @@ class Progress:
         Sources with messages whose batch is not closed; None in a replay.
     rejections
         Messages that are in no batch, by the reason, since the start; none where ``batches`` is None.
+    state_rows
+        Rows of the state; None in a replay.
     state_bytes
-        What the state takes; None in a replay.
+        What the state takes of the executors' memory; None in a replay.
     state_partitions
         In how many parts it is.
     phases
         How long the parts of the newest micro-batch took, ms.
     newest
         Number of the newest micro-batch that is counted; -1 before there is one.
+    reported
+        When Spark made the newest report, as it says; None before there is one.
     """
 
     pipeline: str = ""
@@ -76,10 +80,12 @@ class Progress:
     position: str | None = None
     open_sources: int | None = None
     rejections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_REASONS, 0))
+    state_rows: int | None = None
     state_bytes: int | None = None
     state_partitions: int | None = None
     phases: dict[str, int] = field(default_factory=dict[str, int])
     newest: int = -1
+    reported: str | None = None
 
     @property
     def rejected(self) -> int | None:
@@ -94,6 +100,11 @@ class Progress:
 
     def follow(self, query: StreamingQuery) -> None:
         """Count the micro-batches that have ended since."""
+        newest: Any = query.lastProgress
+        # All that Spark remembers is a hundred reports of many calls each.
+        if newest is None or newest.timestamp == self.reported:
+            return
+        self.reported = newest.timestamp
         for one in query.recentProgress:
             # Spark also reports where nothing came; such a report repeats the number of the micro-batch to come.
             if one.batchId <= self.newest or "addBatch" not in one.durationMs:
@@ -108,15 +119,13 @@ class Progress:
                 self.batches, self.rejections = None, {}
             elif OUTCOMES in one.observedMetrics:
                 self.count(one.observedMetrics[OUTCOMES].asDict())
-        newest: Any = query.lastProgress
-        if newest is None:
-            return
         latest, end = _offset(newest.sources[0].latestOffset), _offset(newest.sources[0].endOffset)
         if "ordinal" in latest and "ordinal" in end:
             self.lag, self.position = latest["ordinal"] - end["ordinal"], end["position"]
         if newest.stateOperators:
             state = newest.stateOperators[0]
-            self.open_sources, self.state_bytes = state.numRowsTotal, state.memoryUsedBytes
+            self.open_sources = self.state_rows = state.numRowsTotal
+            self.state_bytes = state.memoryUsedBytes
             self.state_partitions = state.numShufflePartitions
 
     def lag_seconds(self, source: Source) -> float | None:

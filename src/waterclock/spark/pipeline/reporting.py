@@ -105,6 +105,7 @@ def facts(progress: Progress, lag_seconds: float | None) -> dict[str, Any]:
         "batches": progress.batches,
         "open_sources": progress.open_sources,
         "rejected": progress.rejections,
+        "state_rows": progress.state_rows,
         "state_bytes": progress.state_bytes,
         "state_partitions": progress.state_partitions,
         "micro_batch_ms": progress.phases,
@@ -121,7 +122,7 @@ def line(progress: Progress, lag_seconds: float | None) -> str:
         f"{_shown(progress.rejected)} rejected" + (f" ({reasons})" if reasons else ""),
     ]
     if progress.state_bytes is not None:
-        said.append(f"state {progress.state_bytes:,} bytes")
+        said.append(f"state {_shown(progress.state_rows)} rows, {progress.state_bytes:,} bytes")
     if progress.phases:
         said.append("micro-batch " + ", ".join(f"{phase} {ms:,} ms" for phase, ms in progress.phases.items()))
     return "; ".join(said)
@@ -144,7 +145,8 @@ def families(
             lambda one: lag_seconds.get(one.pipeline),
         ),
         ("open_sources", "Sources with an open batch.", lambda one: one.open_sources),
-        ("state_bytes", "What the state takes.", lambda one: one.state_bytes),
+        ("state_rows", "Rows of the state.", lambda one: one.state_rows),
+        ("state_bytes", "What the state takes of the executors' memory.", lambda one: one.state_bytes),
     ]
     for kind, measures in ((CounterMetricFamily, counters), (GaugeMetricFamily, gauges)):
         for name, means, measure in measures:

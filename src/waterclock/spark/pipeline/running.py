@@ -9,13 +9,15 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from waterclock import moments
 from waterclock.errors import InvalidArgumentError
-from waterclock.spark.pipeline.failures import in_a_line
+from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
 from waterclock.spark.pipeline.file import AVAILABLE_NOW, Pipeline, place_options
 from waterclock.spark.pipeline.outputs import write_outcomes
 from waterclock.spark.pipeline.progress import Progress, counts, observed
@@ -74,7 +76,9 @@ def run_pipelines(
                     halt.touch()
                     _finish(queries)
                     break
-        _follow(queries, all_progress)
+        # Not whether they ended well, since one that was given up did not.
+        for query, progress in zip(queries, all_progress, strict=True):
+            progress.follow(query)
     tell(all_progress)
     return all_progress
 
@@ -139,8 +143,13 @@ class _Writer:
         outcomes = outcomes.persist()
         try:
             write_outcomes(self._pipeline, outcomes, run=stream, producer=stream, micro_batch=number)
+        except (PySparkException, Py4JError) as error:
+            # With its traces the text has thousands of characters, and Spark then looks through it with a pattern that
+            # takes a frame of its stack for each.
+            raise PipelineError(reason(str(error))) from None
         finally:
-            outcomes.unpersist()
+            with suppress(PySparkException, Py4JError):  # nothing is lost by it, and the first error counts
+                outcomes.unpersist()
 
     def _stream_id(self, spark: SparkSession) -> str:
         """Read the stream's id, which belongs to its checkpoint and outlives each run."""

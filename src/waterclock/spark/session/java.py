@@ -51,6 +51,9 @@ for argument do
   esac
   set -- "$@" "$argument"
 done
+# Who stops a process often tells all that it started. The Python decides when the driver's Java ends, by closing its
+# stdin; a Java that began with the signal ignored goes on ignoring it.
+case " $* " in *" org.apache.spark.deploy.SparkSubmit "*) trap '' TERM ;; esac
 exec @JAVA@ "$@"
 """
 

@@ -21,6 +21,8 @@ for entry in $PYTHONPATH; do
     esac
 done
 export PYTHONPATH="$kept"
+# It says on stderr what it is about to do, and its errors over its socket.
+case "$*" in *transform_with_state_driver_worker*) exec 2>/dev/null ;; esac
 exec @PYTHON@ "$@"
 """
 
