@@ -91,6 +91,17 @@ def test_only_what_was_acked_long_enough_ago_is_archived(database: Database, top
     assert table.receive()[0].payload == "open"
 
 
+def test_what_expired_is_not_archived(database: Database, topic: Topic, clock: Clock) -> None:
+    table = database.create_table("orders", payload="text")
+    table.put("stale", expires_at=clock.now + 5_000)
+    clock.now += 10_000
+    work_off(table, 1)
+    assert table.stats().expired == 1
+    assert database.archive("orders", "done") == 1
+    assert payloads(topic) == [b"no 0"]
+    assert table.stats().expired == 1
+
+
 @pytest.mark.parametrize("id_type", ["bigint", "text", "uuid"])
 @pytest.mark.parametrize("moment", ["append", "delete"])
 def test_an_archiver_killed_at_any_step_leaves_each_message_once(

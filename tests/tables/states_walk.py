@@ -128,9 +128,9 @@ class Walk:
             earlier = other.position is not None or other.seq < row.seq
         else:
             earlier = other.position is not None and other.position < row.position
-        if not earlier or other.time_acked is not None:
+        if not earlier or other.time_acked is not None or other.ack_held_at is not None:
             return False
-        out = other.ack_held_at is not None or (other.claim_id is not None and other.time_next > self.clock.now)
+        out = other.claim_id is not None and other.time_next > self.clock.now
         if not out and other.expires_at is not None and other.expires_at <= self.clock.now:
             return False
         return not out or self.table.options.groups != "exclusive" or drains

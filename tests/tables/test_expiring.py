@@ -13,7 +13,7 @@ from tests.statements import statements_of
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages import expiring
+from waterclock.tables.messages import claiming_groups, expiring
 from waterclock.time import format_time, to_duration
 
 from .conftest import MovableClock
@@ -245,7 +245,7 @@ def test_messages_expire_under_plain_sql(make_table: MakeTable, database: Databa
     table = make_table()
     run(database, "INSERT INTO orders(id, message, expires_at) VALUES (1, 'tea', :at)", at=clock.now - 1)
     run(database, "INSERT INTO orders(id, message) VALUES (2, 'cake')")
-    clock.move("1s")
+    clock.move("1h")
     assert payloads(table) == ["cake"]
 
 
@@ -284,6 +284,78 @@ def test_a_moved_group_keeps_its_ends(make_table: MakeTable, clock: MovableClock
     assert table.groups.move("g", target).done == 2
     clock.move("10s")
     assert payloads(target) == ["tea"]
+
+
+def test_a_rerouted_group_keeps_its_ends(make_table: MakeTable, clock: MovableClock) -> None:
+    table = make_table(groups="sequenced")
+    table.put("stale", group="g", expires_at=soon(clock))
+    table.put("tea", group="g")
+    assert table.groups.reroute("g", "h").done == 2
+    clock.move("10s")
+    assert payloads(table) == ["tea"]
+    assert table.stats().expired == 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_ack_that_is_held_back_behind_what_expired_blocks_none(
+    make_table: MakeTable, clock: MovableClock, policy: str
+) -> None:
+    table = make_table(groups=policy, ack_order="hold")
+    for payload in ("stale", "stale", "tea"):
+        ends = {"expires_at": soon(clock)} if payload == "stale" else {}
+        table.put(payload, group="g", **ends)
+    clock.move("10s")
+    assert table.ack([2]) == 1
+    assert (table.explain(2).state, table.explain(3).state) == ("ack_held_back", "ready")
+    assert payloads(table) == ["tea"]
+    assert (table.stats().acked, table.stats().expired) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", ["ungrouped", "sequenced"], indirect=True)
+@pytest.mark.parametrize("removes", ["claim", "purge"])
+def test_what_is_given_longer_just_before_it_is_removed_is_kept(
+    make_table: MakeTable,
+    database: Database,
+    clock: MovableClock,
+    kind: dict[str, Any],
+    removes: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = make_table(ack_wait="30s", **kind)
+    table.put("tea", expires_at=soon(clock), **group_of(kind))
+    clock.move("10s")
+    remove = expiring.expire
+    modules = [expiring, claiming_groups]
+
+    def given_longer(context: Any, connection: Any, seqs: Any) -> int:
+        longer = "UPDATE orders SET expires_at = :at WHERE id = 1"
+        connection.execute(sa.text(longer), {"at": soon(clock, "1h")})  # as if plain SQL had come in between
+        return remove(context, connection, seqs)
+
+    for module in modules:
+        monkeypatch.setattr(module, "expire", given_longer)
+    if removes == "claim":
+        table.receive()
+    else:
+        table.purge()
+    assert table.stats().expired == 0
+    clock.move("30s")
+    assert payloads(table) == ["tea"]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_in_a_table_with_partitions_they_go_with_the_day_on_which_they_were_dropped(
+    make_table: MakeTable, clock: MovableClock
+) -> None:
+    table = make_table(purge_by="partition", purge_after="1d")
+    table.put_many([{"payload": "stale", "expires_at": soon(clock)} for _ in range(3)])
+    table.put("tea")
+    clock.move("10s")
+    assert payloads(table) == ["tea"]
+    assert table.stats().expired == 3
+    clock.move("3d")
+    assert table.purge() == 3
+    assert (table.stats().expired, table.stats().purged) == (0, 3)
 
 
 def test_an_id_that_expired_stays_taken_until_it_is_purged(make_table: MakeTable, clock: MovableClock) -> None:

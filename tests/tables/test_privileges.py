@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.services import Service
 
 import waterclock as wc
 from waterclock.errors import ForbiddenError
+from waterclock.tables.consumers import subscription
 from waterclock.tables.message_table import MessageTable
 
 from .database_programs import ProgramError, run_program
@@ -20,6 +22,7 @@ from .database_programs import ProgramError, run_program
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "give-every-role-what-it-needs.md"
 PASSWORD = "change me"  # noqa: S105  # the page's
 ROLES = ("inserter", "producer", "consumer", "auditor")
+_HOUR = 3_600_000_000_000
 TITLES = {"postgresql": "PostgreSQL", "mariadb": "MariaDB"}
 
 
@@ -127,6 +130,24 @@ def test_the_consumer_takes_acks_and_gives_back_and_neither_puts_nor_removes(rol
         run_program(roles.url("consumer"), "UPDATE orders SET message = 'b';")
     assert roles.orders.stats().acked == 2
     assert roles.orders.purge() == 2
+
+
+def test_a_consumer_that_may_not_delete_still_drops_what_has_expired(
+    roles: Roles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription, "_PURGE_EVERY", 0)
+    roles.orders.put("tea")
+    roles.orders.put("cake")
+    with roles.table("consumer").subscribe(limit=1) as deliveries:
+        next(deliveries).ack()  # what is acked it may not purge
+        for _ in range(2):
+            roles.orders.put("stale", at=time.time_ns() + _HOUR, expires_at=time.time_ns() + 2 * _HOUR)
+        with roles.owner.backend.engine.begin() as connection:
+            connection.execute(sa.text("UPDATE orders SET expires_at = 1 WHERE message = 'stale'"))
+        next(deliveries).ack()
+        with roles.owner.backend.engine.connect() as connection:
+            dropped = "SELECT COUNT(*) FROM orders WHERE time_acked IS NOT NULL AND acked_by = 0"
+            assert connection.execute(sa.text(dropped)).scalar_one() == 2
 
 
 def test_a_consumer_that_may_not_say_that_it_is_there_works_uncounted(roles: Roles) -> None:

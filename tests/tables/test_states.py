@@ -100,7 +100,7 @@ def test_verbs_move_along_the_table_on_every_database(database: Database, clock:
 @settings(max_examples=8, derandomize=True)
 @given(
     policy=st.sampled_from(sorted(POLICIES)),
-    steps=st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 5), st.integers(0, 5)), min_size=10, max_size=20),
+    steps=st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 8), st.integers(0, 5)), min_size=10, max_size=20),
 )
 def test_random_verbs_move_along_the_table_and_explain_says_the_same(
     connected: Walks, policy: str, steps: list[tuple[Verb, int, int]]
@@ -128,7 +128,7 @@ def connected(tmp_path_factory: pytest.TempPathFactory) -> Generator[Walks]:
 def test_long_random_walks_stay_on_the_table(on_sqlite: Walks, policy: str) -> None:
     chance = random.Random(16)  # noqa: S311  # no secret
     for _ in range(60):
-        steps = [(chance.choice(VERBS), chance.randrange(6), chance.randrange(6)) for _ in range(25)]
+        steps = [(chance.choice(VERBS), chance.randrange(9), chance.randrange(6)) for _ in range(25)]
         walk_along(on_sqlite, policy, [("put", 0, 0), ("put", 1, 0), *steps])
 
 

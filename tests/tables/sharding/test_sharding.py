@@ -62,6 +62,21 @@ def test_a_put_with_a_known_id_changes_nothing(orders: ShardedTable) -> None:
     assert orders.stats().ready == 42
 
 
+def test_messages_expire_on_every_shard(orders: ShardedTable, clock: MovableClock) -> None:
+    ends = clock.now + 10_000_000_000
+    orders.put_many([{"payload": "stale", "id": number, "expires_at": ends} for number in range(40)])
+    orders.put("stale", id=40, expires_at=ends)
+    orders.put("tea", id=41)
+    clock.move("10s")
+    assert [one.payload for one in orders.peek(100)] == ["tea"]
+    assert orders.stats().expired == 41
+    assert [one.payload for one in orders.receive(100)] == ["tea"]
+    orders.purge()
+    stats = orders.stats()
+    assert (stats.expired, stats.ready, stats.in_flight, stats.acked) == (41, 0, 1, 0)
+    assert orders.explain(7).state == "expired"
+
+
 def test_messages_without_an_id_get_one_and_are_spread(orders: ShardedTable, keyspace: ShardedDatabase) -> None:
     ids = orders.put_many([{"payload": "a"} for _ in range(50)])
     assert len(set(ids)) == 50

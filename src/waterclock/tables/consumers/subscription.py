@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from typing import Any, Self
 
@@ -86,6 +86,7 @@ class Subscription(Closing):
         self._stop = Stop()
         self._closed = False
         self._purged_at = -math.inf
+        self._forbidden: set[Callable[[TableContext], int]] = set()  # ways to purge
         self._away_since: float | None = None
         self._pause = _RETRY_EVERY
         self.consumer = request.consumer
@@ -281,12 +282,23 @@ class Subscription(Closing):
         if moments.monotonic() - self._purged_at < _PURGE_EVERY:
             return
         try:
-            expire_some(context)
-            purge_some(context)
-        except ForbiddenError:
-            logger.info("%s may not delete from %r, and leaves purging to others", self.consumer, context.name)
-            self._purged_at = math.inf
-            return
+            for purge in (expire_some, purge_some):
+                self._purge_by(purge, context)
         except TimedOutError as error:  # what is due must not wait for it
             logger.warning("%s cannot purge %r, and tries again: %s", self.consumer, context.name, error)
         self._purged_at = moments.monotonic()
+
+    def _purge_by(self, purge: Callable[[TableContext], int], context: TableContext) -> None:
+        """Purge in one way, as long as that is not forbidden: to drop what has expired takes less than to delete."""
+        if purge in self._forbidden:
+            return
+        try:
+            purge(context)
+        except ForbiddenError:
+            logger.info(
+                "%s may not %s messages of %r, and leaves that to others",
+                self.consumer,
+                "expire" if purge is expire_some else "delete",
+                context.name,
+            )
+            self._forbidden.add(purge)

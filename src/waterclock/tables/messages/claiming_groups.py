@@ -127,8 +127,7 @@ class GroupClaim(ABC):
         found = connection.execute(_ungrouped_due(context), due).all()
         expired = [row.seq for row in found if row.expires_at is not None and row.expires_at <= self._now]
         if expired:
-            expire(context, connection, expired)
-            self._expired += len(expired)
+            self._expired += expire(context, connection, expired)
             found = [row for row in found if row.seq not in expired]
         most_attempts = context.options.max_attempts
         if most_attempts is not None:

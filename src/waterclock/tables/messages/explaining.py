@@ -169,11 +169,11 @@ def _blocking_id(
     routed = rows.c.position.is_not(None)
     earlier = rows.c.position < row.position if row.position is not None else routed | (rows.c.seq < row.seq)
     group = sa.func.coalesce(rows.c.group_id, UNGROUPED) == (row.group_id or UNGROUPED)
-    blocks = ~is_expired(rows, context.backend.now_sql())
+    # What is acked already waits only for those before it.
+    blocks = ~is_expired(rows, context.backend.now_sql()) & rows.c.ack_held_at.is_(None)
     if context.options.groups == "exclusive" and group_state != "draining" and row.ack_held_at is None:
         # The owner gets what follows while it has what comes before.
-        out = rows.c.claim_id.is_not(None) & (rows.c.time_next > context.backend.now_sql())
-        blocks &= ~out & rows.c.ack_held_at.is_(None)
+        blocks &= rows.c.claim_id.is_(None) | (rows.c.time_next <= context.backend.now_sql())
     return connection.execute(
         sa.select(rows.c.id)
         .where(group, earlier, rows.c.time_acked.is_(None), blocks)
