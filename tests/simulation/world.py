@@ -83,7 +83,8 @@ class Stage:
         self._databases: dict[str, Database] = {}
         self._tables: dict[str, MessageTable] = {}
         self._options: dict[str, Any] = {}
-        for module, name in ((routing, "_ROUTED_AT_ONCE"), (group_consumers, "_RELEASED_AT_ONCE")):
+        limits = (routing, "_ROUTED_AT_ONCE"), (routing, "_AT_ONCE"), (group_consumers, "_RELEASED_AT_ONCE")
+        for module, name in limits:
             self._open.enter_context(patch.object(module, name, SMALL))
         self._open.enter_context(patch.object(heads, "_SETTLED_AT_ONCE", SMALL))
         self._forget_statements()

@@ -24,6 +24,7 @@ from waterclock.time import MAX_NS
 
 GROUPS = 5_000
 A_FEW = 150
+KEPT = "SELECT set_config('waterclock.kept', '{g40,g41,g42,g43,g44,g45}', true)"  # as a statement before would
 TABLES = ("orders", "waterclock_groups", "waterclock_consumers")
 # In SQLite's plans: all rows, all groups of a table, all groups that are assigned or unassigned. The index of unrouted
 # messages has no others in it.
@@ -61,6 +62,7 @@ def complaints(database: Database, text: str, parameters: Any) -> list[str]:
         bad: list[str] = []
         for mode in ("force_custom_plan", "force_generic_plan"):
             connection.exec_driver_sql(f"SET LOCAL plan_cache_mode = {mode}")
+            connection.exec_driver_sql(KEPT)
             found = connection.exec_driver_sql("EXPLAIN (ANALYZE, FORMAT JSON) " + text, parameters).scalar_one()
             connection.rollback()
             plan = found if isinstance(found, list) else json.loads(found)
@@ -174,7 +176,7 @@ def test_a_claim_and_an_ack_are_a_few_statements(
     with statements_of(database.backend, *TABLES) as acking:
         sequenced.ack(deliveries)
     # MariaDB notes first that a group has ended: a DELETE that looks would wait for what a caller is putting into it.
-    few = {"sqlite": (4, 3), "postgresql": (3, 3), "mysql": (5, 4)}
+    few = {"sqlite": (4, 3), "postgresql": (2, 3), "mysql": (5, 4)}
     assert (len(claiming), len(acking)) == few[database.backend.dialect.name]
 
 
@@ -222,7 +224,7 @@ def test_a_claim_steps_over_no_remains_of_the_groups_that_were_routed(
                 "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + text, values
             ).scalar_one()
     plan = explained[0]["Plan"]
-    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < A_FEW / 3
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < A_FEW / 2
 
 
 def test_an_ack_that_passes_over_messages_is_refused_without_reading_its_group(

@@ -11,7 +11,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.undecided import decide
 from waterclock.tables.messages import acking
-from waterclock.tables.messages.dead_letters import bury, exhausted_reason, is_exhausted
+from waterclock.tables.messages.dead_letters import bury, dies_when_given_back, exhausted_reason, is_exhausted
 
 _CHUNK = 500  # messages in one transaction, so that no consumer waits long for them
 _T = TypeVar("_T")
@@ -24,9 +24,10 @@ def nack_all(context: TableContext, deliveries: Iterable[Delivery], delay: int |
     ours = sorted({one for one in deliveries if not one.over}, key=lambda one: one.leased.seq)
     count = 0
     for chunk in _chunks(ours):
-        only_back_off = not context.options.groups and not any(is_exhausted(context, one.epoch) for one in chunk)
+        # What dies is put into another table.
+        dies = any(dies_when_given_back(context, one.leased) for one in chunk)
         given_back = context.backend.transact(
-            lambda own, chunk=chunk: _nack_chunk(context, own, chunk, delay), indexed=only_back_off
+            lambda own, chunk=chunk: _nack_chunk(context, own, chunk, delay), indexed=not dies
         )
         for one, kept in zip(chunk, given_back, strict=True):
             if kept:

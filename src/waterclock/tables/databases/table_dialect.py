@@ -21,6 +21,9 @@ from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import IdItem
 
+KEPT = "kept"
+"""The list of the names that the transaction has kept."""
+
 
 class TableDialect(ABC):
     """One database's statements for message tables."""
@@ -36,6 +39,9 @@ class TableDialect(ABC):
 
     unacked_apart: bool
     """Whether, in a table with partitions, what is not acked has one of its own, which ``time_acked IS NULL`` tells."""
+
+    at_once = False
+    """Whether statements of a transaction can be sent at once, and pass names to those behind them: `keep`."""
 
     clock: str
     """The start of the statement in SQL, ns, for what plain SQL leaves out."""
@@ -163,6 +169,27 @@ class TableDialect(ABC):
     def both(self, one: sa.Update, another: sa.Update | sa.Delete) -> Sequence[sa.Update | sa.Delete]:
         """Give what two statements do that change different rows and do not see each other."""
         return one, another
+
+    def keep(self, names: sa.FromClause, which: sa.ColumnElement[bool]) -> sa.Select[Any]:
+        """Keep names, as rows of ``name`` and ``nth``, in their order until the transaction ends or others are kept.
+
+        `any_key`, `lock_keys` and `computed_any_of` find them as the list that is bound as `KEPT`.
+        """
+        raise NotImplementedError
+
+    def kept(self) -> sa.FromClause:
+        """Give the names that were kept, as rows of ``name`` and ``nth``."""
+        raise NotImplementedError
+
+    def has_name(
+        self, table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], names: sa.FromClause
+    ) -> sa.ColumnElement[bool]:
+        """Say as `any_key` does that a row's key is ``value`` with one of the rows of ``name``."""
+        raise NotImplementedError
+
+    def value_of(self, name: sa.Column[Any], values: sa.FromClause, column: sa.ColumnElement[int]) -> Any:
+        """Look the value up that a row of ``values`` has for its ``name``; quick also where there are many."""
+        raise NotImplementedError
 
     @abstractmethod
     def claim(

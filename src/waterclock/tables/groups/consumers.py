@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock.database.direct import execute_later
+from waterclock.database.direct import Asked, execute_later
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.tables.catalogue.context import TableContext
@@ -127,6 +127,77 @@ def fair_share(context: TableContext, connection: SqlConnection, name: str, most
     return min(most, max(1, -(-due // (others + 1))))
 
 
+def may_claim(context: TableContext, name: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """Say that a consumer has nothing to do before it claims: it is alive, for long enough, and nothing is to release.
+
+    In SQL; the process and ``max_groups`` are bound as ``process`` and ``most_groups``.
+    """
+    now, wait = context.backend.now_sql(), context.options.ack_wait
+    its = consumers.c.table_id == context.table_id
+    alive = sa.exists().where(
+        its,
+        consumers.c.name == name,
+        consumers.c.session == sa.bindparam("process", type_=sa.BigInteger),
+        consumers.c.lease_until >= now + (wait - wait // 3),
+        consumers.c.max_groups.is_not_distinct_from(sa.bindparam("most_groups", type_=sa.BigInteger)),
+    )
+    over = sa.exists().where(its, consumers.c.lease_until <= now)
+    if context.options.group_idle is None:
+        return alive & ~over
+    unused = sa.exists().where(
+        groups.c.table_id == context.table_id,
+        groups.c.idle_since <= now - context.options.group_idle,
+        groups.c.pinned == 0,
+    )
+    return alive & ~over & ~unused
+
+
+def share_sql(context: TableContext, name: sa.ColumnElement[str], most: sa.ColumnElement[int]) -> sa.Select[Any]:
+    """Say as `fair_share` and `room_of` do how many groups that no consumer has a consumer may take, in SQL."""
+    now = context.backend.now_sql()
+    its = groups.c.table_id == context.table_id
+
+    def count_of(owner: sa.ColumnElement[str]) -> sa.ScalarSelect[int]:
+        owned = sa.select(sa.func.count()).select_from(groups).where(its, belongs_to(owner))
+        return owned.correlate(consumers).scalar_subquery()
+
+    something = (
+        sa.select(groups.c.priority)
+        .where(its, groups.c.assigned == consumers.c.name, groups.c.ready_at.is_not(None))
+        .limit(sa.literal_column("1"))
+        .correlate(consumers)
+        .scalar_subquery()
+    )
+    others = (
+        sa.select(sa.func.count().label("others"))
+        .select_from(consumers)
+        .where(
+            consumers.c.table_id == context.table_id,
+            consumers.c.name != name,
+            consumers.c.lease_until > now,
+            consumers.c.session != _GONE,
+            something.is_(None),
+            sa.or_(consumers.c.max_groups.is_(None), consumers.c.max_groups > count_of(consumers.c.name)),
+        )
+        .cte("waiting")
+    )
+    waiting = sa.select(others.c.others).scalar_subquery()
+    found = (
+        sa.select(groups.c.ready_at)
+        .where(its, groups.c.assigned == sa.literal_column("''"), groups.c.ready_at.is_not(None))
+        .limit(sa.func.least(most * (waiting + 1), _COUNTED_AT_MOST))
+        .subquery()
+    )
+    due = sa.select(sa.func.count()).select_from(found).where(found.c.ready_at <= now).scalar_subquery()
+    share = sa.case(
+        ((most <= 1) | (waiting == 0), most),
+        else_=sa.func.least(most, sa.func.greatest(1, (due + waiting) // (waiting + 1))),
+    )
+    most_groups = sa.bindparam("most_groups", type_=sa.BigInteger)
+    room = sa.case((most_groups.is_(None), most), else_=sa.func.greatest(0, most_groups - count_of(name)))
+    return sa.select(sa.func.least(share, room))
+
+
 def room_of(context: TableContext, connection: SqlConnection, me: str, most: int) -> int:
     """Say how many more groups a consumer may have that takes ``most``; looks at no more than those."""
     has = connection.execute(_counting(), {"table": context.table_id, "who": me, "most": most}).scalar_one()
@@ -235,6 +306,11 @@ def _one(context: TableContext, name: str) -> tuple[sa.ColumnElement[bool], ...]
 @lru_cache(maxsize=1)
 def _lease() -> sa.Select[Any, Any, Any]:
     return sa.select(consumers.c.session, consumers.c.lease_until, consumers.c.max_groups).where(*_named())
+
+
+def locking(context: TableContext, name: str) -> Asked:
+    """Give the statement that keeps other transactions from a consumer's row."""
+    return _known(), {"table": context.table_id, "who": name}
 
 
 @lru_cache(maxsize=1)

@@ -13,6 +13,7 @@ from waterclock.database.direct import Asked, execute_later
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.table_dialect import KEPT
 from waterclock.time import MAX_NS
 
 UNGROUPED = ""
@@ -67,10 +68,10 @@ def lock_free_groups(context: TableContext, connection: SqlConnection, group_ids
 
 
 @lru_cache(maxsize=256)
-def locking_free(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    """Lock those of the groups that are bound as ``groups`` that no other transaction has locked."""
+def locking_free(context: TableContext, name: str = "groups") -> sa.Select[*tuple[Any, ...]]:
+    """Lock those of the groups that are bound as ``name`` that no other transaction has locked."""
     key = groups.c.table_id, groups.c.group_id
-    return context.sql.lock_keys(groups, context.table_id, key, "groups", skip_locked=True)
+    return context.sql.lock_keys(groups, context.table_id, key, name, skip_locked=True)
 
 
 @lru_cache(maxsize=256)
@@ -99,6 +100,12 @@ def settle(context: TableContext, connection: SqlConnection, group_ids: Iterable
             execute_later(connection, _drained(context), chosen)
         if may_end:
             execute_later(connection, _ended(context), chosen)
+
+
+def settling_kept(context: TableContext, *, may_end: bool) -> list[sa.Update | sa.Delete]:
+    """Give the statements of `settle` for the groups whose names are kept, where no acks are held back."""
+    exclusive = [_drained(context, KEPT)] if context.options.groups == "exclusive" else []
+    return [_note(context, KEPT), *exclusive, _ended(context, KEPT)] if may_end else [_note(context, KEPT)]
 
 
 def settle_starts(
@@ -192,8 +199,8 @@ def is_exhausted_sql(context: TableContext) -> sa.ColumnElement[bool]:
 
 
 @lru_cache(maxsize=256)
-def _note(context: TableContext) -> sa.Update:
-    return sa.update(groups).where(these_groups(context)).values(_noted(context))
+def _note(context: TableContext, name: str = "groups") -> sa.Update:
+    return sa.update(groups).where(these_groups(context, name)).values(_noted(context))
 
 
 def contradicts(context: TableContext) -> sa.ColumnElement[bool]:
@@ -263,7 +270,7 @@ def has_something_out(context: TableContext) -> sa.ColumnElement[bool]:
 
 
 @lru_cache(maxsize=256)
-def _drained(context: TableContext) -> sa.Update:
+def _drained(context: TableContext, name: str = "groups") -> sa.Update:
     rows = context.rows
     out = has_something_out(context)
     due = first_of(context, _due(context, is_exhausted_sql(context)), rows.c.position.is_not(None))
@@ -271,14 +278,14 @@ def _drained(context: TableContext) -> sa.Update:
     heir = sa.case((lives | (groups.c.pinned == 1), groups.c.drain_to), else_=UNASSIGNED)
     return (
         sa.update(groups)
-        .where(these_groups(context), groups.c.drain_to.is_not(None), ~out)
+        .where(these_groups(context, name), groups.c.drain_to.is_not(None), ~out)
         .values(ready_at=due, assigned=heir, drain_to=None)
     )
 
 
 @lru_cache(maxsize=256)
-def _ended(context: TableContext) -> sa.Delete:
-    return sa.delete(groups).where(these_groups(context), groups.c.head.is_(None), *_needless())
+def _ended(context: TableContext, name: str = "groups") -> sa.Delete:
+    return sa.delete(groups).where(these_groups(context, name), groups.c.head.is_(None), *_needless())
 
 
 def _needless() -> tuple[sa.ColumnElement[bool], ...]:

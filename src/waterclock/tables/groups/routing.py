@@ -11,14 +11,20 @@ from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 
+from waterclock.database.direct import Asked
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups, message_tables
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.groups.heads import UNGROUPED, locking_free, settle, these_groups
+from waterclock.tables.databases.table_dialect import KEPT
+from waterclock.tables.groups.heads import UNGROUPED, locking_free, settle, settling_kept, these_groups
 from waterclock.tables.model.schema import not_acked
 
 _ROUTED_AT_ONCE = 50_000
+_AT_ONCE = 2_000
+"""Numbers of messages that are routed without an answer in between: names are not kept of more groups."""
+
 _LOWEST = -(2**31)
 
 
@@ -77,6 +83,69 @@ def _route_window(context: TableContext, connection: SqlConnection, after: int, 
     marked = connection.execute(_mark(context), ours).rowcount
     settle(context, connection, locked)
     return bool(locked or freed or marked)
+
+
+def routing_at_once(context: TableContext, first: int) -> list[Asked]:
+    """Give the statements that route what is new as `route_new` does, without an answer between them.
+
+    They route nothing where another transaction has the turn. The caller may send them where no acks are held back.
+
+    Parameters
+    ----------
+    first
+        The seq of the first message that is new: of the next `_AT_ONCE` numbers all are routed.
+    """
+    bounds = {"after": first - 1, "upto": first - 1 + _AT_ONCE}
+    table = {"table": context.table_id}
+    return [
+        (_keeping_turn(context), table),
+        (_adding_kept(context), bounds),
+        (_locking_kept(context), {}),
+        (_place(context, KEPT), bounds),
+        (_mark(context, KEPT), bounds),
+        *((statement, {}) for statement in settling_kept(context, may_end=True)),
+    ]
+
+
+def is_much_new(context: TableContext, first: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    """Say that there are new messages behind those that `routing_at_once` would route."""
+    return sa.exists().where(is_unrouted(context.rows), context.rows.c.seq >= first + _AT_ONCE)
+
+
+@lru_cache(maxsize=256)
+def _keeping_turn(context: TableContext) -> sa.Select[Any]:
+    turn = _turn().add_columns(sa.literal_column("''").label("name"), sa.literal_column("1").label("nth")).cte("turn")
+    return context.sql.keep(turn, sa.true())
+
+
+@lru_cache(maxsize=256)
+def _adding_kept(context: TableContext) -> sa.Select[Any]:
+    """Add the groups that are missing, and keep the names of all that have something new; none without the turn."""
+    has_turn = sa.exists(sa.select(sa.literal_column("1")).select_from(context.sql.kept()))
+    named = _named(context).where(has_turn).cte("named")
+    known = sa.exists().where(groups.c.table_id == context.table_id, groups.c.group_id == named.c.group)
+    missing = (
+        sa.select(
+            sa.literal(context.table_id, sa.BigInteger),
+            named.c.group,
+            sa.literal(0),
+            sa.literal(_LOWEST),
+            named.c.first,
+        )
+        .where(named.c.fresh == 1, ~known)
+        .order_by(named.c.first)
+    )
+    columns = ("table_id", "group_id", "tail", "priority", "first_seq")
+    added = postgresql.insert(groups).from_select(columns, missing, include_defaults=False).on_conflict_do_nothing()
+    names = sa.select(named.c.group.label("name"), named.c.group.label("nth")).subquery("names")
+    return context.sql.keep(names, sa.true()).add_cte(added.cte("added"))
+
+
+@lru_cache(maxsize=256)
+def _locking_kept(context: TableContext) -> sa.Select[Any]:
+    free = locking_free(context, KEPT).cte("free")
+    names = sa.select(free.c.group_id.label("name"), free.c.group_id.label("nth")).subquery("names")
+    return context.sql.keep(names, sa.true())
 
 
 def group_of(rows: sa.FromClause) -> sa.ColumnElement[str]:
@@ -166,7 +235,7 @@ def _known(context: TableContext) -> sa.Select[Any]:
 
 
 @lru_cache(maxsize=256)
-def _place(context: TableContext) -> sa.Update:
+def _place(context: TableContext, name: str = "groups") -> sa.Update:
     rows, new = context.rows, context.rows.alias("new")
     group = group_of(new)
     # Looked up row by row: as a join, SQLite would go through all new messages for each group.
@@ -178,7 +247,7 @@ def _place(context: TableContext) -> sa.Update:
     place = tail + sa.func.row_number().over(partition_by=group, order_by=new.c.seq)
     placed = (
         sa.select(new.c.seq, place.label("place"))
-        .where(_in_window(new), _is_new(new), context.sql.computed_any_of(group, "groups"))
+        .where(_in_window(new), _is_new(new), context.sql.computed_any_of(group, name))
         .subquery("placed")
     )
     return (
@@ -197,16 +266,15 @@ def _place(context: TableContext) -> sa.Update:
 
 
 @lru_cache(maxsize=256)
-def _mark(context: TableContext) -> sa.Update:
+def _mark(context: TableContext, name: str = "groups") -> sa.Update:
     # A group that has ended needs to know nothing any more.
     rows = context.rows
     known = sa.exists().where(groups.c.table_id == context.table_id, groups.c.group_id == group_of(rows))
+    ours = context.sql.computed_any_of(group_of(rows), name)
+    if name != KEPT:  # else there may be none because another transaction has the turn, for whose rows this would wait
+        ours |= rows.c.time_acked.is_not(None) & ~known
     return (
         sa.update(rows)
-        .where(
-            _in_window(rows),
-            sa.or_(rows.c.position.is_not(None), rows.c.time_acked.is_not(None)),
-            context.sql.computed_any_of(group_of(rows), "groups") | (rows.c.time_acked.is_not(None) & ~known),
-        )
+        .where(_in_window(rows), sa.or_(rows.c.position.is_not(None), rows.c.time_acked.is_not(None)), ours)
         .values(routed=1)
     )

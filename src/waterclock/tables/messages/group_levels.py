@@ -72,14 +72,14 @@ def look(
         How many groups to lock, if nothing is unrouted and it is worth a round trip; None: none.
     """
     values: dict[str, Any] = {"below": below, "me": me, "unassigned": UNASSIGNED, "after": after}
-    looking = _looking(context, all_rows=after is None)
+    statement = looking(context, all_rows=after is None)
     if count is None or after is None or not context.sql.locks_in_parts:
-        [found] = connection.execute(looking, values)
+        [found] = connection.execute(statement, values)
         newest = found.newest if after is None else after
-        return Look(found.now, bool(found.unrouted), found.of_unassigned, found.of_mine, newest)
+        return Look(found.now, found.first_new is not None, found.of_unassigned, found.of_mine, newest)
     rows = connection.execute(_looking_and_locking(context), {**values, "count": count}).all()
     free = [row for row in rows if row.group_id is not None]
-    return Look(rows[0].now, bool(rows[0].unrouted), rows[0].of_unassigned, rows[0].of_mine, after, free)
+    return Look(rows[0].now, rows[0].first_new is not None, rows[0].of_unassigned, rows[0].of_mine, after, free)
 
 
 def levels(context: TableContext, connection: SqlConnection, me: str, top: Look | None = None) -> Iterator[Level]:
@@ -166,7 +166,9 @@ def at_level() -> tuple[sa.ColumnElement[bool], ...]:
 
 
 @lru_cache(maxsize=256)
-def _looking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, ...]]:
+def looking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, ...]]:
+    """Look at everything at once, as `look` does."""
+
     def greatest(who: str) -> sa.ScalarSelect[Any]:
         return (
             sa.select(groups.c.priority)
@@ -193,7 +195,7 @@ def _looking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, 
         unrouted = unrouted.where(rows.c.seq > sa.bindparam("after", type_=sa.BigInteger))
     return sa.select(
         context.backend.now_sql().label("now"),
-        unrouted.scalar_subquery().is_not(None).label("unrouted"),
+        unrouted.scalar_subquery().label("first_new"),
         greatest("unassigned").label("of_unassigned"),
         greatest("me").label("of_mine"),
         *([newest.label("newest")] if all_rows else []),
@@ -202,8 +204,8 @@ def _looking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, 
 
 @lru_cache(maxsize=256)
 def _looking_and_locking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    top = _looking(context, all_rows=False).cte("top")
-    nothing_new = sa.select(top.c.unrouted).scalar_subquery() == sa.false()
+    top = looking(context, all_rows=False).cte("top")
+    nothing_new = sa.select(top.c.first_new).scalar_subquery().is_(None)
     free = (
         sa.select(*FREE_COLUMNS)
         .where(

@@ -7,7 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.schema import DDL
+from sqlalchemy.types import TypeEngine
 
 from waterclock.database.backend import Backend
 from waterclock.database.direct import Direct
@@ -20,11 +22,14 @@ from waterclock.tables.databases.postgresql.claiming import claim_statement, key
 from waterclock.tables.databases.postgresql.inserting import insert_fresh, insert_unknown
 from waterclock.tables.databases.postgresql.partitions import PostgresqlDays, insert_unacked
 from waterclock.tables.databases.postgresql.waking import TRIGGERS, Listening
-from waterclock.tables.databases.table_dialect import TableDialect
+from waterclock.tables.databases.table_dialect import KEPT, TableDialect
 from waterclock.tables.model.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import PARTITIONED, IdItem
+
+_KEPT = "waterclock.kept"
+"""A setting: any role may set one that has a prefix, and it ends with the transaction."""
 
 _COLUMNS = sa.text(
     "SELECT CAST(attname AS text) FROM pg_attribute"
@@ -92,10 +97,35 @@ def _by_priority(one: Claimed) -> tuple[int, int, int]:
     return -one.row.priority, one.row.time_next, one.row.seq
 
 
+def _kept(of: TypeEngine[Any]) -> Any:
+    return sa.func.unnest(sa.cast(sa.func.current_setting(_KEPT), sa.ARRAY(sa.Text)), type_=of)
+
+
+def _unnested(name: str, of: TypeEngine[Any]) -> Any:
+    return _kept(of) if name == KEPT else sa.func.unnest(sa.bindparam(name, type_=sa.ARRAY(of)), type_=of)
+
+
 def _listed(column: sa.Column[Any], name: str) -> sa.TableValuedAlias:
     """Give the values in the array bound as ``name`` as rows."""
-    values = sa.func.unnest(sa.bindparam(name, type_=sa.ARRAY(column.type)))
+    values = _unnested(name, column.type)
     return values.table_valued(sa.column("value", column.type)).render_derived("wanted")
+
+
+def _has_key(
+    table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], wanted: sa.FromClause
+) -> sa.ColumnElement[bool]:
+    """Say that a row's key is ``value`` with one of those in the column ``value`` of ``wanted``."""
+    keyed = table.alias("keyed")
+    one = (
+        sa.select(sa.literal_column("keyed.ctid").label("place"))
+        .select_from(keyed)
+        .where(keyed.c[columns[0].name] == value, keyed.c[columns[1].name] == wanted.c.value)
+        .offset(sa.literal_column("0"))  # keeps it from becoming a join
+        .lateral("one")
+    )
+    places = sa.select(one.c.place).select_from(sa.join(wanted, one, sa.true()))
+    at = sa.literal_column(f"{table.name}.ctid")
+    return at == sa.any_(sa.func.array(places.scalar_subquery()))
 
 
 @lru_cache(maxsize=256)
@@ -116,6 +146,7 @@ class PostgresqlTables(TableDialect):
     deletes_wait = False
     locks_in_parts = True
     unacked_apart = True
+    at_once = True
     clock = _NOW
 
     @property
@@ -192,7 +223,7 @@ class PostgresqlTables(TableDialect):
         A plan that is kept goes through an array for each row, and a subquery at the top of a condition becomes a join,
         which does so too where hash joins are switched off.
         """
-        listed = sa.select(sa.func.unnest(sa.bindparam(name, type_=sa.ARRAY(value.type)), type_=value.type))
+        listed = sa.select(sa.type_coerce(_unnested(name, value.type), value.type))
         return sa.func.coalesce(value.in_(listed), sa.false())
 
     def any_key(
@@ -203,17 +234,7 @@ class PostgresqlTables(TableDialect):
         Each is looked up by itself. A planner without statistics takes ``value`` alone to be a key, and would go
         through all rows that have it.
         """
-        keyed, wanted = table.alias("keyed"), _listed(columns[1], name)
-        one = (
-            sa.select(sa.literal_column("keyed.ctid").label("place"))
-            .select_from(keyed)
-            .where(keyed.c[columns[0].name] == value, keyed.c[columns[1].name] == wanted.c.value)
-            .offset(sa.literal_column("0"))  # keeps it from becoming a join
-            .lateral("one")
-        )
-        places = sa.select(one.c.place).select_from(sa.join(wanted, one, sa.true()))
-        at = sa.literal_column(f"{table.name}.ctid")
-        return at == sa.any_(sa.func.array(places.scalar_subquery()))
+        return _has_key(table, value, columns, _listed(columns[1], name))
 
     def lock_keys(
         self,
@@ -237,6 +258,28 @@ class PostgresqlTables(TableDialect):
             .lateral("one")
         )
         return sa.select(*one.c).select_from(sa.join(wanted, one, sa.true()))
+
+    def keep(self, names: sa.FromClause, which: sa.ColumnElement[bool]) -> sa.Select[Any]:
+        """Keep names in a setting of the transaction's."""
+        listed = sa.func.array_agg(aggregate_order_by(names.c.name, names.c.nth)).filter(which)
+        text = sa.func.coalesce(sa.cast(listed, sa.Text), "{}")
+        return sa.select(sa.func.set_config(_KEPT, text, sa.true()))
+
+    def kept(self) -> sa.FromClause:
+        """Read that setting."""
+        names = _kept(sa.Text()).table_valued(sa.column("name", sa.Text), with_ordinality="nth")
+        return names.render_derived("kept")
+
+    def has_name(
+        self, table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], names: sa.FromClause
+    ) -> sa.ColumnElement[bool]:
+        """Say as `any_key` does that a row's key is ``value`` with one of the rows of ``name``."""
+        return _has_key(table, value, columns, sa.select(names.c.name.label("value")).subquery("wanted"))
+
+    def value_of(self, name: sa.Column[Any], values: sa.FromClause, column: sa.ColumnElement[int]) -> Any:
+        """Look it up in an object: in a join, a planner may go through all of one for each of the other."""
+        each = sa.select(sa.func.jsonb_object_agg(values.c.name, column)).scalar_subquery()
+        return sa.cast(each.op("->>", return_type=sa.Text())(name), sa.BigInteger)
 
     def key_is(self, key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
         """Say that a row's key is a value that is computed."""
