@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from tests.services import Service
 
 from waterclock.database import backend as backend_module
-from waterclock.database.backend import Backend
+from waterclock.database.backend import Backend, parse_url
 from waterclock.errors import ConstraintError, InvalidArgumentError, UnavailableError
 
 numbers = sa.Table(
@@ -44,11 +44,42 @@ def values(connection: sa.Connection) -> list[int]:
         ("sqlite://", "in memory"),
         ("sqlite:///:memory:", "in memory"),
         ("sqlite:///file:x?mode=memory&uri=true", "in memory"),
+        ("mysql://me@127.0.0.1:99999/x", "a port that is none; give one from 1 to 65535"),
+        ("mariadb://me@127.0.0.1:0/x", "a port that is none"),
+        ("mysql://me@127.0.0.1:-1/x", "a port that is none"),
+        ("mysql:///x?port=99999", "a port that is none"),
+        ("postgresql://[::1]:65536/x", "a port that is none"),
+        ("postgresql:///x?host=a,b&port=5432,99999", "a port that is none"),
+        ("postgresql:///x?host=a:5432&host=b:99999", "a port that is none"),
+        ("postgresql:///x?host=a&port=abc", "a port that is none"),
+        ("sqlite://host:99999/x", "a port that is none"),
     ],
 )
 def test_a_url_that_cannot_be_meant_is_refused(url: str, word: str) -> None:
     with pytest.raises(InvalidArgumentError, match=word):
         Backend(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://me@host/x",
+        "postgresql://me@[::1]:65535/x",
+        "postgresql:///x?host=a,b&port=5432,",
+        "postgresql:///x?host=a:5432&host=b",
+        "postgresql:///x?host=/run/with:colon/x",
+        "postgresql:///x?host=::1",
+        "postgresql:///x?host=[::1]:1",
+    ],
+)
+def test_a_url_with_ports_or_without_is_taken(url: str) -> None:
+    assert parse_url(url).database == "x"
+
+
+def test_what_stands_in_the_place_of_a_port_and_may_be_a_password_is_not_shown() -> None:
+    with pytest.raises(InvalidArgumentError, match="a port that is none") as refused:
+        parse_url("postgresql://me:271828182/x")
+    assert "271828182" not in str(refused.value)
 
 
 def test_a_database_that_cannot_be_reached_is_named_without_its_password(tmp_path: Path) -> None:

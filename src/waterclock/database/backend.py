@@ -6,7 +6,7 @@ import os
 import random
 import secrets
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property, partial
 from typing import Any, TypeVar, overload
@@ -417,6 +417,9 @@ _ASYNCHRONOUS = (
 )
 """Drivers of SQLAlchemy's asynchronous engines."""
 
+_LAST_PORT = 65_535
+"""PyMySQL takes a greater one for a server that refuses the connection, after a wait."""
+
 
 def parse_url(url: str) -> sa.URL:
     """Read a database's URL, in any of the spellings that are understood; InvalidArgumentError where it is none."""
@@ -444,9 +447,32 @@ def parse_url(url: str) -> sa.URL:
         raise InvalidArgumentError(
             f"url: {shown(url)!r} has an @ too many; write one that belongs to the password as %40"
         )
+    if not all(map(_is_port, _ports(parsed))):
+        raise InvalidArgumentError(
+            f"url: {shown(url)!r} has a port that is none; give one from 1 to {_LAST_PORT},"
+            " or leave it out for the usual one"
+        )
     if parsed.drivername in _DRIVERS:
         parsed = parsed.set(drivername=_DRIVERS[parsed.drivername])
     return parsed
+
+
+def _ports(parsed: sa.URL) -> Iterator[str]:
+    """Find the ports of a URL: behind its host, and in its query, where PostgreSQL has several of each."""
+    if parsed.port is not None:
+        yield str(parsed.port)
+    for value in parsed.normalized_query.get("port", ()):
+        yield from filter(None, value.split(","))  # one that is left out is the usual one
+    for value in parsed.normalized_query.get("host", ()):
+        for host in value.split(","):
+            name, colon, port = host.rpartition(":")
+            if colon and port and not host.startswith("/") and (":" not in name or name.endswith("]")):
+                yield port
+
+
+def _is_port(text: str) -> bool:
+    text = text.strip()
+    return text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= _LAST_PORT
 
 
 def _has_another_at(url: str, parsed: sa.URL) -> bool:
