@@ -176,6 +176,7 @@ class Database(Closing):
             Up to 48 letters, digits and underscores; the SQL table bears it too.
         ack_wait
             How long a message that was sent waits for its first ack until it is sent again; the wait doubles each time.
+            At most fifty years, as ``min_backoff``.
         purge_after
             How long acked messages are kept; None: for ever.
         batch_size

@@ -96,7 +96,7 @@ def is_duration(text: str) -> bool:
     return _DURATION_PART.match(text) is not None
 
 
-def to_duration(value: Duration, name: str = "duration", *, minimum: int = 0) -> int:
+def to_duration(value: Duration, name: str = "duration", *, minimum: int = 0, maximum: int = MAX_NS) -> int:
     """Turn what a user wrote for a length of time into int nanoseconds.
 
     Parameters
@@ -106,13 +106,13 @@ def to_duration(value: Duration, name: str = "duration", *, minimum: int = 0) ->
         (units ns, us or µs, ms, s, m or min, h, d, w).
     name
         The argument's name, for the error.
-    minimum
-        Smallest length allowed, in nanoseconds.
+    minimum, maximum
+        Smallest and greatest length allowed, in nanoseconds.
 
     Raises
     ------
     InvalidArgumentError
-        For a negative length, one below ``minimum``, a float, NaN, or a text that is not a duration.
+        For a negative length, one below ``minimum`` or above ``maximum``, a float, NaN, or a text that is no duration.
     """
     if isinstance(value, str):
         ns = _parse_duration(value, name)
@@ -124,7 +124,10 @@ def to_duration(value: Duration, name: str = "duration", *, minimum: int = 0) ->
         raise InvalidArgumentError(f"{name}: {quoted(value)} is negative; a length of time is 0 or more")
     if ns < minimum:
         raise InvalidArgumentError(f"{name}: {quoted(value)} is too short; the least is {format_duration(minimum)}")
-    return _in_range(ns, value, name)
+    _in_range(ns, value, name)
+    if ns > maximum:
+        raise InvalidArgumentError(f"{name}: {quoted(value)} is too long; the most is {format_duration(maximum)}")
+    return ns
 
 
 def format_time(ns: int) -> str:

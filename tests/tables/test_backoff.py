@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waterclock.tables.model.backoff import LONGEST, Backoff
+from waterclock.errors import InvalidArgumentError
+from waterclock.tables.model.backoff import LONGEST, LONGEST_GIVEN, Backoff
+from waterclock.tables.model.options import TableOptions
+from waterclock.time import MAX_NS, to_time
 
 SECOND = 1_000_000_000
 swings = st.floats(-1, 1)
@@ -44,6 +50,36 @@ def test_jitter_moves_a_wait_either_way_but_never_the_first_one() -> None:
 def test_a_wait_never_overflows_and_stays_within_its_bounds(backoff: Backoff, epoch: int, swing: float) -> None:
     low, high = backoff.wait_bounds
     assert low <= backoff.wait(epoch, swing) <= high <= 2 * LONGEST
+
+
+allowed = st.integers(1, LONGEST_GIVEN) | st.just(LONGEST_GIVEN)
+any_length = st.integers(LONGEST_GIVEN, MAX_NS) | st.just(MAX_NS)
+
+
+@given(allowed, st.none() | allowed, st.none() | any_length, any_length, st.integers(0, 2**31 - 1), swings)
+def test_no_wait_that_a_table_may_have_ends_after_the_end_of_time(
+    ack_wait: int, min_backoff: int | None, max_backoff: int | None, other: int, epoch: int, swing: float
+) -> None:
+    backoff = TableOptions.check(
+        ack_wait=ack_wait,
+        min_backoff=min_backoff,
+        max_backoff=max_backoff,
+        jitter=0.99,
+        purge_after=other,
+        poll_interval=other,
+    ).backoff
+    now = to_time("2110-01-01T00:00Z")
+    assert now + backoff.wait(epoch, swing) <= now + backoff.wait_bounds[1] <= MAX_NS
+    unbounded = backoff.wait_sql(sa.literal(epoch, sa.BigInteger), sa.literal(swing, sa.Float))
+    with engine.connect() as connection:
+        until = connection.execute(sa.select(sa.literal(now, sa.BigInteger) + unbounded)).scalar_one()
+    assert isinstance(until, int)  # and no fraction
+
+
+@pytest.mark.parametrize("option", ["ack_wait", "min_backoff"])
+def test_a_wait_that_would_end_after_the_end_of_time_is_refused_by_name(option: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{option}: {MAX_NS} is too long; the most is 18250d$"):
+        TableOptions.check(**{option: MAX_NS})
 
 
 @given(backoffs, st.integers(0, 2**40), swings)

@@ -9,6 +9,10 @@ import sqlalchemy as sa
 LONGEST = 365 * 86_400_000_000_000
 """No wait grows beyond a year (ns), for any options, so that doubling never overflows."""
 
+LONGEST_GIVEN = 50 * LONGEST
+"""The longest ``ack_wait`` and ``min_backoff`` that a table can have (ns), fifty years: both together, with jitter, end
+before the end of time, 2262, beyond which SQLite stores a fraction and the servers refuse the statement."""
+
 
 @dataclass(frozen=True, slots=True)
 class Backoff:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.quoting import quoted
-from waterclock.tables.model.backoff import Backoff
+from waterclock.tables.model.backoff import LONGEST_GIVEN, Backoff
 from waterclock.tables.model.keyspace import WHOLE, KeyRange
 from waterclock.time import Duration, to_duration
 
@@ -174,12 +174,14 @@ class TableOptions:
         if columns is not None and not isinstance(columns, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
             raise InvalidArgumentError(f"columns: {quoted(columns)} is no dict; give each column's type by its name")
         options = cls(
-            ack_wait=to_duration(ack_wait, "ack_wait", minimum=1),
+            ack_wait=to_duration(ack_wait, "ack_wait", minimum=1, maximum=LONGEST_GIVEN),
             purge_after=None if purge_after is None else to_duration(purge_after, "purge_after"),
             batch_size=check_count(batch_size, "batch_size"),
             cache_size=check_count(cache_size, "cache_size"),
             poll_interval=to_duration(poll_interval, "poll_interval", minimum=1),
-            min_backoff=None if min_backoff is None else to_duration(min_backoff, "min_backoff", minimum=1),
+            min_backoff=None
+            if min_backoff is None
+            else to_duration(min_backoff, "min_backoff", minimum=1, maximum=LONGEST_GIVEN),
             max_backoff=None if max_backoff is None else to_duration(max_backoff, "max_backoff", minimum=1),
             jitter=_fraction(jitter, "jitter"),
             groups=None if groups is None else _choice(groups, "groups", Groups),
