@@ -78,7 +78,8 @@ def read_files(spark: SparkSession, folder: Path) -> DataFrame:
 
 def stream_files(spark: SparkSession, folder: Path) -> DataFrame:
     """Stream the ledgers' files with Spark's own reader, one a micro-batch, in order of their age."""
-    stream = spark.readStream.schema(LEDGER_SCHEMA).option("maxFilesPerTrigger", 1).option("recursiveFileLookup", True)
+    stream = spark.readStream.schema(LEDGER_SCHEMA).option("maxFilesPerTrigger", 1)
+    stream = stream.option("recursiveFileLookup", True).option("pathGlobFilter", "*.parquet")
     return stream.parquet(str(_ledgers(folder)))
 
 

@@ -22,7 +22,9 @@ from waterclock.message import Message, Position
 from waterclock.spark.packing import POSITIONED, gathered, pack
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
 from waterclock.spark.streaming.judging import judge
-from waterclock.spark.streaming.rate_stream import RateOptions, RateStream
+from waterclock.spark.streaming.outcome_rows import ROWS
+from waterclock.spark.streaming.rate_source import RateOptions
+from waterclock.spark.streaming.rate_stream import RateStream
 from waterclock.spark.writing.batch_rows import messages_in
 
 _METADATA = ["source", "stream", "event_time", "receive_time", "ledger", "entry", "index"]
@@ -139,9 +141,9 @@ def _read_columns(data: bytes) -> object:
     return RateAwareColumns.restore(data).state()
 
 
-def _packed(messages: list[Message]) -> list[tuple[list[str], int, bytes]]:
+def _packed(messages: list[Message]) -> list[pa.RecordBatch]:
     (rows,) = pack([to_arrow(messages, positions=True).select(_METADATA)], POSITIONED)
-    return [(row["streams"], row["count"], row["messages"]) for row in rows.to_pylist()]
+    return [rows.select(ROWS.names).cast(ROWS)]
 
 
 def _event_time_streams() -> list[bytes]:
@@ -154,7 +156,7 @@ def _event_time_streams() -> list[bytes]:
 
 
 @cache
-def _three_packed() -> list[tuple[list[str], int, bytes]]:
+def _three_packed() -> list[pa.RecordBatch]:
     return _packed(flow(3))
 
 
@@ -181,7 +183,8 @@ def _read_rate_stream(data: bytes) -> object:
 
 @cache
 def _packed_row() -> tuple[list[str], int, bytes]:
-    return _packed(flow(20))[0]
+    (row,) = _packed(flow(20))[0].to_pylist()
+    return row["streams"], row["count"], row["messages"]
 
 
 def _read_packed(data: bytes) -> object:
@@ -227,12 +230,6 @@ FORMS: dict[str, Callable[[], Form]] = {
     "earlier rate-aware batcher": lambda: Form(_unframed(_rate_states()), _read_rate, guarded=False),
     "earlier rate-aware columns": lambda: Form(
         _unframed(_rate_columns(), b"waterclock rate-aware columns "), _read_columns, guarded=False
-    ),
-    "earlier event-time stream": lambda: Form(
-        _unframed(_event_time_streams(), b"waterclock event-time stream "), _read_event_time_stream, guarded=False
-    ),
-    "earlier rate stream": lambda: Form(
-        _unframed(_rate_streams(), b"waterclock rate stream "), _read_rate_stream, guarded=False
     ),
 }
 """Made when they are asked for, because some compile code."""

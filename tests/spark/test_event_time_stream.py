@@ -1,24 +1,25 @@
-"""One source in a stream, without Spark: cut anywhere, restored anywhere, it gives what the batcher gives."""
+"""Sources in a stream, without Spark: cut anywhere, restored anywhere, they get what the batcher gives."""
 
 from __future__ import annotations
 
 import random
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.batching.definition import Rule
 from tests.batching.traffic import arrivals, rules
-from tests.spark.results import METADATA, Results, in_entries, results_in_rows, results_one_by_one
+from tests.spark.results import METADATA, in_entries, results_in_rows, results_one_by_one
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message
-from waterclock.spark.packing import PLAIN, POSITIONED, PackedRow, pack
+from waterclock.spark.packing import PLAIN, POSITIONED, pack
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
-from waterclock.spark.streaming.outcome_rows import Outcome, expand, outcome_rows
+from waterclock.spark.streaming.outcome_rows import ROWS
 from waterclock.time import MAX_NS
 
 MS = 1_000_000
@@ -26,23 +27,20 @@ END_MS = MAX_NS // MS + 1
 UC = EventTimeRule.checked(50, 20, 0, "split")
 
 
-def rows_of(messages: list[Message], record: np.dtype, chance: random.Random) -> list[PackedRow]:
+def rows_of(messages: list[Message], record: np.dtype, chance: random.Random) -> list[pa.RecordBatch]:
     """Pack messages in pieces, as several tasks do, in any order."""
     cut = chance.randrange(len(messages) + 1)
-    rows: list[PackedRow] = []
+    rows: list[pa.RecordBatch] = []
     for piece in (messages[:cut], messages[cut:]):
         for packed in pack([to_arrow(piece, positions=True).select(METADATA)] if piece else [], record):
-            rows += [(r["streams"], r["count"], r["messages"]) for r in packed.to_pylist()]
+            known = packed.select(ROWS.names).cast(ROWS)
+            rows += [known.slice(number, 1) for number in range(len(known))]
     chance.shuffle(rows)
     return rows
 
 
-def results(outcomes: list[Outcome]) -> Results:
-    return results_in_rows(expand([outcome_rows("x", outcomes)]))
-
-
 @given(
-    messages=arrivals(sources="x"),
+    messages=arrivals(sources="xyz"),
     rule=rules,
     positions=st.booleans(),
     disorder=st.booleans(),
@@ -65,45 +63,72 @@ def test_a_stream_gives_what_the_batcher_gives_wherever_it_is_cut_and_restored(
     record = POSITIONED if positions else PLAIN
     checked = EventTimeRule.checked(**rule._asdict())
     stream = EventTimeStream(checked, record)
-    outcomes: list[Outcome] = []
+    outcomes: list[pa.RecordBatch] = []
     for first, stop in zip([0, *sorted(cuts)], [*sorted(cuts), len(messages)], strict=True):
-        outcomes += stream.take(rows_of(messages[first:stop], record, chance), 0)
+        outcomes.append(stream.take(rows_of(messages[first:stop], record, chance), 0))
         stream = EventTimeStream.restore(stream.state(), checked, record)
-    outcomes += stream.take([], END_MS)
+    outcomes.append(stream.take([], END_MS))
     if not positions:
         messages = [m.replace(position=None) for m in messages]
-    assert results(outcomes) == results_one_by_one(messages, **rule._asdict())
+    assert results_in_rows(outcomes) == results_one_by_one(messages, **rule._asdict())
 
 
-def times(*sent: tuple[str, int, int]) -> list[PackedRow]:
-    messages = [Message("x", stream, event_time, receive_time=received) for stream, event_time, received in sent]
+def times(*sent: tuple[str, int, int], source: str = "x") -> list[pa.RecordBatch]:
+    messages = [Message(source, stream, event_time, receive_time=received) for stream, event_time, received in sent]
     return rows_of(messages, PLAIN, random.Random(1))  # noqa: S311  # repeatable, nothing secret
 
 
 def test_a_watermark_closes_what_is_due_before_it_and_says_when_to_come_again():
     rule = EventTimeRule.checked("50ms", "20ms", 0, "split")
     stream = EventTimeStream(rule, PLAIN)
-    assert stream.take(times(("a", 100 * MS, 100 * MS)), 0) == []
+    assert starts(stream.take(times(("a", 100 * MS, 100 * MS)), 0)) == []
     assert stream.wakes_at == 171
-    assert stream.take([], 170) == []  # a message received at 170 ms may still come, and belong
-    (given_out,) = stream.take([], 171)
-    assert given_out.batches["closed_at"].tolist() == [170 * MS]
+    assert starts(stream.take([], 170)) == []  # a message received at 170 ms may still come, and belong
+    given_out = stream.take([], 171)
+    assert [b["closed_at"] for row in given_out["batches"].to_pylist() for b in row] == [170 * MS]
+
+
+def test_the_first_window_of_any_source_says_when_to_come_again():
+    rule = EventTimeRule.checked("50ms", "20ms", 0, "split")
+    stream = EventTimeStream(rule, PLAIN)
+    stream.take(times(("a", 130 * MS, 130 * MS)) + times(("a", 100 * MS, 100 * MS), source="y"), 0)
+    assert (stream.wakes_at, stream.open_sources) == (171, 2)
+    assert starts(stream.take([], 171)) == [("y", 100 * MS)]
+    assert (stream.wakes_at, stream.open_sources) == (201, 1)
+    assert EventTimeStream.restore(stream.state(), rule, PLAIN).wakes_at == 201
 
 
 def test_a_promise_that_was_broken_is_late_and_not_lost():
     stream = EventTimeStream(UC, PLAIN)
-    (refused,) = stream.take(times(("a", 100, 100)), 1)
-    assert (refused.rejection, len(refused.messages)) == ("late", 1)
+    refused = stream.take(times(("a", 100, 100)), 1)
+    assert refused.select(["rejection", "count"]).to_pylist() == [{"rejection": "late", "count": 1}]
 
 
 def test_a_source_is_forgotten_once_the_promise_says_as_much_as_it_remembers():
     stream = EventTimeStream(EventTimeRule.checked("1ms", "1ms", 0, "split"), PLAIN)
     assert stream.wakes_at is None
     stream.take(times(("a", 5 * MS, 5 * MS), ("a", 0, 9 * MS)), 0)
-    assert [o.rejection for o in stream.take([], 8)] == []
-    assert not stream.forgettable(8)
-    assert stream.wakes_at == 9
-    assert stream.forgettable(9)
+    with_one = len(stream.state())
+    stream.take(times(("a", 3 * MS, 4 * MS), source="y"), 0)
+    assert len(stream.state()) > with_one
+    assert starts(stream.take([], 8)) == [("y", 3 * MS)]
+    assert len(stream.state()) <= with_one  # y knows no more than what is promised
+    assert (stream.wakes_at, stream.open_sources) == (9, 0)
+    stream.take([], 9)
+    assert stream.wakes_at is None
+    assert stream.state() == EventTimeStream(EventTimeRule.checked("1ms", "1ms", 0, "split"), PLAIN).state()
+
+
+def test_clocks_before_1970_are_remembered_where_nothing_is_promised():
+    stream = EventTimeStream(UC, PLAIN)
+    stream.take(times(("a", -5000, -4000), ("a", -200, -100)), 0)
+    stream = EventTimeStream.restore(stream.state(), UC, PLAIN)
+    found = stream.take(times(("a", -4000, -4000)), 0)
+    assert found["rejection"].to_pylist() == ["late"]  # received at -100, says the clock
+
+
+def starts(outcomes: pa.RecordBatch) -> list[tuple[str, int]]:
+    return [(row["source"], batch["start"]) for row in outcomes.to_pylist() for batch in row["batches"]]
 
 
 def test_a_state_of_other_options_is_refused_with_what_to_do():
@@ -114,7 +139,9 @@ def test_a_state_of_other_options_is_refused_with_what_to_do():
         EventTimeStream.restore(state, UC, POSITIONED)
 
 
-@pytest.mark.parametrize("state", [b"", b"something", b"waterclock event-time stream [2, [], false, 0, []]\n"])
+@pytest.mark.parametrize(
+    "state", [b"", b"something", b"waterclock event-time stream [2, [], false, 0, []]\n", b"WCS1", b"WCS1and more"]
+)
 def test_a_strange_state_is_refused(state: bytes):
     with pytest.raises(SchemaError):
         EventTimeStream.restore(state, UC, PLAIN)

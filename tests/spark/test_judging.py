@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.batching.definition import Rule
@@ -15,10 +16,11 @@ from tests.spark.results import METADATA, Results, in_entries, results_in_rows, 
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message, Position
 from waterclock.spark import packing
-from waterclock.spark.packing import PLAIN, POSITIONED, pack
-from waterclock.spark.streaming import judging
+from waterclock.spark.packing import PLAIN, POSITIONED, pack, records
+from waterclock.spark.streaming import event_time_rows, slices
 from waterclock.spark.streaming.judging import judge
 from waterclock.time import MAX_NS
 
@@ -32,10 +34,15 @@ def judged(
     packed = [row for rows in pack(read, record) for row in _single(rows)]
     if chance is not None:
         chance.shuffle(packed)
-    packed.sort(key=lambda row: row["source"][0].as_py())
+    packed.sort(key=lambda row: (row["source"][0].as_py(), first_position(row) if positions else ()))
     rows = pa.Table.from_batches(packed).combine_chunks() if packed else None
     batches = [] if rows is None else rows.to_batches(max_chunksize=2)
     return results_in_rows(judge(batches, record, EventTimeRule.checked(**rule)))
+
+
+def first_position(row: pa.RecordBatch) -> tuple[int, ...]:
+    first = records(row["messages"][0].as_py(), row["count"][0].as_py())[0]
+    return tuple(int(first[name]) for name in ("ledger", "entry", "index"))
 
 
 def _columns(messages: list[Message]) -> pa.RecordBatch:
@@ -51,19 +58,22 @@ def _single(rows: pa.RecordBatch) -> list[pa.RecordBatch]:
     messages=arrivals(sources="xyz"),
     rule=rules,
     positions=st.booleans(),
-    limits=st.tuples(st.integers(1, 20), st.integers(40, 200), st.integers(1, 30), st.integers(1, 10)),
+    limits=st.tuples(
+        st.integers(1, 20), st.integers(40, 200), st.integers(1, 30), st.integers(1, 10), st.integers(1, 20)
+    ),
     chance=st.randoms(use_true_random=False),
 )
 def test_results_are_those_of_the_batcher_for_any_pieces(
     messages: list[Message], rule: Rule, positions: bool, limits: tuple[int, int, int, int], chance: random.Random
 ):
     messages = in_entries(messages, 3)
-    packed_at_once, largest_cell, judged_at_once, largest_row = limits
+    packed_at_once, largest_cell, judged_at_once, largest_row, most_of_a_source = limits
     with (
         patch.object(packing, "_PACKED_AT_ONCE", packed_at_once),
         patch.object(packing, "_LARGEST_CELL", largest_cell),
-        patch.object(judging, "_JUDGED_AT_ONCE", judged_at_once),
-        patch.object(judging, "_LARGEST_ROW", largest_row),
+        patch.object(slices, "_JUDGED_AT_ONCE", judged_at_once),
+        patch.object(slices, "_MOST_OF_A_SOURCE", most_of_a_source),
+        patch.object(event_time_rows, "_LARGEST_ROW", largest_row),
     ):
         found = judged(messages, rule._asdict(), positions=positions, chance=chance)
 
@@ -88,14 +98,38 @@ def test_a_receive_clock_that_went_back_is_judged_as_a_reader_of_the_topic_does(
     rule=rules,
     order=st.randoms(use_true_random=False),
     apart=st.sampled_from([(1, 1), (2**20, 2**20), (2**62, 2**58)]),
+    most=st.sampled_from([2, 5, 2**20]),
 )
 def test_positions_give_the_order_however_the_messages_were_read(
-    messages: list[Message], rule: Rule, order: random.Random, apart: tuple[int, int]
+    messages: list[Message], rule: Rule, order: random.Random, apart: tuple[int, int], most: int
 ):
     numbered = ((m, m.position or Position(0, 0, 0)) for m in in_entries(messages, 3))
     messages = [m.replace(position=Position(p[0] * apart[0], p[1] * apart[1], p[2])) for m, p in numbered]
     read = order.sample(messages, len(messages))
-    assert judged(read, rule._asdict(), positions=True) == results_one_by_one(messages, **rule._asdict())
+    with patch.object(packing, "_PACKED_AT_ONCE", 7), patch.object(slices, "_MOST_OF_A_SOURCE", most):
+        found = judged(read, rule._asdict(), positions=True)
+    assert found == results_one_by_one(messages, **rule._asdict())
+
+
+def test_of_a_large_source_no_more_is_held_than_a_part():
+    messages = in_entries([Message("x", "a", at, receive_time=at) for at in range(0, 4_000, 10)], 3)
+    others = [m.replace(source=name) for name in ("w", "y") for m in messages[:3]]
+    packed = [row for m in [*others[:3], *messages, *others[3:]] for row in pack([_columns([m])], POSITIONED)]
+    with patch.object(slices, "_MOST_OF_A_SOURCE", 20):
+        parts = list(slices.slices(packed, sliced=True))
+    assert max(sum(part.rows["count"].to_pylist()) for part in parts) <= 20
+    assert [part.rows["source"].unique().to_pylist() for part in parts if part.ends] == [["w"], ["x"], ["y"]]
+    assert sum(len(part.rows) for part in parts) < 50
+
+
+def test_rows_of_a_large_source_out_of_order_are_refused():
+    messages = in_entries([Message("x", "a", at, receive_time=at) for at in range(0, 400, 10)], 3)
+    packed = [row for m in [*messages[9:], *messages[:9]] for row in pack([_columns([m])], POSITIONED)]
+    with (
+        patch.object(slices, "_MOST_OF_A_SOURCE", 20),
+        pytest.raises(InvalidArgumentError, match="source 'x' come after later ones"),
+    ):
+        list(judge(packed, POSITIONED, EventTimeRule.checked(1, 1, 0, "split")))
 
 
 def test_no_rows_are_judged_as_nothing():
@@ -121,7 +155,7 @@ def test_streams_of_one_event_time_are_in_order_of_text():
 def test_a_source_of_many_messages_leaves_in_several_rows_of_whole_batches():
     sent = [("a", 0), ("b", 1), ("c", 2), ("d", 9)]
     messages = [Message("x", stream, at, receive_time=at + late) for at in range(0, 90, 9) for stream, late in sent]
-    with patch.object(judging, "_LARGEST_ROW", 4):
+    with patch.object(event_time_rows, "_LARGEST_ROW", 4):
         (outcomes,) = judge(pack([_columns(messages)], PLAIN), PLAIN, EventTimeRule.checked(5, 5, 0, "split"))
     counts = {reason: [] for reason in (None, "late")}
     for reason, count in zip(outcomes["rejection"].to_pylist(), outcomes["count"].to_pylist(), strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +21,11 @@ from waterclock.batching.batch import Batch
 from waterclock.batching.rate.batcher import RateAwareBatcher
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position
-from waterclock.spark.packing import POSITIONED, PackedRow, pack
-from waterclock.spark.streaming.outcome_rows import Outcome, expand, outcome_rows
-from waterclock.spark.streaming.rate_stream import RateOptions, RateStream, judge_by_rate
+from waterclock.spark.packing import POSITIONED, pack, records
+from waterclock.spark.streaming import slices
+from waterclock.spark.streaming.outcome_rows import ROWS
+from waterclock.spark.streaming.rate_source import RateOptions
+from waterclock.spark.streaming.rate_stream import RateStream, judge_by_rate
 
 # Calls drawn at random bring anything.
 pytestmark = pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning")
@@ -47,8 +50,9 @@ def packed(messages: list[Message], chance: random.Random) -> list[pa.RecordBatc
     return list(pack([to_arrow(m, positions=True).select(METADATA) for m in pieces], POSITIONED))
 
 
-def rows_of(messages: list[Message], chance: random.Random) -> list[PackedRow]:
-    rows = [(r["streams"], r["count"], r["messages"]) for p in packed(messages, chance) for r in p.to_pylist()]
+def rows_of(messages: list[Message], chance: random.Random) -> list[pa.RecordBatch]:
+    every = [p.select(ROWS.names).cast(ROWS) for p in packed(messages, chance)]
+    rows = [rows.slice(number, 1) for rows in every for number in range(len(rows))]
     chance.shuffle(rows)
     return rows
 
@@ -67,16 +71,18 @@ def test_a_stream_gives_what_the_batcher_gives_wherever_it_is_cut_and_restored(
     arrivals = numbered([call for call in arrivals if call])
     checked = RateOptions.checked(**{"batch_length": "1s", "timeout": None, "gated": True, **chosen})
     stream = RateStream(checked)
-    outcomes: list[Outcome] = []
+    outcomes: list[pa.RecordBatch] = []
     for first, stop in pairwise([0, *sorted(cuts), len(arrivals)]):
-        outcomes += stream.take(rows_of([m for call in arrivals[first:stop] for m in call], chance))
+        outcomes.append(stream.take(rows_of([m for call in arrivals[first:stop] for m in call], chance)))
         stream = RateStream.restore(stream.state(), checked)
-    outcomes += stream.take([], flush=True)
-    source = arrivals[0][0].source if arrivals else "x"
+    outcomes.append(stream.take([], flush=True))
     expected = one_by_one(arrivals, chosen)
-    assert results_in_rows(expand([outcome_rows(source, outcomes)])) == expected
+    assert results_in_rows(outcomes) == expected
     messages = [m for call in arrivals for m in call]
     assert results_in_rows(judge_by_rate(packed(messages, chance), checked)) == expected
+    one_each = [row for m in messages for row in packed([m], chance)]
+    with patch.object(slices, "_MOST_OF_A_SOURCE", 5):
+        assert results_in_rows(judge_by_rate(one_each, checked)) == expected
 
 
 @pytest.mark.parametrize("offset", [43 * YEAR, -43 * YEAR], ids=["ahead", "behind"])
@@ -87,13 +93,13 @@ def test_a_stream_recovers_from_a_silence_beside_a_broken_clock_wherever_it_is_r
     chance = random.Random(1)  # noqa: S311
     arrivals = numbered(before_and_after_the_silence(offset, length))
     stream = RateStream(PLAIN_OPTIONS)
-    outcomes: list[Outcome] = []
+    outcomes: list[pa.RecordBatch] = []
     step = len(arrivals) // 25
     for first in range(0, len(arrivals), step):
-        outcomes += stream.take(rows_of([m for call in arrivals[first : first + step] for m in call], chance))
+        outcomes.append(stream.take(rows_of([m for call in arrivals[first : first + step] for m in call], chance)))
         stream = RateStream.restore(stream.state(), PLAIN_OPTIONS)
-    outcomes += stream.take([], flush=True)
-    found = results_in_rows(expand([outcome_rows("s", outcomes)]))
+    outcomes.append(stream.take([], flush=True))
+    found = results_in_rows(outcomes)
     assert found == one_by_one(arrivals, {})
     reasons = [reason for _, _, _, reason, _ in found.batches["s"]]
     assert reasons.count("stall") == 1
@@ -135,6 +141,6 @@ def test_numbers_of_messages_do_not_matter_to_what_is_kept() -> None:
     stream = RateStream(PLAIN_OPTIONS)
     for call in late_stream:
         stream.take(rows_of(call, random.Random(1)))  # noqa: S311
-    (last,) = stream.take([], flush=True)
+    last = stream.take([], flush=True)
     times = [facts(m)[1] for call in late_stream[1:] for m in call]
-    assert np.array_equal(last.messages["event_time"], times)
+    assert np.array_equal(records(last["messages"][0].as_py(), last["count"][0].as_py())["event_time"], times)

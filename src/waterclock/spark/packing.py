@@ -77,7 +77,8 @@ def pack(batches: Iterable[pa.RecordBatch], record: np.dtype[Any]) -> Iterator[p
     Yields
     ------
     pyarrow.RecordBatch
-        Rows of `CLOCKED_SCHEMA`, made of about a million messages at once; within a row, messages keep their order.
+        Rows of `CLOCKED_SCHEMA`, made of about a million messages at once; within a row, messages are in order of
+        their position, or where they have none keep their order.
 
     Raises
     ------
@@ -297,6 +298,10 @@ def _pack(table: pa.Table, record: np.dtype[Any]) -> pa.RecordBatch:
     stream_names, streams = encoded(columns["stream"])
     # NumPy sorts 16-bit numbers by radix, six times as fast as wider ones.
     order = np.argsort(sources.astype(np.uint16) if len(source_names) <= 2**16 else sources, kind="stable")
+    if record == POSITIONED:
+        position = [columns[name].to_numpy() for name in ("ledger", "entry", "index")]
+        if not _is_ascending(position):
+            order = np.lexsort((*reversed(position), sources))
     streams_of, numbers = local_streams(sources, len(source_names), streams, stream_names)
     messages = np.empty(len(order), record)
     for name in record.names or ():
@@ -313,6 +318,12 @@ def _pack(table: pa.Table, record: np.dtype[Any]) -> pa.RecordBatch:
             "clock": pa.repeat(int(messages["receive_time"].max()) // _NS_PER_US, len(row_sources)),
         }
     )
+
+
+def _is_ascending(position: list[npt.NDArray[Any]]) -> bool:
+    """Tell whether messages are in order of position already, as those of a topic are."""
+    ledger, entry, index = (np.diff(part) for part in position)
+    return bool(((ledger > 0) | ((ledger == 0) & ((entry > 0) | ((entry == 0) & (index >= 0))))).all())
 
 
 def _field(messages: Records, name: str, kind: pa.DataType) -> pa.Array:

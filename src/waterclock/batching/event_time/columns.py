@@ -162,21 +162,11 @@ def assign_arrays(
     UnavailableError
         Where no folder can be written in which Numba could keep the compiled code.
     """
-    count = len(event_times)
-    lengths = {len(sources), len(streams), count, len(receive_times)}
-    if len(lengths) > 1:
-        raise InvalidArgumentError(
-            f"sources, streams, event_times, receive_times: lengths {lengths} differ; give equal ones"
-        )
-    if count >= _MOST_ROWS:
-        raise InvalidArgumentError(f"{count} rows are too many at once; give fewer than {_MOST_ROWS}, source by source")
-    found = (np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.uint8), np.empty(count, np.uint8))
-    rows = np.empty(count, np.uint32)
+    count = _checked_length(sources, streams, event_times, receive_times)
+    verdicts = np.empty(count, np.uint8)
+    found, working = _memory(count)
     ordered = _kernel().assign(
-        _plain(sources, np.int32).view(np.uint32),
-        _plain(streams, np.int32).view(np.uint32),
-        _plain(event_times, np.int64),
-        _plain(receive_times, np.int64),
+        *_inputs(sources, streams, event_times, receive_times),
         _distinct(sources, "sources"),
         _distinct(streams, "streams"),
         rule.window,
@@ -185,13 +175,73 @@ def assign_arrays(
         CONFLICTS[rule.on_conflict],
         MAX_NS if now is None else now,
         *found,
-        np.empty(count, np.int64),
-        rows,
-        np.empty(count, np.int64),
-        np.empty(count, np.uint32),
-        np.empty(count + 2, np.uint32),
+        verdicts,
+        *working,
     )
-    return Assignment(*found, rows[:ordered])
+    return Assignment(*found, verdicts, working[1][:ordered])
+
+
+def assign_judged(
+    sources: npt.NDArray[Any],
+    streams: npt.NDArray[Any],
+    event_times: npt.NDArray[Any],
+    verdicts: npt.NDArray[np.uint8],
+    rule: EventTimeRule,
+    nows: npt.NDArray[np.int64],
+) -> Assignment:
+    """Find the window of every row that was accepted as it arrived, with a reading of each source's receive clock.
+
+    Parameters
+    ----------
+    sources, streams, event_times
+        As of `assign_arrays`. Of equal rows (in source, stream and event time) the first is the one received first.
+    verdicts
+        What `judge_arrivals` found of each row; those of accepted rows are changed.
+    rule
+        The checked options.
+    nows
+        Of each source, when its windows are looked at: those that end more than ``max_delay`` before are decided.
+
+    Raises
+    ------
+    InvalidArgumentError
+        As `assign_arrays`.
+    UnavailableError
+        As `assign_arrays`.
+    """
+    count = _checked_length(sources, streams, event_times, verdicts)
+    found, working = _memory(count)
+    ordered = _kernel().assign_judged(
+        *_inputs(sources, streams, event_times, event_times),
+        _distinct(streams, "streams"),
+        rule.window,
+        rule.max_delay,
+        CONFLICTS[rule.on_conflict],
+        nows,
+        *found,
+        verdicts,
+        *working,
+    )
+    return Assignment(*found, verdicts, working[1][:ordered])
+
+
+def read_clocks(
+    sources: npt.NDArray[np.int32], receive_times: npt.NDArray[np.int64], clocks: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Give what the receive clock of its source showed at each message, in the order in which they are read.
+
+    Parameters
+    ----------
+    sources
+        Numbers from 0.
+    receive_times
+        int64 ns.
+    clocks
+        What each source's clock showed before; moved to what it shows afterwards.
+    """
+    readings = np.empty(len(receive_times), np.int64)
+    _kernel().read_clocks(_plain(sources, np.int32).view(np.uint32), _plain(receive_times, np.int64), clocks, readings)
+    return readings
 
 
 def judge_arrivals(
@@ -231,6 +281,43 @@ def _kernel() -> Any:
             f"Numba finds no folder for its compiled code ({error}); set NUMBA_CACHE_DIR to one that can be written"
         ) from error
     return kernel
+
+
+def _checked_length(sources: npt.NDArray[Any], streams: npt.NDArray[Any], *others: npt.NDArray[Any]) -> int:
+    lengths = {len(sources), len(streams), *map(len, others)}
+    if len(lengths) > 1:
+        raise InvalidArgumentError(
+            f"sources, streams, event_times, receive_times: lengths {lengths} differ; give equal ones"
+        )
+    (count,) = lengths
+    if count >= _MOST_ROWS:
+        raise InvalidArgumentError(f"{count} rows are too many at once; give fewer than {_MOST_ROWS}, source by source")
+    return count
+
+
+def _inputs(
+    sources: npt.NDArray[Any], streams: npt.NDArray[Any], event_times: npt.NDArray[Any], receive_times: npt.NDArray[Any]
+) -> tuple[npt.NDArray[Any], ...]:
+    return (
+        _plain(sources, np.int32).view(np.uint32),
+        _plain(streams, np.int32).view(np.uint32),
+        _plain(event_times, np.int64),
+        _plain(receive_times, np.int64),
+    )
+
+
+def _memory(count: int) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any, Any, Any]]:
+    """Get what the kernel writes beside verdicts, and what it works in."""
+    return (
+        (np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.uint8)),
+        (
+            np.empty(count, np.int64),
+            np.empty(count, np.uint32),
+            np.empty(count, np.int64),
+            np.empty(count, np.uint32),
+            np.empty(count + 2, np.uint32),
+        ),
+    )
 
 
 def _distinct(codes: npt.NDArray[Any], name: str) -> int:

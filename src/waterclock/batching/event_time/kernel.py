@@ -36,7 +36,6 @@ class _Rule(NamedTuple):
     window: int
     max_delay: int
     on_conflict: int
-    now: int
 
 
 class _Out(NamedTuple):
@@ -235,13 +234,14 @@ def _cut_source(
     streams: Codes,
     receive_times: Times,
     rule: _Rule,
+    now: int,
     seen: _Seen,
     out: _Out,
 ) -> None:
     """Cut the sorted rows of one source into windows. Numbers are places, so that no two sources share one."""
     # Taken apart once: reading an array out of a tuple counts references, which would cost more than the work itself.
     starts, ends, conflicts, verdicts = out
-    window, max_delay, on_conflict, now = rule
+    window, max_delay, on_conflict = rule
     last_window, last_instant, kept = seen
     k = unmarked = first
     isolated = False
@@ -278,12 +278,43 @@ def _cut_source(
                     conflicts[row] = conflict
 
 
+_spare_out = (_times_out, _codes_out, _times_out, _codes_out, _codes_out)
+
+
+@njit
+def _cut(
+    sources: Codes,
+    streams: Codes,
+    event_times: Times,
+    receive_times: Times,
+    stream_count: int,
+    rule: _Rule,
+    nows: Times,
+    out: _Out,
+    times: Times,
+    rows: Codes,
+    spare_times: Times,
+    spare_rows: Codes,
+    bucket_ends: Codes,
+) -> int:
+    """Find the windows of the accepted rows of sources whose receive clocks have shown ``nows``."""
+    seen = _Seen(np.zeros(stream_count, np.int64), np.zeros(stream_count, np.int64), np.zeros(stream_count, np.uint32))
+    bounds = np.zeros(nows.size + 1, np.int64)
+    _gather(sources, event_times, out.verdicts, bounds, times, rows)
+    for source in range(nows.size):
+        first, stop = bounds[source], bounds[source + 1]
+        if not _is_sorted(times, first, stop):
+            _sort(times, rows, first, stop, spare_times, spare_rows, bucket_ends)
+        _cut_source(times, rows, first, stop, streams, receive_times, rule, nows[source], seen, out)
+    return bounds[nows.size]
+
+
 @njit(
     types.int64(
         *[_codes_in, _codes_in, _times_in, _times_in],
         *[types.int64] * 7,
         *[_times_out, _times_out, _bytes_out, _bytes_out],
-        *[_times_out, _codes_out, _times_out, _codes_out, _codes_out],
+        *_spare_out,
     ),
     cache=True,
     nogil=True,
@@ -317,15 +348,60 @@ def assign(
     more): NumPy asks for it in huge pages. Numba does not, and to touch so many small pages would take as long as the
     sorting.
     """
-    rule = _Rule(window, max_delay, on_conflict, now)
-    out = _Out(starts, ends, conflicts, verdicts)
-    seen = _Seen(np.zeros(stream_count, np.int64), np.zeros(stream_count, np.int64), np.zeros(stream_count, np.uint32))
     _judge(event_times, receive_times, max_delay, max_lead, now, verdicts)
-    bounds = np.zeros(source_count + 1, np.int64)
-    _gather(sources, event_times, verdicts, bounds, times, rows)
-    for source in range(source_count):
-        first, stop = bounds[source], bounds[source + 1]
-        if not _is_sorted(times, first, stop):
-            _sort(times, rows, first, stop, spare_times, spare_rows, bucket_ends)
-        _cut_source(times, rows, first, stop, streams, receive_times, rule, seen, out)
-    return bounds[source_count]
+    return _cut(
+        sources, streams, event_times, receive_times, stream_count, _Rule(window, max_delay, on_conflict),
+        np.full(source_count, now), _Out(starts, ends, conflicts, verdicts),
+        times, rows, spare_times, spare_rows, bucket_ends,
+    )  # fmt: skip
+
+
+@njit(
+    types.int64(
+        *[_codes_in, _codes_in, _times_in, _times_in],
+        *[types.int64] * 4,
+        _times_in,
+        *[_times_out, _times_out, _bytes_out, _bytes_out],
+        *_spare_out,
+    ),
+    cache=True,
+    nogil=True,
+)
+def assign_judged(
+    sources: Codes,
+    streams: Codes,
+    event_times: Times,
+    receive_times: Times,
+    stream_count: int,
+    window: int,
+    max_delay: int,
+    on_conflict: int,
+    nows: Times,
+    starts: Times,
+    ends: Times,
+    conflicts: Bytes,
+    verdicts: Bytes,
+    times: Times,
+    rows: Codes,
+    spare_times: Times,
+    spare_rows: Codes,
+    bucket_ends: Codes,
+) -> int:
+    """Find the windows of rows that are judged already; see `waterclock.batching.event_time.columns.assign_judged`.
+
+    Takes and writes what `assign` does, but for ``verdicts``, where it reads which rows are accepted.
+    """
+    return _cut(
+        sources, streams, event_times, receive_times, stream_count, _Rule(window, max_delay, on_conflict),
+        nows, _Out(starts, ends, conflicts, verdicts),
+        times, rows, spare_times, spare_rows, bucket_ends,
+    )  # fmt: skip
+
+
+@njit(types.void(_codes_in, _times_in, _times_out, _times_out), cache=True, nogil=True)
+def read_clocks(sources: Codes, receive_times: Times, clocks: Times, readings: Times) -> None:
+    """Move the receive clock of each source with its messages, and note what it showed at each."""
+    for row in range(sources.size):
+        source = sources[row]
+        clocks[source] = max(clocks[source], receive_times[row])
+        readings[row] = clocks[source]

@@ -16,6 +16,7 @@ from waterclock.batching.event_time.rule import REJECTIONS
 from waterclock.connection import connect
 from waterclock.message import Position
 from waterclock.spark.pipeline.file import Source
+from waterclock.spark.streaming.stateful import OPEN_SOURCES
 
 OUTCOMES = "outcomes"
 """What Spark observes of the outcomes of a micro-batch, by this name."""
@@ -54,7 +55,7 @@ class Progress:
     position
         Where the first of these stands; None where that is not known yet.
     open_sources
-        Sources with messages whose batch is not closed; None in a replay.
+        Sources with messages whose batch is not closed; None in a replay and through Spark Connect.
     rejections
         Messages that are in no batch, by the reason, since the start; none where ``batches`` is None.
     state_rows
@@ -69,6 +70,8 @@ class Progress:
         Number of the newest micro-batch that is counted; -1 before there is one.
     reported
         When Spark made the newest report, as it says; None before there is one.
+    open_by_bucket
+        ``open_sources`` of each bucket of the state, as of the last micro-batch that changed it.
     """
 
     pipeline: str = ""
@@ -86,6 +89,7 @@ class Progress:
     phases: dict[str, int] = field(default_factory=dict[str, int])
     newest: int = -1
     reported: str | None = None
+    open_by_bucket: dict[int, int] = field(default_factory=dict[int, int])
 
     @property
     def rejected(self) -> int | None:
@@ -117,14 +121,19 @@ class Progress:
             self.phases = _phases(one.durationMs)
             if is_remote():
                 self.batches, self.rejections = None, {}
-            elif OUTCOMES in one.observedMetrics:
+                continue
+            if OUTCOMES in one.observedMetrics:
                 self.count(one.observedMetrics[OUTCOMES].asDict())
+            if OPEN_SOURCES in one.observedMetrics:
+                changed = one.observedMetrics[OPEN_SOURCES].buckets
+                self.open_by_bucket |= {each["bucket"]: each["open_sources"] for each in changed}
+                self.open_sources = sum(self.open_by_bucket.values())
         latest, end = _offset(newest.sources[0].latestOffset), _offset(newest.sources[0].endOffset)
         if "ordinal" in latest and "ordinal" in end:
             self.lag, self.position = latest["ordinal"] - end["ordinal"], end["position"]
         if newest.stateOperators:
             state = newest.stateOperators[0]
-            self.open_sources = self.state_rows = state.numRowsTotal
+            self.state_rows = state.numRowsTotal
             self.state_bytes = state.memoryUsedBytes
             self.state_partitions = state.numShufflePartitions
 

@@ -24,8 +24,11 @@ from waterclock.spark.packing import (
 )
 from waterclock.spark.reading.column_types import time_problem
 from waterclock.spark.session.workers import freezing_imports
-from waterclock.spark.streaming.judging import OUTCOMES_SCHEMA, judge
-from waterclock.spark.streaming.rate_stream import RateOptions, judge_by_rate
+from waterclock.spark.streaming.buckets import BUCKETED_SCHEMA, BUCKETS, checked_buckets, to_buckets
+from waterclock.spark.streaming.judging import judge
+from waterclock.spark.streaming.outcome_rows import OUTCOMES_SCHEMA
+from waterclock.spark.streaming.rate_source import RateOptions
+from waterclock.spark.streaming.rate_stream import judge_by_rate
 from waterclock.spark.streaming.stateful import event_time_stream, rate_stream
 from waterclock.time import Duration, to_duration
 
@@ -49,6 +52,7 @@ def event_time_batches(
     max_lead: Duration = 0,
     on_conflict: OnConflict = "split",
     max_skew: Duration = "10s",
+    buckets: int = BUCKETS,
 ) -> DataFrame:
     """Batch messages by the time at which they happened, as `waterclock.EventTimeBatcher` does for each source.
 
@@ -67,6 +71,9 @@ def event_time_batches(
     max_skew
         Of a stream only: how far a receive time may lie behind the newest one of earlier micro-batches, of any source.
         So much after a window's time it closes for a source that sends nothing more. See Notes.
+    buckets
+        Of a stream only: in how many parts its state is kept, and so how many tasks can judge at the same time. A
+        checkpoint belongs to its number of buckets.
 
     Returns
     -------
@@ -84,7 +91,8 @@ def event_time_batches(
 
     Notes
     -----
-    The messages of one source meet in one task, which needs about 200 bytes of memory for each of them.
+    The messages of one source meet in one task. Where they have positions it judges them a million at a time, so that
+    its memory holds these and what is open; where they have none, about 200 bytes for each message.
     `event_time_outcomes` gives the rejected messages from the same pass.
 
     In a stream a source's own messages close its windows. For sources that fall silent the receive times of the others
@@ -93,7 +101,7 @@ def event_time_batches(
     breaks it is judged as received now, so it may be rejected as late: never lost, nor in a batch given out before.
     Where all sources are silent nothing closes until something arrives.
     """
-    return batches_of(event_time_outcomes(df, window, max_delay, max_lead, on_conflict, max_skew))
+    return batches_of(event_time_outcomes(df, window, max_delay, max_lead, on_conflict, max_skew, buckets))
 
 
 def event_time_outcomes(
@@ -103,6 +111,7 @@ def event_time_outcomes(
     max_lead: Duration = 0,
     on_conflict: OnConflict = "split",
     max_skew: Duration = "10s",
+    buckets: int = BUCKETS,
 ) -> DataFrame:
     """Find the batch of every message, or why it is in none, as packed rows to be persisted and read twice.
 
@@ -111,16 +120,19 @@ def event_time_outcomes(
     Returns
     -------
     DataFrame
-        Columns `waterclock.spark.streaming.judging.OUTCOMES_SCHEMA`, for `batches_of` and `rejected_of`. The sum of
-        ``count`` by ``rejection`` says how many messages got which verdict. Of a stream, take both from the DataFrame
-        that ``foreachBatch`` gets: two queries would batch twice.
+        Columns `waterclock.spark.streaming.outcome_rows.OUTCOMES_SCHEMA`, for `batches_of` and `rejected_of`. The sum
+        of ``count`` by ``rejection`` says how many messages got which verdict. Of a stream, take both from the
+        DataFrame that ``foreachBatch`` gets: two queries would batch twice.
     """
     rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict)
     skew = to_duration(max_skew, "max_skew")
-    packed, record = _packed(df)
+    checked_buckets(buckets)
+    record = _record(df)
     if df.isStreaming:
-        return event_time_stream(packed, rule, record, skew)
-    return _by_source(packed).mapInArrow(freezing_imports(judge, record=record, rule=rule), OUTCOMES_SCHEMA)
+        return event_time_stream(_bucketed(df, record, buckets), rule, record, skew, buckets)
+    return _by_source(_packed(df, record), record).mapInArrow(
+        freezing_imports(judge, record=record, rule=rule), OUTCOMES_SCHEMA
+    )
 
 
 def rate_aware_batches(
@@ -128,6 +140,7 @@ def rate_aware_batches(
     batch_length: Duration = "1s",
     timeout: Duration | float | None = None,
     gated: Gated = True,
+    buckets: int = BUCKETS,
 ) -> DataFrame:
     """Batch messages by the rates of their streams, as `waterclock.RateAwareBatcher` does for each source.
 
@@ -140,6 +153,8 @@ def rate_aware_batches(
         one call of its batcher.
     batch_length, timeout, gated
         As of `waterclock.RateAwareBatcher`; a function for ``gated`` must be one that can be pickled.
+    buckets
+        As of `event_time_batches`.
 
     Returns
     -------
@@ -159,7 +174,7 @@ def rate_aware_batches(
     later micro-batch. The part of the stall rule that looks at a clock does not apply, so that replays agree; the part
     that looks at event times does. No message is rejected.
     """
-    return batches_of(rate_aware_outcomes(df, batch_length, timeout, gated))
+    return batches_of(rate_aware_outcomes(df, batch_length, timeout, gated, buckets))
 
 
 def rate_aware_outcomes(
@@ -167,6 +182,7 @@ def rate_aware_outcomes(
     batch_length: Duration = "1s",
     timeout: Duration | float | None = None,
     gated: Gated = True,
+    buckets: int = BUCKETS,
 ) -> DataFrame:
     """Find the batch of every message, as packed rows for `batches_of`.
 
@@ -175,34 +191,63 @@ def rate_aware_outcomes(
     Returns
     -------
     DataFrame
-        Columns `waterclock.spark.streaming.judging.OUTCOMES_SCHEMA`; ``rejection`` is null everywhere.
+        Columns `waterclock.spark.streaming.outcome_rows.OUTCOMES_SCHEMA`; ``rejection`` is null everywhere.
     """
     options = RateOptions.checked(batch_length, timeout, gated)
-    packed, record = _packed(df)
+    checked_buckets(buckets)
+    record = _record(df)
     if record != POSITIONED:
         raise InvalidArgumentError(
             "df: there is no position (ledger, entry, index); batching by rate needs it to know which messages arrived"
             ' together: read the topic with format "waterclock" and option "packed"'
         )
     if df.isStreaming:
-        return rate_stream(packed, options)
-    return _by_source(packed).mapInArrow(freezing_imports(judge_by_rate, options=options), OUTCOMES_SCHEMA)
+        return rate_stream(_bucketed(df, record, buckets), options, buckets)
+    return _by_source(_packed(df, record), record).mapInArrow(
+        freezing_imports(judge_by_rate, options=options), OUTCOMES_SCHEMA
+    )
 
 
-def _packed(df: DataFrame) -> tuple[DataFrame, np.dtype[Any]]:
-    """Give messages as packed rows, and whether they have positions."""
+def _is_packed(df: DataFrame) -> bool:
     types = {field.name: field.dataType for field in df.schema}
-    if all(types.get(name) == wanted for name, wanted in _PACKED.items()):
-        return df.select(*_PACKED), POSITIONED
-    record = _record(df)
+    return all(types.get(name) == wanted for name, wanted in _PACKED.items())
+
+
+def _packed(df: DataFrame, record: np.dtype[Any]) -> DataFrame:
+    """Give messages as packed rows."""
+    if _is_packed(df):
+        return df.select(*_PACKED)
     # Only what is selected crosses into Python, and only that is read from the files.
     needed = df.select("source", *(record.names or ()))
-    return needed.mapInArrow(freezing_imports(pack, record=record), CLOCKED_SCHEMA), record
+    return needed.mapInArrow(freezing_imports(pack, record=record), CLOCKED_SCHEMA)
 
 
-def _by_source(packed: DataFrame) -> DataFrame:
-    """Bring the rows of each source together, one after another."""
-    return packed.drop("clock").repartition("source").sortWithinPartitions("source")
+def _bucketed(df: DataFrame, record: np.dtype[Any], buckets: int) -> DataFrame:
+    """Give messages as packed rows, gathered by the bucket of their source."""
+    if _is_packed(df):
+        return df.select(*_PACKED).mapInArrow(freezing_imports(to_buckets, buckets=buckets), BUCKETED_SCHEMA)
+    needed = df.select("source", *(record.names or ()))
+    return needed.mapInArrow(freezing_imports(_pack_to_buckets, record=record, buckets=buckets), BUCKETED_SCHEMA)
+
+
+def _pack_to_buckets(
+    batches: Iterator[pa.RecordBatch], record: np.dtype[Any], buckets: int
+) -> Iterator[pa.RecordBatch]:
+    return to_buckets(pack(batches, record), buckets)
+
+
+def _by_source(packed: DataFrame, record: np.dtype[Any]) -> DataFrame:
+    """Bring the rows of each source together, one after another, those with positions in order of their first."""
+    packed = packed.drop("clock")
+    if record != POSITIONED:
+        return packed.repartition("source").sortWithinPartitions("source")
+    # The numbers are little-endian, and bytes are compared from the first on.
+    fields: list[Any] = [value for name, value in (record.fields or {}).items() if name in _POSITION]
+    turned = [offset + kind.itemsize - byte for kind, offset, *_ in fields for byte in range(kind.itemsize)]
+    first = F.concat(*(F.substring("messages", byte, 1) for byte in turned))
+    # A column of its own, or the messages would be copied at every comparison.
+    placed = packed.withColumn("first", first).repartition("source")
+    return placed.sortWithinPartitions("source", "first").drop("first")
 
 
 def batches_of(outcomes: DataFrame) -> DataFrame:
@@ -248,6 +293,8 @@ def _rejected(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _record(df: DataFrame) -> np.dtype[Any]:
     """Check the columns, and say whether messages have positions."""
+    if _is_packed(df):
+        return POSITIONED
     types = {field.name: field.dataType for field in df.schema}
     for name in (*_TEXTS, *_TIMES):
         if name not in types:

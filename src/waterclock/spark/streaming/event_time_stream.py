@@ -1,4 +1,4 @@
-"""One source's batching by event time, micro-batch by micro-batch: the columnar rule with something to remember."""
+"""Batching by event time piece by piece, many sources at once: the columnar rule with something to remember."""
 
 from __future__ import annotations
 
@@ -8,33 +8,37 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from waterclock.batching.event_time.columns import assign_arrays, closing_times, judge_arrivals
-from waterclock.batching.event_time.rule import ACCEPTED, FUTURE, LATE, REJECTIONS, UNDECIDED, EventTimeRule
-from waterclock.batching.facts import each, flag, moment, parsed, read_as, text
+from waterclock.batching.event_time.columns import assign_judged, judge_arrivals, read_clocks
+from waterclock.batching.event_time.rule import ACCEPTED, UNDECIDED, EventTimeRule
+from waterclock.batching.facts import flag, parsed, read_as
 from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed
 from waterclock.errors import InvalidArgumentError
-from waterclock.spark.packing import POSITIONED, PackedRow, Records, gathered, reading_order
-from waterclock.spark.streaming.outcome_rows import BATCH, NO_BATCHES, REASONS, Outcome, outcome
-from waterclock.spark.streaming.stream_state import REMEDY, kept_messages, state_parts
+from waterclock.spark.packing import POSITIONED, cells, local_streams, reading_order, renumbered
+from waterclock.spark.streaming.event_time_rows import Gathered, gather, outcome_rows
+from waterclock.spark.streaming.outcome_rows import OUTCOMES, ROWS
+from waterclock.spark.streaming.stream_state import REMEDY, from_cell, state_parts, to_cell
 from waterclock.time import MAX_NS, MIN_NS
 
-_VERSION = 1
-_FORM = b"WCS1"
-_UNFRAMED = b"waterclock event-time stream "
-"""How the states of earlier versions begin, which have no checksum."""
-
+_VERSION = 2
+_FORM = b"WCS2"
 _NAME = "the state of batching by event time"
 _NS_PER_MS = 1_000_000
-_TIMEOUT, _CONFLICT = REASONS.index("timeout"), REASONS.index("conflict")
+
+_KEPT = ROWS.append(pa.field("clock", pa.int64()))
+"""A row a source that is remembered: its messages of open windows, in reading order, and its receive clock, ns."""
+
+_NOTHING = pa.RecordBatch.from_pylist([], OUTCOMES)
 
 
 class EventTimeStream:
-    """Batches one source like `waterclock.EventTimeBatcher`, from packed rows.
+    """Batches many sources, each like `waterclock.EventTimeBatcher`, from packed rows.
 
-    What it remembers is the receive clock and the messages of open windows. The rule is run anew over them and what has
-    come: windows given out were whole, and what comes later is late for them, so the open ones begin where they did.
+    What it remembers is each source's receive clock and its messages of open windows. The rule is run anew over them
+    and what has come: windows given out were whole, and what comes later is late for them, so the open ones begin where
+    they did.
 
     Parameters
     ----------
@@ -44,61 +48,75 @@ class EventTimeStream:
         `waterclock.spark.packing.PLAIN` or `POSITIONED`.
     """
 
-    __slots__ = ("_clock", "_messages", "_record", "_rule", "_streams")
+    __slots__ = ("_earliest", "_kept", "_record", "_rule")
 
     def __init__(self, rule: EventTimeRule, record: np.dtype[Any]) -> None:
         self._rule = rule
         self._record = record
-        self._clock = MIN_NS  # the least receive time that may still come
-        self._streams: list[str] = []
-        self._messages: Records = np.empty(0, record)  # of open windows, in reading order
+        self._kept = pa.RecordBatch.from_pylist([], _KEPT)
+        self._earliest: int | None = None  # event time of what is open
 
-    def take(self, rows: Iterable[PackedRow], watermark: int) -> list[Outcome]:
-        """Take in the rows of a micro-batch, perhaps none, and give out what is decided.
+    def take(self, rows: Iterable[pa.RecordBatch], watermark: int) -> pa.RecordBatch:
+        """Take in packed rows, perhaps none, and give out what is decided.
 
         Parameters
         ----------
         rows
-            Packed rows in any order. Messages with positions are taken in that order, others in order of receive time.
+            In any order, with the columns `waterclock.spark.streaming.outcome_rows.ROWS`. A source's messages with
+            positions are taken in that order, others in order of receive time.
         watermark
-            A promise, ms since the epoch: what any source receives before it is in this micro-batch or came earlier.
+            A promise, ms since the epoch: what any source receives before it is in these rows or came earlier.
             0 promises nothing.
+
+        Returns
+        -------
+        pyarrow.RecordBatch
+            Rows of `waterclock.spark.streaming.outcome_rows.OUTCOMES`.
         """
-        if watermark > 0:
-            self._clock = max(self._clock, min(watermark * _NS_PER_MS, MAX_NS))
-        streams, arrived = gathered([(self._streams, self._messages)], rows, self._record)
-        known = len(self._messages)
-        arrived = arrived.take(np.concatenate([np.arange(known), known + _reading_order(arrived[known:])]))
-        outcomes: list[Outcome] = []
-        if len(arrived) > known:
-            judged = self._judge(arrived[known:])
-            for verdict in (LATE, FUTURE):
-                refused = np.flatnonzero(judged == verdict)
-                if len(refused):
-                    outcomes.append(outcome(arrived[known:].take(refused), streams, REJECTIONS[verdict], NO_BATCHES))
-            if outcomes:
-                accepted = np.concatenate([np.ones(known, np.bool_), judged == ACCEPTED])
-                arrived = arrived.compress(accepted)
-        return outcomes + self._decide(arrived, streams)
+        promised = min(watermark * _NS_PER_MS, MAX_NS) if watermark > 0 else MIN_NS
+        known = self._kept.num_rows
+        packed = pa.Table.from_batches([self._kept.select(ROWS.names), *rows], ROWS)
+        if not packed.num_rows:
+            return _NOTHING
+        gathered = gather(packed, self._record)
+        clocks = np.full(len(gathered.source_names), promised)
+        clocks[:known] = np.maximum(self._kept.column("clock").to_numpy(), promised)
+        kept = sum(self._kept.column("count").to_pylist())
+        gathered = gathered.take(np.concatenate([np.arange(kept), kept + _reading_order(gathered, kept)]))
+        event_times = np.ascontiguousarray(gathered.messages["event_time"])
+        verdicts = np.full(len(event_times), ACCEPTED, np.uint8)
+        if kept < len(event_times):
+            received = np.ascontiguousarray(gathered.messages["receive_time"][kept:])
+            readings = read_clocks(gathered.sources[kept:], received, clocks)
+            verdicts[kept:] = judge_arrivals(event_times[kept:], readings, self._rule)
+        # What closes at a time may still get messages that are received then.
+        nows = np.maximum(clocks, MIN_NS + 1) - 1
+        found = assign_judged(gathered.sources, gathered.streams, event_times, verdicts, self._rule, nows)
+        self._keep(gathered, verdicts, clocks, promised)
+        if (found.verdicts == UNDECIDED).all():
+            return _NOTHING
+        return outcome_rows(gathered, found, self._rule)
 
     @property
     def wakes_at(self) -> int | None:
         """The watermark, ms, at which to `take` again though nothing has come; None where nothing is remembered."""
-        if not len(self._messages):
-            return None if self._clock == MIN_NS else -(-self._clock // _NS_PER_MS)
-        rule = self._rule
+        if not self._kept.num_rows:
+            return None
+        if self._earliest is None:
+            return -(-int(self._kept.column("clock").to_numpy().max()) // _NS_PER_MS)
         # A conflict may let the first window close sooner; then it is given out later than it could be, no different.
-        latest = int(self._messages["event_time"].min()) + rule.window + rule.max_delay
+        latest = self._earliest + self._rule.window + self._rule.max_delay
         return min(latest, MAX_NS - 1) // _NS_PER_MS + 1
 
-    def forgettable(self, watermark: int) -> bool:
-        """Tell whether a stream that begins anew at this watermark would know as much."""
-        return not len(self._messages) and self._clock <= watermark * _NS_PER_MS
+    @property
+    def open_sources(self) -> int:
+        """How many sources have messages whose batch is not closed."""
+        return int(np.count_nonzero(self._kept.column("count").to_numpy()))
 
     def state(self) -> bytes:
         """Write down everything that is known, options included, for `restore`."""
-        facts = [_VERSION, list(self._rule), self._record == POSITIONED, self._clock, self._streams]
-        return framed(_FORM, json.dumps(facts).encode(), b"\n", self._messages.tobytes())
+        facts = [_VERSION, list(self._rule), self._record == POSITIONED]
+        return framed(_FORM, json.dumps(facts).encode(), b"\n", to_cell(self._kept))
 
     @classmethod
     def restore(cls, state: bytes, rule: EventTimeRule, record: np.dtype[Any]) -> EventTimeStream:
@@ -113,77 +131,52 @@ class EventTimeStream:
         InvalidArgumentError
             Where it was written with other options: windows that are open would be cut by two rules.
         """
-        line, messages = state_parts(_FORM, _UNFRAMED, state, _NAME)
+        line, rest = state_parts(_FORM, state, _NAME)
         with read_as(_NAME):
             version, *facts = parsed(line)
             refuse_version(version, _VERSION, REMEDY)
-            options, positioned, clock, streams = facts
-            restored = cls(rule, record)
-            restored._clock, restored._streams = moment(clock), each(streams, text)
+            options, positioned = facts
             known = tuple(options), flag(positioned)
         if known != (rule, record == POSITIONED):
             raise InvalidArgumentError(
                 f"the checkpoint was written with the options {options}, positions {positioned}, and the query has"
                 f" {list(rule)}, positions {record == POSITIONED}; {REMEDY}"
             )
-        restored._messages = kept_messages(messages, record, restored._streams, _NAME)
+        restored = cls(rule, record)
+        restored._kept = from_cell(rest, _KEPT)
+        if restored._kept.num_rows:
+            messages = gather(pa.Table.from_batches([restored._kept]), record).messages
+            restored._earliest = int(messages["event_time"].min()) if len(messages) else None
         return restored
 
-    def _judge(self, arrived: Records) -> npt.NDArray[np.uint8]:
-        """Apply rules 1 and 2, and move the receive clock."""
-        clock = np.maximum.accumulate(np.maximum(arrived["receive_time"], self._clock))
-        self._clock = int(clock[-1])
-        return judge_arrivals(arrived["event_time"], clock, self._rule)
-
-    def _decide(self, messages: Records, streams: list[str]) -> list[Outcome]:
-        """Apply the other rules to accepted messages, give out what is decided and keep the rest."""
-        rule, now = self._rule, self._clock - 1
-        if not len(messages) or now < MIN_NS:
-            self._keep(messages, streams)
-            return []
-        event_times = np.ascontiguousarray(messages["event_time"])
-        # They are accepted already, so the kernel must find them neither late nor early; of two equal ones it keeps
-        # the first.
-        found = assign_arrays(
-            np.zeros(len(messages), np.int32),
-            messages["stream"].astype(np.int32),
-            event_times,
-            np.minimum(event_times, now),
-            rule._replace(max_lead=MAX_NS),
-            now=now,
-        )
-        self._keep(messages.compress(found.verdicts == UNDECIDED), streams)
-        outcomes = [
-            outcome(messages.compress(found.verdicts == verdict), streams, REJECTIONS[verdict], NO_BATCHES)
-            for verdict in np.unique(found.verdicts).tolist()
-            if verdict not in (ACCEPTED, UNDECIDED)
+    def _keep(
+        self, gathered: Gathered, verdicts: npt.NDArray[np.uint8], clocks: npt.NDArray[np.int64], promised: int
+    ) -> None:
+        """Remember what is undecided, and clocks that say more than what is promised of all sources."""
+        undecided = np.flatnonzero(verdicts == UNDECIDED)
+        kept = gathered.take(undecided[np.argsort(gathered.sources[undecided], kind="stable")])
+        stays = clocks > promised
+        stays[kept.sources] = True
+        rows = np.flatnonzero(stays)
+        row_of = (np.cumsum(stays) - 1)[kept.sources]
+        counts = np.bincount(row_of, minlength=len(rows))
+        streams, numbers = local_streams(row_of, len(rows), kept.streams, gathered.stream_names)
+        columns = [
+            gathered.source_names.take(pa.array(rows)),
+            streams,
+            pa.array(counts, pa.int32()),
+            cells(renumbered(kept.messages, numbers), np.concatenate([[0], np.cumsum(counts)])),
+            pa.array(clocks[rows]),
         ]
-        closed = np.flatnonzero(found.verdicts == ACCEPTED)
-        if len(closed):
-            ranks = np.argsort(np.argsort(np.array(streams, object), kind="stable"))
-            closed = closed[np.lexsort((ranks[messages["stream"][closed]], event_times[closed]))]
-            batches = _batches(found.starts[closed], found.ends[closed], found.conflicts[closed], rule)
-            outcomes.append(outcome(messages.take(closed), streams, None, batches))
-        return outcomes
-
-    def _keep(self, messages: Records, streams: list[str]) -> None:
-        kept = outcome(messages, streams, None, NO_BATCHES)
-        self._messages, self._streams = kept.messages, kept.streams
+        self._kept = pa.RecordBatch.from_arrays(columns, schema=_KEPT)
+        self._earliest = int(kept.messages["event_time"].min()) if len(kept.messages) else None
 
 
-def _reading_order(messages: Records) -> npt.NDArray[np.intp]:
-    if messages.dtype == POSITIONED and len(messages):
-        return reading_order(messages, np.zeros(len(messages), np.int32))
-    return np.argsort(messages["receive_time"], kind="stable")
-
-
-def _batches(
-    starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], conflicts: npt.NDArray[np.uint8], rule: EventTimeRule
-) -> npt.NDArray[Any]:
-    first = np.flatnonzero(np.concatenate([[True], starts[1:] != starts[:-1]]))
-    batches = np.empty(len(first), BATCH)
-    batches["start"], batches["end"] = starts[first], ends[first]
-    batches["closed_at"] = closing_times(ends[first], rule)
-    batches["first"], batches["count"] = first, np.diff(first, append=len(starts))
-    batches["reason"] = np.where(conflicts[first], _CONFLICT, _TIMEOUT)
-    return batches
+def _reading_order(gathered: Gathered, first: int) -> npt.NDArray[np.intp]:
+    """Order the messages from ``first`` on, source by source, as they were read; from 0 on."""
+    messages, sources = gathered.messages[first:], gathered.sources[first:]
+    if not len(messages):
+        return np.empty(0, np.intp)
+    if messages.dtype == POSITIONED:
+        return reading_order(messages, sources)
+    return np.lexsort((messages["receive_time"], sources))

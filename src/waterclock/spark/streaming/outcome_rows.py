@@ -1,20 +1,14 @@
-"""The rows in which batches leave a stateful operator: their facts packed too, because a row of Python costs so much.
-
-Spark turns every value of a stateful operator's output into a Python object and back. So the operator gives one row a
-source and verdict, and its batches as one binary cell of records of fixed width (`BATCH`). `expand` makes of them, many
-rows at once, what a replay gives at once: `waterclock.spark.streaming.judging.OUTCOMES_SCHEMA`.
-"""
+"""The rows in which batches leave: those of a source with the same verdict together, packed as they came."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from waterclock.spark.packing import PACKED_SCHEMA, Records, renumbered
+from waterclock.spark.packing import PACKED_SCHEMA
 
 REASONS = ("timeout", "conflict", "slots", "gap", "start", "stall", "flush")
 """Why a batch closed, by the number that stands for it in `BATCH`."""
@@ -31,83 +25,33 @@ BATCH = np.dtype(
 )
 """The record of a batch; ``first`` and ``count`` say which of its row's messages it holds."""
 
-OUTCOME_ROW_SCHEMA = f"{PACKED_SCHEMA}, rejection STRING, batches BINARY"
-"""The columns of an outcome's row, as Spark writes them."""
+_BATCH_STRUCT = "start: BIGINT, end: BIGINT, closed_at: BIGINT, reason: STRING, first: INT, count: INT"
 
-BATCHES_TYPE = "ARRAY<STRUCT<start: BIGINT, end: BIGINT, closed_at: BIGINT, reason: STRING, first: INT, count: INT>>"
-"""The batches of an outcome, as Spark writes them."""
+OUTCOMES_SCHEMA = f"{PACKED_SCHEMA}, rejection STRING, batches ARRAY<STRUCT<{_BATCH_STRUCT}>>"
+"""Packed rows of messages with the same verdict, as Spark writes them.
 
-_ROW = pa.schema(
-    [
-        ("source", pa.string()),
-        ("streams", pa.list_(pa.string())),
-        ("count", pa.int32()),
-        ("messages", pa.binary()),
-        ("rejection", pa.string()),
-        ("batches", pa.binary()),
-    ]
+``rejection`` says why the messages are in no batch, or is null. Then they are in order of event time and stream, and
+``batches`` says which of them each batch holds: ``count`` from the one numbered ``first`` on.
+"""
+
+_NUMBERS = {"start": pa.int64(), "end": pa.int64(), "closed_at": pa.int64(), "first": pa.int32(), "count": pa.int32()}
+_BATCH_FIELDS = [
+    (name, _NUMBERS.get(name, pa.string())) for name in ("start", "end", "closed_at", "reason", "first", "count")
+]
+
+ROWS = pa.schema(
+    [("source", pa.string()), ("streams", pa.list_(pa.string())), ("count", pa.int32()), ("messages", pa.binary())]
 )
+"""The columns of a packed row, as Arrow writes them."""
+
+OUTCOMES = pa.schema([*ROWS, ("rejection", pa.string()), ("batches", pa.list_(pa.struct(_BATCH_FIELDS)))])
+"""`OUTCOMES_SCHEMA` as Arrow writes it."""
+
 _REASON_TEXTS = pa.array(REASONS)
 
 
-class Outcome(NamedTuple):
-    """Messages of one source with the same verdict.
-
-    Attributes
-    ----------
-    streams
-        The streams that occur.
-    messages
-        Records, their streams as indices into ``streams``.
-    rejection
-        Why they are in no batch; None where they are in ``batches``.
-    batches
-        Records of `BATCH`, in order; none of rejected messages.
-    """
-
-    streams: list[str]
-    messages: Records
-    rejection: str | None
-    batches: npt.NDArray[Any]
-
-    def row(self, source: str) -> tuple[str, list[str], int, bytes, str | None, bytes]:
-        """Give the values of the row, in the order of `OUTCOME_ROW_SCHEMA`."""
-        return source, self.streams, len(self.messages), self.messages.tobytes(), self.rejection, self.batches.tobytes()
-
-
-NO_BATCHES = np.empty(0, BATCH)
-
-
-def outcome(messages: Records, streams: list[str], rejection: str | None, batches: npt.NDArray[Any]) -> Outcome:
-    """Make an outcome whose streams are those of ``streams`` that occur in ``messages``."""
-    numbers = messages["stream"]
-    met = np.bincount(numbers, minlength=len(streams)) > 0
-    used = [stream for stream, occurs in zip(streams, met.tolist(), strict=True) if occurs]
-    return Outcome(used, renumbered(messages, (np.cumsum(met) - 1)[numbers]), rejection, batches)
-
-
-def outcome_rows(source: str, outcomes: Sequence[Outcome]) -> pa.RecordBatch:
-    """Lay outcomes out as rows of `OUTCOME_ROW_SCHEMA`."""
-    rows = [outcome.row(source) for outcome in outcomes]
-    return pa.RecordBatch.from_arrays(
-        [pa.array([row[k] for row in rows], field.type) for k, field in enumerate(_ROW)], schema=_ROW
-    )
-
-
-def expand(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Turn rows of `OUTCOME_ROW_SCHEMA` into rows of `waterclock.spark.streaming.judging.OUTCOMES_SCHEMA`."""
-    for batch in rows:
-        packed = [cell.as_py() for cell in batch.column("batches")]
-        counts = np.array([len(cell) // BATCH.itemsize for cell in packed], np.int64)
-        facts = np.frombuffer(b"".join(packed), BATCH)
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        batches = pa.ListArray.from_arrays(offsets, batch_structs(facts))
-        yield batch.set_column(batch.schema.get_field_index("batches"), "batches", batches)
-
-
 def batch_structs(facts: npt.NDArray[Any]) -> pa.StructArray:
-    """Turn records of `BATCH` into the structs of `BATCHES_TYPE`."""
-    columns = {name: pa.array(facts[name]) for name in ("start", "end", "closed_at", "first", "count")}
+    """Turn records of `BATCH` into the structs of `OUTCOMES`."""
+    columns = {name: pa.array(facts[name]) for name in _NUMBERS}
     columns["reason"] = _REASON_TEXTS.take(pa.array(facts["reason"]))
-    order = ("start", "end", "closed_at", "reason", "first", "count")
-    return pa.StructArray.from_arrays([columns[name] for name in order], list(order))
+    return pa.StructArray.from_arrays([columns[name] for name, _ in _BATCH_FIELDS], [name for name, _ in _BATCH_FIELDS])

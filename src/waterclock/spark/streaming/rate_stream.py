@@ -1,123 +1,66 @@
-"""One source's batching by rate, micro-batch by micro-batch or in a replay: the columnar rule over packed rows."""
+"""Batching by rate piece by piece or in a replay, many sources at once."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from waterclock.batching.facts import count, each, maybe, parsed, read_as, text
-from waterclock.batching.rate.columns import RateAwareColumns, RateBatches
-from waterclock.batching.rate.rule import Gated, RateRule, gate_chooser
+from waterclock.batching.facts import parsed, read_as
 from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed
-from waterclock.errors import DamagedError, InvalidArgumentError
-from waterclock.spark.packing import POSITIONED, PackedRow, Records, gathered, reading_order
-from waterclock.spark.streaming.outcome_rows import BATCH, REASONS, Outcome, expand, outcome, outcome_rows
-from waterclock.spark.streaming.stream_state import REMEDY, kept_messages, state_parts
-from waterclock.time import Duration
+from waterclock.errors import InvalidArgumentError
+from waterclock.spark.packing import PackedRow
+from waterclock.spark.streaming.outcome_rows import BATCH, OUTCOMES, batch_structs
+from waterclock.spark.streaming.rate_source import RateOptions, RateOutcome, RateSource
+from waterclock.spark.streaming.slices import slices
+from waterclock.spark.streaming.stream_state import REMEDY, from_cell, state_parts, to_cell
 
 _VERSION = 1
-_FORM = b"WCT1"
-_UNFRAMED = b"waterclock rate stream "
-"""How the states of earlier versions begin, which have no checksum."""
-
+_FORM = b"WCT2"
 _NAME = "the state of batching by rate"
-_REASON_NUMBERS = {reason: number for number, reason in enumerate(REASONS)}
 
-
-class RateOptions(NamedTuple):
-    """The checked options of batching by rate; as of `waterclock.RateAwareBatcher`."""
-
-    batch_length: Duration
-    timeout: Duration | float | None
-    gated: Gated
-
-    @classmethod
-    def checked(cls, batch_length: Duration, timeout: Duration | float | None, gated: Gated) -> RateOptions:
-        """Check what the user gave.
-
-        Raises
-        ------
-        InvalidArgumentError
-            Naming the option and its value.
-        """
-        RateRule.checked(batch_length, timeout)
-        gate_chooser(gated)
-        return cls(batch_length, timeout, gated if callable(gated) or isinstance(gated, bool) else frozenset(gated))
-
-    def facts(self) -> list[Any]:
-        """Write the options down, for comparison with those of a checkpoint; of a function, that it is one."""
-        rule = RateRule.checked(self.batch_length, self.timeout)
-        ratio = None if rule.factor is None else list(rule.factor.as_integer_ratio())
-        gated = self.gated
-        chosen = "a function" if callable(gated) else gated if isinstance(gated, bool) else sorted(gated)
-        return [rule.batch_length, ratio, chosen]
+_KEPT = pa.schema([("source", pa.string()), ("state", pa.binary())])
 
 
 class RateStream:
-    """Batches one source like `waterclock.RateAwareBatcher`, from packed rows; an entry of the topic is one call.
+    """Batches many sources, each like `waterclock.RateAwareBatcher`, from packed rows; see `RateSource`."""
 
-    It remembers what the columnar batcher knows, the messages that wait, and the last entry that it took.
-    """
-
-    __slots__ = ("_columns", "_entry", "_messages", "_options", "_streams", "_taken")
+    __slots__ = ("_options", "_states")
 
     def __init__(self, options: RateOptions) -> None:
         self._options = options
-        self._columns = RateAwareColumns([], *options)
-        self._streams: list[str] = []
-        self._messages: Records = np.empty(0, POSITIONED)  # those that the columns keep, in the same order
-        self._taken = 0
-        self._entry: tuple[int, int] | None = None
+        self._states: dict[str, bytes] = {}
 
-    def take(self, rows: Iterable[PackedRow], *, flush: bool = False) -> list[Outcome]:
-        """Take in the rows of a micro-batch in any order, and give out the batches that close.
+    def take(self, rows: Iterable[pa.RecordBatch], *, flush: bool = False) -> pa.RecordBatch:
+        """Take in packed rows in any order, all of each entry that occurs, and give out the batches that close.
 
-        Parameters
-        ----------
-        rows
-            Packed rows with positions, all of each entry that occurs.
-        flush
-            Give out everything in the end.
-
-        Raises
-        ------
-        InvalidArgumentError
-            Where an entry goes on that an earlier micro-batch has begun: its messages arrived together, and batches
-            that have closed without some of them are gone.
+        With ``flush``, give out everything in the end.
         """
-        streams, arrived = gathered([(self._streams, self._messages[:0])], rows, POSITIONED)
-        if len(arrived):
-            arrived = arrived.take(reading_order(arrived, np.zeros(len(arrived), np.int32)))
-        self._columns.admit(streams[len(self._streams) :], self._options.gated)
-        self._streams = streams
-        kept = self._columns.kept
-        batches = self._columns.add(
-            arrived["stream"].astype(np.int64),
-            np.ascontiguousarray(arrived["event_time"]),
-            self._calls(arrived),
-            flush=flush,
-        )
-        known = np.concatenate([self._messages, arrived])
-        numbers = np.concatenate([kept, self._taken + np.arange(len(arrived))])
-        self._taken += len(arrived)
-        self._messages = known.take(_places(numbers, self._columns.kept))
-        if not len(batches.starts):
-            return []
-        return [self._outcome(batches, known.take(_places(numbers, batches.messages)))]
+        arrived: dict[str, list[PackedRow]] = {source: [] for source in self._states} if flush else {}
+        for source, row in _each(rows):
+            arrived.setdefault(source, []).append(row)
+        found: list[tuple[str, RateOutcome]] = []
+        for source, of_source in arrived.items():
+            known = self._states.get(source)
+            batcher = RateSource(self._options) if known is None else RateSource.restore(known, self._options)
+            found += [(source, outcome) for outcome in batcher.take(of_source, flush=flush)]
+            self._states[source] = batcher.state()
+        return outcome_rows(found)
+
+    @property
+    def open_sources(self) -> int:
+        """How many sources it knows, which keep what is in the window in progress."""
+        return len(self._states)
 
     def state(self) -> bytes:
         """Write down everything that is known, options included, for `restore`."""
-        columns = self._columns.state()
-        facts = [_VERSION, self._options.facts(), self._streams, self._taken, self._entry, len(columns)]
-        return framed(_FORM, json.dumps(facts).encode(), b"\n", columns, self._messages.tobytes())
+        kept = pa.RecordBatch.from_arrays([[*self._states], [*self._states.values()]], schema=_KEPT)
+        return framed(_FORM, json.dumps([_VERSION, self._options.facts()]).encode(), b"\n", to_cell(kept))
 
     @classmethod
     def restore(cls, state: bytes, options: RateOptions) -> RateStream:
@@ -132,56 +75,19 @@ class RateStream:
         InvalidArgumentError
             Where it was written with other options.
         """
-        line, rest = state_parts(_FORM, _UNFRAMED, state, _NAME)
+        line, rest = state_parts(_FORM, state, _NAME)
         with read_as(_NAME):
             version, *facts = parsed(line)
             refuse_version(version, _VERSION, REMEDY)
-            written, streams, taken, entry, length = facts
-            restored = cls(options)
-            restored._streams, restored._taken = each(streams, text), count(taken)
-            restored._entry = maybe(entry, _place)
-            columns, messages = rest[: count(length)], rest[length:]
+            (written,) = facts
         if written != options.facts():
             raise InvalidArgumentError(
                 f"the checkpoint was written with the options {written} and the query has {options.facts()}; {REMEDY}"
             )
-        restored._columns = RateAwareColumns.restore(columns, restored._streams)
-        restored._messages = kept_messages(messages, POSITIONED, restored._streams, _NAME)
-        if not restored._columns.fits(len(restored._streams), len(restored._messages), restored._taken):
-            raise DamagedError(f"{_NAME} is damaged: its messages are not those that its columns keep")
+        restored = cls(options)
+        kept = from_cell(rest, _KEPT, _NAME)
+        restored._states = dict(zip(*(column.to_pylist() for column in kept.columns), strict=True))
         return restored
-
-    def _calls(self, arrived: Records) -> npt.NDArray[np.int64]:
-        """Find where entries begin, and remember the last one."""
-        if not len(arrived):
-            return np.zeros(1, np.int64)
-        ledgers, entries = arrived["ledger"], arrived["entry"]
-        if self._entry is not None and (int(ledgers[0]), int(entries[0])) <= self._entry:
-            raise InvalidArgumentError(
-                f"entry {ledgers[0]}:{entries[0]} came in a micro-batch after that of entry"
-                f" {self._entry[0]}:{self._entry[1]}; messages of an entry arrived together, so a stream must deliver"
-                ' entries whole and in order, as the format "waterclock" does'
-            )
-        self._entry = int(ledgers[-1]), int(entries[-1])
-        begins = np.flatnonzero((ledgers[1:] != ledgers[:-1]) | (entries[1:] != entries[:-1])) + 1
-        return np.concatenate([[0], begins, [len(arrived)]])
-
-    def _outcome(self, found: RateBatches, messages: Records) -> Outcome:
-        ranks = np.argsort(np.argsort(np.array(self._streams, object), kind="stable"))
-        batch_of = np.repeat(np.arange(len(found.starts)), np.diff(found.offsets))
-        # Equal ones in order of arrival, as a batcher in process gives them.
-        order = (found.messages, ranks[messages["stream"]], messages["event_time"], batch_of)
-        messages = messages.take(np.lexsort(order))
-        batches = np.empty(len(found.starts), BATCH)
-        batches["start"], batches["end"], batches["closed_at"] = found.starts, found.ends, found.closed_at
-        batches["first"], batches["count"] = found.offsets[:-1], np.diff(found.offsets)
-        batches["reason"] = [_REASON_NUMBERS[reason] for reason in found.reasons]
-        return outcome(messages, self._streams, None, batches)
-
-
-def _place(written: list[int]) -> tuple[int, int]:
-    ledger, entry = written
-    return count(ledger), count(entry)
 
 
 def judge_by_rate(rows: Iterable[pa.RecordBatch], options: RateOptions) -> Iterator[pa.RecordBatch]:
@@ -190,26 +96,42 @@ def judge_by_rate(rows: Iterable[pa.RecordBatch], options: RateOptions) -> Itera
     Parameters
     ----------
     rows
-        Packed rows with positions, those of a source one after another.
+        Packed rows with positions, those of a source one after another, in order of their first messages.
     options
         The checked options.
 
     Yields
     ------
     pyarrow.RecordBatch
-        Rows of `waterclock.spark.streaming.judging.OUTCOMES_SCHEMA`.
+        Rows of `waterclock.spark.streaming.outcome_rows.OUTCOMES_SCHEMA`.
     """
-    for source, of_source in groupby(_each(rows), itemgetter(0)):
-        outcomes = RateStream(options).take((row for _, row in of_source), flush=True)
-        yield from expand([outcome_rows(source, outcomes)])
+    large = RateSource(options)
+    for part, begun, ends in slices(rows, sliced=True, by_entry=True):
+        for source, of_source in groupby(_each(part.to_batches()), itemgetter(0)):
+            batcher = large if begun or not ends else RateSource(options)
+            outcomes = batcher.take((row for _, row in of_source), flush=ends)
+            yield outcome_rows([(source, outcome) for outcome in outcomes])
+        if ends:
+            large = RateSource(options)
+
+
+def outcome_rows(found: Sequence[tuple[str, RateOutcome]]) -> pa.RecordBatch:
+    """Lay outcomes of sources out as rows of `waterclock.spark.streaming.outcome_rows.OUTCOMES`."""
+    facts = np.concatenate([np.empty(0, BATCH), *(outcome.batches for _, outcome in found)])
+    offsets = np.cumsum([0, *(len(outcome.batches) for _, outcome in found)]).astype(np.int32)
+    columns = [
+        [source for source, _ in found],
+        [outcome.streams for _, outcome in found],
+        [len(outcome.messages) for _, outcome in found],
+        [outcome.messages.tobytes() for _, outcome in found],
+        [None] * len(found),
+    ]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, OUTCOMES, strict=False)]
+    batches = pa.ListArray.from_arrays(offsets, batch_structs(facts))
+    return pa.RecordBatch.from_arrays([*arrays, batches], schema=OUTCOMES)
 
 
 def _each(rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, PackedRow]]:
     for batch in rows:
         for row in batch.to_pylist():
             yield row["source"], (row["streams"], row["count"], row["messages"])
-
-
-def _places(numbers: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
-    order = np.argsort(numbers)
-    return order[np.searchsorted(numbers, wanted, sorter=order)]

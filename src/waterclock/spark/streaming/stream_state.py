@@ -1,28 +1,23 @@
-"""The bytes in which Spark keeps the state of one source: a frame with a checksum, a line of JSON, and arrays."""
+"""The bytes in which Spark keeps states: a frame with a checksum, a line of JSON, and a batch of rows or arrays."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
+import pyarrow as pa
 
 from waterclock.checksum import has_form, unframed
 from waterclock.errors import DamagedError, SchemaError
-from waterclock.spark.packing import Records
 
 REMEDY = "start the query with a new checkpoint, from the position after its last batches"
 """What to do about a state that cannot be gone on with."""
 
 
-def state_parts(form: bytes, unframed_form: bytes, state: bytes, name: str) -> tuple[bytes, bytes]:
+def state_parts(form: bytes, state: bytes, name: str) -> tuple[bytes, memoryview]:
     """Check a state, and give its line and what follows.
 
     Parameters
     ----------
     form
         The name of its frame.
-    unframed_form
-        How states of earlier versions begin, which have no frame.
     state
         The bytes.
     name
@@ -35,27 +30,31 @@ def state_parts(form: bytes, unframed_form: bytes, state: bytes, name: str) -> t
     SchemaError
         Where they are something else.
     """
-    if has_form(form, state):
-        written = bytes(unframed(form, state, name))
-    elif state.startswith(unframed_form):
-        written = state[len(unframed_form) :]
-    else:
+    if not has_form(form, state):
         raise SchemaError(f"{len(state)} bytes are not {name}; {REMEDY}")
-    line, _, rest = written.partition(b"\n")
-    return line, rest
+    written = unframed(form, state, name)
+    line = bytes(written[:1024]).partition(b"\n")[0]
+    if len(line) == len(written[:1024]):
+        line = bytes(written).partition(b"\n")[0]
+    return line, written[len(line) + 1 :]
 
 
-def kept_messages(data: bytes, record: np.dtype[Any], streams: list[str], name: str) -> Records:
-    """Read the messages of a state.
+def to_cell(rows: pa.RecordBatch) -> bytes:
+    """Write rows as one binary value, for a reader that knows their columns."""
+    return rows.serialize().to_pybytes()
+
+
+def from_cell(cell: bytes | memoryview, columns: pa.Schema, name: str = "a cell") -> pa.RecordBatch:
+    """Read what `to_cell` wrote, without a copy.
 
     Raises
     ------
     DamagedError
-        Where they are no whole records, or of other streams than the state names.
+        Where it is something else.
     """
-    if len(data) % record.itemsize:
-        raise DamagedError(f"{name} is damaged: {len(data)} bytes are no messages of {record.itemsize} each")
-    messages = np.frombuffer(data, record)
-    if len(messages) and messages["stream"].max() >= len(streams):
-        raise DamagedError(f"{name} is damaged: a message is of none of its {len(streams)} streams")
-    return messages
+    try:
+        rows = pa.ipc.read_record_batch(pa.py_buffer(cell), columns)
+        rows.validate()
+    except (pa.ArrowException, EOFError, OSError) as error:
+        raise DamagedError(f"{name} is damaged: {error}") from error
+    return rows

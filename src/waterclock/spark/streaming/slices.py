@@ -1,0 +1,135 @@
+"""Cuts packed rows into what is judged at once: sources together, or a part of a source that has more than that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
+from waterclock.spark.packing import POSITIONED, Records, cells, encoded, reading_order, renumbered
+from waterclock.spark.streaming.event_time_rows import Gathered, begins, gather
+from waterclock.spark.streaming.outcome_rows import ROWS
+
+# Larger arrays are new memory each time, which takes as long to get as to fill.
+_JUDGED_AT_ONCE = 2**17
+# Of a source with more, a slice is judged before the rest is read: some 200 bytes of memory a message.
+_MOST_OF_A_SOURCE = 2**20
+
+_Position = tuple[int, int, int]
+
+
+class Slice(NamedTuple):
+    """Packed rows to be judged at once.
+
+    Attributes
+    ----------
+    rows
+        Of some sources, or of one source whose messages do not come at once.
+    begun
+        Whether they go on with the one source of the last slice.
+    ends
+        Whether no more comes of these sources.
+    """
+
+    rows: pa.Table
+    begun: bool
+    ends: bool
+
+
+def slices(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = False) -> Iterator[Slice]:
+    """Cut rows between sources, and where a source has very many messages, between these.
+
+    Parameters
+    ----------
+    batches
+        Packed rows, those of a source one after another.
+    sliced
+        Whether a source may be cut. Then messages have positions, the rows of a source are in order of their first
+        one, and the first one of a row is its least.
+    by_entry
+        Cut between entries only.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Where rows of a source that is cut are not in that order.
+    """
+    held: list[pa.Table] = []
+    begun, most, judged = False, _MOST_OF_A_SOURCE, (-1, -1, -1)
+    for batch in filter(len, batches):
+        rows = pa.concat_tables([*held, pa.table(batch).select(ROWS.names).cast(ROWS)])
+        new_source = np.flatnonzero(begins(encoded(rows.column("source"))[1]))
+        counts = rows.column("count").to_numpy()
+        firsts = (np.cumsum(counts) - counts)[new_source]
+        apart = begins(firsts // _JUDGED_AT_ONCE)
+        of_last = int(counts[new_source[-1] :].sum())
+        apart[1:2] |= begun
+        apart[-1] |= sliced and of_last >= most
+        cuts = new_source[apart]
+        for first, stop in pairwise(cuts):
+            if begun:
+                _split(rows.slice(first, stop - first), judged, by_entry=by_entry)
+            yield Slice(rows.slice(first, stop - first), begun, ends=True)
+            begun, most, judged = False, _MOST_OF_A_SOURCE, (-1, -1, -1)
+        # The last source may go on in the next batch.
+        rows = rows.slice(cuts[-1])
+        if sliced and of_last >= most:
+            ready, rest, judged = _split(rows, judged, by_entry=by_entry)
+            # Where nothing can be judged yet, it is not looked for again with every batch.
+            most = max(_MOST_OF_A_SOURCE, 2 * sum(rest.column("count").to_pylist()))
+            if ready is not None:
+                yield Slice(ready, begun, ends=False)
+                begun = True
+            rows = rest
+        held = [rows]
+    for rows in held:
+        if begun:
+            _split(rows, judged, by_entry=by_entry)
+        yield Slice(rows, begun, ends=True)
+
+
+def _split(rows: pa.Table, judged: _Position, *, by_entry: bool) -> tuple[pa.Table | None, pa.Table, _Position]:
+    """Part a source's messages where its last row begins; give those before, the others, and where that is."""
+    gathered = gather(rows, POSITIONED)
+    messages = gathered.messages
+    place = _position(messages, len(messages) - rows.column("count")[-1].as_py())
+    if by_entry:
+        place = (*place[:2], -1)
+    ordered = gathered.take(reading_order(messages, gathered.sources))
+    if len(messages) and _position(ordered.messages, 0) < judged:
+        raise InvalidArgumentError(
+            f"messages of source {quoted(gathered.source_names[0].as_py())} come after later ones; packed rows hold"
+            " messages in order of position, as the format waterclock gives them with the option packed"
+        )
+    ready = int(np.count_nonzero(_before(ordered.messages, place)))
+    if not ready:
+        return None, rows, judged
+    return _repacked(ordered, slice(0, ready)), _repacked(ordered, slice(ready, None)), place
+
+
+def _position(messages: Records, number: int) -> _Position:
+    message = messages[number]
+    return int(message["ledger"]), int(message["entry"]), int(message["index"])
+
+
+def _before(messages: Records, place: _Position) -> npt.NDArray[np.bool_]:
+    ledger, entry, index = place
+    in_entry = (messages["entry"] < entry) | ((messages["entry"] == entry) & (messages["index"] < index))
+    return (messages["ledger"] < ledger) | ((messages["ledger"] == ledger) & in_entry)
+
+
+def _repacked(ordered: Gathered, part: slice) -> pa.Table:
+    messages = renumbered(ordered.messages[part], ordered.streams[part])
+    columns = [
+        ordered.source_names,
+        pa.array([ordered.stream_names.to_pylist()], ROWS.field("streams").type),
+        pa.array([len(messages)], pa.int32()),
+        cells(messages, np.array([0, len(messages)])),
+    ]
+    return pa.Table.from_arrays(columns, schema=ROWS)

@@ -1,0 +1,86 @@
+"""Buckets, without a query: each source in one of them, each cell small enough, and keys that spread evenly."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from tests.spark.results import METADATA
+
+from waterclock.arrow import to_arrow
+from waterclock.errors import DamagedError, InvalidArgumentError
+from waterclock.message import Message
+from waterclock.spark.packing import PLAIN, pack
+from waterclock.spark.streaming import buckets
+from waterclock.spark.streaming.buckets import MOST_BUCKETS, bucket_keys, checked_buckets, to_buckets
+from waterclock.spark.streaming.outcome_rows import ROWS
+from waterclock.spark.streaming.stream_state import from_cell
+
+
+def sent(sources: int, each: int) -> list[Message]:
+    return [
+        Message(f"source-{number}", "a", at, receive_time=at + 5_000) for at in range(each) for number in range(sources)
+    ]
+
+
+def gathered(messages: list[Message], count: int) -> list[tuple[int, list[str], list[int]]]:
+    """Give of each cell its bucket, its sources and the event times of its messages."""
+    found: list[tuple[int, list[str], list[int]]] = []
+    packed = pack([to_arrow(messages, positions=True).select(METADATA)], PLAIN)
+    for batch in to_buckets(packed, count):
+        for row in batch.to_pylist():
+            assert row["clock"] == (messages[-1].receive_time or 0) // 1_000
+            rows = from_cell(row["rows"], ROWS).to_pylist()
+            times = [int(t) for r in rows for t in np.frombuffer(r["messages"], PLAIN)["event_time"]]
+            found.append((row["bucket"], [r["source"] for r in rows], times))
+    return found
+
+
+def test_every_message_is_in_the_bucket_of_its_source_and_no_cell_is_large():
+    messages = sent(40, 50)
+    with patch.object(buckets, "_LARGEST_CELL", 3_000):
+        found = gathered(messages, 4)
+    of_source = {source: bucket for bucket, sources, _ in found for source in sources}
+    assert len(of_source) == 40
+    assert all(of_source[source] == bucket for bucket, sources, _ in found for source in sources)
+    assert {bucket for bucket, _, _ in found} == set(bucket_keys(4).tolist())
+    assert sorted(t for *_, times in found for t in times) == sorted(m.event_time for m in messages)
+    assert max(len(times) for *_, times in found) * PLAIN.itemsize < 3_000 + 50 * PLAIN.itemsize
+
+
+def test_a_source_stays_in_its_bucket():
+    """What a checkpoint relies on: the numbers below were written by an earlier run."""
+    found = {sources[0]: bucket for bucket, sources, _ in gathered(sent(3, 1), MOST_BUCKETS)}
+    assert found == {"source-0": 55, "source-1": 1032, "source-2": 111}
+
+
+def test_a_row_larger_than_a_cell_is_a_cell_of_its_own():
+    with patch.object(buckets, "_LARGEST_CELL", 100):
+        found = gathered(sent(3, 20), 1)
+    assert [len(times) for *_, times in found] == [20, 20, 20]
+
+
+@pytest.mark.parametrize("partitions", [2, 3, 8, 12, 16, 64])
+def test_buckets_spread_evenly_over_the_partitions_that_spark_puts_them_into(spark: SparkSession, partitions: int):
+    keys = bucket_keys(64)
+    assert len(set(keys.tolist())) == 64
+    if partitions == 64:
+        hashed = spark.createDataFrame([(int(key),) for key in keys], "bucket INT").select(F.hash("bucket")).collect()
+        assert [row[0] for row in hashed] == buckets._spark_hash(keys.view(np.uint32)).tolist()
+    filled = np.bincount(buckets._spark_hash(keys.view(np.uint32)) % partitions, minlength=partitions)
+    assert filled.max() - filled.min() <= 1
+
+
+@pytest.mark.parametrize("count", [0, -1, MOST_BUCKETS + 1, 2.0, True, "8", None])
+def test_a_number_of_buckets_that_cannot_be_meant_is_refused(count: object):
+    with pytest.raises(InvalidArgumentError, match=f"buckets: .*from 1 to {MOST_BUCKETS}"):
+        checked_buckets(count)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("cell", [b"", b"something", bytes(64)])
+def test_a_strange_cell_is_refused(cell: bytes):
+    with pytest.raises(DamagedError):
+        from_cell(cell, ROWS)
