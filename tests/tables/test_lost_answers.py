@@ -153,3 +153,61 @@ def test_what_another_consumer_acked_or_rescheduled_is_a_lost_lease(
         orders.reschedule(delivery.id, clock.now)
     with pytest.raises(LeaseLostError):
         delivery.ack()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_what_an_exclusive_claim_took_in_vain_comes_before_what_is_behind_it(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="exclusive")
+    table.put_many([{"payload": name, "group": "a"} for name in ("a0", "a1", "a2")])
+    table.receive(1, consumer="x")[0].ack()
+    with losing_the_answer_to_a_commit_after(database, "epoch=") as lost:
+        first = table.receive(1, consumer="x")
+    assert lost
+    rest = table.receive(2, consumer="x")
+    assert [(one.payload, one.epoch) for one in (*first, *rest)] == [("a1", 1), ("a2", 1)]
+    assert table.ack([*first, *rest]) == 2
+
+
+@contextmanager
+def losing_the_answer_to_a_commit_after(database: Database, change: str) -> Generator[list[str]]:
+    """Let the transaction of the next statement with ``change`` commit, and then behave as if the server were gone."""
+    seen: list[str] = []
+    lost: list[str] = []
+    dialect, translated, exchange = database.backend.engine.dialect, Direct._translated, Direct._exchange
+    commit, execute = dialect.do_commit, dialect.do_execute
+
+    def break_off() -> None:
+        if seen and not lost:
+            lost.append("COMMIT")
+            raise exc.OperationalError("COMMIT", None, _gone(database), connection_invalidated=True)
+
+    def execute_and_note(cursor: Any, statement: str, *rest: Any) -> None:
+        execute(cursor, statement, *rest)
+        seen.extend([statement] if change in statement else [])
+
+    def commit_and_break_off(connection: Any) -> None:
+        commit(connection)
+        break_off()
+
+    def translate_and_break_off(self: Direct, execute: Any, *given: Any) -> Any:
+        text = next(one for one in given if isinstance(one, str))
+        result = translated(self, execute, *given)
+        seen.extend([text] if change in text else [])
+        if text == "COMMIT" and not self._goes_together:
+            break_off()
+        return result
+
+    def exchange_and_break_off(self: Direct, sent: Any) -> Any:
+        answers = exchange(self, sent)
+        if sent[-1][0] == "COMMIT":
+            break_off()
+        return answers
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dialect, "do_commit", commit_and_break_off)
+        patch.setattr(dialect, "do_execute", execute_and_note)
+        patch.setattr(Direct, "_translated", translate_and_break_off)
+        patch.setattr(Direct, "_exchange", exchange_and_break_off)
+        yield lost

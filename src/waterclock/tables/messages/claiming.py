@@ -15,7 +15,7 @@ from waterclock.errors import ConstraintError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import priority_levels
 from waterclock.tables.messages.claiming_at_once import can_claim_at_once, claim_at_once
-from waterclock.tables.messages.claiming_exclusive import claim_exclusive
+from waterclock.tables.messages.claiming_exclusive import claim_exclusive, trying
 from waterclock.tables.messages.claiming_sequenced import claim_sequenced
 from waterclock.tables.messages.group_levels import next_group_due
 from waterclock.tables.model.claim import Claimed, Wanted
@@ -70,7 +70,7 @@ def _claim_groups_in_steps(context: TableContext, wanted: Wanted) -> list[Claime
     while True:
         try:
             claimed, more = context.backend.transact(
-                lambda own: claim_some(context, own, wanted), indexed=True, durable=durable
+                trying(context, wanted, lambda own: claim_some(context, own, wanted)), indexed=True, durable=durable
             )
         except ConstraintError:  # another thread signed the same consumer in just now
             if is_again:

@@ -23,6 +23,7 @@ from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, colu
 from waterclock.tables.groups import consumers
 from waterclock.tables.groups.heads import UNASSIGNED, first_of, is_assigned, settling_kept
 from waterclock.tables.groups.routing import is_much_new, routing_at_once
+from waterclock.tables.messages.claiming_exclusive import trying
 from waterclock.tables.messages.claiming_groups import count_of, is_out
 from waterclock.tables.messages.group_levels import FREE_COLUMNS, looking
 from waterclock.tables.model.claim import Claimed, Wanted
@@ -176,7 +177,7 @@ def _ask(context: TableContext, wanted: Wanted, asking: _Asking, left: int, take
         *behind,
     ]
     found = context.backend.transact(
-        lambda own: execute_all(own, asked, commit=True),
+        trying(context, wanted, lambda own: execute_all(own, asked, commit=True)),
         indexed=True,
         durable=context.options.max_attempts is not None,
     )
