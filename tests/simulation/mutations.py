@@ -18,6 +18,7 @@ from waterclock.tables.messages import (
     acking,
     claiming,
     dead_letters,
+    expiring,
     group_commands,
     healing,
 )
@@ -154,6 +155,21 @@ def _all_still(_context: Any, _connection: Any, leased: Any) -> list[bool]:
     return [True] * len(leased)
 
 
+def _any_of(context: Any) -> sa.Select[Any]:
+    rows = context.rows
+    return sa.select(rows.c.seq, rows.c.group_id).where(context.unacked()).with_for_update()
+
+
+def _any_of_free(context: Any) -> sa.Select[Any]:
+    rows = context.rows
+    columns = (rows.c.seq, rows.c.group_id, *([rows.c.routed] if context.options.groups else []))
+    return sa.select(*columns).where(context.unacked()).with_for_update(skip_locked=True)
+
+
+def _is_over(rows: Any, now: Any) -> Any:
+    return rows.c.expires_at <= now
+
+
 NO_SWEEP: tuple[Replaced, ...] = ((healing, "settle_wrong", _nothing), (healing, "release_ownerless", _nothing))
 _FREE_GROUPS = r"FROM waterclock_groups.*ready_at <="
 _OF_ROWS = r"FROM orders"
@@ -214,6 +230,14 @@ MUTATIONS = {
         Mutation("back_off_in_groups_is_lost", "one_fails", replaced=((acking, "_back_off_row", _at_once),)),
         # Settling
         Mutation("routing_settles_nothing", "two_receive", replaced=((routing, "settle", _nothing), *NO_SWEEP)),
+        # Expiry
+        Mutation(
+            "what_was_given_longer_is_removed",
+            "some_are_given_longer",
+            replaced=((expiring, "_to_expire", _any_of), (expiring, "_locking", _any_of_free)),
+            by_locks=True,
+        ),
+        Mutation("what_is_out_expires", "some_expire", replaced=((expiring, "is_expired", _is_over),)),
         Mutation("no_sweep", "the_head_is_deleted", replaced=NO_SWEEP),
         Mutation("no_sweep_of_late_heads", "a_late_head_is_deleted", replaced=NO_SWEEP),
     )

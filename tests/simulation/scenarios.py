@@ -22,6 +22,8 @@ _ACK = "UPDATE orders SET time_acked = :now, time_next = NULL WHERE id = :id AND
 _EXCLUSIVE = _SEQUENCED | {"groups": "exclusive"}
 _ROWS = _SEQUENCED | {"groups": None}
 _BURIES: dict[str, Any] = {"max_attempts": 1, "on_exhausted": "dead_letter", "dead_letter": "orders_dead"}
+_DIES: dict[str, Any] = {"on_expired": "dead_letter", "dead_letter": "orders_dead"}
+_LONGER = "UPDATE orders SET expires_at = :longer WHERE id = :id AND time_acked IS NULL"
 _HARMS = ("crash", "lose", "stall", "freeze", "jump")
 
 
@@ -300,6 +302,65 @@ def _an_operator_skips(world: World) -> None:
     world.add("operator", skips)
 
 
+def _some_expire(world: World) -> None:
+    """The first messages of a group expire while consumers, one of them slow, and a purger look at it."""
+    world.starts_with("a", "a", expiring=LEASE // 2)
+    world.starts_with("a", "b")
+    world.starts_with("b", expiring=LEASE)
+    world.add("x", world.subscribes("x", "x", limit=1, handling=0.7 * LEASE / _SECOND))
+    world.add("y", world.receives("y", "y", every=POLL))
+    _purge_what_expired(world)
+
+
+def _purge_what_expired(world: World) -> None:
+    def purges() -> None:
+        for _ in range(3):
+            moments.sleep(LEASE / _SECOND / 2)
+            world.table("purger").purge()
+
+    world.add("purger", purges)
+
+
+def _some_are_given_longer(world: World) -> None:
+    """Plain SQL gives a message longer when its time is over already, while a purger removes such messages."""
+    first, _ = world.starts_with("a", "a", expiring=_SECOND)
+
+    def receives() -> None:
+        moments.sleep(2 * LEASE / _SECOND)
+        world.receives("x", "x", limit=1)()
+
+    world.add("x", receives)
+
+    def gives() -> None:
+        moments.sleep(LEASE / _SECOND / 2)
+        longer = world.now + 100 * LEASE
+        with world.table("sql").context.backend.engine.begin() as connection:
+            given = {"longer": longer, "id": first}
+            if connection.execute(sa.text(_LONGER), given).rowcount:
+                world.expires[first] = longer
+
+    world.add("sql", gives)
+    _purge_what_expired(world)
+
+
+def _a_caller_acks_what_expires(world: World) -> None:
+    """A caller acks a message in its own transaction, in which it expires, while others go on."""
+    head = world.starts_with("a", expiring=LEASE // 2)[0]
+    world.starts_with("a", "b")
+    world.add("x", world.receives("x", "x", every=POLL))
+
+    def acks() -> None:
+        with world.transaction("caller") as own:
+            acked = world.table("caller").ack([head], connection=own)
+            moments.sleep(LEASE / _SECOND)
+        if acked:
+            world.note_done(head, "caller")
+
+    if world.scheduler.has_server:  # elsewhere the others would just wait for it
+        world.add("caller", acks)
+    _purge_what_expired(world)
+
+
 SCENARIOS = {
     one.name: one
     for one in (
@@ -342,6 +403,13 @@ SCENARIOS = {
         Scenario("attempts_are_given_back", _attempts_are_given_back, _SEQUENCED | {"max_attempts": 1}),
         Scenario("the_head_is_deleted", _the_head_is_deleted, _SEQUENCED | {"max_attempts": 1}),
         Scenario("a_late_head_is_deleted", _a_late_head_is_deleted, _SEQUENCED),
+        Scenario("some_expire", _some_expire, _SEQUENCED, ("crash", "lose", "stall"), ("x",)),
+        Scenario("some_owned_expire", _some_expire, _EXCLUSIVE, ("crash", "lose", "stall"), ("x",)),
+        Scenario("rows_expire", _some_expire, _ROWS, ("crash", "lose", "stall"), ("x",)),
+        Scenario("some_die_of_time", _some_expire, _SEQUENCED | _DIES, ("crash", "stall"), ("x",)),
+        Scenario("one_freezes_as_some_expire", _some_expire, _SEQUENCED, ("freeze",), ("x",), "frozen"),
+        Scenario("some_are_given_longer", _some_are_given_longer, _SEQUENCED),
+        Scenario("a_caller_acks_what_expires", _a_caller_acks_what_expires, _SEQUENCED),
         Scenario("an_operator_commands", _an_operator_commands, _EXCLUSIVE, sometimes=("blocked",)),
     )
 }

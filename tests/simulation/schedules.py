@@ -29,6 +29,10 @@ KINDS = (
     "stand at place",
     "and there",
     "count as purged",
+    "had expired",
+    "though it lasts",
+    "though its lease lasts",
+    "not removed",
 )
 """What a fault says, by which two runs have the same one."""
 

@@ -26,6 +26,8 @@ from waterclock.tables.groups import consumers as group_consumers
 from waterclock.tables.groups import heads, routing
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.explaining import Explanation
+from waterclock.tables.model.schema import EXPIRED, is_expired
+from waterclock.time import MAX_NS
 
 _T = TypeVar("_T")
 
@@ -176,6 +178,7 @@ class World:
         self.order: dict[str, list[Any]] = defaultdict(list)
         self.holds: dict[Any, list[Hold]] = defaultdict(list)
         self.due_at: dict[Any, int] = {}  # of those that back off
+        self.expires: dict[Any, int] = {}
         self.kept: set[str] = set()  # groups that a caller's own transaction has for as long as it likes
         self.mine: dict[Any, set[int]] = defaultdict(set)  # claims whose acks were said to be lost
         self._said: dict[Any, Explanation] = {}
@@ -238,11 +241,18 @@ class World:
         self.began = min(ids) - 1 if self.began is None else self.began
         self.put |= {one: (name, process) for one, name in zip(ids, names, strict=True)}
 
-    def starts_with(self, *names: str) -> list[Any]:
-        """Have messages of these groups before the run begins."""
-        ids = self.table("operator").put_many([{"payload": "x", "group": name} for name in names])
+    def starts_with(self, *names: str, expiring: int | None = None) -> list[Any]:
+        """Have messages of these groups before the run begins, which expire after so many ns."""
+        expires_at = None if expiring is None else self.now + expiring
+        rows = [{"payload": "x", "group": name, "expires_at": expires_at} for name in names]
+        ids = self.table("operator").put_many(rows)
         self.note_put("operator", ids, names)
+        if expires_at is not None:
+            self.expires |= dict.fromkeys(ids, expires_at)
         return list(ids)
+
+    def has_expired(self, message: Any) -> bool:
+        return message in self.expires and self.expires[message] <= self.now
 
     def receives(
         self,
@@ -324,7 +334,9 @@ class World:
                 delivery.nack(f"{_BACK_OFF}s")
             else:
                 delivery.ack()
-        except (LeaseLostError, OrderError):
+        except (LeaseLostError, OrderError) as error:
+            if self.has_expired(delivery.id) and isinstance(error, LeaseLostError) and self.now < delivery.lease_until:
+                self.faults.append(f"{self.number(delivery.id)} was taken from {process}, though its lease lasts")
             self.scheduler.seen["lease lost"] += 1
             self.mine[delivery.id].add(delivery.leased.claim_id)
         else:
@@ -350,6 +362,8 @@ class World:
         for delivery in deliveries:
             if delivery.epoch > 1:
                 self.scheduler.seen["sent again"] += 1
+            if delivery.lease_until - LEASE >= self.expires.get(delivery.id, MAX_NS) and not self.altered:
+                self.faults.append(f"{process} got {self.number(delivery.id)} after it had expired")
             if self.now < self.due_at.pop(delivery.id, 0):
                 self.faults.append(f"{process} got {self.number(delivery.id)} too early")
             for message, holds in self.holds.items():
@@ -391,6 +405,7 @@ class World:
             and one < delivery.id
             and one not in self.acked
             and one not in self.buried
+            and not self.has_expired(one)
             and putter == self._putter(delivery.id)
         ]
         if earlier and self.table("operator").context.dead is not None:
@@ -419,7 +434,7 @@ class World:
     def missing(self) -> list[Any]:
         """Give the messages that were put and not acked."""
         left = set(self.put) - set(self.acked) - self.buried
-        return sorted(one for one in left if self._group(one) not in self.kept)
+        return sorted(one for one in left if self._group(one) not in self.kept and not self.has_expired(one))
 
     def reasons(self) -> list[str]:
         """Say what the product says of what waits."""
@@ -480,8 +495,24 @@ class World:
                 self.faults.append(f"{self.number(message)} is buried, and there")
             if row is None and message not in dead and message not in self.acked and message not in self.buried:
                 self.faults.append(f"{self.number(message)} is gone")
+            if row is not None and row.time_acked is not None and row.acked_by == EXPIRED:
+                if message in self.acked:
+                    self.faults.append(f"the ack of {self.number(message)} is undone: it was dropped")
+                elif row.time_acked < row.expires_at:
+                    self.faults.append(f"{self.number(message)} was dropped, though it lasts")
             if row is not None and row.acked_by in self.mine[message]:
                 self.faults.append(f"the ack of {self.number(message)} was called lost")
+
+    def judge_expired(self) -> None:
+        """Check that what has expired is removed by a purge."""
+        if not self.expires:
+            return
+        table = self.table("operator")
+        table.purge()
+        rows = table.context.rows
+        left = sa.select(rows.c.id).where(is_expired(rows, self.now), rows.c.time_acked.is_(None))
+        with self.stage.database.backend.engine.connect() as connection:
+            self.faults += [f"{self.number(one)} expired and was not removed" for one in connection.scalars(left)]
 
     def look_for_dead(self) -> None:
         """Count what is in the dead-letter table as done."""
@@ -549,6 +580,7 @@ def play(stage: Stage, scenario: Scenario, strategy: Choosing, rewrite: Rewrite 
             finally:
                 scheduler.end()
                 world.give_up()
+        world.judge_expired()
         world.judge_rows()
     if world.altered:
         stage.forget()
