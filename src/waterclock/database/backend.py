@@ -286,10 +286,6 @@ class Backend:
         with self._reading_translated(), reader.connect() as connection, connection.begin():
             yield connection
 
-    def is_ours(self, connection: SqlConnection) -> bool:
-        """Say whether a connection is one of ours, whose session is set as we need it, and no caller's."""
-        return not isinstance(connection, sa.Connection) or connection.engine.pool is self.engine.pool
-
     def look(self, work: Callable[[SqlConnection], _T]) -> _T:
         """Run ``work``, which only reads, in few round trips: its statements need not see the same state.
 
