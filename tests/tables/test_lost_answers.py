@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 
 from waterclock.connection import Database
-from waterclock.database.direct import Direct
+from waterclock.database.direct import Direct, Together
 from waterclock.errors import LeaseLostError
 from waterclock.tables.message_table import MessageTable
 
@@ -175,7 +175,7 @@ def losing_the_answer_to_a_commit_after(database: Database, change: str) -> Gene
     """Let the transaction of the next statement with ``change`` commit, and then behave as if the server were gone."""
     seen: list[str] = []
     lost: list[str] = []
-    dialect, translated, exchange = database.backend.engine.dialect, Direct._translated, Direct._exchange
+    dialect, translated, exchange = database.backend.engine.dialect, Direct._translated, Together._exchange
     commit, execute = dialect.do_commit, dialect.do_execute
 
     def break_off() -> None:
@@ -195,11 +195,11 @@ def losing_the_answer_to_a_commit_after(database: Database, change: str) -> Gene
         text = next(one for one in given if isinstance(one, str))
         result = translated(self, execute, *given)
         seen.extend([text] if change in text else [])
-        if text == "COMMIT" and not self._goes_together:
+        if text == "COMMIT" and not isinstance(self, Together):
             break_off()
         return result
 
-    def exchange_and_break_off(self: Direct, sent: Any) -> Any:
+    def exchange_and_break_off(self: Together, sent: Any) -> Any:
         answers = exchange(self, sent)
         if sent[-1][0] == "COMMIT":
             break_off()
@@ -209,5 +209,5 @@ def losing_the_answer_to_a_commit_after(database: Database, change: str) -> Gene
         patch.setattr(dialect, "do_commit", commit_and_break_off)
         patch.setattr(dialect, "do_execute", execute_and_note)
         patch.setattr(Direct, "_translated", translate_and_break_off)
-        patch.setattr(Direct, "_exchange", exchange_and_break_off)
+        patch.setattr(Together, "_exchange", exchange_and_break_off)
         yield lost

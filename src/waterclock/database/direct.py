@@ -162,14 +162,6 @@ _Sent = tuple[str, Any]
 class Direct:
     """A driver's connection that takes SQLAlchemy's statements; as much of `sqlalchemy.Connection` as is needed.
 
-    On a network a round trip costs more than most statements. So where the driver can, a transaction begins with its
-    first statement, and what no answer is needed of goes with the next one, or with the commit.
-
-    Parameters
-    ----------
-    frame
-        What makes a transaction of the statements; None: each commits by itself.
-
     Attributes
     ----------
     together
@@ -178,32 +170,9 @@ class Direct:
 
     together = True
 
-    def __init__(self, connection: Any, dialect: sa.Dialect, frame: Frame | None = None) -> None:
+    def __init__(self, connection: Any, dialect: sa.Dialect) -> None:
         self._connection = connection
-        self._frame = frame
-        self._ahead: list[_Sent] = []  # go before the next statement
-        self._has_begun = self._has_ended = False
         self.dialect = dialect
-
-    def begin(self) -> None:
-        """Begin the transaction; with its first statement, where that spares a round trip."""
-        if self._frame is None:
-            return
-        if self._goes_together:
-            self._ahead += [(text, None) for text in self._frame.begin]
-            return
-        for text in self._frame.begin:
-            self._run(self._frame, text)
-
-    def commit(self) -> None:
-        """Commit, unless that was done or there is nothing to commit."""
-        if self._frame is None or self._has_ended:
-            return
-        if not self._goes_together:
-            self._run(self._frame, self._frame.commit)
-        elif self._has_begun or len(self._ahead) > len(self._frame.begin):
-            self._exchange([(self._frame.commit, None)])
-        self._has_ended = True
 
     def execute(
         self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
@@ -213,82 +182,21 @@ class Direct:
             return self._execute_many(statement, parameters)
         # Here and in what it calls each call of a function counts: it costs as much as the driver does.
         compiled = _compile(statement, self.dialect)
-        given = _given(compiled, parameters or {})
-        if self._ahead:
-            return self._found(compiled, self._exchange([(compiled.text, given)])[-1])
-        return self._found(compiled, self._translated(self._connection.execute, compiled.text, given))
-
-    def execute_later(self, statement: sa.Executable, parameters: Mapping[str, Any]) -> None:
-        """Run a statement of which no answer is needed: with the next one, where that spares a round trip."""
-        if self._goes_together:
-            compiled = _compile(statement, self.dialect)
-            self._ahead.append((compiled.text, _given(compiled, parameters)))
-        else:
-            self.execute(statement, parameters)
-
-    def execute_all(self, asked: Sequence[Asked], *, commit: bool = False) -> list[Found]:
-        """Run statements one after the other, in one round trip where that can be.
-
-        Each sees what those before it did, and what others committed meanwhile.
-
-        Parameters
-        ----------
-        commit
-            Whether they are the last ones of the transaction, which is committed with them.
-        """
-        if not self._goes_together:
-            return [self.execute(statement, values) for statement, values in asked]
-        compiled = [_compile(statement, self.dialect) for statement, _ in asked]
-        sent: list[_Sent] = [(one.text, _given(one, values)) for one, (_, values) in zip(compiled, asked, strict=True)]
-        commits: list[_Sent] = [(self._frame.commit, None)] if commit and self._frame is not None else []
-        first = len(self._ahead)
-        cursors = self._exchange([*sent, *commits])
-        self._has_ended = bool(commits)
-        return [self._found(one, cursor) for one, cursor in zip(compiled, cursors[first:], strict=False)]
-
-    @property
-    def _goes_together(self) -> bool:
-        return self.together and self._frame is not None and self._frame.together is not None
-
-    def _exchange(self, sent: Sequence[_Sent]) -> list[Any]:
-        """Send what waits and then these, and give the driver's cursors for both."""
-        frame = self._frame
-        assert frame is not None and frame.together is not None  # noqa: S101, PT018  # else nothing waits
-        every = [*self._ahead, *sent]
-        self._ahead.clear()
-        self._has_begun = True
-        cursors: list[Any] = []
-        try:
-            with frame.together(self._connection):
-                for text, given in every:
-                    if given is None:
-                        cursors.append(self._run(frame, text))
-                    else:
-                        cursors.append(self._translated(self._connection.execute, text, given))
-        except self.dialect.loaded_dbapi.Error as error:
-            answered = sum(cursor.pgresult is not None for cursor in cursors)
-            raise self._wrapped(error, every[min(answered, len(every) - 1)][0]) from error
-        return cursors
-
-    def _run(self, frame: Frame, text: str) -> Any:
-        return self._translated(frame.run, self._connection, text)
-
-    def _found(self, compiled: _Compiled, cursor: Any) -> Found:
+        cursor = self._translated(self._connection.execute, compiled.text, _given(compiled, parameters or {}))
         found = Found()
         found.rowcount = cursor.rowcount
         if compiled.columns:
-            reading = compiled.reading
-            if reading is None:
-                reading = compiled.reading = _reading(compiled.columns, cursor.description, self.dialect)
-            found.extend(map(reading, cursor.fetchall()))
+            found.extend(map(compiled.reading or self._learn(compiled, cursor), cursor.fetchall()))
         return found
+
+    def _learn(self, compiled: _Compiled, cursor: Any) -> Callable[[Sequence[Any]], Any]:
+        compiled.reading = reading = _reading(compiled.columns, cursor.description, self.dialect)
+        return reading
 
     def _execute_many(self, statement: sa.Executable, parameters: Sequence[Mapping[str, Any]]) -> Found:
         keys = tuple(parameters[0]) if isinstance(statement, sa.Insert) else None
         compiled = _compile(statement, self.dialect, keys)
         given = list(map(partial(_given, compiled), parameters))
-        if self._ahead:
-            self._exchange([])
         cursor = self._connection.cursor()
         self._translated(cursor.executemany, compiled.text, given)
         found = Found()
@@ -312,10 +220,7 @@ class Direct:
         sqlalchemy.exc.DBAPIError
             As SQLAlchemy would raise it.
         """
-        given = () if parameters is None else parameters
-        if self._ahead:
-            return self._exchange([(text, given)])[-1]
-        return self._translated(self._connection.execute, text, given)
+        return self._translated(self._connection.execute, text, () if parameters is None else parameters)
 
     def runs(self, frame: Frame) -> Callable[[str], Any]:
         """Give what runs the frame's statements, with errors as SQLAlchemy would raise them."""
@@ -335,23 +240,112 @@ class Direct:
         return wrapped(error, self.dialect, text, broken=broken)
 
 
-def execute_later(connection: SqlConnection, statement: sa.Executable, values: Mapping[str, Any]) -> None:
-    """Run a statement of which no answer is needed, as `Direct.execute_later` does; at once on other connections."""
-    if isinstance(connection, Direct):
-        connection.execute_later(statement, values)
-    else:
-        connection.execute(statement, values)
+class Together(Direct):
+    """One of a transaction in which statements share round trips, which on a network cost more than most statements.
+
+    The transaction begins with its first statement, and what no answer is needed of goes with the next one, or with the
+    commit.
+
+    Parameters
+    ----------
+    frame
+        What makes a transaction of the statements, and lets several go at once.
+    """
+
+    def __init__(self, connection: Any, dialect: sa.Dialect, frame: Frame) -> None:
+        super().__init__(connection, dialect)
+        assert frame.together is not None  # noqa: S101  # else it is a Direct
+        self._frame = frame
+        self._at_once = frame.together
+        self._ahead: list[_Sent] = [(text, None) for text in frame.begin]  # goes before the next statement
+        self._has_begun = self._has_ended = False
+
+    def runs(self, frame: Frame) -> Callable[[str], Any]:
+        """Give what runs the frame's statements; it begins and commits only where there is something to."""
+        run = super().runs(frame)
+
+        def run_in_time(text: str) -> None:
+            if text == frame.commit:
+                if not self._has_ended and (self._has_begun or len(self._ahead) > len(frame.begin)):
+                    self._exchange([(text, None)])
+            elif text not in frame.begin:
+                run(text)
+
+        return run_in_time
+
+    def execute(
+        self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    ) -> Found:
+        """Run a statement as `Direct.execute` does, with those that wait."""
+        if isinstance(parameters, Sequence):
+            self._exchange([])
+            return self._execute_many(statement, parameters)
+        if not self._ahead:
+            return super().execute(statement, parameters)
+        return self.execute_all([(statement, parameters or {})])[0]
+
+    def execute_later(self, statement: sa.Executable, parameters: Mapping[str, Any]) -> None:
+        """Run a statement of which no answer is needed with the next one."""
+        compiled = _compile(statement, self.dialect)
+        self._ahead.append((compiled.text, _given(compiled, parameters)))
+
+    def execute_all(self, asked: Sequence[Asked], *, commit: bool = False) -> list[Found]:
+        """Run statements one after the other in one round trip; `execute_all` explains it."""
+        compiled = [_compile(statement, self.dialect) for statement, _ in asked]
+        sent: list[_Sent] = [(one.text, _given(one, values)) for one, (_, values) in zip(compiled, asked, strict=True)]
+        first = len(self._ahead)
+        cursors = self._exchange([*sent, (self._frame.commit, None)] if commit else sent)
+        self._has_ended = commit
+        return [self._found(one, cursor) for one, cursor in zip(compiled, cursors[first:], strict=False)]
+
+    def exec_driver_sql(self, text: str, parameters: Any = None) -> Any:
+        """Run a statement of the driver's as `Direct.exec_driver_sql` does, with those that wait."""
+        return self._exchange([(text, () if parameters is None else parameters)])[-1]
+
+    def _exchange(self, sent: Sequence[_Sent]) -> list[Any]:
+        """Send what waits and then these, and give the driver's cursors for both."""
+        every = [*self._ahead, *sent]
+        self._ahead.clear()
+        self._has_begun = True
+        cursors: list[Any] = []
+        try:
+            with self._at_once(self._connection):
+                for text, given in every:
+                    if given is None:
+                        cursors.append(self._translated(self._frame.run, self._connection, text))
+                    else:
+                        cursors.append(self._translated(self._connection.execute, text, given))
+        except self.dialect.loaded_dbapi.Error as error:
+            answered = sum(cursor.pgresult is not None for cursor in cursors)
+            raise self._wrapped(error, every[min(answered, len(every) - 1)][0]) from error
+        return cursors
+
+    def _found(self, compiled: _Compiled, cursor: Any) -> Found:
+        found = Found()
+        found.rowcount = cursor.rowcount
+        if compiled.columns:
+            found.extend(map(compiled.reading or self._learn(compiled, cursor), cursor.fetchall()))
+        return found
+
+
+def execute_later(connection: SqlConnection, *asked: Asked) -> None:
+    """Run statements of which no answer is needed: with the next one, where that spares a round trip."""
+    later = connection.execute_later if isinstance(connection, Together) else connection.execute
+    for statement, values in asked:
+        later(statement, values)
 
 
 def execute_all(connection: SqlConnection, asked: Sequence[Asked], *, commit: bool = False) -> Sequence[SqlRows]:
-    """Run statements one after the other, as `Direct.execute_all` does.
+    """Run statements one after the other, in one round trip where that can be.
+
+    Each sees what those before it did, and what others committed meanwhile.
 
     Parameters
     ----------
     commit
-        Whether they are the last ones of a transaction. On other connections it ends as it does anyway.
+        Whether they are the last ones of a transaction, which may be committed with them.
     """
-    if isinstance(connection, Direct):
+    if isinstance(connection, Together):
         return connection.execute_all(asked, commit=commit)
     return [connection.execute(statement, values) for statement, values in asked]
 
@@ -414,15 +408,18 @@ class DirectPool:
     @contextmanager
     def _lend_in(self, frame: Frame, *, durable: bool) -> Generator[Direct]:
         connection = self._take()
-        direct = Direct(connection, self._engine.dialect, frame)
+        at_once = frame.together is not None and Direct.together
+        dialect = self._engine.dialect
+        direct = Together(connection, dialect, frame) if at_once else Direct(connection, dialect)
         run = direct.runs(frame)
         hurries = bool(frame.hurry) and not durable
         try:
             if hurries:
                 run(frame.hurry)
-            direct.begin()
+            for text in frame.begin:
+                run(text)
             yield direct
-            direct.commit()
+            run(frame.commit)
             if hurries:
                 run(frame.wait)
         except BaseException as error:

@@ -106,7 +106,8 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int | Non
             return []
         if context.options.groups is None:
             context.marks.walks.found()
-        living = _living(context, claimed, wanted.claim_id)
+        may_die = context.options.max_attempts is not None or any(one.expired for one in claimed)
+        living = _living(context, claimed, wanted.claim_id) if may_die else claimed
         if living:
             process_heartbeat(context).note_sent(len(living))
         deliveries = hand_over(context, callers, living, wanted.claim_id, begun)

@@ -35,7 +35,7 @@ def ack_leased(context: TableContext, connection: SqlConnection, leased: Sequenc
     if context.options.ack_order != "hold" and len({one.claim_id for one in leased}) == 1:
         ack = _acking_ours(context), {"seqs": seqs, "by": leased[0].claim_id}
         if isinstance(connection, Direct):  # so it is no caller's, who could commit what was acked out of order
-            groups, acked = connection.execute_all([lock, ack])
+            groups, acked = execute_all(connection, [lock, ack])
             return _judge(context, connection, leased, by_name(groups), acked.rowcount)
         noted = by_name(connection.execute(*lock))
         if _are_starts(noted, leased):
@@ -108,7 +108,7 @@ def release_behind(
     for group_id, position in places:
         if position is not None:
             at = {"of": group_id, "behind": position, "uncounted": 0 if started else 1}
-            execute_later(connection, _releasing(context), at)
+            execute_later(connection, (_releasing(context), at))
 
 
 def _are_starts(noted: dict[str, sa.Row[Any]], messages: Sequence[Leased | _Row]) -> bool:
@@ -149,7 +149,7 @@ def _ack(
         chosen["seqs"] = [row.seq for row in messages if row.position is None]
     elif context.options.ack_order == "strict" and not _are_starts(noted, messages):
         _check_order(context, connection, grouped)
-    execute_later(connection, _acking(context, by_claim=by_claim), chosen)
+    execute_later(connection, (_acking(context, by_claim=by_claim), chosen))
     _settle_acked(context, connection, grouped, noted)
 
 

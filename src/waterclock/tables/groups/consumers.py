@@ -53,7 +53,7 @@ def join(context: TableContext, connection: SqlConnection, name: str, max_groups
 def renew(context: TableContext, connection: SqlConnection, name: str, until: int) -> None:
     """Let a consumer's lease last until then at least, ns; nothing where it is another process that has the name."""
     mine = {"table": context.table_id, "who": name, "process": context.backend.session}
-    execute_later(connection, _living(), {**mine, "until": until})
+    execute_later(connection, (_living(), {**mine, "until": until}))
 
 
 def claim_due(context: TableContext, connection: SqlConnection, name: str) -> tuple[int, bool]:

@@ -95,11 +95,9 @@ def settle(context: TableContext, connection: SqlConnection, group_ids: Iterable
         chosen = {"groups": names[start : start + _SETTLED_AT_ONCE]}
         if context.options.ack_order == "hold":
             _ack_held_back(context, connection, chosen["groups"])
-        execute_later(connection, _note(context), chosen)
-        if context.options.groups == "exclusive":
-            execute_later(connection, _drained(context), chosen)
-        if may_end:
-            execute_later(connection, _ended(context), chosen)
+        drained = [_drained(context)] if context.options.groups == "exclusive" else []
+        ended = [_ended(context)] if may_end else []
+        execute_later(connection, *[(statement, chosen) for statement in (_note(context), *drained, *ended)])
 
 
 def settling_kept(context: TableContext, *, may_end: bool) -> list[sa.Update | sa.Delete]:
@@ -124,9 +122,9 @@ def settle_starts(
     if context.sql.deletes_wait and values["ending"]:
         settle(context, connection, [*values["groups"], *values["ending"]])
     elif not values["ending"]:
-        execute_later(connection, _note(context), values)
+        execute_later(connection, (_note(context), values))
     elif not values["groups"]:
-        execute_later(connection, _empty(context), values)
+        execute_later(connection, (_empty(context), values))
     else:
         run_both(context, connection, _note(context), _empty(context), values)
 
@@ -144,8 +142,7 @@ def run_both(
     values: Mapping[str, Any],
 ) -> None:
     """Run two statements that change different rows and do not see each other: as one where that is quicker."""
-    for statement in context.sql.both(one, another):
-        execute_later(connection, statement, values)
+    execute_later(connection, *[(statement, values) for statement in context.sql.both(one, another)])
 
 
 @lru_cache(maxsize=256)

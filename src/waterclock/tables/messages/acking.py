@@ -200,7 +200,7 @@ def extend(context: TableContext, connection: SqlConnection, leased: Leased, dur
         _extend_group(context, connection, [leased], duration)
     else:
         of = {"seqs": [leased.seq], "by": leased.claim_id, "duration": duration}
-        execute_later(connection, _extending(context, "message"), of)
+        execute_later(connection, (_extending(context, "message"), of))
     ends = _lease_ends(context), {"seqs": [leased.seq]}
     [found] = execute_all(connection, [ends], commit=True)
     return next((row.time_next for row in found if row.claim_id == leased.claim_id), None)
@@ -217,7 +217,7 @@ def _extend_group(context: TableContext, connection: SqlConnection, leased: Sequ
     if context.options.groups == "exclusive":
         consumers.renew(context, connection, holder.consumer or "", until)
     values = {"seqs": seqs, "by": first.claim_id, "of": first.group_id, "until": until}
-    execute_later(connection, _extending(context, "claim" if first.position is None else "group"), values)
+    execute_later(connection, (_extending(context, "claim" if first.position is None else "group"), values))
     settle(context, connection, [first.group_id or UNGROUPED])
 
 
@@ -355,7 +355,7 @@ def _locked_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 def _lock(context: TableContext, connection: SqlConnection, leased: Iterable[Leased]) -> None:
     # The groups before the rows, as every other operation does.
     if context.options.groups:
-        execute_later(connection, *locking_groups(context, [one.group_id or UNGROUPED for one in leased]))
+        execute_later(connection, locking_groups(context, [one.group_id or UNGROUPED for one in leased]))
 
 
 def _ack_ids_of_rows(context: TableContext, connection: SqlConnection, ids: Sequence[Any]) -> int:

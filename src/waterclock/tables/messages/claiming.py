@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -14,7 +14,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import ConstraintError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import priority_levels
-from waterclock.tables.messages.claiming_at_once import can_claim_at_once, claim_at_once
+from waterclock.tables.messages.claiming_at_once import claim_at_once
 from waterclock.tables.messages.claiming_exclusive import claim_exclusive, trying
 from waterclock.tables.messages.claiming_sequenced import claim_sequenced
 from waterclock.tables.messages.group_levels import next_group_due
@@ -53,24 +53,29 @@ def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
 
 
 def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
-    if not can_claim_at_once(context):
-        return _claim_groups_in_steps(context, wanted)
-    claimed, more = claim_at_once(context, wanted)
-    if not more or len(claimed) == wanted.limit:
-        return claimed
-    found = _claim_groups_in_steps(context, replace(wanted, limit=wanted.limit - len(claimed)))
+    claimed: list[Claimed] = []
+    if context.sql.at_once and context.options.ungrouped != "free":
+        claimed, more = claim_at_once(context, wanted)
+        if not more or len(claimed) == wanted.limit:
+            return claimed
+        wanted = replace(wanted, limit=wanted.limit - len(claimed))
+    found = _claim_in_steps(context, wanted, claimed)
+    if not claimed:
+        return found
     again = {one.row.seq for one in found}
     return [*(one for one in claimed if one.row.seq not in again), *found]
 
 
-def _claim_groups_in_steps(context: TableContext, wanted: Wanted) -> list[Claimed]:
+def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Claimed]) -> list[Claimed]:
     claim_some = _OF_GROUPS[context.options.groups or "sequenced"]
     durable = context.options.max_attempts is not None
     is_again = False
     while True:
         try:
             claimed, more = context.backend.transact(
-                trying(context, wanted, lambda own: claim_some(context, own, wanted)), indexed=True, durable=durable
+                trying(context, wanted, before, lambda own: claim_some(context, own, wanted)),
+                indexed=True,
+                durable=durable,
             )
         except ConstraintError:  # another thread signed the same consumer in just now
             if is_again:

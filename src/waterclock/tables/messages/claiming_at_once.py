@@ -93,11 +93,6 @@ class _Seen:
         return any(row.nth not in gave and (not enough or row.nth < last) for row in self.free if row.is_chosen)
 
 
-def can_claim_at_once(context: TableContext) -> bool:
-    """Say whether the table's claims can be tried so."""
-    return context.sql.at_once and context.options.ungrouped != "free"
-
-
 def claim_at_once(context: TableContext, wanted: Wanted) -> tuple[list[Claimed], bool]:
     """Take messages that are due, as far as nothing out of the ordinary is met.
 
@@ -112,7 +107,7 @@ def claim_at_once(context: TableContext, wanted: Wanted) -> tuple[list[Claimed],
     taken = 0  # groups that no consumer had
     while True:
         left = wanted.limit - len(claimed)
-        seen = _ask(context, wanted, asking, left, taken)
+        seen = _ask(context, wanted, asking, claimed, taken)
         if not seen.top.may_claim:
             return claimed, True
         if seen.is_new:
@@ -155,7 +150,8 @@ def _next(context: TableContext, asking: _Asking, seen: _Seen) -> _Asking | None
     return None
 
 
-def _ask(context: TableContext, wanted: Wanted, asking: _Asking, left: int, taken: int) -> _Seen:
+def _ask(context: TableContext, wanted: Wanted, asking: _Asking, claimed: Sequence[Claimed], taken: int) -> _Seen:
+    left = wanted.limit - len(claimed)
     count = count_of(left, asking.per_group)
     anyhow = asking.known or asking.new is not None
     me, session = wanted.consumer or UNASSIGNED, context.backend.session
@@ -177,7 +173,7 @@ def _ask(context: TableContext, wanted: Wanted, asking: _Asking, left: int, take
         *behind,
     ]
     found = context.backend.transact(
-        trying(context, wanted, lambda own: execute_all(own, asked, commit=True)),
+        trying(context, wanted, claimed, lambda own: execute_all(own, asked, commit=True)),
         indexed=True,
         durable=context.options.max_attempts is not None,
     )

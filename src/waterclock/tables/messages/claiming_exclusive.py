@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import count
 from typing import Any, TypeVar
@@ -33,30 +33,37 @@ def claim_exclusive(context: TableContext, connection: SqlConnection, wanted: Wa
     return claim.claimed, claim.more
 
 
-def trying(context: TableContext, wanted: Wanted, work: Callable[[SqlConnection], _T]) -> Callable[[SqlConnection], _T]:
+def trying(
+    context: TableContext, wanted: Wanted, claimed: Sequence[Claimed], work: Callable[[SqlConnection], _T]
+) -> Callable[[SqlConnection], _T]:
     """Make a claim take back first, when it is tried again, what it took in a try whose answer was lost.
 
     No handler will see those messages, and the claim would go on behind them in groups that are the consumer's own.
+
+    Parameters
+    ----------
+    claimed
+        What earlier transactions of the claim took, and what is known of.
     """
-    if context.options.groups != "exclusive":
+    if context.options.groups != "exclusive" or context.sql.one_writer:
         return work
     tries = count()
 
     def run(own: SqlConnection) -> _T:
         if next(tries):
-            _take_back(context, own, wanted)
+            _take_back(context, own, wanted, [one.row.seq for one in claimed])
         return work(own)
 
     return run
 
 
-def _take_back(context: TableContext, connection: SqlConnection, wanted: Wanted) -> None:
+def _take_back(context: TableContext, connection: SqlConnection, wanted: Wanted, known: list[int]) -> None:
     claim = {"by": wanted.claim_id}
     found = connection.scalars(_holding(context), {**claim, "who": wanted.consumer or UNASSIGNED})
     names = sorted(lock_groups(context, connection, found))
     if names:
         now = context.backend.now(connection)
-        connection.execute(_taking_back(context), {**claim, "groups": names, "now": now})
+        connection.execute(_taking_back(context), {**claim, "groups": names, "now": now, "known": known})
         settle(context, connection, names)
 
 
@@ -161,7 +168,11 @@ def _taking_back(context: TableContext) -> sa.Update:
     rows = context.rows
     return (
         sa.update(rows)
-        .where(context.sql.any_of(rows.c.group_id, "groups"), _is_of_claim(rows))
+        .where(
+            context.sql.any_of(rows.c.group_id, "groups"),
+            _is_of_claim(rows),
+            sa.not_(context.sql.any_of(rows.c.seq, "known")),
+        )
         .values(epoch=rows.c.epoch - 1, time_next=sa.bindparam("now", type_=sa.BigInteger), claim_id=None)
     )
 
