@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
-from waterclock.database.direct import Direct
+from waterclock.database.direct import Direct, execute_all, execute_later
 from waterclock.errors import ConstraintError, UnavailableError
 
 NORMAL, FULL = 1, 2  # PRAGMA synchronous
@@ -287,20 +287,20 @@ def test_what_needs_no_answer_goes_with_what_does(backend: Backend, monkeypatch:
         return translated(self, execute, *given)
 
     def work(own: Direct) -> None:
-        own.execute_later(insert, {"of": 1, "what": 1, "yes": True})
+        execute_later(own, (insert, {"of": 1, "what": 1, "yes": True}))
         assert own.scalars(select) == [1]
-        own.execute_later(flag, {"of": 1})
-        found, changed = own.execute_all([(select, {}), (flag, {"of": 1})])
+        execute_later(own, (flag, {"of": 1}))
+        found, changed = execute_all(own, [(select, {}), (flag, {"of": 1})])
         assert found.one().flag is True
         assert changed.rowcount == 1
-        own.execute_later(flag, {"of": 2})
+        execute_later(own, (flag, {"of": 2}))
 
     monkeypatch.setattr(Direct, "_translated", note)
     monkeypatch.setattr(backend.dialect, "frame", frame._replace(together=noting))
     backend.transact(work, indexed=True)
     assert left == [["BEGIN", "SET", "INSERT", "SELECT"], ["UPDATE", "SELECT", "UPDATE"], ["UPDATE", "COMMIT"]]
     left.clear()
-    backend.transact(lambda own: own.execute_all([(select, {}), (flag, {"of": 1})], commit=True), indexed=True)  # type: ignore[attr-defined]
+    backend.transact(lambda own: execute_all(own, [(select, {}), (flag, {"of": 1})], commit=True), indexed=True)
     backend.transact(lambda _: None, indexed=True)
     assert left == [["BEGIN", "SET", "SELECT", "UPDATE", "COMMIT"]]
 
@@ -314,8 +314,8 @@ def test_what_fails_among_others_is_named_and_undone(
     one, two = {"of": 1, "what": 1, "yes": True}, {"of": 2, "what": 2, "yes": True}
 
     def work(own: Direct) -> None:
-        own.execute_later(insert, one)
-        own.execute_all([(insert, two), (insert, one), (flag, {"of": 1})], commit=True)
+        execute_later(own, (insert, one))
+        execute_all(own, [(insert, two), (insert, one), (flag, {"of": 1})], commit=True)
 
     with pytest.raises(ConstraintError) as refused:
         backend.transact(work, indexed=True)
@@ -330,12 +330,12 @@ def test_a_transaction_that_is_cut_off_is_tried_again_whole(backend: Backend, op
     cut: list[int] = []
 
     def work(own: Direct) -> None:
-        own.execute_later(insert, {"of": 1, "what": 1, "yes": True})
+        execute_later(own, (insert, {"of": 1, "what": 1, "yes": True}))
         if not cut:
             cut.append(own.execute(PID).scalar())
             with backend.engine.connect() as other:
                 other.exec_driver_sql(f"SELECT pg_terminate_backend({cut[0]}, 5000)")
-        own.execute_later(flag, {"of": 1})
+        execute_later(own, (flag, {"of": 1}))
 
     backend.transact(work, indexed=True)
     assert ids(backend) == [1]

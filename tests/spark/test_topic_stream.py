@@ -91,7 +91,7 @@ def test_a_stream_goes_on_where_its_checkpoint_says_and_tells_how_far_it_is_behi
     run(stream(spark, database, maxMessagesPerTrigger=15), tmp_path / "checkpoint", seen)
     assert seen == [list(range(10)), list(range(10, 20)), list(range(20, 30)), [30]]
     source = json.loads(first_run.recentProgress[0].json)["sources"][0]
-    assert source["endOffset"] == {"position": "0:1:0", "ordinal": 10, "topic": topic.storage.origin}
+    assert source["endOffset"] == {"position": "0:1:0", "ordinal": 10, "topic": topic.storage.origin, "begin": 0}
     assert source["latestOffset"] == {"position": "1:0:0", "ordinal": 30, "topic": topic.storage.origin}
 
 

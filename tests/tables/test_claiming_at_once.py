@@ -20,14 +20,14 @@ NAMES = ["NULL", "null", "a,b", "{x}", '"q"', "\\", "\\n", " ", "ü", "it's", "%
 def steps_counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Count the claims that go step by step."""
     counted: list[int] = []
-    in_steps = claiming._claim_groups_in_steps
+    in_steps = claiming._claim_in_steps
 
     def count(context: object, wanted: object) -> object:
         counted.append(1)
         return in_steps(context, wanted)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
-        patched.setattr(claiming, "_claim_groups_in_steps", count)
+        patched.setattr(claiming, "_claim_in_steps", count)
         yield counted
 
 

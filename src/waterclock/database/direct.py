@@ -21,6 +21,7 @@ from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.database.wrapping import MISFITS, wrapped
 
 _KEPT = 8  # connections
+_WELL = 2  # libpq's PGRES_TUPLES_OK: after it come the results of what failed
 
 
 class Frame(NamedTuple):
@@ -278,7 +279,8 @@ class Together(Direct):
     ) -> Found:
         """Run a statement as `Direct.execute` does, with those that wait."""
         if isinstance(parameters, Sequence):
-            self._exchange([])
+            if self._ahead:
+                self._exchange([])
             return self._execute_many(statement, parameters)
         if not self._ahead:
             return super().execute(statement, parameters)
@@ -316,8 +318,8 @@ class Together(Direct):
                     else:
                         cursors.append(self._translated(self._connection.execute, text, given))
         except self.dialect.loaded_dbapi.Error as error:
-            answered = sum(cursor.pgresult is not None for cursor in cursors)
-            raise self._wrapped(error, every[min(answered, len(every) - 1)][0]) from error
+            unanswered = (at for at, one in enumerate(cursors) if one.pgresult is None or one.pgresult.status > _WELL)
+            raise self._wrapped(error, every[next(unanswered, -1)][0]) from error
         return cursors
 
     def _found(self, compiled: _Compiled, cursor: Any) -> Found:

@@ -123,7 +123,9 @@ def _adding_kept(context: TableContext) -> sa.Select[Any]:
     """Add the groups that are missing, and keep the names of all that have something new; none without the turn."""
     has_turn = sa.exists(sa.select(sa.literal_column("1")).select_from(context.sql.kept()))
     named = _named(context).where(has_turn).cte("named")
-    known = sa.exists().where(groups.c.table_id == context.table_id, groups.c.group_id == named.c.group)
+    # Not as a condition of its own, which becomes a join: that goes through all groups for each name.
+    is_known = sa.exists().where(groups.c.table_id == context.table_id, groups.c.group_id == named.c.group)
+    known = sa.func.coalesce(is_known, sa.false())
     missing = (
         sa.select(
             sa.literal(context.table_id, sa.BigInteger),

@@ -70,12 +70,15 @@ def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Clai
     claim_some = _OF_GROUPS[context.options.groups or "sequenced"]
     durable = context.options.max_attempts is not None
     is_again = False
+    may_lose = context.options.groups == "exclusive" and not context.sql.one_writer
+
+    def work(own: SqlConnection) -> tuple[list[Claimed], bool]:
+        return claim_some(context, own, wanted)
+
     while True:
         try:
             claimed, more = context.backend.transact(
-                trying(context, wanted, before, lambda own: claim_some(context, own, wanted)),
-                indexed=True,
-                durable=durable,
+                trying(context, wanted, before, work) if may_lose else work, indexed=True, durable=durable
             )
         except ConstraintError:  # another thread signed the same consumer in just now
             if is_again:

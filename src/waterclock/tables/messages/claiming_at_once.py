@@ -17,6 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.database.direct import Asked, execute_all
+from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, columns_read
@@ -172,8 +173,12 @@ def _ask(context: TableContext, wanted: Wanted, asking: _Asking, claimed: Sequen
         (_giving_out(context), give),
         *behind,
     ]
+
+    def ask(own: SqlConnection) -> Sequence[SqlRows]:
+        return execute_all(own, asked, commit=True)
+
     found = context.backend.transact(
-        trying(context, wanted, claimed, lambda own: execute_all(own, asked, commit=True)),
+        trying(context, wanted, claimed, ask) if context.options.groups == "exclusive" else ask,
         indexed=True,
         durable=context.options.max_attempts is not None,
     )

@@ -45,8 +45,6 @@ def trying(
     claimed
         What earlier transactions of the claim took, and what is known of.
     """
-    if context.options.groups != "exclusive" or context.sql.one_writer:
-        return work
     tries = count()
 
     def run(own: SqlConnection) -> _T:
