@@ -20,6 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(900)
 
 
+@pytest.mark.slow  # a minute: it starts a server with a Java of its own
 def test_sealing_and_pipelines_work_through_spark_connect(tmp_path: Path) -> None:
     with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
         topic = database.create_topic("telemetry")
