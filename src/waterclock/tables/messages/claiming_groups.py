@@ -128,7 +128,7 @@ class GroupClaim(ABC):
         expired = [row.seq for row in found if row.expires_at is not None and row.expires_at <= self._now]
         if expired:
             self._expired += expire(context, connection, expired)
-            found = [row for row in found if row.seq not in expired]
+            found = [row for row in found if row.expires_at is None or row.expires_at > self._now]
         most_attempts = context.options.max_attempts
         if most_attempts is not None:
             exhausted = [row.seq for row in found if (row.epoch or 0) >= most_attempts]
