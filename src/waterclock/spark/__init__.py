@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from waterclock.spark.reading.topic_table import table
     from waterclock.spark.registering import register
     from waterclock.spark.streaming.batching import (
         batches_of,
@@ -28,9 +29,16 @@ __all__ = [
     "register",
     "rejected_of",
     "seal_topic",
+    "table",
 ]
 
-_HOMES = {"register": "registering", "archive_tables": "upkeep", "compact_topic": "upkeep", "seal_topic": "upkeep"}
+_HOMES = {
+    "register": "registering",
+    "table": "reading.topic_table",
+    "archive_tables": "upkeep",
+    "compact_topic": "upkeep",
+    "seal_topic": "upkeep",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -20,6 +20,7 @@ LEASE = 30_000_000_000
 """How long an owner may be silent before its file counts as abandoned, ns."""
 
 _READABLE_NAME = 40
+_FILE_NAME = re.compile(r"(?:.*/)?(\d{10,})(?:-(\d{10,}))?-[0-9a-f]{16}\.parquet")
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +48,12 @@ def new_file(storage: Storage, first: int, last: int) -> Pending:
     owner = secrets.token_hex(8)
     numbers = f"{first:010d}" if first == last else f"{first:010d}-{last:010d}"
     return Pending(first, last, f"{_folder(storage)}/{numbers}-{owner}.parquet", owner)
+
+
+def ledgers_named(path: str) -> range | None:
+    """Say which ledgers a file was written for, as its name says; None where `new_file` gave it no such name."""
+    found = _FILE_NAME.fullmatch(path)
+    return None if found is None else range(int(found[1]), int(found[2] or found[1]) + 1)
 
 
 def record(storage: Storage, connection: sa.Connection, pending: Pending, now: int) -> bool:

@@ -1,0 +1,184 @@
+"""A topic as a DataFrame of Spark's own: its sealed files through Spark's Parquet reader, the rest through Python.
+
+Between Java and Python every row costs, and a reader in Python does not hear which columns are wanted. So what is
+sealed is read without Python: the catalogue says which files there are, and Spark does the rest. What is not sealed,
+and files of which not every message is wanted, are slices that tasks read as the format ``waterclock`` does.
+
+Both come from one snapshot. It stays readable while ledgers are sealed and compacted: an entry that was sealed since is
+read from its file, and a file that was compacted since stays where it is for the grace time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
+
+from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.message import Position
+from waterclock.spark.options import plainly
+from waterclock.spark.reading.columns import NS_PER_US, TIMESTAMPS, check_columns, spark_schema
+from waterclock.spark.reading.source import SLICE_MESSAGES, Part, read_part
+from waterclock.spark.reading.topic_read_options import TopicReadOptions
+from waterclock.spark.session.workers import freezing_imports
+from waterclock.time import Time
+from waterclock.topics.choices import By
+from waterclock.topics.finding import check_by, find_first, find_start
+from waterclock.topics.ledger_files import LedgerFiles, LostFileError
+from waterclock.topics.sealed_file import FILE_SCHEMA, SHARED_SCHEMA
+from waterclock.topics.slicing import Slice
+from waterclock.topics.topic import Topic
+from waterclock.topics.whole_files import whole_files
+
+_COLUMNS = check_columns(None)
+_PATTERNS = re.compile(r"[][{}*?\\]")
+_SPARKS_SCHEMES = {"s3": "s3a"}
+_READING = {
+    # The session's settings may say otherwise, and what is missing would then be missing from the answer.
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+    # Ledger files have the checksum of every page, which Spark's reader looks at only where it is asked to.
+    "parquet.page.verify-checksum.enabled": "true",
+}
+
+
+def table(
+    spark: SparkSession,
+    url: str,
+    topic: str,
+    *,
+    ledgers: str | None = None,
+    files: str | None = None,
+    since: Time | None = None,
+    until: Time | None = None,
+    by: By = "publish_time",
+) -> DataFrame:
+    """Give a topic as a DataFrame for SQL, read by Spark's own Parquet reader as far as it is sealed.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    url, ledgers
+        Of the database, as `waterclock.connect` takes them.
+    topic
+        Name of the topic.
+    files
+        Where Spark finds the folder or bucket that Waterclock knows as ``ledgers``, if that is not the same place under
+        Spark's own name for it (``file://`` for a folder, ``s3a://`` for ``s3://``, else the same URL).
+    since, until
+        Begin at, and stop before, the first message at or after that time, as ``startingTimestamp`` and
+        ``endingTimestamp`` of the format ``waterclock`` do. Ledgers outside are not opened.
+    by
+        Which time that is, as for `waterclock.topics.topic.Topic.find`.
+
+    Returns
+    -------
+    DataFrame
+        The columns that the format ``waterclock`` gives, a row for each message, in no order: what the topic held when
+        this function was called, however long the DataFrame is used and ledgers are sealed meanwhile. A file that is
+        replaced by a compaction or whose ledgers are deleted stays for an hour; after that a query ends with Spark's
+        error, which names it. Make the DataFrame anew then.
+
+    Raises
+    ------
+    NotFoundError
+        Where there is no such topic.
+    DamagedError
+        Where ledgers are missing from the catalogue.
+    UnavailableError
+        Where Spark cannot open a file, or the file is gone; the text names it.
+
+    Notes
+    -----
+    What is damaged in a page, missing or cut ends the query with Spark's error, which names the file. The format
+    ``waterclock`` checks more: it compares every column with the checksum that the catalogue has, also the footers.
+    """
+    check_by(by)
+    given = {"url": url, "topic": topic} | ({} if ledgers is None else {"ledgers": ledgers})
+    options = TopicReadOptions.checked(given)
+    with options.connect() as database:
+        opened = database.topic(topic)
+        slices = opened.plan(*_range(opened, since, until, by), max_messages=SLICE_MESSAGES)
+        whole = whole_files(opened.storage, slices)
+        root = _root(opened.storage.files) if files is None else files.rstrip("/")
+    rest = [part for part in slices if part.path not in whole]
+    own = [f"{root}/{path}" for path, held in whole.items() if len(held) == 1]
+    shared = [f"{root}/{path}" for path, held in whole.items() if len(held) > 1]
+    frames: list[DataFrame] = []
+    if own:
+        number = F.substring_index("_metadata.file_name", "-", 1).cast("bigint")
+        frames.append(_scanned(spark, own, FILE_SCHEMA.names).withColumn("ledger", number))
+    if shared:
+        frames.append(_scanned(spark, shared, SHARED_SCHEMA.names))
+    frames = [_laid_out(frame) for frame in frames]
+    if rest or not frames:
+        # A slice a task. Not a data source, since what it reads was fixed when the snapshot was taken.
+        pieces = spark.range(0, len(rest), 1, max(len(rest), 1))
+        read = freezing_imports(_read, slices=rest, options=options)
+        frames.append(pieces.mapInArrow(read, spark_schema(_COLUMNS)))
+    return reduce(DataFrame.union, frames)
+
+
+def _range(topic: Topic, since: Time | None, until: Time | None, by: By) -> tuple[Position | None, Position | None]:
+    storage = topic.storage
+    start = None if since is None else find_start(storage, by, storage.time(since, "since")).position
+    return start, None if until is None else find_first(storage, by, storage.time(until, "until")).position
+
+
+def _scanned(spark: SparkSession, paths: Sequence[str], columns: Iterable[str]) -> DataFrame:
+    # With its columns named, Spark opens no file to learn them.
+    schema = spark_schema([*columns]).replace(" NOT NULL", "")
+    # Spark takes paths for patterns.
+    exactly = [_PATTERNS.sub(r"\\\g<0>", path) for path in paths]
+    try:
+        return spark.read.schema(schema).options(**_READING).parquet(*exactly)
+    except (PySparkException, Py4JError) as error:
+        why = str(error).replace("\\", "")
+        if "[PATH_NOT_FOUND]" in why:
+            raise LostFileError(f"Spark does not find a ledger file: {_line(why)}") from error
+        raise UnavailableError(
+            f"Spark cannot open the ledger files, {paths[0]} and others: {_line(why)}; does it have the library and the"
+            " credentials for that URL, or another name for the place, to be given as files=?"
+        ) from error
+
+
+def _line(why: str) -> str:
+    """Give the line that says something: Java's errors come behind a line on who called."""
+    lines = [line.strip() for line in why.splitlines()]
+    return next((line.removeprefix(": ") for line in lines if line.startswith(": ")), lines[0])
+
+
+def _laid_out(frame: DataFrame) -> DataFrame:
+    times = {
+        name: F.timestamp_micros(F.expr(f"`{time}` div {NS_PER_US}")).alias(name) for name, time in TIMESTAMPS.items()
+    }
+    return frame.select(*(times.get(name, F.col(name)) for name in _COLUMNS))
+
+
+def _read(
+    batches: Iterator[pa.RecordBatch], slices: Sequence[Slice], options: TopicReadOptions
+) -> Iterator[pa.RecordBatch]:
+    with plainly():
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                yield from read_part(Part(slices[number]), options)
+
+
+def _root(files: LedgerFiles) -> str:
+    """Say where Spark finds a store of ledger files."""
+    scheme, separator, rest = files.place.partition("://")
+    if separator:
+        return f"{_SPARKS_SCHEMES.get(scheme, scheme)}://{rest}"
+    if files.is_local:
+        return f"file://{files.place}"
+    raise InvalidArgumentError(
+        f"files: the ledger store {files.place} was opened with a filesystem of its own; say with files= under which"
+        " URL Spark finds it"
+    )
