@@ -19,7 +19,7 @@ BROKEN = "its disk or file system reports an error"
 
 
 LONGEST_SILENCE = 15
-"""Seconds for which a client may leave a transaction of ours alone in which it writes, where there is a server: then
+"""Seconds for which a client may leave a transaction of ours alone in which it locks, where there is a server: then
 the server ends it. A process that is frozen, or whose host is gone, holds a lock that others need for no longer.
 Transactions of callers have no such end."""
 

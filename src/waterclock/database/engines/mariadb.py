@@ -68,8 +68,11 @@ _MIGRATION_LOCK = "waterclock_migrations"
 _MIGRATION_LOCK_SECONDS = 60
 
 
-_SILENCE = f"SET SESSION idle_write_transaction_timeout = {LONGEST_SILENCE}"
-_ANY_SILENCE = "SET SESSION idle_write_transaction_timeout = DEFAULT"
+# To the server a transaction that has locked rows, and changed none yet, is one that only reads. So snapshots, which
+# hold nothing, end after the same silence: telling them apart would cost a round trip at each change.
+_SILENCES = ("idle_write_transaction_timeout", "idle_readonly_transaction_timeout")
+_SILENCE = "SET SESSION " + ", ".join(f"{name} = {LONGEST_SILENCE}" for name in _SILENCES)
+_ANY_SILENCE = "SET SESSION " + ", ".join(f"{name} = DEFAULT" for name in _SILENCES)
 _INIT = "SET sql_mode='TRADITIONAL', time_zone='+00:00'"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -159,8 +161,27 @@ def _run(connection: Any, text: str) -> Any:
     return connection.execute(text, prepare=False)
 
 
-def _together(connection: Any) -> AbstractContextManager[object]:
-    return connection.pipeline()
+@contextmanager
+def _together(connection: Any) -> Generator[None]:
+    """Let statements share a round trip, after which the server counts how long it hears nothing (`LONGEST_SILENCE`).
+
+    psycopg sends a Flush after the Sync that ends a pipeline, where not all answers are there yet. The server begins to
+    count with its answer to the Sync, and ends that for anything that comes: for good, as a Flush has no answer.
+    """
+    with connection.pipeline() as pipeline:
+        if hasattr(pipeline, "_fetch_gen"):  # a later version may have other names, and may not need this
+            pipeline._exit_gen = partial(_without_flush, pipeline)  # noqa: SLF001  # psycopg offers no other way
+        yield
+
+
+def _without_flush(pipeline: Any) -> Generator[Any, Any, None]:
+    """Leave a pipeline as psycopg does, but for the Flush: the server answers a Sync without it."""
+    del pipeline._exit_gen  # noqa: SLF001  # it refers to what it is in
+    try:
+        pipeline._enqueue_sync()  # noqa: SLF001
+        yield from pipeline._communicate_gen()  # noqa: SLF001
+    finally:
+        yield from pipeline._fetch_gen(flush=False)  # noqa: SLF001
 
 
 def _set_up(connection: Any, _record: Any) -> None:
