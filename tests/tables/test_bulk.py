@@ -39,6 +39,23 @@ def test_many_deliveries_are_given_back_together(orders: MessageTable, clock: Mo
     assert payloads(orders) == [str(number) for number in range(2, 8)]
 
 
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+def test_of_a_group_that_is_given_back_the_first_one_waits_and_those_behind_it_were_not_sent(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, clock: MovableClock, groups: str
+) -> None:
+    monkeypatch.setattr(retrying, "_CHUNK", 500)
+    table = make_table(groups=groups)
+    table.put_many([{"payload": f"{group}{number}", "group": group} for number in range(3) for group in "ab"])
+    deliveries = table.receive(6)
+    table.ack([one for one in deliveries if one.payload == "a0"])
+    assert table.nack(reversed(deliveries), "5s") == 2
+    assert sorted(one.payload for one in deliveries if one.lost) == ["a2", "b1", "b2"]
+    assert table.receive(6) == []
+    clock.move("5s")
+    again = {(one.payload, one.epoch) for one in table.receive(6)}
+    assert again == {("a1", 2), ("a2", 1), ("b0", 2), ("b1", 1), ("b2", 1)}
+
+
 def test_what_is_given_back_together_in_its_last_attempt_dies_and_the_rest_does_not(
     make_table: MakeTable, database: Database, clock: MovableClock
 ) -> None:

@@ -113,7 +113,7 @@ def test_dead_letters_come_back_in_their_order_and_count_as_never_sent(
     fragile.put_many([{"payload": str(number), "priority": 0} for number in range(1200)])
     held = fragile.receive(1200)
     for delivery in (*held[600:], *held[:600]):  # they die in another order than they came
-        delivery.epoch = 2
+        delivery.leased = delivery.leased._replace(epoch=2)
     fragile.nack(held[600:])
     fragile.nack(held[:600])
     assert fragile.stats().dead == 1200

@@ -36,7 +36,7 @@ MOST: dict[str, dict[str, int]] = {
         "ack by id": 1,
         "ack in a caller's transaction": 1,
         "nack": 1,
-        "nack of 10": 3,
+        "nack of 10": 1,
         "extend": 1,
     },
     "sequenced": {
@@ -51,7 +51,7 @@ MOST: dict[str, dict[str, int]] = {
         "ack by id": 3,
         "ack in a caller's transaction": 3,
         "nack": 2,
-        "nack of 10": 11,
+        "nack of 10": 2,
         "extend": 2,
     },
     "exclusive": {
@@ -66,7 +66,7 @@ MOST: dict[str, dict[str, int]] = {
         "ack by id": 3,
         "ack in a caller's transaction": 5,
         "nack": 2,
-        "nack of 10": 11,
+        "nack of 10": 2,
         "extend": 2,
     },
 }

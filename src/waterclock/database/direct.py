@@ -153,11 +153,18 @@ class Found(list[Any]):
         return row
 
 
-Asked = tuple[sa.Executable, Mapping[str, Any]]
-"""A statement, and what is bound in it."""
+Asked = tuple[sa.Executable, Mapping[str, Any] | Sequence[Mapping[str, Any]]]
+"""A statement, and what is bound in it; or that of each time that it runs."""
 
 _Sent = tuple[str, Any]
-"""A text, and its values as the driver takes them."""
+"""A text, and its values as the driver takes them; a list of those of each time that it runs."""
+
+
+def _given_each(compiled: _Compiled, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Any:
+    """Lay out the values of a statement, or those of each time that it runs, as a list."""
+    if isinstance(parameters, Sequence):
+        return list(map(partial(_given, compiled), parameters))
+    return _given(compiled, parameters)
 
 
 class Direct:
@@ -286,15 +293,19 @@ class Together(Direct):
             return super().execute(statement, parameters)
         return self.execute_all([(statement, parameters or {})])[0]
 
-    def execute_later(self, statement: sa.Executable, parameters: Mapping[str, Any]) -> None:
+    def execute_later(
+        self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    ) -> None:
         """Run a statement of which no answer is needed with the next one."""
         compiled = _compile(statement, self.dialect)
-        self._ahead.append((compiled.text, _given(compiled, parameters)))
+        self._ahead.append((compiled.text, _given_each(compiled, parameters)))
 
     def execute_all(self, asked: Sequence[Asked], *, commit: bool = False) -> list[Found]:
         """Run statements one after the other in one round trip; `execute_all` explains it."""
         compiled = [_compile(statement, self.dialect) for statement, _ in asked]
-        sent: list[_Sent] = [(one.text, _given(one, values)) for one, (_, values) in zip(compiled, asked, strict=True)]
+        sent: list[_Sent] = [
+            (one.text, _given_each(one, values)) for one, (_, values) in zip(compiled, asked, strict=True)
+        ]
         first = len(self._ahead)
         cursors = self._exchange([*sent, (self._frame.commit, None)] if commit else sent)
         self._has_ended = commit
@@ -315,6 +326,9 @@ class Together(Direct):
                 for text, given in every:
                     if given is None:
                         cursors.append(self._translated(self._frame.run, self._connection, text))
+                    elif isinstance(given, list):
+                        cursors.append(cursor := self._connection.cursor())
+                        self._translated(cursor.executemany, text, given)
                     else:
                         cursors.append(self._translated(self._connection.execute, text, given))
         except self.dialect.loaded_dbapi.Error as error:

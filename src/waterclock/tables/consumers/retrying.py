@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.undecided import decide
 from waterclock.tables.messages import acking
-from waterclock.tables.messages.dead_letters import bury, dies_when_given_back, exhausted_reason, is_exhausted
+from waterclock.tables.messages.dead_letters import bury, dies_when_given_back, exhausted_reason
 
 _CHUNK = 500  # messages in one transaction, so that no consumer waits long for them
 _T = TypeVar("_T")
@@ -38,17 +39,21 @@ def nack_all(context: TableContext, deliveries: Iterable[Delivery], delay: int |
     return count
 
 
-def _nack_chunk(context: TableContext, connection: Any, chunk: Sequence[Delivery], delay: int | None) -> list[bool]:
+def _nack_chunk(
+    context: TableContext, connection: SqlConnection, chunk: Sequence[Delivery], delay: int | None
+) -> list[bool]:
+    dying = {one for one in chunk if dies_when_given_back(context, one.leased)}
+    if not dying:
+        return acking.back_off_all(context, connection, [(one.leased, one.retry_delay(delay)) for one in chunk])
     if context.options.groups:  # one that goes back takes those behind it along
         return [one.nack_in(connection, delay, None) for one in chunk]
     kept = acking.still_leased(context, connection, [one.leased for one in chunk])
     ours = [one for one, still in zip(chunk, kept, strict=True) if still]
-    dying = [one for one in ours if is_exhausted(context, one.epoch)]
-    if dying:
-        bury(context, connection, [one.leased.seq for one in dying], exhausted_reason(context))
-    living = [one for one in ours if not is_exhausted(context, one.epoch)]
-    delays = {(one.leased.seq, one.leased.claim_id): one.retry_delay(delay) for one in living}
-    acking.back_off_all(context, connection, delays)
+    living = [(one.leased, one.retry_delay(delay)) for one in ours if one not in dying]
+    if len(living) < len(ours):
+        bury(context, connection, [one.leased.seq for one in ours if one in dying], exhausted_reason(context))
+    if living:
+        acking.back_off_all(context, connection, living)
     return kept
 
 

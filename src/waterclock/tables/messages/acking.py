@@ -5,14 +5,14 @@ In a table without groups each is one statement, so that it can commit in the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
 
-from waterclock.database.direct import execute_all, execute_later
+from waterclock.database.direct import Asked, execute_all, execute_later
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import UnavailableError
 from waterclock.tables.catalogue.context import TableContext
@@ -60,15 +60,33 @@ def is_one_statement(leased: Sequence[Leased], ids: Sequence[Any]) -> bool:
     return not several and len(leased) <= AT_ONCE and len(ids) <= AT_ONCE
 
 
-def back_off_all(context: TableContext, connection: SqlConnection, delays: Mapping[Taken, int]) -> None:
-    """Give messages back whose rows the transaction has locked, each to be sent again after a delay of its own, ns."""
-    if delays:
-        statement = _backing_off(context.rows, context.backend.now_sql())
-        each = [
-            {"of": seq, "by": claim_id, "delay": min(delay, FARTHEST), "why": None}
-            for (seq, claim_id), delay in delays.items()
-        ]
-        connection.execute(statement, each)
+def back_off_all(context: TableContext, connection: SqlConnection, delays: Sequence[tuple[Leased, int]]) -> list[bool]:
+    """Give messages back, each to be sent again after a delay of its own, ns; say of which the lease was ours.
+
+    The first one of a group takes those behind it along, as `back_off` does: their leases are lost with that. Nothing
+    may follow in the transaction, which may be committed.
+    """
+    held = [one for one, _ in delays]
+    locking = _locked_rows(context), {"seqs": [one.seq for one in held]}
+    if not context.options.groups:
+        [locked, _] = execute_all(connection, [locking, _backing_off_each(context, delays)], commit=True)
+        return _still(held, locked)
+    still = still_leased(context, connection, held)
+    firsts = _firsts(one for one, ours in zip(held, still, strict=True) if ours)
+    execute_later(connection, _backing_off_each(context, [one for one in delays if one[0] in firsts]))
+    release_behind(context, connection, [(one.group_id, one.position) for one in firsts])
+    settle(context, connection, [one.group_id or UNGROUPED for one in firsts])
+    execute_all(connection, [], commit=True)
+    return [one in firsts for one in held]
+
+
+def _firsts(leased: Iterable[Leased]) -> set[Leased]:
+    """Choose those of messages before which none of these is in their groups; what is in no group has none."""
+    firsts: dict[Any, Leased] = {}
+    for one in leased:
+        place = one.seq if one.position is None else one.group_id or UNGROUPED
+        firsts[place] = min(firsts.get(place, one), one, key=lambda one: one.position or 0)
+    return set(firsts.values())
 
 
 def ack_ids(context: TableContext, connection: SqlConnection, ids: Sequence[Any]) -> int:
@@ -171,7 +189,11 @@ def give_back(context: TableContext, connection: SqlConnection, leased: Iterable
 def still_leased(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> list[bool]:
     """Say of each message whether its claim still has it, and keep it so until the transaction ends."""
     _lock(context, connection, leased)
-    claims = {row.seq: row.claim_id for row in _lock_rows(context, connection, [one.seq for one in leased])}
+    return _still(leased, _lock_rows(context, connection, [one.seq for one in leased]))
+
+
+def _still(leased: Sequence[Leased], locked: Iterable[_Row]) -> list[bool]:
+    claims = {row.seq: row.claim_id for row in locked}
     return [claims.get(one.seq) == one.claim_id for one in leased]
 
 
@@ -412,6 +434,11 @@ def _claims_acked(context: TableContext, connection: SqlConnection, some: Sequen
 def _pieces(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def _backing_off_each(context: TableContext, delays: Sequence[tuple[Leased, int]]) -> Asked:
+    each = [{"of": one.seq, "by": one.claim_id, "delay": min(delay, FARTHEST), "why": None} for one, delay in delays]
+    return _backing_off(context.rows, context.backend.now_sql()), each
 
 
 def _back_off_row(
