@@ -361,6 +361,29 @@ def _a_caller_acks_what_expires(world: World) -> None:
     _purge_what_expired(world)
 
 
+def _some_are_cancelled(world: World) -> None:
+    """The operator cancels messages that wait, are out or are done, at once and in a transaction that takes long."""
+    first, second, third, _ = world.starts_with("a", "a", "b", "b")
+    world.add("x", world.receives("x", "x", limit=1))
+    world.add("y", world.receives("y", "y", every=POLL))
+    world.add("putter", world.puts("putter", [["a"], ["b"]]))
+
+    def cancels() -> None:
+        world.buried |= {first, second, third}
+        table = world.table("operator")
+        table.cancel([first, third])
+        world.expires |= dict.fromkeys((first, third), world.now + 1)
+        if world.scheduler.has_server:
+            with world.transaction("operator") as own:
+                table.cancel([second], connection=own)
+                world.step("think")
+        else:
+            table.cancel([second])
+        world.expires[second] = world.now + 1
+
+    world.add("operator", cancels)
+
+
 SCENARIOS = {
     one.name: one
     for one in (
@@ -410,6 +433,9 @@ SCENARIOS = {
         Scenario("one_freezes_as_some_expire", _some_expire, _SEQUENCED, ("freeze",), ("x",), "frozen"),
         Scenario("some_are_given_longer", _some_are_given_longer, _SEQUENCED),
         Scenario("a_caller_acks_what_expires", _a_caller_acks_what_expires, _SEQUENCED),
+        Scenario("some_are_cancelled", _some_are_cancelled, _SEQUENCED, ("crash", "lose", "stall"), ("x",)),
+        Scenario("some_owned_are_cancelled", _some_are_cancelled, _EXCLUSIVE, ("crash", "lose", "stall"), ("x",)),
+        Scenario("rows_are_cancelled", _some_are_cancelled, _ROWS, ("crash", "lose", "stall"), ("x",)),
         Scenario("an_operator_commands", _an_operator_commands, _EXCLUSIVE, sometimes=("blocked",)),
     )
 }

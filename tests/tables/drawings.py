@@ -27,6 +27,7 @@ _MESSAGE_PLACES: Places = {
     "acked": (3.4, 1),
     "ack_held_back": (3.4, 2),
     "expired": (0.8, 3),
+    "cancelled": (2.1, 4),
 }
 _MESSAGE_COURSES: Courses = {
     ("ready", "leased"): {"shift": -9},
@@ -35,6 +36,7 @@ _MESSAGE_COURSES: Courses = {
     ("leased", "blocked"): {"shift": -9, "at": 0.36},
     ("exhausted", "ready"): {"at": 0.2},
     ("expired", "absent"): {"via": [(4.4, 3)], "at": 0.5},
+    ("cancelled", "absent"): {"via": [(4.4, 4)], "at": 0.5},
 }
 _GROUP_PLACES: Places = {
     "unrouted": (0.7, 1),

@@ -15,7 +15,7 @@ from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups.info import most_attempts
 from waterclock.tables.groups.routing import route
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.model.schema import EXPIRED
+from waterclock.tables.model.schema import CANCELLED, EXPIRED
 from waterclock.tables.model.states import GroupState, MessageColumns, MessageState, Verb, state_of
 
 from .conftest import MovableClock
@@ -115,6 +115,7 @@ class Walk:
                     row.epoch,
                     row.expires_at,
                     dropped=row.acked_by == EXPIRED,
+                    cancelled=row.expires_at == CANCELLED,
                 ),
                 self.clock.now,
                 blocked=any(self.blocks(other, row, drains) for other in group),
@@ -192,6 +193,9 @@ class Walk:
     def retry(self, *ids: int) -> None:
         self.do("retry", lambda: self.table.retry(ids or None))
 
+    def cancel(self, *ids: int) -> None:
+        self.do("cancel", lambda: self.table.cancel(ids))
+
     def redrive(self) -> None:
         self.do("redrive", self.table.redrive)
 
@@ -243,6 +247,7 @@ class Walk:
         }
         if ids:
             doing["ack"] = lambda: self.ack(*ids)
+            doing["cancel"] = lambda: self.cancel(*ids)
             doing["reschedule"] = lambda: self.reschedule(*ids, after=seconds, epoch=(None, 0, 3)[one % 3])
         if given:
             delivery = given[one % len(given)]

@@ -17,26 +17,17 @@ from waterclock.tables.messages import claiming_groups, expiring
 from waterclock.time import format_time, to_duration
 
 from .conftest import MovableClock
+from .kinds import KINDS, group_of
 from .plain_sql import run
 from .plans import complaints
 
 MakeTable = Callable[..., MessageTable]
 POLICIES = ("sequenced", "exclusive")
-KINDS: dict[str, dict[str, Any]] = {
-    "ungrouped": {},
-    "sequenced": {"groups": "sequenced"},
-    "exclusive": {"groups": "exclusive"},
-    "free": {"groups": "sequenced", "ungrouped": "free"},
-}
 
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
     return KINDS[request.param]
-
-
-def group_of(kind: dict[str, Any]) -> dict[str, Any]:
-    return {"group": "g"} if kind.get("groups") and kind.get("ungrouped") != "free" else {}
 
 
 def payloads(table: MessageTable, limit: int = 100) -> list[Any]:

@@ -26,7 +26,7 @@ app = App(name="table")
 
 _DELIVERY_COLUMNS = ("id", "group", "epoch", "lease_until", "headers", "payload")
 _WAITING_COLUMNS = ("id", "group", "priority", "epoch", "due_at", "expires_at", "headers", "payload")
-_STATES = ("ready", "scheduled", "in_flight", "delayed", "acked", "expired", "dead")
+_STATES = ("ready", "scheduled", "in_flight", "delayed", "acked", "expired", "cancelled", "dead")
 
 
 @app.command
@@ -244,6 +244,25 @@ def ack(name: str, ids: list[str], /, *, common: Common = Common()) -> None:
     with common.connect() as database:
         table = database.table(name)
         common.output.talk(f"acked {table.ack([message_id(table, text) for text in ids])} of {len(ids)}")
+
+
+@app.command
+def cancel(name: str, ids: list[str], /, *, reason: str | None = None, common: Common = Common()) -> None:
+    """Cancel messages by id: what waits is dropped, and consumers see it of what they have.
+
+    Parameters
+    ----------
+    name
+        The table.
+    ids
+        Which messages.
+    reason
+        Why; explain shows it.
+    """
+    with common.connect() as database:
+        table = database.table(name)
+        count = table.cancel([message_id(table, text) for text in ids], reason)
+        common.output.talk(f"cancelled {count} of {len(ids)}")
 
 
 @app.command

@@ -24,12 +24,14 @@ from waterclock.tables.catalogue.selection import make_selection
 from waterclock.tables.catalogue.table_row import TableRow, change, drop, load
 from waterclock.tables.consumers.acking_together import ack_together
 from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.heartbeat import heartbeat_of
 from waterclock.tables.consumers.receiving import Request, receive, receive_waiting
 from waterclock.tables.consumers.retrying import nack_all, retry_delayed, retry_ids
 from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.groups.heads import settle_exhausted
 from waterclock.tables.message_groups import MessageGroups
 from waterclock.tables.messages import acking
+from waterclock.tables.messages.cancelling import cancel, cancel_for_caller
 from waterclock.tables.messages.dead_letters import list_dead_letters, redrive
 from waterclock.tables.messages.expiring import expire_some
 from waterclock.tables.messages.explaining import Explanation, explain_message
@@ -38,7 +40,7 @@ from waterclock.tables.messages.process_heartbeat import changing
 from waterclock.tables.messages.purging import purge_some
 from waterclock.tables.messages.putting import MessageId, PutIds, check_id, prepare_rows, put_rows
 from waterclock.tables.messages.stats import TableStats, table_stats
-from waterclock.tables.model.arguments import check_consumer, check_epoch, check_group, many, one_or_many
+from waterclock.tables.model.arguments import check_consumer, check_epoch, check_group, check_reason, many, one_or_many
 from waterclock.tables.model.keyspace import check_unsharded
 from waterclock.tables.model.options import MOST, OptionChanges, TableOptions, check_count, check_rate
 from waterclock.tables.model.rate import Rate
@@ -455,6 +457,47 @@ class MessageTable:
             if ids is None:
                 return retry_delayed(context)
             return retry_ids(context, [check_id(context, one) for one in given])
+
+    def cancel(
+        self,
+        ids: MessageId | Iterable[MessageId],
+        reason: str | None = None,
+        *,
+        connection: Any = None,
+    ) -> int:
+        """Cancel messages: they are not sent any more.
+
+        What waits is dropped at once. What a consumer has stays with it, and its ``delivery.cancelled`` says so within
+        about a second; it may still ack it, but what it gives back, or leaves to the end of its lease, is not sent
+        again. In a group those behind go on as if the message were acked.
+
+        Parameters
+        ----------
+        ids
+            Which.
+        reason
+            Why; kept in the column ``last_error``, and shown by `explain`.
+        connection
+            As in `put`: cancelled when the caller commits. Until then no consumer gets them. In a table with groups
+            those behind go on within a second of the commit, where there is a subscription.
+
+        Returns
+        -------
+        int
+            How many were neither acked nor expired nor cancelled before, those that consumers have among them.
+        """
+        given = one_or_many(ids)
+        with self._loaded() as context:
+            plain = [check_id(context, one) for one in given]
+            why = None if reason is None else check_reason(reason)
+            if connection is not None:
+                with self._callers.use(connection) as theirs:
+                    return cancel_for_caller(context, theirs, plain, why)
+            with changing(context):
+                count = acking.run(context, lambda own: cancel(context, own, plain, why))
+            if count:
+                heartbeat_of(context.backend).look_now()
+            return count
 
     def redrive(self, ids: MessageId | Iterable[MessageId] | None = None, *, limit: int | None = None) -> int:
         """Bring dead letters back, in the order that they had in this table; return how many.

@@ -24,7 +24,7 @@ from waterclock.tables.messages.dead_letters import bury_leased, dies_when_given
 from waterclock.tables.messages.process_heartbeat import changing
 from waterclock.tables.messages.putting import MessageId
 from waterclock.tables.model.claim import Claimed
-from waterclock.tables.model.leased import Leased
+from waterclock.tables.model.leased import Held, Leased
 from waterclock.tables.model.reading import unreadable
 from waterclock.tables.model.schema import user_column_names
 from waterclock.tables.model.texts import storable
@@ -72,6 +72,10 @@ class Delivery:
     lost
         Whether it is known that the message is not ours any more: a heartbeat found it so, or it was acked by its id.
         Its ack will raise a LeaseLostError.
+    cancelled
+        Whether the message was cancelled (`MessageTable.cancel`) since it was handed out: stop handling it. A heartbeat
+        sees it within about a second while the block in ``with`` runs. What the block acks all the same is acked, and
+        what it gives back is not sent again.
     """
 
     __slots__ = (
@@ -80,8 +84,10 @@ class Delivery:
         "_headers",
         "_heartbeat",
         "_undecided",
+        "_when_cancelled",
         "_when_over",
         "beat_at",
+        "cancelled",
         "columns",
         "context",
         "epoch",
@@ -108,6 +114,8 @@ class Delivery:
         self.beat_at = beat_at
         self.waiting: Sequence[Delivery] = ()
         self.lost = False
+        self.cancelled = False
+        self._when_cancelled: Callable[[], None] | None = None
         self._headers: str | None = row.headers
         self._ended_by: _Verb | None = None
         self._undecided = False
@@ -244,12 +252,12 @@ class Delivery:
         length = to_duration(duration, "duration")
         self._decide("extend")
         with explaining(self.context):
-            until = self.context.backend.transact(
+            held = self.context.backend.transact(
                 lambda own: acking.extend(self.context, own, self.leased, length), indexed=True
             )
-        if until is None:
+        if held is None:
             raise self._lost("extend")
-        self.lease_until = until
+        self.extended(held)
 
     @property
     def over(self) -> bool:
@@ -303,12 +311,28 @@ class Delivery:
         """Give the deliveries that wait in the same subscription until this one is handled."""
         return tuple(self.waiting)
 
-    def extended(self, until: int | None) -> None:
-        """Note what a heartbeat found: when the lease ends now, ns, or that it was lost."""
-        if until is None:
+    def extended(self, held: Held | None) -> None:
+        """Note what a heartbeat found: how the message is held now, or that the lease was lost."""
+        if held is None:
             self.lost = not (self.over or self._undecided)
-        else:
-            self.lease_until = until
+            return
+        self.lease_until = held.until
+        if held.cancelled:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Note that the message was cancelled, or that its handling is to stop; the database is not asked."""
+        if self.cancelled or self.over:
+            return
+        self.cancelled = True
+        if self._when_cancelled is not None:
+            self._when_cancelled()
+
+    def when_cancelled(self, tell: Callable[[], None]) -> None:
+        """Have ``tell`` called, once and in whichever thread sees it, when the message is cancelled, or was already."""
+        self._when_cancelled = tell
+        if self.cancelled:
+            tell()
 
     def without_heartbeat(self) -> None:
         """Let the lease end unless the caller extends it, also in ``with``."""

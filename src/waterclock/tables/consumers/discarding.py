@@ -31,6 +31,8 @@ def discard(waiting: Iterable[Delivery], *, extended: bool) -> None:
     for delivery, until in known.items():
         row = rows.get(delivery.leased.seq)
         ends = 0 if row is None else row.time_next or 0
+        if row is not None:
+            delivery.expires_at = row.expires_at
         if row is None or (row.claim_id, row.epoch) != (delivery.leased.claim_id, delivery.epoch) or ends < until:
             delivery.lost = True
         elif ends > until:

@@ -21,12 +21,17 @@ from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.undecided import Undecided, find_out
 from waterclock.tables.messages import acking
+from waterclock.tables.model.leased import Held
 
 _SECOND = 1_000_000_000
 _IDLE = 10.0  # s after which a thread that has nothing to keep ends
 _TRIES_OF_A_LEASE = 12  # so that of the third in which it is extended, four may fail
 _SHORTEST_TRY, _LONGEST_TRY = 0.25, 5.0  # s
 _SHORTEST_PAUSE, _LONGEST_PAUSE = _SECOND // 10, _SECOND
+
+LOOK_EVERY = _SECOND
+"""After this long the heartbeat looks again whether messages that are being handled are cancelled, ns."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -51,8 +56,12 @@ class HandledDelivery(Undecided, Protocol):
         """Give the deliveries that wait in the same subscription until this one is handled."""
         ...
 
-    def extended(self, until: int | None) -> None:
-        """Note when the lease ends now, ns; None where it was lost."""
+    def extended(self, held: Held | None) -> None:
+        """Note how it is held now; None where the lease was lost."""
+        ...
+
+    def cancel(self) -> None:
+        """Note that the message was cancelled."""
         ...
 
 
@@ -106,17 +115,32 @@ class Heartbeat:
         self._beatings: WeakSet[Beating] = WeakSet()
         self._thread: threading.Thread | None = None
         self._sleeps_until = 0
+        self._kept_since: dict[int, int] = {}
+        self._looks_at = 0
 
     def keep(self, delivery: HandledDelivery) -> None:
-        """Extend a delivery's lease from now on, whenever that is due."""
+        """Extend a delivery's lease from now on, whenever that is due, and look whether the message is cancelled."""
         with self._changed:
+            now = moments.monotonic_ns()
+            if not self._deliveries:
+                self._looks_at = max(self._looks_at, now + LOOK_EVERY)
             self._deliveries[id(delivery)] = delivery
-            self._go(delivery.beat_at)
+            self._kept_since[id(delivery)] = now
+            self._go(min(delivery.beat_at, self._looks_at))
 
     def release(self, delivery: HandledDelivery) -> None:
         """Extend a delivery's lease no more."""
         with self._changed:
             self._deliveries.pop(id(delivery), None)
+            self._kept_since.pop(id(delivery), None)
+
+    def look_now(self) -> None:
+        """Look at once whether messages that are being handled are cancelled."""
+        with self._changed:
+            if self._deliveries:
+                self._kept_since = dict.fromkeys(self._kept_since, 0)
+                self._looks_at = 0
+                self._go(0)
 
     def add(self, beating: Beating) -> None:
         """Beat for a consumer or a process from now on, until it is over. It is not kept from being collected."""
@@ -151,8 +175,24 @@ class Heartbeat:
                 one.beat_at = now + retry_after(one.context.options.ack_wait)
             _apart(lambda deliveries=deliveries: _extend(deliveries, now))
             self._beat_who_is_due()  # a table whose messages are locked holds up nothing else
+        self._look(now)
         with self._changed:
             return self._next()
+
+    def _look(self, now: int) -> None:
+        """Look whether messages are cancelled that have been handled for a while: most are over before."""
+        with self._changed:
+            if now < self._looks_at:
+                return
+            self._looks_at = now + LOOK_EVERY
+            long = [one for key, one in self._deliveries.items() if self._kept_since[key] <= now - LOOK_EVERY]
+        by_table: dict[int, list[HandledDelivery]] = {}
+        for one in long:
+            if not (one.over or one.undecided):
+                by_table.setdefault(one.context.table_id, []).append(one)
+        for deliveries in by_table.values():
+            _apart(lambda deliveries=deliveries: _see_cancelled(deliveries))
+            self._beat_who_is_due()
 
     def _beat_who_is_due(self) -> None:
         now = moments.monotonic_ns()
@@ -165,7 +205,8 @@ class Heartbeat:
 
     def _next(self) -> int | None:
         beatings = [one for one in self._beatings if not one.over]
-        return min((one.beat_at for one in (*self._deliveries.values(), *beatings)), default=None)
+        beats = [one.beat_at for one in (*self._deliveries.values(), *beatings)]
+        return min((*beats, self._looks_at) if self._deliveries else beats, default=None)
 
     def _run(self) -> None:
         while True:
@@ -213,6 +254,19 @@ def _extend(deliveries: Iterable[HandledDelivery], now: int) -> None:
     for one in mine:
         one.beat_at = now + beat_after(length)
         one.extended(ends.get((one.leased.seq, one.leased.claim_id)))
+
+
+def _see_cancelled(deliveries: Sequence[HandledDelivery]) -> None:
+    context = deliveries[0].context
+    leased = [one.leased for one in deliveries]
+    try:
+        found = context.backend.look(lambda own: acking.cancelled(context, own, leased))
+    except WaterclockError as error:
+        _log.info("cannot see whether messages of %r are cancelled: %s", context.name, error)
+        return
+    for one in deliveries:
+        if one.leased in found:
+            one.cancel()
 
 
 _heartbeats = Kept[Heartbeat](lambda _: Heartbeat())

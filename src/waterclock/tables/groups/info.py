@@ -15,6 +15,7 @@ from waterclock.tables.groups.consumers import living_consumers
 from waterclock.tables.groups.heads import UNASSIGNED, UNGROUPED, lock_free_groups, these_groups
 from waterclock.tables.groups.routing import group_of, is_unrouted
 from waterclock.tables.model.options import TableOptions
+from waterclock.tables.model.schema import CANCELLED
 from waterclock.tables.model.states import (
     GROUPS,
     HOLDS,
@@ -88,7 +89,10 @@ class Member:
 
     def state(self, now: int, most: int | None) -> MessageState:
         """Say what it is at ``now``, ns; ``most`` is how often it may be sent."""
-        columns = MessageColumns(None, None, self.leased, self.time_next, self.epoch, self.expires_at)
+        cancelled = self.expires_at == CANCELLED
+        columns = MessageColumns(
+            None, None, self.leased, self.time_next, self.epoch, self.expires_at, cancelled=cancelled
+        )
         return state_of(columns, now, most=most)
 
 

@@ -23,8 +23,8 @@ from waterclock.tables.groups import consumers
 from waterclock.tables.groups.acking import release_behind
 from waterclock.tables.groups.heads import UNGROUPED, by_name, locking_groups, settle
 from waterclock.tables.groups.routing import route
-from waterclock.tables.model.leased import Acked, Leased
-from waterclock.tables.model.schema import ack_values, not_acked
+from waterclock.tables.model.leased import Acked, Held, Leased
+from waterclock.tables.model.schema import CANCELLED, ack_values, is_cancelled, not_acked
 from waterclock.time import MAX_NS
 
 _T = TypeVar("_T")
@@ -99,7 +99,7 @@ def ack_ids(context: TableContext, connection: SqlConnection, ids: Sequence[Any]
     """
     if not context.options.groups:
         return _ack_ids_of_rows(context, connection, ids)
-    found, noted = _lock_unacked(context, connection, ids)
+    found, noted = lock_unacked(context, connection, ids)
     return group_acking.ack_rows(context, connection, found, noted)
 
 
@@ -203,19 +203,14 @@ def unlocked(context: TableContext, connection: SqlConnection, seqs: Sequence[in
 
 
 def unacked(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> dict[int, _Row]:
-    """Look at those of these rows that are not acked: claim_id, epoch and time_next, by seq."""
+    """Look at those of these rows that are not acked: claim_id, epoch, time_next and expires_at, by seq."""
     return {row.seq: row for row in connection.execute(_unacked(context), {"seqs": list(seqs)})}
 
 
-def extend(context: TableContext, connection: SqlConnection, leased: Leased, duration: int) -> int | None:
+def extend(context: TableContext, connection: SqlConnection, leased: Leased, duration: int) -> Held | None:
     """Hold a message for ``duration`` ns from now, never shorter than before; None where the lease was lost.
 
     In a group those that went out together are held together.
-
-    Returns
-    -------
-    int | None
-        When the lease ends now, ns.
     """
     duration = min(duration, FARTHEST)
     if context.options.groups:
@@ -225,7 +220,24 @@ def extend(context: TableContext, connection: SqlConnection, leased: Leased, dur
         execute_later(connection, (_extending(context, "message"), of))
     ends = _lease_ends(context), {"seqs": [leased.seq]}
     [found] = execute_all(connection, [ends], commit=True)
-    return next((row.time_next for row in found if row.claim_id == leased.claim_id), None)
+    return next((_held(row) for row in found if row.claim_id == leased.claim_id), None)
+
+
+def _held(row: _Row) -> Held:
+    return Held(row.time_next, row.expires_at == CANCELLED)
+
+
+def cancelled(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> set[Leased]:
+    """Tell which messages were cancelled that consumers have. Reads only."""
+    claims = connection.execute(_cancelled(context), {"seqs": [one.seq for one in leased]}).all()
+    found = {(row.seq, row.claim_id) for row in claims}
+    return {one for one in leased if (one.seq, one.claim_id) in found}
+
+
+@lru_cache(maxsize=256)
+def _cancelled(context: TableContext) -> sa.Select[Any, Any]:
+    rows = context.rows
+    return sa.select(rows.c.seq, rows.c.claim_id).where(context.unacked(), is_cancelled(rows))
 
 
 def _extend_group(context: TableContext, connection: SqlConnection, leased: Sequence[Leased], duration: int) -> None:
@@ -265,22 +277,22 @@ def _extending(context: TableContext, what: Literal["message", "claim", "group"]
 
 
 @lru_cache(maxsize=256)
-def _lease_ends(context: TableContext) -> sa.Select[Any, Any, Any]:
+def _lease_ends(context: TableContext) -> sa.Select[Any, Any, Any, Any]:
     rows = context.rows
-    return sa.select(rows.c.seq, rows.c.claim_id, rows.c.time_next).where(
+    return sa.select(rows.c.seq, rows.c.claim_id, rows.c.time_next, rows.c.expires_at).where(
         context.unacked(), rows.c.claim_id.is_not(None)
     )
 
 
 def extend_all(
     context: TableContext, connection: SqlConnection, leased: Sequence[Leased], duration: int
-) -> dict[tuple[int, int], int]:
+) -> dict[tuple[int, int], Held]:
     """Hold messages for ``duration`` ns from now, never shorter than before, and with them what went out together.
 
     Returns
     -------
     dict
-        When the leases end now, ns, by seq and claim; those that were lost are not in it.
+        How they are held now, by seq and claim; those that were lost are not in it.
     """
     rows = context.rows
     if context.options.groups:
@@ -299,13 +311,13 @@ def extend_all(
             {"seqs": [row.seq for row in locked if (row.seq, row.claim_id) in wanted]},
         )
     found = connection.execute(_lease_ends(context), {"seqs": [one.seq for one in leased]})
-    return {(row.seq, row.claim_id): row.time_next for row in found}
+    return {(row.seq, row.claim_id): _held(row) for row in found}
 
 
 def reschedule(context: TableContext, connection: SqlConnection, ids: Sequence[Any], at: int, epoch: int | None) -> int:
     """Set when messages are sent next (ns), and their epoch; return how many. Those that are out lose their lease."""
     rows = context.rows
-    known, _ = _lock_unacked(context, connection, ids)
+    known, _ = lock_unacked(context, connection, ids)
     sent: Any = 0
     values: dict[str, Any] = {"time_next": at, "claim_id": None}
     these = context.unacked()
@@ -327,10 +339,11 @@ def reschedule(context: TableContext, connection: SqlConnection, ids: Sequence[A
 @lru_cache(maxsize=256)
 def _unacked(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
-    return sa.select(rows.c.seq, rows.c.claim_id, rows.c.epoch, rows.c.time_next).where(context.unacked())
+    columns = (rows.c.seq, rows.c.claim_id, rows.c.epoch, rows.c.time_next, rows.c.expires_at)
+    return sa.select(*columns).where(context.unacked())
 
 
-def _lock_unacked(
+def lock_unacked(
     context: TableContext, connection: SqlConnection, ids: Sequence[Any]
 ) -> tuple[Sequence[_Row], dict[str, sa.Row[Any]]]:
     """Lock messages by id, after their groups; return both, those by name."""

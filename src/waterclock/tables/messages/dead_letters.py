@@ -8,6 +8,7 @@ replaces it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,7 +20,17 @@ from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.groups.heads import UNGROUPED, settle
 from waterclock.tables.messages import acking
 from waterclock.tables.model.leased import Leased
-from waterclock.tables.model.schema import DIED, ORDER, REASON, SOURCE, has_id, not_acked, user_column_names
+from waterclock.tables.model.schema import (
+    CANCELLED,
+    DIED,
+    EXPIRED,
+    ORDER,
+    REASON,
+    SOURCE,
+    has_id,
+    not_acked,
+    user_column_names,
+)
 
 _KEPT = ("id", "message", "headers", "priority", "group_id", "epoch", "time_scheduled", "time_created", "last_error")
 _RETURNED = ("id", "message", "headers", "priority", "group_id", "time_created", "last_error")
@@ -52,6 +63,8 @@ def exhausted_reason(context: TableContext) -> str:
 def bury(context: TableContext, connection: SqlConnection, seqs: Sequence[int], why: str) -> None:
     """Move messages to the dead-letter table, in the connection's transaction; the caller has locked their rows.
 
+    Those that were cancelled are dropped instead.
+
     Raises
     ------
     InvalidArgumentError
@@ -64,8 +77,18 @@ def bury(context: TableContext, connection: SqlConnection, seqs: Sequence[int], 
     now = context.backend.now(connection)
     kept = (*_KEPT, *_shared_columns(context, dead))
     these = context.unacked()
-    chosen = {"seqs": list(seqs)}
-    facts = connection.execute(sa.select(rows.c.id, rows.c.group_id, rows.c.epoch).where(these), chosen).all()
+    found = connection.execute(
+        sa.select(rows.c.seq, rows.c.id, rows.c.group_id, rows.c.epoch, rows.c.expires_at).where(these),
+        {"seqs": list(seqs)},
+    ).all()
+    facts = [row for row in found if row.expires_at != CANCELLED]
+    if len(facts) < len(found):
+        drop(context, connection, [row.seq for row in found if row.expires_at == CANCELLED])
+        if context.options.groups and not facts:
+            settle(context, connection, [row.group_id or UNGROUPED for row in found])
+        if not facts:
+            return
+    chosen = {"seqs": [row.seq for row in facts]}
     same, ids = context.sql.any_of(dead_rows.c.id, "ids"), {"ids": [row.id for row in facts]}
     replaced = connection.execute(sa.select(sa.func.sum(dead_rows.c.epoch)).where(same), ids).scalar()
     connection.execute(sa.delete(dead_rows).where(same), ids)
@@ -75,10 +98,25 @@ def bury(context: TableContext, connection: SqlConnection, seqs: Sequence[int], 
     connection.execute(sa.insert(dead_rows).from_select(names, moved.params(chosen), include_defaults=False))
     connection.execute(sa.delete(rows).where(these), chosen)
     if context.options.groups:
-        settle(context, connection, [row.group_id or UNGROUPED for row in facts])
+        settle(context, connection, [row.group_id or UNGROUPED for row in found])
     sent = sum(row.epoch or 0 for row in facts)
     add_totals(connection, context.table_id, sent=sent)
     add_totals(connection, dead.table_id, sent=int(replaced or 0) - sent)
+
+
+def drop(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> None:
+    """Keep messages as those that are acked are kept, marked as expired; the caller has locked them, and settles."""
+    connection.execute(_dropping(context), {"seqs": list(seqs)})
+
+
+@lru_cache(maxsize=256)
+def _dropping(context: TableContext) -> sa.Update:
+    rows = context.rows
+    return (
+        sa.update(rows)
+        .where(context.unacked())
+        .values(time_acked=context.backend.now_sql(), time_next=None, acked_by=EXPIRED, claim_id=None)
+    )
 
 
 def bury_leased(

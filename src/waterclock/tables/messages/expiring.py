@@ -19,9 +19,9 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.heads import UNGROUPED, lock_free_groups, settle
 from waterclock.tables.groups.routing import route
 from waterclock.tables.messages import acking
-from waterclock.tables.messages.dead_letters import bury, uncount
+from waterclock.tables.messages.dead_letters import bury, drop, uncount
 from waterclock.tables.model.leased import Leased
-from waterclock.tables.model.schema import EXPIRED, is_expired, not_acked
+from waterclock.tables.model.schema import is_expired, not_acked
 from waterclock.time import MIN_NS
 
 REASON = "expired"
@@ -47,7 +47,7 @@ def expire(context: TableContext, connection: SqlConnection, seqs: Sequence[int]
     if context.options.on_expired == "dead_letter":
         bury(context, connection, chosen, REASON)
     else:
-        connection.execute(_dropping(context), {"seqs": chosen})
+        drop(context, connection, chosen)
         if context.options.groups:
             settle(context, connection, {row.group_id or UNGROUPED for row in found})
     return len(chosen)
@@ -130,16 +130,6 @@ def _to_expire(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     over = rows.c.expires_at <= context.backend.now_sql()
     chosen = sa.select(rows.c.seq, rows.c.group_id).where(context.unacked(), over)
     return chosen.order_by(rows.c.seq).with_for_update()
-
-
-@lru_cache(maxsize=256)
-def _dropping(context: TableContext) -> sa.Update:
-    rows = context.rows
-    return (
-        sa.update(rows)
-        .where(context.unacked())
-        .values(time_acked=context.backend.now_sql(), time_next=None, acked_by=EXPIRED, claim_id=None)
-    )
 
 
 @lru_cache(maxsize=256)

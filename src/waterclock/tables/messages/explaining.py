@@ -13,7 +13,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.rate_limit import rate_free_at
 from waterclock.tables.groups.heads import UNGROUPED
 from waterclock.tables.groups.info import GroupInfo, list_groups, most_attempts, seen_locked
-from waterclock.tables.model.schema import DIED, EXPIRED, REASON, is_expired
+from waterclock.tables.model.schema import CANCELLED, DIED, EXPIRED, REASON, is_expired
 from waterclock.tables.model.states import (
     HOLDS,
     MESSAGES,
@@ -79,6 +79,7 @@ def explain_message(context: TableContext, connection: sa.Connection, message_id
         row.epoch or 0,
         row.expires_at,
         dropped=row.time_acked is not None and row.acked_by == EXPIRED,
+        cancelled=row.expires_at == CANCELLED,
     )
     if context.options.groups is None or (context.options.ungrouped == "free" and not row.group_id):
         return _explain_ready(context, connection, _explain(row, columns, state_of(columns, now)), None, now)
@@ -112,6 +113,7 @@ def _explain(
         blocking=repr(blocking),
         group=name,
         why=exhausted,
+        because=f": {row.last_error}" if row.last_error else "",
     )
     waits_for_time = state in ("leased", "scheduled", "backing_off", "ready")
     return Explanation(

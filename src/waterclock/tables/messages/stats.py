@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from waterclock.database.table_catalogue import totals
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.messages.process_heartbeat import RATE_SECONDS, everywhere
-from waterclock.tables.model.schema import EXPIRED, SOURCE, is_expired
+from waterclock.tables.model.schema import EXPIRED, SOURCE, is_cancelled, is_expired
 
 _FIRST_LOOK = 1000
 _NS = 1_000_000_000
@@ -33,6 +33,8 @@ class TableStats:
         Handled, and not purged yet.
     expired
         Those that expired before a consumer took them, and are neither purged yet nor in the dead-letter table.
+    cancelled
+        Those that were cancelled before a consumer handled them, and are not purged yet.
     oldest_age
         For how long the message has been due that was scheduled earliest and is not acked, ns; None where none is due.
     dead
@@ -71,6 +73,7 @@ class TableStats:
     sent_rate: float = 0.0
     subscribers: int = 0
     expired: int = 0
+    cancelled: int = 0
 
 
 def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
@@ -82,7 +85,7 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
     later = ~due & rows.c.claim_id.is_(None)
     expired = is_expired(rows, now)
     waits = rows.c.ack_held_at.is_(None) & ~expired
-    ready, scheduled, in_flight, delayed, earliest, sent_waiting, held, not_removed = connection.execute(
+    ready, scheduled, in_flight, delayed, earliest, sent_waiting, held, not_removed, not_dropped = connection.execute(
         sa.select(
             _count(due & waits),
             _count(later & waits & (rows.c.epoch == 0)),
@@ -92,6 +95,7 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
             sa.func.sum(rows.c.epoch),
             _count(rows.c.ack_held_at.is_not(None)),
             _count(expired),
+            _count(expired & is_cancelled(rows)),
         ).where(rows.c.time_acked.is_(None))
     ).one()
     since = now - RATE_SECONDS * _NS
@@ -101,8 +105,8 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
             rows.c.time_acked.is_not(None)
         )
     ).one()
-    dropped, dropped_lately = connection.execute(
-        sa.select(sa.func.count(), _count(rows.c.time_acked > since)).where(
+    dropped, dropped_lately, cancelled = connection.execute(
+        sa.select(sa.func.count(), _count(rows.c.time_acked > since), _count(is_cancelled(rows))).where(
             rows.c.time_acked.is_not(None), rows.c.expires_at.is_not(None), rows.c.acked_by == EXPIRED
         )
     ).one()
@@ -125,7 +129,8 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
         held=held,
         sent_rate=sent_lately / RATE_SECONDS,
         subscribers=subscribers,
-        expired=not_removed + dropped,
+        expired=not_removed - not_dropped + dropped - cancelled,
+        cancelled=not_dropped + cancelled,
     )
 
 

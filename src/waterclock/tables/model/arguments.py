@@ -7,7 +7,7 @@ from typing import Any
 
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
-from waterclock.tables.model.texts import check_text
+from waterclock.tables.model.texts import check_text, storable
 
 _ONE = (str, bytes, bytearray, memoryview)
 _LONGEST_NAME = 255
@@ -50,6 +50,13 @@ def check_epoch(epoch: object) -> int | None:
     if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch not in _EPOCHS:
         raise InvalidArgumentError(f"epoch: {quoted(epoch)} is no count; give a whole number from 0 to {_EPOCHS[-1]}")
     return epoch
+
+
+def check_reason(reason: object) -> str:
+    """Return why something is done, as a database can keep it; InvalidArgumentError for what is no text."""
+    if not isinstance(reason, str):
+        raise InvalidArgumentError(f"reason: {quoted(reason)} is a {type(reason).__name__}; give a text")
+    return storable(reason)
 
 
 def check_group(group: object) -> str | None:

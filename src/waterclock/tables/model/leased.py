@@ -31,6 +31,21 @@ class Leased(NamedTuple):
     epoch: int
 
 
+class Held(NamedTuple):
+    """A message that a consumer has, as the database has it.
+
+    Attributes
+    ----------
+    until
+        When the lease ends now, ns.
+    cancelled
+        Whether the message was cancelled meanwhile.
+    """
+
+    until: int
+    cancelled: bool
+
+
 class Acked(NamedTuple):
     """What an ack found of messages that a consumer took; the others it acked.
 

@@ -17,7 +17,7 @@ from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.quoting import quoted
 from waterclock.tables.model.options import IdType, Payload, TableOptions
 from waterclock.tables.model.reading import Guarded, Unreadable
-from waterclock.time import MAX_NS
+from waterclock.time import MAX_NS, MIN_NS
 
 IdItem = sa.Identity | sa.DefaultClause
 """What makes a database generate ids."""
@@ -193,14 +193,14 @@ def message_rows(
         sa.Column(
             "acked_by",
             BigInt,
-            doc="Number of the claim whose delivery acked the message, also while the ack is held back; 0: it expired,"
-            " and no consumer handled it; NULL: acked by its id or by plain SQL, or not acked.",
+            doc="Number of the claim whose delivery acked the message, also while the ack is held back; 0: it expired"
+            " or was cancelled, and no consumer handled it; NULL: acked by its id or by plain SQL, or not acked.",
         ),
         sa.Column(
             "expires_at",
             BigInt,
             doc="From when on it is not sent any more, ns; NULL: it never expires. What a consumer has then stays with"
-            " it.",
+            " it. The smallest bigint: it was cancelled.",
         ),
         *columns,
         sqlite_autoincrement=True,
@@ -311,6 +311,14 @@ def is_waiting(rows: sa.FromClause) -> sa.ColumnElement[bool]:
 
 EXPIRED = 0
 """What stands in ``acked_by`` of a message that expired and was dropped; no claim has this number."""
+
+CANCELLED = MIN_NS
+"""What stands in ``expires_at`` of a message that was cancelled: it expired before any time."""
+
+
+def is_cancelled(rows: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Say that a message was cancelled; a consumer may have it still."""
+    return rows.c.expires_at == sa.literal(CANCELLED, sa.BigInteger)
 
 
 def is_expired(rows: sa.FromClause, now: Any) -> sa.ColumnElement[bool]:

@@ -22,6 +22,7 @@ MessageState = Literal[
     "exhausted",
     "acked",
     "expired",
+    "cancelled",
     "dead",
 ]
 """What a message can be."""
@@ -42,6 +43,7 @@ Verb = Literal[
     "dead_letter",
     "reschedule",
     "retry",
+    "cancel",
     "close",
     "redrive",
     "purge",
@@ -125,7 +127,9 @@ class MessageColumns:
     expires_at
         From when on it is not sent any more, ns; None: it never expires.
     dropped
-        Whether it expired, and was dropped as one that is acked.
+        Whether it expired or was cancelled, and was dropped as one that is acked.
+    cancelled
+        Whether it was cancelled.
     """
 
     time_acked: int | None
@@ -135,6 +139,7 @@ class MessageColumns:
     epoch: int
     expires_at: int | None = None
     dropped: bool = False
+    cancelled: bool = False
 
 
 def state_of(columns: MessageColumns, now: int, *, blocked: bool = False, most: int | None = None) -> MessageState:
@@ -149,10 +154,11 @@ def state_of(columns: MessageColumns, now: int, *, blocked: bool = False, most: 
     """
     later = columns.time_next > now
     judged: list[tuple[bool, MessageState]] = [
-        (columns.dropped, "expired"),
+        (columns.dropped, "cancelled" if columns.cancelled else "expired"),
         (columns.time_acked is not None, "acked"),
         (columns.ack_held_at is not None, "ack_held_back"),
         (columns.leased and later, "leased"),
+        (columns.cancelled, "cancelled"),
         (columns.expires_at is not None and columns.expires_at <= now, "expired"),
         (blocked, "blocked"),
         (most is not None and columns.epoch >= most, "exhausted"),
@@ -199,7 +205,7 @@ def state_of_group(facts: GroupFacts, now: int) -> GroupState:
         (facts.next_state in (None, "leased"), "leased"),
         (facts.next_state == "exhausted", "exhausted"),
         (facts.paused_until is not None and facts.paused_until > now, "paused"),
-        (facts.next_state in ("ready", "expired"), "ready"),
+        (facts.next_state in ("ready", "expired", "cancelled"), "ready"),
     ]
     for fits, state in judged:
         if fits:
@@ -218,6 +224,13 @@ MESSAGES: Mapping[MessageState, Meaning] = {
         "With a consumer whose lease lasts.",
         "`claim_id` is not NULL, `time_next` is to come",
         "is with {who}, whose lease lasts until {when}",
+    ),
+    "cancelled": Meaning(
+        "Taken back by `cancel` before a consumer handled it: it is never sent again, and holds up none. What is with a"
+        " consumer when it is cancelled stays `leased`, and its consumer sees it in `delivery.cancelled`.",
+        "`expires_at` is the smallest bigint, `claim_id` is NULL or the lease is over; `acked_by` is 0 once it is"
+        " dropped",
+        "was cancelled{because}",
     ),
     "expired": Meaning(
         "No consumer took it before `expires_at`: it is never sent again, and holds up none. What is with a consumer at"
@@ -330,6 +343,7 @@ MESSAGE_STEPS: Sequence[Step[MessageState]] = (
     Step("scheduled", "exhausted", ("reschedule",)),
     Step("scheduled", "acked", ("ack", "groups.skip_head")),
     Step("scheduled", "expired", ("time",)),
+    Step("scheduled", "cancelled", ("cancel",)),
     Step("ready", "absent", ("groups.purge", "groups.move")),
     Step("ready", "scheduled", ("reschedule",)),
     Step("ready", "leased", ("receive", "extend"), usual=("receive",)),
@@ -356,6 +370,7 @@ MESSAGE_STEPS: Sequence[Step[MessageState]] = (
     Step("ready", "acked", ("ack", "groups.skip_head")),
     Step("ready", "dead", ("receive", "dead_letter")),
     Step("ready", "expired", ("time",)),
+    Step("ready", "cancelled", ("cancel",)),
     Step("leased", "absent", ("groups.purge", "groups.move")),
     Step("leased", "scheduled", ("reschedule",)),
     Step(
@@ -373,44 +388,97 @@ MESSAGE_STEPS: Sequence[Step[MessageState]] = (
         usual=("nack",),
     ),
     Step("leased", "ack_held_back", ("ack",), usual=("ack",)),
-    Step("leased", "exhausted", ("nack", "reschedule", "close", "time", "groups.reroute"), usual=("nack",)),
+    Step(
+        "leased",
+        "exhausted",
+        ("nack", "reschedule", "close", "time", "groups.reroute", "groups.release"),
+        usual=("nack",),
+    ),
     Step("leased", "acked", ("ack", "groups.skip_head"), usual=("ack",)),
     Step("leased", "dead", ("nack", "dead_letter"), usual=("nack", "dead_letter")),
     Step("leased", "expired", ("nack", "reschedule", "retry", "close", "time", "groups.reroute", "groups.release")),
+    Step(
+        "leased",
+        "cancelled",
+        ("nack", "dead_letter", "reschedule", "retry", "close", "time", "groups.reroute", "groups.release"),
+    ),
     Step("backing_off", "absent", ("groups.purge", "groups.move")),
     Step("backing_off", "scheduled", ("reschedule",)),
     Step("backing_off", "ready", ("reschedule", "retry", "time"), usual=("time",)),
     Step("backing_off", "blocked", ("nack", "reschedule", "close", "time", "groups.reroute")),
     Step("backing_off", "exhausted", ("reschedule", "alter")),
     Step("backing_off", "acked", ("ack", "groups.skip_head")),
+    Step("backing_off", "cancelled", ("cancel",)),
     Step("blocked", "absent", ("groups.purge", "groups.move")),
     Step(
         "blocked",
         "scheduled",
-        ("receive", "ack", "dead_letter", "reschedule", "time", "groups.move", "groups.reroute", "groups.skip_head"),
+        (
+            "receive",
+            "ack",
+            "nack",
+            "dead_letter",
+            "reschedule",
+            "cancel",
+            "time",
+            "groups.move",
+            "groups.reroute",
+            "groups.release",
+            "groups.skip_head",
+        ),
     ),
     Step(
         "blocked",
         "ready",
-        ("receive", "ack", "dead_letter", "retry", "time", "groups.move", "groups.reroute", "groups.skip_head"),
+        (
+            "receive",
+            "ack",
+            "nack",
+            "dead_letter",
+            "reschedule",
+            "retry",
+            "cancel",
+            "time",
+            "groups.move",
+            "groups.reroute",
+            "groups.skip_head",
+        ),
         usual=("ack",),
     ),
     Step("blocked", "leased", ("receive", "extend"), usual=("receive",)),
-    Step("blocked", "backing_off", ("receive", "ack", "groups.reroute", "groups.skip_head")),
+    Step("blocked", "backing_off", ("receive", "ack", "cancel", "groups.reroute", "groups.skip_head")),
     Step("blocked", "ack_held_back", ("ack",)),
-    Step("blocked", "exhausted", ("receive", "ack", "extend", "groups.move", "groups.reroute", "groups.skip_head")),
+    Step(
+        "blocked",
+        "exhausted",
+        ("receive", "ack", "extend", "cancel", "groups.move", "groups.reroute", "groups.release", "groups.skip_head"),
+    ),
     Step("blocked", "acked", ("ack",)),
     Step("blocked", "dead", ("receive",)),
     Step("blocked", "expired", ("time",), usual=("time",)),
+    Step("blocked", "cancelled", ("cancel",), usual=("cancel",)),
     Step("expired", "ack_held_back", ("ack",)),
     Step("expired", "acked", ("ack", "groups.skip_head")),
     Step("expired", "dead", ("receive", "dead_letter", "purge")),
     Step("expired", "leased", ("extend",)),
     Step("expired", "absent", ("purge", "groups.purge", "groups.move"), usual=("purge",)),
+    Step("expired", "cancelled", ("cancel",)),
+    Step("cancelled", "acked", ("ack", "groups.skip_head")),
+    Step("cancelled", "absent", ("purge", "groups.purge", "groups.move"), usual=("purge",)),
     Step(
         "ack_held_back",
         "acked",
-        ("receive", "ack", "dead_letter", "purge", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head"),
+        (
+            "receive",
+            "ack",
+            "dead_letter",
+            "cancel",
+            "purge",
+            "groups.purge",
+            "groups.move",
+            "groups.reroute",
+            "groups.skip_head",
+        ),
         usual=("ack",),
     ),
     Step("exhausted", "absent", ("groups.purge", "groups.move")),
@@ -421,6 +489,7 @@ MESSAGE_STEPS: Sequence[Step[MessageState]] = (
     Step("exhausted", "blocked", ("retry", "close", "groups.reroute", "groups.close")),
     Step("exhausted", "acked", ("ack", "groups.skip_head")),
     Step("exhausted", "dead", ("dead_letter",)),
+    Step("exhausted", "cancelled", ("cancel",)),
     Step("acked", "absent", ("purge",), usual=("purge",)),
     Step("dead", "ready", ("redrive",)),
     Step("dead", "blocked", ("redrive",)),
@@ -436,18 +505,31 @@ GROUP_STEPS: Sequence[Step[GroupState]] = (
     Step("unrouted", "ready", ("route",), usual=("route",)),
     Step("unrouted", "due_later", ("route",), usual=("route",)),
     Step("unrouted", "paused", ("route",)),
-    Step("unrouted", "absent", ("purge",)),
+    Step("unrouted", "absent", ("cancel", "purge")),
+    Step("unrouted", "idle", ("cancel",)),
     Step(
         "ready",
         "absent",
-        ("receive", "ack", "dead_letter", "purge", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head"),
+        (
+            "receive",
+            "ack",
+            "dead_letter",
+            "cancel",
+            "purge",
+            "groups.purge",
+            "groups.move",
+            "groups.reroute",
+            "groups.skip_head",
+        ),
     ),
     Step(
         "ready",
         "due_later",
-        ("receive", "ack", "nack", "reschedule", "groups.move", "groups.reroute", "groups.skip_head"),
+        ("receive", "ack", "nack", "reschedule", "cancel", "groups.move", "groups.reroute", "groups.skip_head"),
     ),
-    Step("ready", "leased", ("receive", "ack", "extend", "groups.move", "groups.reroute"), usual=("receive",)),
+    Step(
+        "ready", "leased", ("receive", "ack", "extend", "cancel", "groups.move", "groups.reroute"), usual=("receive",)
+    ),
     Step(
         "ready", "draining", ("groups.close", "groups.pin", "groups.unpin", "groups.rebalance"), usual=("groups.close",)
     ),
@@ -460,6 +542,7 @@ GROUP_STEPS: Sequence[Step[GroupState]] = (
             "ack",
             "nack",
             "reschedule",
+            "cancel",
             "close",
             "purge",
             "alter",
@@ -471,24 +554,49 @@ GROUP_STEPS: Sequence[Step[GroupState]] = (
     Step(
         "ready",
         "idle",
-        ("receive", "ack", "dead_letter", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head"),
+        (
+            "receive",
+            "ack",
+            "dead_letter",
+            "cancel",
+            "purge",
+            "groups.purge",
+            "groups.move",
+            "groups.reroute",
+            "groups.skip_head",
+        ),
     ),
-    Step("due_later", "absent", ("ack", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
+    Step("ready", "unrouted", ("cancel",)),
+    Step("due_later", "absent", ("ack", "cancel", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
     Step(
         "due_later",
         "ready",
-        ("ack", "nack", "reschedule", "retry", "close", "time", "groups.move", "groups.reroute", "groups.skip_head"),
+        (
+            "ack",
+            "nack",
+            "reschedule",
+            "retry",
+            "cancel",
+            "close",
+            "time",
+            "groups.move",
+            "groups.reroute",
+            "groups.skip_head",
+        ),
         usual=("time",),
     ),
-    Step("due_later", "leased", ("groups.purge",)),
+    Step("due_later", "leased", ("cancel", "groups.purge")),
     Step("due_later", "draining", ("groups.close",)),
     Step("due_later", "paused", ("groups.pause",)),
-    Step("due_later", "exhausted", ("reschedule", "close", "alter", "time", "groups.move", "groups.skip_head")),
-    Step("due_later", "idle", ("ack", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
+    Step(
+        "due_later", "exhausted", ("reschedule", "cancel", "close", "alter", "time", "groups.move", "groups.skip_head")
+    ),
+    Step("due_later", "idle", ("ack", "cancel", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
+    Step("due_later", "unrouted", ("cancel",)),
     Step(
         "leased",
         "absent",
-        ("ack", "dead_letter", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head"),
+        ("ack", "nack", "dead_letter", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head"),
         usual=("ack",),
     ),
     Step(
@@ -529,26 +637,43 @@ GROUP_STEPS: Sequence[Step[GroupState]] = (
         usual=("nack",),
     ),
     Step("leased", "draining", ("groups.close", "groups.pin", "groups.unpin"), usual=("groups.close",)),
-    Step("leased", "paused", ("nack", "dead_letter", "reschedule", "retry", "time", "groups.resume")),
-    Step("leased", "exhausted", ("nack", "reschedule", "close", "time"), usual=("nack",)),
+    Step(
+        "leased",
+        "paused",
+        (
+            "route",
+            "nack",
+            "dead_letter",
+            "reschedule",
+            "retry",
+            "time",
+            "groups.purge",
+            "groups.reroute",
+            "groups.resume",
+            "groups.release",
+        ),
+    ),
+    Step("leased", "exhausted", ("nack", "reschedule", "close", "time", "groups.release"), usual=("nack",)),
     Step(
         "leased",
         "idle",
-        ("ack", "dead_letter", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head"),
+        ("ack", "nack", "dead_letter", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head"),
         usual=("ack",),
     ),
-    Step("leased", "unrouted", ("dead_letter",)),
+    Step("leased", "unrouted", ("ack", "dead_letter")),
     Step("draining", "absent", ("ack", "dead_letter", "groups.purge", "groups.skip_head")),
-    Step("draining", "ready", ("ack", "dead_letter", "reschedule", "retry", "groups.release"), usual=("ack",)),
-    Step("draining", "due_later", ("ack", "nack", "dead_letter", "groups.skip_head")),
+    Step("draining", "ready", ("ack", "dead_letter", "reschedule", "retry", "close", "groups.release"), usual=("ack",)),
+    Step("draining", "due_later", ("ack", "nack", "dead_letter", "reschedule", "groups.skip_head")),
     Step("draining", "idle", ("dead_letter", "groups.purge")),
     Step("draining", "paused", ("dead_letter",)),
+    Step("draining", "leased", ("groups.pin",)),
     Step("paused", "ready", ("time", "groups.resume"), usual=("groups.resume",)),
     Step("paused", "due_later", ("time", "groups.resume")),
-    Step("paused", "exhausted", ("reschedule", "alter", "groups.reroute", "groups.skip_head")),
-    Step("paused", "idle", ("ack", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
+    Step("paused", "exhausted", ("reschedule", "cancel", "alter", "groups.reroute", "groups.skip_head")),
+    Step("paused", "idle", ("ack", "cancel", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
     Step("paused", "unrouted", ("ack",)),
-    Step("exhausted", "absent", ("ack", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
+    Step("paused", "leased", ("cancel",)),
+    Step("exhausted", "absent", ("ack", "cancel", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
     Step(
         "exhausted",
         "ready",
@@ -557,6 +682,7 @@ GROUP_STEPS: Sequence[Step[GroupState]] = (
             "dead_letter",
             "reschedule",
             "retry",
+            "cancel",
             "close",
             "alter",
             "groups.move",
@@ -565,11 +691,11 @@ GROUP_STEPS: Sequence[Step[GroupState]] = (
         ),
         usual=("reschedule",),
     ),
-    Step("exhausted", "due_later", ("ack", "reschedule", "alter", "groups.skip_head")),
+    Step("exhausted", "due_later", ("ack", "reschedule", "cancel", "alter", "groups.reroute", "groups.skip_head")),
     Step("exhausted", "leased", ("extend", "groups.move")),
     Step("exhausted", "draining", ("groups.close",)),
     Step("exhausted", "paused", ("retry", "alter", "groups.move")),
-    Step("exhausted", "idle", ("ack", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
+    Step("exhausted", "idle", ("ack", "cancel", "groups.purge", "groups.move", "groups.reroute", "groups.skip_head")),
     Step("idle", "absent", ("receive", "close", "groups.resume", "groups.close", "groups.release", "groups.unpin")),
     Step("idle", "unrouted", ("put", "redrive"), usual=("put",)),
     Step("idle", "ready", ("groups.reroute",)),

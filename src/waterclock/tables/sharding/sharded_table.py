@@ -203,11 +203,7 @@ class ShardedTable:
         by_shard = self._split(given)
         if connection is None:
             return sum(self._each(by_shard, lambda table, part: table.ack(part), "ack"))
-        home = home_of(connection, [shard for shard in self._shards if not shard.rest], self._table)
-        for shard, part in by_shard.items():
-            if shard is not home:
-                raise self._elsewhere(part[0].id if isinstance(part[0], Delivery) else part[0], home)
-        return self._table(home).ack(given, connection=connection)
+        return self._table(self._home_of_all(by_shard, connection)).ack(given, connection=connection)
 
     def reschedule(self, ids: MessageId | Iterable[MessageId], at: Time, epoch: int | None = None) -> int:
         """Set when messages are sent next, as `MessageTable.reschedule`."""
@@ -230,6 +226,21 @@ class ShardedTable:
             return sum(self._all(MessageTable.retry, "retry"))
         given = one_or_many(ids)
         return sum(self._each(self._split(given), MessageTable.retry, "retry"))
+
+    def cancel(
+        self,
+        ids: MessageId | Iterable[MessageId],
+        reason: str | None = None,
+        *,
+        connection: Any = None,
+    ) -> int:
+        """Cancel messages, as `MessageTable.cancel`; return how many were neither acked nor cancelled before."""
+        given = one_or_many(ids)
+        by_shard = self._split(given)
+        if connection is None:
+            return sum(self._each(by_shard, lambda table, part: table.cancel(part, reason), "cancel"))
+        home = self._home_of_all(by_shard, connection)
+        return self._table(home).cancel(given, reason, connection=connection)
 
     def redrive(self, ids: MessageId | Iterable[MessageId] | None = None, *, limit: int | None = None) -> int:
         """Bring dead letters back, as `MessageTable.redrive`: in the order that they had on their shard.
@@ -357,6 +368,14 @@ class ShardedTable:
             message_id = one.id if isinstance(one, Delivery) else check_id(context, one)
             by_shard.setdefault(self._shard_of(message_id), []).append(one)
         return by_shard
+
+    def _home_of_all(self, by_shard: Mapping[Shard, list[Any]], connection: Any) -> Shard:
+        """Give the shard that a connection is to; InvalidArgumentError where a message belongs to another one."""
+        home = home_of(connection, [shard for shard in self._shards if not shard.rest], self._table)
+        for shard, part in by_shard.items():
+            if shard is not home:
+                raise self._elsewhere(part[0].id if isinstance(part[0], Delivery) else part[0], home)
+        return home
 
     def _elsewhere(self, message_id: MessageId, home: Shard) -> InvalidArgumentError:
         where = self._shard_of(message_id)
