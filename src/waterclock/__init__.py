@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from waterclock.tables.message_table import MessageTable
     from waterclock.topics.subscription import Subscription
     from waterclock.topics.topic import Topic
+    from waterclock.work.outcomes import DeadLetter, Discard, Retry, Snooze
+    from waterclock.work.worker import Worker
 
     __version__: str
 
@@ -49,7 +51,9 @@ __all__ = [
     "ConstraintError",
     "DamagedError",
     "Database",
+    "DeadLetter",
     "Delivery",
+    "Discard",
     "EventTimeBatcher",
     "ForbiddenError",
     "InvalidArgumentError",
@@ -66,12 +70,15 @@ __all__ = [
     "RateAwareColumns",
     "RefusedError",
     "Rejection",
+    "Retry",
     "SchemaError",
+    "Snooze",
     "Subscription",
     "TimedOutError",
     "Topic",
     "UnavailableError",
     "WaterclockError",
+    "Worker",
     "__version__",
     "assign_batches",
     "connect",
@@ -83,7 +90,9 @@ _HOMES = {
     "Batch": "batching.batch",
     "BySource": "batching.by_source",
     "Database": "connection",
+    "DeadLetter": "work.outcomes",
     "Delivery": "tables.consumers.delivery",
+    "Discard": "work.outcomes",
     "EventTimeBatcher": "batching.event_time.batcher",
     "Message": "message",
     "MessageTable": "tables.message_table",
@@ -91,8 +100,11 @@ _HOMES = {
     "RateAwareBatcher": "batching.rate.batcher",
     "RateAwareColumns": "batching.rate.columns",
     "Rejection": "batching.batch",
+    "Retry": "work.outcomes",
+    "Snooze": "work.outcomes",
     "Subscription": "topics.subscription",
     "Topic": "topics.topic",
+    "Worker": "work.worker",
     "assign_batches": "batching.event_time.columns",
     "connect": "connection",
     "restore": "backup.restoring",

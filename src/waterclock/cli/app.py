@@ -37,6 +37,12 @@ _GROUP = """Groups of a message table.
 Commands leave messages in flight alone unless --force; with --dry-run they change nothing, and say what they would.
 """
 
+_WORK = """Run handlers on the messages of message tables.
+
+SIGTERM and SIGINT stop it: it takes nothing more, lets handlers end for the grace, and gives the rest back; a second
+one ends it at once. Says every 30 seconds on stderr how far it is.
+"""
+
 COMMANDS = {
     "demo": ("demo:demo", _DEMO),
     "doctor": ("doctor:doctor", _DOCTOR),
@@ -44,6 +50,7 @@ COMMANDS = {
     "subscription": ("subscription:app", "Durable reading positions in topics."),
     "table": ("table_settings:app", "Message tables: queues in ordinary SQL tables."),  # what `table` has, and more
     "group": ("group:app", _GROUP),
+    "work": ("work:work", _WORK),
     "batch": ("batch:batch", "Cut messages into batches by event time and print one line a batch."),
     "pipeline": ("pipeline:app", "Run pipelines from files: topic, batching, outputs, on Spark."),
     "backup": ("backup:backup", _BACKUP),

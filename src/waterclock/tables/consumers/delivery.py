@@ -31,10 +31,11 @@ from waterclock.tables.model.texts import storable
 from waterclock.time import Duration, format_duration, format_time, to_duration
 
 _T = TypeVar("_T")
-_Verb = Literal["ack", "nack", "dead_letter", "close"]
+_Verb = Literal["ack", "nack", "snooze", "dead_letter", "close"]
 _ENDED: dict[_Verb | None, str] = {
     "ack": "acked it",
     "nack": "gave it back",
+    "snooze": "gave it back for later",
     "dead_letter": "made a dead letter of it",
     "close": "was given back when its subscription was closed",
 }
@@ -201,6 +202,26 @@ class Delivery:
         if not kept:
             raise self._lost("nack")
         self.end("nack")
+
+    def snooze(self, delay: Duration) -> None:
+        """Give the message back, to be sent after ``delay`` as if it had not been sent now: no attempt is counted.
+
+        In a group those behind it wait with it, as after `nack`.
+
+        Raises
+        ------
+        LeaseLostError
+            Where the lease ended and the message was sent to another consumer, acked or rescheduled.
+        """
+        pause = to_duration(delay, "delay")
+        self._decide("snooze")
+        if self._is_over("snooze"):
+            return
+        with changing(self.context) if self.context.options.groups else nullcontext():
+            kept = self._run(lambda own: acking.put_off(self.context, own, self.leased, pause))
+        if not kept:
+            raise self._lost("snooze")
+        self.end("snooze")
 
     def _run(self, work: Callable[[SqlConnection], _T], *, whole: bool = False) -> _T:
         """Run ``work`` as `acking.run` does, or where it is several statements in a ``whole`` transaction."""

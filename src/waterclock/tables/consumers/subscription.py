@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Self
 
@@ -149,6 +149,70 @@ class Subscription(Closing):
         self._handed_out.remove(delivery)
         self._waiting.appendleft(delivery)
 
+    def take(self, most: int) -> list[Delivery]:
+        """Claim up to ``most`` messages that are due, without waiting for one, for a caller that handles several.
+
+        It gets what one claim gives, and keeps the leases itself. What it does not handle it gives back (`give_back`).
+        """
+        if self._stop.is_set():
+            return []
+        try:
+            found = self._take(most)
+        except TimedOutError as error:
+            self._back_off(error)
+            return []
+        except UnavailableError:
+            if not self._may_wait_longer():
+                raise
+            return []
+        except RefusedError as error:
+            self._row.check(error)
+        self._away_since = None
+        self._pause = _RETRY_EVERY
+        return found
+
+    def _take(self, most: int) -> list[Delivery]:
+        context = self._row.now()
+        self._purge(context)
+        now = context.backend.now_about()
+        self._handed_out = [one for one in self._handed_out if self._is_out(one, now)]
+        room, _ = self._allowed(min(most, context.options.cache_size - len(self._handed_out)))
+        found = self._claim(room) if room > 0 else []
+        self._handed_out += found
+        return found
+
+    def wait(self) -> None:
+        """Wait until something may be due that `take` would get, at most for a second or so, or until it is nudged."""
+        try:
+            _, rate_pause = self._allowed(1)
+            if rate_pause or len(self._handed_out) >= self._row.last_seen.options.cache_size:
+                self._stop.wait(min(rate_pause or LOOK_EVERY, LOOK_EVERY))
+            else:
+                pause(self._row, self._changes, self._stop, None, self._request)
+        except TimedOutError as error:
+            self._back_off(error)
+        except UnavailableError:
+            if not self._may_wait_longer():
+                raise
+        except RefusedError as error:
+            self._row.check(error)
+
+    def nudge(self) -> None:
+        """End a `wait`; other threads call it."""
+        self._stop.nudge()
+
+    def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Give back what `take` gave, due at once and without counting an attempt, also what was being handled."""
+        context = self._row.last_seen
+        find_out(context, deliveries)
+        ours = [one for one in deliveries if not (one.over or one.undecided)]
+        if not ours:
+            return
+        context.backend.transact(lambda own: acking.give_back(context, own, [one.leased for one in ours]))
+        self._process_heartbeat.note_sent(-len(ours))
+        for one in ours:
+            one.end("close")
+
     def __iter__(self) -> Self:
         return self
 
@@ -189,18 +253,22 @@ class Subscription(Closing):
             self._stop.wait(min(rate_pause, LOOK_EVERY))
             return None
         if room > 0:
-            self._claims = True
-            self._waiting.extend(receive(self._row, self._callers, room, self._request))
-            self._claims = False
+            self._waiting.extend(self._claim(room))
             self._looked_at = now
-            if self._rate is not None:
-                self._rate_due = self._rate.taken(self._rate_due, moments.monotonic_ns(), len(self._waiting))
             if not self._waiting:
                 pause(self._row, self._changes, self._stop, None, self._request)
         else:
             # What ends a delivery nudges; a lease may also just end.
             self._stop.wait(min(LOOK_EVERY, (min(one.lease_until for one in self._handed_out) - now) / _SECOND))
         return None
+
+    def _claim(self, room: int) -> list[Delivery]:
+        self._claims = True
+        found = receive(self._row, self._callers, room, self._request)
+        self._claims = False
+        if self._rate is not None:
+            self._rate_due = self._rate.taken(self._rate_due, moments.monotonic_ns(), len(found))
+        return found
 
     def _pass_over(self, context: TableContext, now: int) -> None:
         """Pass over what comes next where it is not ours any more, or has expired while it waited here."""

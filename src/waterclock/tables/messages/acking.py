@@ -168,6 +168,21 @@ def back_off(context: TableContext, connection: SqlConnection, leased: Leased, d
     return changed
 
 
+def put_off(context: TableContext, connection: SqlConnection, leased: Leased, delay: int) -> bool:
+    """Give a message back to be sent after ``delay`` ns; False where the lease was lost.
+
+    It is as if it had not been sent now: neither its attempts nor its back-off move. In a group those behind it go back
+    as well, as in `back_off`.
+    """
+    _lock(context, connection, [leased])
+    parameters = {"of": leased.seq, "by": leased.claim_id, "delay": min(delay, FARTHEST)}
+    changed = connection.execute(_putting_off(context.rows, context.backend.now_sql()), parameters).rowcount == 1
+    if changed and context.options.groups:
+        release_behind(context, connection, [(leased.group_id, leased.position)])
+        settle(context, connection, [leased.group_id or UNGROUPED])
+    return changed
+
+
 def give_back(context: TableContext, connection: SqlConnection, leased: Iterable[Leased]) -> None:
     """Return messages whose handling has not begun, as if they had never been sent. Those whose lease is lost stay."""
     rows = context.rows
@@ -511,5 +526,22 @@ def _backing_off(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Update:
             time_next=now + sa.bindparam("delay", type_=sa.BigInteger),
             claim_id=None,
             last_error=sa.func.coalesce(sa.bindparam("why", type_=sa.Text), rows.c.last_error),
+        )
+    )
+
+
+@lru_cache(maxsize=256)
+def _putting_off(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Update:
+    return (
+        sa.update(rows)
+        .where(
+            rows.c.seq == sa.bindparam("of"),
+            rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger),
+            not_acked(rows),
+        )
+        .values(
+            time_next=now + sa.bindparam("delay", type_=sa.BigInteger),
+            epoch=rows.c.epoch - 1,
+            claim_id=None,
         )
     )

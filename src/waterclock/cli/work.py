@@ -1,0 +1,152 @@
+"""``waterclock work``: run handlers on the messages of message tables, until it is stopped."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from waterclock.cli.common import Common
+from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
+
+if TYPE_CHECKING:
+    from waterclock.cli.output import Output
+    from waterclock.connection import Database
+    from waterclock.tables.message_table import MessageTable
+    from waterclock.work.worker import Worker
+
+_SAY_EVERY = 30.0  # s
+
+
+def work(
+    handlers: list[str],
+    /,
+    *,
+    table: str | None = None,
+    concurrency: int = 1,
+    consumer: str | None = None,
+    where: str | None = None,
+    rate_limit: float | None = None,
+    timeout: str | None = None,
+    grace: str = "30s",
+    common: Common = Common(),
+) -> None:
+    """Run handlers on the messages of message tables.
+
+    SIGTERM and SIGINT stop it: it takes nothing more, lets handlers end for the grace, and gives the rest back; a
+    second one ends it at once. Says every 30 seconds on stderr how far it is.
+
+    Parameters
+    ----------
+    handlers
+        MODULE:NAME, or MODULE:NAME@TABLE; NAME is a function, functions by kind, or a context manager that yields
+        either. Modules are looked for in the current folder, too.
+    table
+        The table of handlers that name none.
+    concurrency
+        How many messages are handled at a time.
+    consumer
+        Who takes them, for those who look.
+    where
+        Which messages, in SQL's words, for example "region = 'eu' AND amount > 3".
+    rate_limit
+        How many messages a second it takes of each table at the most.
+    timeout
+        How long a handler may take, for example 5m.
+    grace
+        How long handlers may go on once it is to stop.
+    """
+    from waterclock.work.worker import Worker
+
+    with common.connect() as database:
+        found = _found(database, handlers, table)
+        worker = Worker(
+            found,
+            concurrency=concurrency,
+            consumer=consumer,
+            where=where,
+            rate_limit=rate_limit,
+            timeout=timeout,
+            grace=grace,
+        )
+        output = common.output
+        with _saying(worker, output):
+            output.talk(f"works on {', '.join(each.name for each in found)}, {concurrency} at a time")
+            worker.run()
+        output.talk(_line(worker))
+        if worker.unfinished:  # Python would wait for threads of theirs
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
+
+def _found(database: Database, handlers: list[str], table: str | None) -> dict[MessageTable, Any]:
+    sys.path.insert(0, "")
+    found: dict[str, Any] = {}
+    for text in handlers:
+        place, _, its_table = text.partition("@")
+        name = its_table or table
+        if name is None:
+            raise InvalidArgumentError(f"table: {quoted(text)} names none; write {place}@TABLE, or give --table")
+        if name in found:
+            raise InvalidArgumentError(f"table: {quoted(name)} has two handlers; give one, or functions by kind")
+        found[name] = _imported(place)
+    return {database.table(name): handler for name, handler in found.items()}
+
+
+def _imported(place: str) -> Any:
+    module, colon, name = place.partition(":")
+    if not (module and colon and name):
+        raise InvalidArgumentError(f"handler: {quoted(place)} is not MODULE:NAME")
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise InvalidArgumentError(f"handler: there is no module {quoted(module)}, here or installed") from None
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise InvalidArgumentError(f"handler: module {quoted(module)} has no {quoted(name)}") from None
+    return found
+
+
+@contextmanager
+def _saying(worker: Worker, output: Output) -> Generator[None]:
+    """Say meanwhile how far it is: on a terminal on a line that changes."""
+    from waterclock import moments
+
+    ended = threading.Event()
+
+    def say(show: Any, every: float) -> None:
+        while not moments.wait(ended, every):
+            show(_line(worker))
+
+    if sys.stderr.isatty() and not output.quiet:
+        from rich.console import Console
+
+        with Console(stderr=True).status("works") as status:
+            thread = threading.Thread(target=say, args=(status.update, 1.0), daemon=True)
+            moments.start(thread)
+            yield
+            ended.set()
+        return
+    thread = threading.Thread(target=say, args=(output.talk, _SAY_EVERY), daemon=True)
+    moments.start(thread)
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _line(worker: Worker) -> str:
+    counts, facts = vars(worker.counts), worker.facts()
+    said = [f"{counts['done']:,} done"]
+    said += [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count and name != "done"]
+    return f"{', '.join(said)}; {facts['running']} of {facts['slots']} run"

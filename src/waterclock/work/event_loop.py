@@ -1,0 +1,126 @@
+"""The event loop in which a worker runs asynchronous handlers, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+from waterclock import moments
+from waterclock.work.lanes import Handling, Lanes
+
+_T = TypeVar("_T")
+_BLOCKED_FOR = 1_000_000_000  # ns
+_LEAVES = 1.0  # s for tasks that were cancelled
+_log = logging.getLogger(__name__)
+
+
+class EventLoop:
+    """A loop that runs until it is closed, and all that was entered in it.
+
+    Parameters
+    ----------
+    lanes
+        Where messages come from, once it pulls.
+    handle
+        Handles one message.
+    """
+
+    def __init__(self, lanes: Lanes, handle: Callable[[Handling], Awaitable[object]]) -> None:
+        self._lanes = lanes
+        self._handle = handle
+        self._loop = asyncio.new_event_loop()
+        self._stack = AsyncExitStack()
+        self._tasks: dict[asyncio.Task[object], Handling] = {}
+        self._pull_is_due = False
+        self._asked_at = 0
+        self._answered = True
+        self._said_blocked = False
+        self._thread = threading.Thread(target=self._run, name="waterclock-work-loop", daemon=True)
+        moments.start(self._thread)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def do(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run something in the loop, and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def submit(self, work: Coroutine[Any, Any, _T], handling: Handling) -> _T:
+        """Run one handler in the loop for a thread that waits for it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        handling.cancel = future.cancel
+        return future.result()
+
+    def enter(self, manager: Any) -> Any:
+        """Enter an asynchronous context manager, which is left when the loop is closed."""
+        return self.do(self._stack.enter_async_context(manager))
+
+    def start(self) -> None:
+        """Begin to take messages from the lanes."""
+        self._lanes.when_ready = self._call_pull
+        self._call_pull()
+
+    def _call_pull(self) -> None:
+        if not self._pull_is_due:
+            self._pull_is_due = True
+            self._loop.call_soon_threadsafe(self._pull)
+
+    def _pull(self) -> None:
+        self._pull_is_due = False
+        while (handling := self._lanes.next_now()) is not None:
+            task = self._loop.create_task(self._run_one(handling))
+            self._tasks[task] = handling
+            handling.cancel = lambda task=task: self._loop.call_soon_threadsafe(task.cancel)
+            task.add_done_callback(self._forget)
+
+    async def _run_one(self, handling: Handling) -> None:
+        await self._handle(handling)
+
+    def _forget(self, task: asyncio.Task[object]) -> None:
+        del self._tasks[task]
+        self._pull()
+
+    def watch(self) -> None:
+        """Say where a handler has kept the loop from going on for long; called now and then from another thread."""
+        now = moments.monotonic_ns()
+        if self._answered:
+            self._answered, self._said_blocked, self._asked_at = False, False, now
+            self._loop.call_soon_threadsafe(self._answer)
+            return
+        if now - self._asked_at < _BLOCKED_FOR or self._said_blocked:
+            return
+        self._said_blocked = True
+        task = asyncio.current_task(self._loop)
+        handling = None if task is None else self._tasks.get(task)
+        which = "a task" if handling is None else f"the handler of message {handling.delivery.id!r}"
+        _log.warning(
+            "%s blocks the event loop, so no other handler goes on; await instead, or use asyncio.to_thread", which
+        )
+
+    def _answer(self) -> None:
+        self._answered = True
+
+    def close(self, seconds: float) -> None:
+        """Leave what was entered, and end the loop, within so many seconds at the most."""
+        self._loop.call_soon_threadsafe(self._begin_to_end)
+        moments.join(self._thread, seconds)
+
+    def _begin_to_end(self) -> None:
+        self._ending = self._loop.create_task(self._end())
+
+    async def _end(self) -> None:
+        tasks = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
+        for each in tasks:
+            each.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_LEAVES)
+        try:
+            await self._stack.aclose()
+        except Exception:  # noqa: BLE001  # the worker ends all the same
+            _log.exception("what the handlers' factory does at its end failed")
+        self._loop.stop()

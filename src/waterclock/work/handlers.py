@@ -1,0 +1,96 @@
+"""Handlers: functions that a worker calls with messages, each for the messages of a kind or for all of them.
+
+A kind is what the header ``kind`` of a message says. The parameters of a handler say what it gets.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any
+
+from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
+from waterclock.tables.consumers.delivery import Delivery
+
+KIND = "kind"
+"""The header by which handlers are chosen."""
+
+Handler = Callable[..., Any]
+Given = Handler | Mapping[str, Handler]
+Entered = AbstractContextManager[Given] | AbstractAsyncContextManager[Given]
+
+
+class BoundHandler:
+    """A function with what it wants of a delivery.
+
+    Attributes
+    ----------
+    name
+        How logs call it.
+    is_async
+        Whether calling it gives a coroutine.
+    """
+
+    def __init__(self, function: Handler) -> None:
+        if not callable(function):
+            raise InvalidArgumentError(f"handler: {quoted(function)} cannot be called; give a function")
+        self.name: str = getattr(function, "__qualname__", None) or type(function).__name__
+        self.is_async = _is_async(function)
+        self._function = function
+
+    def __call__(self, delivery: Delivery) -> Any:
+        """Call the function; of an asynchronous one this gives the coroutine."""
+        return self._function(delivery)
+
+
+class Handlers:
+    """The handlers of one table.
+
+    Attributes
+    ----------
+    kinds
+        The kinds that they know, in order; None: all messages.
+    """
+
+    def __init__(self, given: Given) -> None:
+        if isinstance(given, Mapping):
+            if not given or not all(isinstance(kind, str) for kind in given):
+                raise InvalidArgumentError(f"handler: {quoted(given)} is no dict of functions by kind; name the kinds")
+            self._every, self._by_kind = None, {kind: BoundHandler(each) for kind, each in given.items()}
+        else:
+            self._every, self._by_kind = BoundHandler(given), {}
+        self.kinds = None if self._every is not None else tuple(sorted(self._by_kind))
+
+    @property
+    def all(self) -> list[BoundHandler]:
+        """Every one of them."""
+        return [*self._by_kind.values(), *([] if self._every is None else [self._every])]
+
+    def find(self, delivery: Delivery) -> BoundHandler | None:
+        """Give the handler for a message; None where its kind is not known."""
+        if self._every is not None:
+            return self._every
+        return self._by_kind.get(delivery.headers.get(KIND, ""))
+
+
+def is_factory(given: object) -> bool:
+    """Say whether something gives handlers for a while: a context manager, or a function decorated as one."""
+    if isinstance(given, AbstractContextManager | AbstractAsyncContextManager):
+        return True
+    inner = inspect.unwrap(given) if callable(given) else given
+    return inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner)
+
+
+def entered(factory: Any) -> Entered:
+    """Give the context manager of a factory."""
+    return factory if isinstance(factory, AbstractContextManager | AbstractAsyncContextManager) else factory()
+
+
+def _is_async(function: Handler) -> bool:
+    while hasattr(function, "func"):  # a functools.partial
+        function = function.func  # pyright: ignore[reportFunctionMemberAccess]
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  # an object may be called, too
+    )

@@ -1,0 +1,138 @@
+"""The intake of one table: claims messages for free slots, and waits where there is nothing to do."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from waterclock import moments
+from waterclock.errors import LeaseLostError, WaterclockError
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.discarding import discard
+from waterclock.tables.consumers.heartbeat import heartbeat_of
+from waterclock.tables.consumers.subscription import Subscription
+from waterclock.tables.message_table import MessageTable
+from waterclock.work.counts import Counter
+from waterclock.work.handlers import Handlers
+from waterclock.work.lanes import Handling, Lanes
+
+_AT_ONCE = 500  # messages that one claim takes at the most
+
+UNKNOWN_FOR = "5s"
+"""For how long a message of a kind that is not known is left to others, where a claim cannot pass over it."""
+
+_log = logging.getLogger(__name__)
+
+
+class Intake:
+    """Takes one table's messages into the lanes of a worker.
+
+    Attributes
+    ----------
+    table
+        The table.
+    handlers
+        What handles its messages.
+    subscription
+        What claims them.
+    """
+
+    def __init__(
+        self,
+        table: MessageTable,
+        handlers: Handlers,
+        subscription: Subscription,
+        lanes: Lanes,
+        counter: Counter,
+        failed: Callable[[BaseException], object],
+    ) -> None:
+        self.table = table
+        self.handlers = handlers
+        self.subscription = subscription
+        self._lanes = lanes
+        self._counter = counter
+        self._failed = failed
+        self._heartbeat = heartbeat_of(table.context.backend)
+        self._thread = threading.Thread(target=self._run, name=f"waterclock-work-{table.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to claim."""
+        moments.start(self._thread)
+
+    def stop(self) -> None:
+        """Claim no more. What a claim under way brings is given back at once."""
+        self.subscription.stop()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the end of a claim under way; say whether there is none."""
+        if self._thread.ident is not None:
+            moments.join(self._thread, seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while room := self._lanes.reserve(_AT_ONCE):
+                if not self._take(room):
+                    self.subscription.wait()
+        except BaseException as error:  # noqa: BLE001  # the worker says it, and ends
+            self._failed(error)
+
+    def _take(self, room: int) -> bool:
+        found: list[Delivery] = []
+        ours: list[Handling] = []
+        begun = moments.monotonic_ns()
+        try:
+            found = self.subscription.take(room)
+            ours = [Handling(each, self, begun) for each in self._known(found)]
+            for one in ours:
+                self._heartbeat.keep(one.delivery)
+        finally:
+            late = self._lanes.add(self, ours, room, begun)
+        self.give_back(late)
+        return bool(found)
+
+    def _known(self, found: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Leave messages of kinds that are not known to others, and with them those behind them in their groups."""
+        if self.handlers.kinds is None:
+            return found
+        known: list[Delivery] = []
+        passed: set[str | None] = set()
+        for each in found:
+            in_group = each.leased.position is not None
+            if in_group and each.group in passed:
+                continue
+            if self.handlers.find(each) is not None:
+                known.append(each)
+                continue
+            if in_group:
+                passed.add(each.group)
+            try:
+                each.snooze(UNKNOWN_FOR)
+            except LeaseLostError as error:
+                _log.info("%s", error)
+        return known
+
+    def check(self, one: Handling) -> None:
+        """See whether a message is still ours that has waited behind others of its group for long."""
+        with suppress(WaterclockError):  # its ack will find out
+            discard([one.delivery], extended=True)
+
+    def give_back(self, handlings: Sequence[Handling]) -> None:
+        """Give messages back, due at once and uncounted; what cannot be given back is left to the end of its lease."""
+        if not handlings:
+            return
+        try:
+            self.subscription.give_back([one.delivery for one in handlings])
+        except WaterclockError as error:
+            _log.warning(
+                "leaves %d messages of %r to the end of their lease: %s", len(handlings), self.table.name, error
+            )
+        self._counter.note("given_back", len(handlings))
+        self.release(handlings)
+
+    def release(self, handlings: Sequence[Handling]) -> None:
+        """Extend the leases of messages no more."""
+        for one in handlings:
+            self._heartbeat.release(one.delivery)

@@ -1,0 +1,100 @@
+"""What becomes of a message once its handler has ended: what a handler can raise, and what a worker makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from waterclock.time import Duration, to_duration
+
+
+class HandlerSays(Exception):  # noqa: N818  # none of them is an error: a handler says what is to become of its message
+    """Base of what a handler raises to say what is to become of its message."""
+
+
+class Retry(HandlerSays):
+    """Send the message again after a while; by default after its back-off. It counts as an attempt.
+
+    Parameters
+    ----------
+    after
+        How long to wait.
+    why
+        Kept in the column ``last_error``.
+    """
+
+    def __init__(self, after: Duration | None = None, why: str | None = None) -> None:
+        super().__init__(after, why)
+        self.after = None if after is None else to_duration(after, "after")
+        self.why = why
+
+
+class Snooze(HandlerSays):
+    """Send the message again after ``delay``, as if it had not been sent now: neither attempts nor back-off move."""
+
+    def __init__(self, delay: Duration) -> None:
+        super().__init__(delay)
+        self.delay = to_duration(delay, "delay")
+
+
+class DeadLetter(HandlerSays):
+    """Move the message to the table's dead-letter table, for the reason ``why``. Where it has none, it backs off."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class Discard(HandlerSays):
+    """Ack the message though it was not handled; ``why`` goes into the log."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+Verb = Literal["ack", "back_off", "snooze", "dead_letter", "discard", "give_back", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is to become of a message.
+
+    Attributes
+    ----------
+    verb
+        What is done.
+    delay
+        After how long it is sent again, ns; None: by the table's back-off.
+    why
+        What is said of it: an error, or a reason.
+    """
+
+    verb: Verb
+    delay: int | None = None
+    why: str | None = None
+
+
+ACK = Outcome("ack")
+"""The handler returned."""
+
+SKIP = Outcome("skip")
+"""It was not handled, since it is not ours any more."""
+
+GIVE_BACK = Outcome("give_back")
+"""The handler was asked to end, so it is no fault of its own, and no attempt."""
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """Give what a handler's exception means."""
+    match error:
+        case Retry():
+            return Outcome("back_off", error.after, error.why or "the handler asked for another try")
+        case Snooze():
+            return Outcome("snooze", error.delay)
+        case DeadLetter():
+            return Outcome("dead_letter", why=error.why)
+        case Discard():
+            return Outcome("discard", why=error.why)
+        case _:
+            return Outcome("back_off", why=f"{type(error).__name__}: {error}")

@@ -1,0 +1,447 @@
+"""The worker: runs handlers on the messages of one message table or of several, until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, suppress
+from typing import Any
+
+from waterclock import moments
+from waterclock.errors import InvalidArgumentError, WaterclockError
+from waterclock.quoting import quoted
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER
+from waterclock.tables.databases.changes import Stop
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.model.options import check_count
+from waterclock.time import Duration, format_duration, to_duration
+from waterclock.work.counts import Counter, Counts
+from waterclock.work.event_loop import EventLoop
+from waterclock.work.handlers import Handlers, entered, is_factory
+from waterclock.work.intake import Intake
+from waterclock.work.lanes import Handling, Lanes
+from waterclock.work.outcomes import ACK, GIVE_BACK, SKIP, HandlerSays, Outcome, outcome_of
+from waterclock.work.recording import Recorder
+from waterclock.work.signals import stopping_at_signals
+from waterclock.work.threads import Threads
+
+_SECOND = 1_000_000_000
+_LOOK_EVERY = 0.05  # s, while there is something to look at
+_IDLE = 1.0  # s
+_UNWINDING = 1.0  # s that a handler has that was asked to end
+_STUCK_AFTER = 5 * _SECOND  # ns after its timeout an asynchronous handler that was cancelled is given up
+
+ENDING = 4.0
+"""Seconds that a worker takes to end after its grace at the most."""
+
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Runs handlers on messages of message tables. Made once, run once.
+
+    A handler that returns acks its message; one that raises gives it back, with its back-off. `Retry`, `Snooze`,
+    `DeadLetter` and `Discard` say something else. Its lease is extended for as long as the handler runs.
+
+    Handlers made with ``def`` run in threads, those made with ``async def`` in one event loop.
+
+    Parameters
+    ----------
+    table
+        The table; or several, each with its handler, as a dict. They share the worker's slots.
+    handler
+        A function that takes a `Delivery`; or such functions by the header ``kind``, as a dict: messages of other
+        kinds are left to other workers. Or a context manager that yields either, for what handlers need as long as the
+        worker runs; it may be asynchronous.
+    concurrency
+        How many messages are handled at a time.
+    consumer
+        Who takes them; as in `MessageTable.subscribe`.
+    where, parameters
+        Which messages; as in `MessageTable.receive`.
+    rate_limit
+        How many messages a second it takes of each table at the most; None: as many as the table lets it.
+    timeout
+        How long a handler may take; None: any time. An asynchronous one is cancelled. A thread cannot be ended: its
+        message backs off, its slot goes to a new thread, and it is counted as stuck.
+    grace
+        How long handlers that run may go on once the worker is to stop. What is not done then is given back, due at
+        once, and counts no attempt.
+    around
+        A context manager, given each delivery, in which its handler is called.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For an argument that cannot be meant.
+    """
+
+    def __init__(
+        self,
+        table: MessageTable | Mapping[MessageTable, Any],
+        handler: Any = None,
+        *,
+        concurrency: int = 1,
+        consumer: str | None = None,
+        where: str | None = None,
+        parameters: Mapping[str, object] | None = None,
+        rate_limit: float | None = None,
+        timeout: Duration | None = None,
+        grace: Duration = "30s",
+        around: Callable[[Delivery], Any] | None = None,
+    ) -> None:
+        self._given = _tables(table, handler)
+        self._slots = check_count(concurrency, "concurrency")
+        self._subscribed = {"consumer": consumer, "where": where, "parameters": parameters, "rate_limit": rate_limit}
+        self._timeout = None if timeout is None else to_duration(timeout, "timeout")
+        self._grace = to_duration(grace, "grace")
+        self._around = around
+        self._stop = Stop()
+        self._stops_at: float | None = None
+        self._error: BaseException | None = None
+        self._has_run = False
+        self._lanes = Lanes(self._slots)
+        self._counter = Counter()
+        self._recorder = Recorder(self._lanes, self._counter)
+        self._loop: EventLoop | None = None
+        self._threads: Threads | None = None
+        self._intakes: list[Intake] = []
+        self._given_up: list[Handling] = []
+
+    @property
+    def unfinished(self) -> int:
+        """How many handlers run on though the worker took their messages back."""
+        return sum(not one.ended for one in self._given_up)
+
+    @property
+    def counts(self) -> Counts:
+        """What it has done so far."""
+        return self._counter.now()
+
+    def facts(self) -> dict[str, Any]:
+        """Give how many slots it has, how many of them are taken, and how many messages wait for one."""
+        return self._lanes.facts()
+
+    def stop(self, grace: Duration | None = None) -> None:
+        """Stop: claim no more, let what runs end within the grace. Any thread and any signal handler may call it.
+
+        Parameters
+        ----------
+        grace
+            How long that may take; None: as the worker was made. A second call can only make it shorter.
+        """
+        seconds = (self._grace if grace is None else to_duration(grace, "grace")) / _SECOND
+        self._stop_within(seconds)
+
+    def _stop_within(self, seconds: float) -> None:
+        ends = moments.monotonic() + seconds
+        self._stops_at = ends if self._stops_at is None else min(self._stops_at, ends)
+        self._stop.nudge()
+
+    def run(self, *, signals: bool = True) -> None:
+        """Work until `stop` is called, or a signal comes; return once all is acked or given back.
+
+        Parameters
+        ----------
+        signals
+            Whether SIGTERM and SIGINT stop it, where this is the main thread: the first with the grace, the second at
+            once.
+
+        Raises
+        ------
+        WaterclockError
+            Where a table is dropped, or cannot be worked with.
+        """
+        if self._has_run:
+            raise InvalidArgumentError("run: this worker has run; make a new one")
+        self._has_run = True
+        with ExitStack() as stack:
+            if signals:
+                stack.enter_context(stopping_at_signals(self._stop_at_signal))
+            try:
+                self._start(stack)
+                self._keep()
+            except BaseException:
+                self._stop_within(0)
+                raise
+            finally:
+                self._end()
+        if self._error is not None:
+            raise self._error
+
+    def _stop_at_signal(self, *, again: bool) -> None:
+        self._stop_within(0 if again else self._grace / _SECOND)
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._stop_within(self._grace / _SECOND)
+
+    def _start(self, stack: ExitStack) -> None:
+        handlers = {table: self._enter(given, stack) for table, given in self._given}
+        every = [each for known in handlers.values() for each in known.all]
+        only_async = all(each.is_async for each in every)
+        if self._loop is None and any(each.is_async for each in every):
+            self._loop = EventLoop(self._lanes, self._await)
+        for table, known in handlers.items():
+            subscription = table.subscribe(**self._subscribed)  # type: ignore[arg-type]
+            subscription.patience = math.inf  # a database that is away is waited for
+            intake = Intake(table, known, subscription, self._lanes, self._counter, self._fail)
+            self._intakes.append(intake)
+        self._lanes.when_waiting = self._stop.nudge
+        self._recorder.start()
+        if only_async and self._loop is not None:
+            self._loop.start()
+        else:
+            self._threads = Threads(self._lanes, self._slots, self._call)
+            self._threads.start()
+        for intake in self._intakes:
+            intake.start()
+
+    def _enter(self, given: Any, stack: ExitStack) -> Handlers:
+        if not is_factory(given):
+            return Handlers(given)
+        manager = entered(given)
+        if isinstance(manager, AbstractAsyncContextManager):
+            if self._loop is None:
+                self._loop = EventLoop(self._lanes, self._await)
+            return Handlers(self._loop.enter(manager))
+        return Handlers(stack.enter_context(manager))
+
+    # -- handling one message
+
+    def _call(self, one: Handling) -> bool:
+        """Handle a message in the calling thread; say whether the thread keeps its slot."""
+        try:
+            if _is_old(one):
+                one.intake.check(one)
+            if (outcome := _unbegun(one)) is not None:
+                return self._finish(one, outcome)
+            with ExitStack() as stack:
+                if self._around is not None:
+                    self._enter_around(one, stack)
+                handler = one.intake.handlers.find(one.delivery)
+                result = None if handler is None else handler(one.delivery)
+                if handler is not None and handler.is_async and self._loop is not None:
+                    self._loop.submit(self._within_timeout(result), one)
+            outcome = ACK
+        except BaseException as error:  # noqa: BLE001  # what a handler raises ends its message, and no worker
+            outcome = self._outcome(one, error)
+        return self._finish(one, outcome)
+
+    def _enter_around(self, one: Handling, stack: ExitStack) -> None:
+        manager = self._around(one.delivery) if self._around is not None else None
+        if not isinstance(manager, AbstractContextManager):
+            raise InvalidArgumentError(f"around: {quoted(manager)} is no context manager, and the handler is no async")
+        stack.enter_context(manager)
+
+    async def _await(self, one: Handling) -> None:
+        """Handle a message in the event loop."""
+        try:
+            if _is_old(one):
+                await asyncio.to_thread(one.intake.check, one)
+            if (outcome := _unbegun(one)) is not None:
+                self._finish(one, outcome)
+                return
+            await self._within_timeout(self._handle_async(one))
+            outcome = ACK
+        except BaseException as error:  # noqa: BLE001  # as above
+            outcome = self._outcome(one, error)
+        self._finish(one, outcome)
+
+    async def _handle_async(self, one: Handling) -> None:
+        handler = one.intake.handlers.find(one.delivery)
+        if handler is None:
+            return
+        if self._around is None:
+            await handler(one.delivery)
+            return
+        manager = self._around(one.delivery)
+        if isinstance(manager, AbstractAsyncContextManager):
+            async with manager:
+                await handler(one.delivery)
+        else:
+            with manager:
+                await handler(one.delivery)
+
+    async def _within_timeout(self, work: Any) -> None:
+        async with asyncio.timeout(None if self._timeout is None else self._timeout / _SECOND):
+            await work
+
+    def _outcome(self, one: Handling, error: BaseException) -> Outcome:
+        if one.asked and not isinstance(error, HandlerSays):
+            return GIVE_BACK
+        if isinstance(error, TimeoutError) and self._is_late(one):
+            self._counter.note("timed_out")
+            return self._timed_out()
+        _log.debug("message %r failed", one.delivery.id, exc_info=error)
+        return outcome_of(error)
+
+    def _is_late(self, one: Handling, by: int = 0) -> bool:
+        return self._timeout is not None and moments.monotonic_ns() - one.began_at >= self._timeout + by
+
+    def _timed_out(self) -> Outcome:
+        return Outcome(
+            "back_off", why=f"TimeoutError: the handler took longer than {format_duration(self._timeout or 0)}"
+        )
+
+    def _finish(self, one: Handling, outcome: Outcome) -> bool:
+        one.ended = True
+        if not one.decide():
+            return False  # its time was up, and the message is not its own any more
+        dropped = self._lanes.end(one, goes_on=outcome.verb in ("ack", "discard", "skip"))
+        self._recorder.put(one, outcome, dropped)
+        if self._stops_at is not None:
+            self._stop.nudge()
+        return True
+
+    # -- looking after what runs
+
+    def _keep(self) -> None:
+        """Look after what runs until the worker is to stop, and then until all has ended, or the grace is over."""
+        while self._stops_at is None:
+            self._look()
+            busy = self._lanes.waits or (self._lanes.running and (self._timeout is not None or self._loop is not None))
+            self._stop.wait(_LOOK_EVERY if busy else _IDLE)
+        self._begin_to_stop()
+        while self._lanes.running and (left := self._stops_at - moments.monotonic()) > 0:
+            self._look()
+            self._stop.wait(min(left, _LOOK_EVERY))
+
+    def _look(self) -> None:
+        late = self._lanes.take_back()
+        self._give_back(late)
+        running = self._lanes.running
+        if self._loop is not None and running:
+            self._loop.watch()
+        for one in running:
+            if one.delivery.lost and not one.asked:
+                _log.warning(
+                    "message %r is handled, and not ours any more; its handler is asked to end", one.delivery.id
+                )
+                self._ask(one)
+            if self._is_late(one, _STUCK_AFTER if self._threads is None else 0):
+                self._give_up(one)
+
+    def _give_up(self, one: Handling) -> None:
+        """Take its slot from a handler that goes on after its time."""
+        handler = one.intake.handlers.find(one.delivery)
+        if (
+            self._threads is not None
+            and handler is not None
+            and handler.is_async
+            and not self._is_late(one, _STUCK_AFTER)
+        ):
+            return  # the loop cancels it by itself
+        if not one.decide():
+            return
+        self._counter.note("timed_out")
+        self._counter.note("stuck")
+        self._given_up = [each for each in self._given_up if not each.ended] + [one]
+        _log.warning("the handler of message %r goes on after its time; another takes its slot", one.delivery.id)
+        self._ask(one)
+        dropped = self._lanes.end(one, goes_on=False)
+        self._recorder.put(one, self._timed_out(), dropped)
+        if self._threads is not None:
+            self._threads.replace()
+
+    def _ask(self, one: Handling) -> None:
+        one.asked = True
+        if one.cancel is not None:
+            one.cancel()
+
+    def _give_back(self, handlings: Iterable[Handling]) -> None:
+        by_intake: dict[Intake, list[Handling]] = {}
+        for one in handlings:
+            by_intake.setdefault(one.intake, []).append(one)
+        for intake, ours in by_intake.items():
+            intake.give_back(ours)
+
+    # -- ending
+
+    def _begin_to_stop(self) -> None:
+        for intake in self._intakes:
+            intake.stop()
+        late = self._lanes.close()
+        if late:
+            # Apart: what runs is looked after meanwhile, also where the database is away.
+            moments.start(threading.Thread(target=self._give_back, args=(late,), daemon=True))
+
+    def _end(self) -> None:
+        """End within `ENDING` seconds, also where handlers go on, or a database does not answer."""
+        until = moments.monotonic() + ENDING
+
+        def left() -> float:
+            return max(0.0, until - moments.monotonic())
+
+        self._begin_to_stop()
+        running = self._lanes.running
+        for one in running:
+            self._ask(one)
+        self._wait_for_unwinding()
+        ours = [one for one in running if one.decide()]
+        self._given_up += ours
+        for one in ours:
+            self._lanes.end(one, goes_on=False)
+        if ours:
+            _log.warning("%d handlers run on after the grace; their messages are given back", len(ours))
+        _within(left() / 2, lambda: self._give_back(ours))
+        recorded = self._recorder.close(left() / 2)
+        claimed = [intake.join(left() / 2) for intake in self._intakes]
+        _within(left() / 2, self._close_subscriptions)
+        if self._loop is not None:
+            self._loop.close(left())
+        if not (recorded and all(claimed)):
+            _log.warning("the database does not answer; what it has not learnt is sent again after its lease")
+
+    def _wait_for_unwinding(self) -> None:
+        """Give handlers that can be cancelled a moment to end; what they say then counts."""
+        until = moments.monotonic() + _UNWINDING
+        while any(one.cancel is not None for one in self._lanes.running) and moments.monotonic() < until:
+            moments.sleep(_LOOK_EVERY)
+
+    def _close_subscriptions(self) -> None:
+        for intake in self._intakes:
+            with suppress(WaterclockError):
+                intake.subscription.close()
+
+
+def _tables(table: Any, handler: Any) -> list[tuple[MessageTable, Any]]:
+    given = dict(table) if isinstance(table, Mapping) else {table: handler}
+    if isinstance(table, Mapping) and handler is not None:
+        raise InvalidArgumentError("handler: each table has one of its own, so give none beside them")
+    if not given:
+        raise InvalidArgumentError("table: there is none; give one")
+    for each, its_handler in given.items():
+        if not isinstance(each, MessageTable):
+            raise InvalidArgumentError(
+                f"table: {quoted(each)} is no message table; of a sharded one, give each shard's"
+            )
+        if its_handler is None:
+            raise InvalidArgumentError(f"handler: table {each.name!r} has none; give a function")
+        if not is_factory(its_handler):
+            Handlers(its_handler)
+    return list(given.items())
+
+
+def _is_old(one: Handling) -> bool:
+    return one.began_at - one.claimed_at > LOOK_AGAIN_AFTER
+
+
+def _unbegun(one: Handling) -> Outcome | None:
+    """Say what becomes of a message that is not to be handled any more; None where it is."""
+    delivery = one.delivery
+    if delivery.lost or delivery.over:
+        return SKIP
+    expires_at = delivery.expires_at
+    return GIVE_BACK if expires_at is not None and expires_at <= delivery.context.backend.now_about() else None
+
+
+def _within(seconds: float, work: Callable[[], object]) -> None:
+    """Do something that a database may keep waiting, but wait for it for so long only."""
+    thread = threading.Thread(target=work, name="waterclock-work-end", daemon=True)
+    moments.start(thread)
+    moments.join(thread, seconds)

@@ -1,0 +1,85 @@
+"""What the tests of workers share: workers that run beside a test, and handlers that wait for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+from waterclock.connection import Database
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.message_table import MessageTable
+from waterclock.work.worker import Worker
+
+PATIENCE = 60  # s; far more than is needed, where a machine is busy
+
+
+class Waiting:
+    """A handler that says what it began, and waits for the test. What it ended is in ``done``."""
+
+    def __init__(self) -> None:
+        self.began: list[Any] = []
+        self.done: list[Any] = []
+        self.deliveries: list[Delivery] = []
+        self.go_on = threading.Event()
+        self._has_begun = threading.Semaphore(0)
+
+    def __call__(self, delivery: Delivery) -> None:
+        self.began.append(delivery.payload)
+        self.deliveries.append(delivery)
+        self._has_begun.release()
+        assert self.go_on.wait(PATIENCE)
+        self.done.append(delivery.payload)
+
+    def wait_for(self, count: int) -> None:
+        for _ in range(count):
+            assert self._has_begun.acquire(timeout=PATIENCE)
+
+
+@contextmanager
+def running(worker: Worker, *, grace: str | None = None) -> Generator[threading.Thread]:
+    """Run a worker beside the test, and stop it in the end."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            worker.run()
+        except BaseException as error:  # noqa: BLE001  # it is raised in the test
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="worker")
+    thread.start()
+    try:
+        yield thread
+    finally:
+        worker.stop(grace)
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
+    if raised:
+        raise raised[0]
+
+
+def until(comes_true: Callable[[], object]) -> None:
+    """Wait for something that a worker does."""
+    tick = threading.Event()
+    for _ in range(PATIENCE * 100):
+        if comes_true():
+            return
+        tick.wait(0.01)
+    raise AssertionError("it does not come true")
+
+
+@pytest.fixture
+def make_table(database: Database) -> Generator[Callable[..., MessageTable]]:
+    with ExitStack():
+        yield lambda name="orders", **options: database.create_table(
+            name, **{"payload": "json", "jitter": 0, **options}
+        )
+
+
+@pytest.fixture
+def orders(make_table: Callable[..., MessageTable]) -> MessageTable:
+    return make_table()

@@ -1,0 +1,375 @@
+"""A worker handles what is due, says what became of it, and stops without losing or keeping anything."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+from tests.work.conftest import PATIENCE, Waiting, running, until
+
+import waterclock as wc
+from waterclock.tables.message_table import MessageTable
+
+MakeTable = Callable[..., MessageTable]
+
+
+def put(table: MessageTable, *payloads: Any, **more: Any) -> None:
+    table.put_many([{"payload": each, **more} for each in payloads])
+
+
+def test_each_message_is_handled_and_acked(orders: MessageTable) -> None:
+    put(orders, *range(300))
+    seen: list[int] = []
+    with running(wc.Worker(orders, lambda delivery: seen.append(delivery.payload), concurrency=4)):
+        until(lambda: len(seen) == 300)
+        put(orders, "later")
+        until(lambda: orders.stats().acked == 301)
+    assert sorted(seen[:300]) == list(range(300))
+    assert orders.stats().sent == 301
+
+
+def test_asynchronous_handlers_run_in_one_loop_as_many_at_a_time_as_there_are_slots(orders: MessageTable) -> None:
+    put(orders, *range(20))
+    at_a_time: list[int] = []
+    most = 0
+
+    async def handle(delivery: wc.Delivery) -> None:
+        nonlocal most
+        at_a_time.append(delivery.payload)
+        most = max(most, len(at_a_time))
+        await asyncio.sleep(0.02)
+        at_a_time.remove(delivery.payload)
+
+    worker = wc.Worker(orders, handle, concurrency=5)
+    with running(worker):
+        until(lambda: worker.counts.done == 20)
+    assert most == 5
+    assert orders.stats().acked == 20
+
+
+def test_a_handler_says_what_becomes_of_its_message(make_table: MakeTable) -> None:
+    orders = make_table(dead_letter="dead", ack_wait="10m", min_backoff="20m")
+    says: dict[str, Callable[[], Exception]] = {
+        "retry": lambda: wc.Retry("5m"),
+        "snooze": lambda: wc.Snooze("1h"),
+        "dead": lambda: wc.DeadLetter("no such customer"),
+        "discard": lambda: wc.Discard("too old"),
+        "error": lambda: ValueError("no number"),
+    }
+    ids = {name: orders.put(name) for name in says}
+
+    def handle(delivery: wc.Delivery) -> None:
+        raise says[delivery.payload]()
+
+    worker = wc.Worker(orders, handle, concurrency=2)
+    with running(worker):
+        until(lambda: orders.stats().in_flight == 0 and sum(vars(worker.counts).values()) == 5)
+    now = orders.context.backend.now()
+    peeked = {each.payload: each for each in orders.peek(10)}
+    minutes = {name: round((peeked[name].due_at - now) / 60e9) for name in ("retry", "snooze", "error")}
+    assert minutes == {"retry": 5, "snooze": 60, "error": 20}
+    assert {name: each.epoch for name, each in peeked.items()} == {"retry": 1, "snooze": 0, "error": 1}
+    [dead] = orders.dead_letters()
+    assert (dead["payload"], dead["dead_reason"]) == ("dead", "no such customer")
+    assert "acked" in str(orders.explain(ids["discard"]))
+    counts = worker.counts
+    assert (counts.done, counts.failed, counts.snoozed, counts.dead, counts.discarded) == (0, 2, 1, 1, 1)
+
+
+def test_a_failure_is_one_line_with_the_id_the_attempt_and_the_next_try(
+    make_table: MakeTable, caplog: pytest.LogCaptureFixture
+) -> None:
+    orders = make_table(max_attempts=2, min_backoff="1s", ack_wait="1s", dead_letter="dead")
+    orders.put("x", id=17)
+
+    def handle(delivery: wc.Delivery) -> None:
+        raise KeyError("customer")
+
+    with caplog.at_level(logging.WARNING), running(wc.Worker(orders, handle)):
+        until(orders.dead_letters)
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("waterclock.work")]
+    assert lines == [
+        "message 17 of 'orders' failed, attempt 1; next try in 1s: KeyError: 'customer'",
+        "message 17 of 'orders' failed, attempt 2; it is a dead letter now: KeyError: 'customer'",
+    ]
+
+
+def test_a_dead_letter_where_there_is_no_table_for_it_backs_off(orders: MessageTable) -> None:
+    put(orders, "x")
+
+    def handle(delivery: wc.Delivery) -> None:
+        raise wc.DeadLetter("why")
+
+    worker = wc.Worker(orders, handle)
+    with running(worker):
+        until(lambda: worker.counts.failed == 1)
+    assert orders.stats().delayed == 1
+
+
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+def test_the_messages_of_a_group_are_handled_in_order_and_one_at_a_time(make_table: MakeTable, groups: str) -> None:
+    orders = make_table(groups=groups)
+    orders.put_many([{"payload": number, "group": f"g{number % 4}"} for number in range(60)])
+    seen: dict[str, list[int]] = {}
+    at_a_time: set[str] = set()
+    failed = threading.Event()
+
+    def handle(delivery: wc.Delivery) -> None:
+        assert delivery.group is not None
+        assert delivery.group not in at_a_time
+        at_a_time.add(delivery.group)
+        try:
+            if delivery.payload == 8 and not failed.is_set():
+                failed.set()
+                raise wc.Retry("0s")
+            seen.setdefault(delivery.group, []).append(delivery.payload)
+        finally:
+            at_a_time.remove(delivery.group)
+
+    with running(wc.Worker(orders, handle, concurrency=4)):
+        until(lambda: orders.stats().acked == 60)
+    assert failed.is_set()
+    assert seen == {f"g{first}": list(range(first, 60, 4)) for first in range(4)}
+    assert orders.stats().sent == 61  # those behind the one that failed went back uncounted
+
+
+def test_what_runs_ends_within_the_grace_and_is_sent_once_though_it_takes_longer_than_its_lease(
+    make_table: MakeTable,
+) -> None:
+    orders = make_table(ack_wait="500ms")
+    put(orders, *range(10))
+    handler = Waiting()
+    worker = wc.Worker(orders, handler, grace="10m")
+    with running(worker):
+        handler.wait_for(1)
+        began = handler.deliveries[0].lease_until
+        worker.stop()
+        # What was not begun is due at once; what runs is kept for three leases.
+        until(lambda: orders.stats().ready == 9)
+        until(lambda: handler.deliveries[0].lease_until > began + 1_000_000_000)
+        handler.go_on.set()
+    stats = orders.stats()
+    assert (stats.acked, stats.ready, stats.sent) == (1, 9, 1)
+
+
+@pytest.mark.parametrize("max_attempts", [1, None])
+def test_what_does_not_end_within_the_grace_is_due_at_once_and_counts_no_attempt(
+    make_table: MakeTable, max_attempts: int | None
+) -> None:
+    orders = make_table(max_attempts=max_attempts)
+    put(orders, "a", "b")
+    handler = Waiting()
+    worker = wc.Worker(orders, handler, concurrency=2)
+    with running(worker, grace="0s"):
+        handler.wait_for(2)
+    assert worker.unfinished == 2
+    assert worker.counts.given_back == 2
+    assert [(each.payload, each.epoch) for each in orders.receive()] == [("a", 1), ("b", 1)]
+    handler.go_on.set()
+    until(lambda: worker.unfinished == 0)
+    assert orders.stats().acked == 0
+
+
+def test_an_asynchronous_handler_is_cancelled_when_the_grace_is_over(orders: MessageTable) -> None:
+    put(orders, "cleans up", "ends well")
+    began, cancelled = threading.Semaphore(0), []
+
+    async def handle(delivery: wc.Delivery) -> None:
+        try:
+            began.release()
+            await asyncio.sleep(PATIENCE)
+        except asyncio.CancelledError:
+            cancelled.append(delivery.payload)
+            if delivery.payload == "cleans up":
+                raise
+
+    worker = wc.Worker(orders, handle, concurrency=2)
+    with running(worker, grace="0s"):
+        assert began.acquire(timeout=PATIENCE)
+        assert began.acquire(timeout=PATIENCE)
+    assert sorted(cancelled) == ["cleans up", "ends well"]
+    assert worker.unfinished == 0
+    assert [(each.payload, each.epoch) for each in orders.receive()] == [("cleans up", 1)]
+    assert orders.stats().acked == 1
+
+
+def test_nothing_waits_claimed_behind_a_long_handler(orders: MessageTable) -> None:
+    handler = Waiting()
+    quick: list[int] = []
+
+    def handle(delivery: wc.Delivery) -> None:
+        if delivery.payload == "long":
+            handler(delivery)
+        else:
+            quick.append(delivery.payload)
+
+    one, two = wc.Worker(orders, handle), wc.Worker(orders, handle)
+    with running(one):
+        put(orders, *range(200))  # so quick that it claims ahead
+        until(lambda: len(quick) == 200)
+        orders.put_many([{"payload": "long", "priority": 1}, *({"payload": number} for number in range(200, 300))])
+        handler.wait_for(1)
+        with running(two):
+            until(lambda: len(quick) == 300)
+            handler.go_on.set()
+    assert sorted(quick) == list(range(300))
+    assert orders.stats().sent == 301
+
+
+def test_a_thread_that_is_stuck_gives_its_slot_to_another_and_its_message_backs_off(
+    make_table: MakeTable, caplog: pytest.LogCaptureFixture
+) -> None:
+    orders = make_table(min_backoff="1h", ack_wait="1h")
+    stuck_id = orders.put("stuck")
+    handler = Waiting()
+    done: list[str] = []
+
+    def handle(delivery: wc.Delivery) -> None:
+        handler(delivery) if delivery.payload == "stuck" else done.append(delivery.payload)
+
+    worker = wc.Worker(orders, handle, timeout="50ms")
+    with running(worker):
+        handler.wait_for(1)
+        put(orders, "next")
+        until(lambda: done == ["next"])
+        until(lambda: orders.stats().delayed == 1)
+        assert (worker.counts.stuck, worker.counts.timed_out, worker.unfinished) == (1, 1, 1)
+        handler.go_on.set()
+        until(lambda: worker.unfinished == 0)
+    [line] = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
+    assert f"message {stuck_id} of 'orders' failed, attempt 1; next try in 1h: TimeoutError: the handler took" in line
+    assert orders.stats().acked == 1
+
+
+def test_an_asynchronous_handler_that_takes_too_long_is_cancelled(make_table: MakeTable) -> None:
+    orders = make_table(min_backoff="1h", ack_wait="1h")
+    put(orders, "x")
+    cancelled = threading.Event()
+
+    async def handle(delivery: wc.Delivery) -> None:
+        try:
+            await asyncio.sleep(PATIENCE)
+        finally:
+            cancelled.set()
+
+    worker = wc.Worker(orders, handle, timeout="20ms")
+    with running(worker):
+        assert cancelled.wait(PATIENCE)
+        until(lambda: worker.counts.failed == 1)
+    assert (worker.counts.timed_out, worker.counts.stuck) == (1, 0)
+    assert orders.stats().delayed == 1
+
+
+def test_several_tables_share_the_slots_and_none_keeps_another_from_them(make_table: MakeTable) -> None:
+    orders, mails = make_table("orders"), make_table("mails")
+    put(orders, *range(50))
+    put(mails, *range(50))
+    seen: list[str] = []
+
+    def order(delivery: wc.Delivery) -> None:
+        seen.append("order")
+
+    async def mail(delivery: wc.Delivery) -> None:
+        seen.append("mail")
+
+    worker = wc.Worker({orders: order, mails: mail}, concurrency=2)
+    with running(worker):
+        until(lambda: worker.counts.done == 100)
+    assert (orders.stats().acked, mails.stats().acked) == (50, 50)
+    assert max(seen.index("order"), seen.index("mail")) < 25
+
+
+def test_handlers_may_come_from_a_context_manager_that_lasts_as_long_as_the_worker(orders: MessageTable) -> None:
+    put(orders, 1, 2, 3)
+    happened: list[Any] = []
+
+    @contextmanager
+    def factory() -> Generator[Callable[[wc.Delivery], None]]:
+        happened.append("begin")
+        yield lambda delivery: happened.append(delivery.payload)
+        happened.append("end")
+
+    worker = wc.Worker(orders, factory)
+    with running(worker):
+        until(lambda: worker.counts.done == 3)
+    assert happened == ["begin", 1, 2, 3, "end"]
+
+
+def test_a_factory_may_be_asynchronous_and_so_may_what_is_around_each_message(orders: MessageTable) -> None:
+    put(orders, 1, 2)
+    happened: list[Any] = []
+
+    @asynccontextmanager
+    async def factory() -> Any:
+        happened.append("begin")
+
+        async def handle(delivery: wc.Delivery) -> None:
+            happened.append(delivery.payload)
+
+        yield handle
+        happened.append("end")
+
+    @asynccontextmanager
+    async def around(delivery: wc.Delivery) -> Any:
+        happened.append("before")
+        yield
+        happened.append("after")
+
+    worker = wc.Worker(orders, factory, around=around)
+    with running(worker):
+        until(lambda: worker.counts.done == 2)
+    assert happened == ["begin", "before", 1, "after", "before", 2, "after", "end"]
+
+
+def test_an_ack_in_a_transaction_of_the_handlers_own_is_left_to_it(orders: MessageTable) -> None:
+    put(orders, "committed")
+
+    def handle(delivery: wc.Delivery) -> None:
+        with delivery.context.backend.engine.begin() as connection:
+            delivery.ack(connection=connection)
+
+    worker = wc.Worker(orders, handle)
+    with running(worker):
+        until(lambda: orders.stats().acked == 1)
+    assert worker.counts.failed == 0
+
+
+def test_a_table_that_is_dropped_ends_the_worker_with_an_error(make_table: MakeTable) -> None:
+    orders = make_table()
+    worker = wc.Worker(orders, print)
+    orders.drop()
+    with pytest.raises(wc.NotFoundError, match="orders"):
+        worker.run()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"handler": None}, "handler: table 'orders' has none"),
+        ({"handler": "shop"}, "handler: 'shop' cannot be called"),
+        ({"handler": {}}, "handler: {} is no dict of functions by kind"),
+        ({"handler": print, "concurrency": 0}, "concurrency"),
+        ({"handler": print, "timeout": "soon"}, "timeout"),
+        ({"handler": print, "grace": -1}, "grace"),
+    ],
+)
+@pytest.mark.one_database
+def test_an_argument_that_cannot_be_meant_is_refused(
+    orders: MessageTable, arguments: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(wc.InvalidArgumentError, match=error):
+        wc.Worker(orders, **arguments)
+
+
+@pytest.mark.one_database
+def test_a_worker_runs_once(orders: MessageTable) -> None:
+    worker = wc.Worker(orders, print)
+    with running(worker):
+        pass
+    with pytest.raises(wc.InvalidArgumentError, match="has run"):
+        worker.run()
