@@ -20,12 +20,12 @@ from waterclock.checksum import FRAME_BYTES
 from waterclock.errors import WaterclockError
 from waterclock.message import Message, Position
 from waterclock.spark.packing import POSITIONED, gathered, pack
+from waterclock.spark.streaming.batch_rows import messages_in
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
 from waterclock.spark.streaming.judging import judge
 from waterclock.spark.streaming.outcome_rows import ROWS
 from waterclock.spark.streaming.rate_source import RateOptions
 from waterclock.spark.streaming.rate_stream import RateStream
-from waterclock.spark.writing.batch_rows import messages_in
 
 _METADATA = ["source", "stream", "event_time", "receive_time", "ledger", "entry", "index"]
 _MS = 1_000_000

@@ -6,8 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from waterclock.spark.reading.mapping import as_messages, messages_from_kafka
     from waterclock.spark.reading.topic_table import table
     from waterclock.spark.registering import register
+    from waterclock.spark.streaming.batch_messages import messages_of
     from waterclock.spark.streaming.batching import (
         batches_of,
         event_time_batches,
@@ -20,10 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "archive_tables",
+    "as_messages",
     "batches_of",
     "compact_topic",
     "event_time_batches",
     "event_time_outcomes",
+    "messages_from_kafka",
+    "messages_of",
     "rate_aware_batches",
     "rate_aware_outcomes",
     "register",
@@ -34,7 +39,10 @@ __all__ = [
 
 _HOMES = {
     "register": "registering",
+    "as_messages": "reading.mapping",
+    "messages_from_kafka": "reading.mapping",
     "table": "reading.topic_table",
+    "messages_of": "streaming.batch_messages",
     "archive_tables": "upkeep",
     "compact_topic": "upkeep",
     "seal_topic": "upkeep",

@@ -11,8 +11,8 @@ from waterclock.connection import connect
 from waterclock.spark.pipeline.file import Output, Pipeline, Source, place_options
 from waterclock.spark.session.describing import described
 from waterclock.spark.session.workers import freezing_imports
+from waterclock.spark.streaming.batch_rows import encoded
 from waterclock.spark.streaming.batching import batches_of, rejected_of
-from waterclock.spark.writing.batch_rows import encoded
 
 _ENCODED_SCHEMA = (
     "id STRING, source STRING, start BIGINT, `end` BIGINT, closed_at BIGINT, reason STRING, count INT, payload BINARY"

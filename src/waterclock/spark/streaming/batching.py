@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType
 
@@ -241,13 +241,17 @@ def _by_source(packed: DataFrame, record: np.dtype[Any]) -> DataFrame:
     packed = packed.drop("clock")
     if record != POSITIONED:
         return packed.repartition("source").sortWithinPartitions("source")
-    # The numbers are little-endian, and bytes are compared from the first on.
-    fields: list[Any] = [value for name, value in (record.fields or {}).items() if name in _POSITION]
-    turned = [offset + kind.itemsize - byte for kind, offset, *_ in fields for byte in range(kind.itemsize)]
-    first = F.concat(*(F.substring("messages", byte, 1) for byte in turned))
     # A column of its own, or the messages would be copied at every comparison.
-    placed = packed.withColumn("first", first).repartition("source")
+    placed = packed.withColumn("first", first_place()).repartition("source")
     return placed.sortWithinPartitions("source", "first").drop("first")
+
+
+def first_place(parts: Sequence[str] = ("ledger", "entry", "index")) -> Column:
+    """Give the position of the first message in a row's ``messages``, or parts of it, as bytes that sort as it does."""
+    # The numbers are little-endian, and bytes are compared from the first on.
+    fields: list[Any] = [value for name, value in (POSITIONED.fields or {}).items() if name in parts]
+    turned = [offset + kind.itemsize - byte for kind, offset, *_ in fields for byte in range(kind.itemsize)]
+    return F.concat(*(F.substring("messages", byte, 1) for byte in turned))
 
 
 def batches_of(outcomes: DataFrame) -> DataFrame:

@@ -9,7 +9,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from waterclock.spark.options import plainly
 from waterclock.spark.session.workers import freeze_imports
-from waterclock.spark.writing.batch_rows import encoded
+from waterclock.spark.streaming.batch_rows import encoded
 from waterclock.spark.writing.write_options import WriteOptions
 from waterclock.spark.writing.writer import Writer
 

@@ -22,7 +22,7 @@ from waterclock.arrow import MESSAGE_SCHEMA
 from waterclock.errors import SchemaError
 from waterclock.spark.options import plainly
 from waterclock.spark.session.workers import freeze_imports
-from waterclock.spark.writing.batch_rows import POSITION
+from waterclock.spark.streaming.batch_rows import POSITION
 from waterclock.spark.writing.write_options import WriteOptions
 from waterclock.spark.writing.writer import Writer
 from waterclock.topics.producers import forget_producers

@@ -7,7 +7,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, Long
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.quoting import quoted
 from waterclock.spark.reading.column_types import time_problem
-from waterclock.spark.writing.batch_rows import BATCH_COLUMNS, POSITION
+from waterclock.spark.streaming.batch_rows import BATCH_COLUMNS, POSITION
 from waterclock.spark.writing.batch_writer import BatchWriter
 from waterclock.spark.writing.message_writer import MessageWriter
 from waterclock.spark.writing.write_options import WriteOptions

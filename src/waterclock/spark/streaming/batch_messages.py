@@ -1,0 +1,221 @@
+"""What is in batches, as rows or arrays for SQL, with the payloads that the messages have in their topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from waterclock.connection import connect
+from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.quoting import quoted
+from waterclock.spark.options import Opening, plainly
+from waterclock.spark.packing import row_counts, unpack
+from waterclock.spark.session.workers import freezing_imports
+from waterclock.spark.streaming.batch_rows import messages_in
+from waterclock.spark.streaming.batching import first_place
+from waterclock.topics.topic import Topic
+
+AT_ONCE = 2**17
+"""Messages that a task lays out at a time, at the most."""
+
+BYTES_AT_ONCE = 64 << 20
+"""Bytes of messages with their payloads that a task looks up at a time, about: as many as a row group of a file has."""
+
+_LEDGER, _PLACE = "waterclock ledger", "waterclock place"
+_FIRST = 2**10  # messages to look up first, by which the size of the others is judged
+_PACKED: dict[str, DataType] = {
+    "source": StringType(),
+    "streams": ArrayType(StringType()),
+    "count": IntegerType(),
+    "messages": BinaryType(),
+}
+_TYPES: dict[str, DataType] = {
+    "stream": StringType(),
+    "event_time": LongType(),
+    "publish_time": LongType(),
+    "receive_time": LongType(),
+    "headers": MapType(StringType(), StringType()),
+    "payload": BinaryType(),
+    "ledger": LongType(),
+    "entry": LongType(),
+    "index": IntegerType(),
+}
+_WITHOUT_PAYLOADS = tuple(name for name in _TYPES if name not in ("publish_time", "headers", "payload"))
+
+
+class _Payloads(NamedTuple):
+    """Where the payloads lie."""
+
+    opening: Opening
+    topic: str
+
+
+def messages_of(
+    batches: DataFrame,
+    payloads: str | None = None,
+    *,
+    url: str | None = None,
+    ledgers: str | None = None,
+    as_array: bool = False,
+) -> DataFrame:
+    """Give what is in batches, a row for each message or an array for each batch, so that SQL can work on it.
+
+    Parameters
+    ----------
+    batches
+        What `event_time_batches`, `rate_aware_batches` or `batches_of` gave, batch or streaming, or some of it.
+    payloads
+        Name of the topic that the messages were read from: then they come with what stands there at their positions.
+    url, ledgers
+        The database of that topic, as `waterclock.connect` takes them.
+    as_array
+        Leave a row for each batch.
+
+    Returns
+    -------
+    DataFrame
+        The columns of the batches, with ``stream``, ``event_time``, ``receive_time`` (BIGINT ns), ``ledger``, ``entry``
+        and ``index`` of each message and, with ``payloads``, also ``publish_time``, ``headers`` and ``payload``. As
+        rows, these columns stand for ``streams``, ``count`` and ``messages``; as an array, they are the fields of
+        ``messages``. Messages of a batch are in order of event time and stream in the array; rows have no order.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For columns that are not those of batches, for a column that has the name of one of a message, and where the
+        topic's URL is missing.
+    NotFoundError
+        Where there is no such topic.
+
+    Notes
+    -----
+    Each payload is fetched once for each batch that holds it: a DataFrame that is used twice is to be persisted. Of a
+    replay, the batches that begin in a ledger meet in one task, so that its file is read about once.
+    """
+    where = _where(payloads, url, ledgers)
+    names = tuple(_TYPES) if where else _WITHOUT_PAYLOADS
+    schema = _schema(batches, names, as_array=as_array)
+    if where is not None and not batches.isStreaming:
+        # Columns of their own, or the messages would be copied at every comparison.
+        placed = batches.withColumns({_LEDGER: first_place(["ledger"]), _PLACE: first_place()})
+        batches = placed.repartition(_LEDGER).sortWithinPartitions(_PLACE).drop(_LEDGER, _PLACE)
+    return batches.mapInArrow(freezing_imports(_messages, names=names, where=where, as_array=as_array), schema)
+
+
+def _where(payloads: str | None, url: str | None, ledgers: str | None) -> _Payloads | None:
+    if payloads is None:
+        if url is not None or ledgers is not None:
+            raise InvalidArgumentError("url and ledgers belong to payloads=, which is missing")
+        return None
+    if url is None:
+        raise InvalidArgumentError(
+            f"payloads: the URL of the database with topic {quoted(payloads)} is missing; give url="
+        )
+    with connect(url, ledgers) as database:
+        database.topic(payloads)
+    return _Payloads(Opening(url, ledgers), payloads)
+
+
+def _schema(batches: DataFrame, names: Sequence[str], *, as_array: bool) -> StructType:
+    types = {field.name: field.dataType for field in batches.schema}
+    for name, wanted in _PACKED.items():
+        if name not in types:
+            raise InvalidArgumentError(f"batches: there is no column {quoted(name)}; they have {', '.join(types)}")
+        if types[name].simpleString() != wanted.simpleString():
+            raise InvalidArgumentError(
+                f"batches: column {quoted(name)} is {types[name].simpleString()}, and must be {wanted.simpleString()}"
+            )
+    fields = [StructField(name, _TYPES[name]) for name in names]
+    if as_array:
+        messages = StructField("messages", ArrayType(StructType(fields)))
+        return StructType([messages if field.name == "messages" else field for field in batches.schema])
+    kept = [field for field in batches.schema if field.name == "source" or field.name not in _PACKED]
+    if twice := [field.name for field in kept if field.name in names]:
+        raise InvalidArgumentError(f"batches: column {quoted(twice[0])} has the name of one of a message; rename it")
+    return StructType([*kept, *fields])
+
+
+def _messages(
+    batches: Iterator[pa.RecordBatch], names: Sequence[str], where: _Payloads | None, *, as_array: bool
+) -> Iterator[pa.RecordBatch]:
+    with plainly(), ExitStack() as stack:
+        topic = None if where is None else stack.enter_context(where.opening.connect()).topic(where.topic)
+        pace = _Pace(AT_ONCE if topic is None else _FIRST)
+        for rows in pace.runs(batches):
+            laid_out = _of(rows, topic, names)
+            pace.learn(laid_out)
+            yield _arrays(rows, laid_out) if as_array else _rows(rows, laid_out)
+
+
+class _Pace:
+    """Brings batches together until they hold as many messages as a task may have in memory, and cuts them there.
+
+    Rows that come in order of position then share most of what is read of a file.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def learn(self, laid_out: pa.RecordBatch) -> None:
+        """Choose how many messages the next rows may hold, by the size of these."""
+        size = max(laid_out.nbytes // max(laid_out.num_rows, 1), 1)
+        self._most = min(max(BYTES_AT_ONCE // size, 1), AT_ONCE)
+
+    def runs(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Give rows of at most so many messages, or a single row."""
+        held: list[pa.RecordBatch] = []
+        messages = 0
+        for batch in batches:
+            first = 0
+            for row, count in enumerate(row_counts(batch).tolist()):
+                if messages and messages + count > self._most:
+                    held.append(batch.slice(first, row - first))
+                    yield pa.concat_batches(held)
+                    held, messages, first = [], 0, row
+                messages += count
+            held.append(batch.slice(first))
+        if any(batch.num_rows for batch in held):
+            yield pa.concat_batches(held)
+
+
+def _of(rows: pa.RecordBatch, topic: Topic | None, names: Sequence[str]) -> pa.RecordBatch:
+    """Lay out the messages of all the batches, one after another."""
+    if topic is None:
+        _, known = unpack(rows)
+        return pa.record_batch({name: known[name] for name in names})
+    messages = messages_in(rows, topic).select(names)
+    parts = messages.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], messages.schema)]
+    if len(parts) > 1:
+        raise SchemaError(f"a batch of source {rows.column('source')[0]} holds more than 2 GB of payloads")
+    return parts[0]
+
+
+def _rows(rows: pa.RecordBatch, messages: pa.RecordBatch) -> pa.RecordBatch:
+    of_row = pa.array(np.repeat(np.arange(rows.num_rows), row_counts(rows)))
+    kept = {
+        name: rows.column(name).take(of_row) for name in rows.schema.names if name == "source" or name not in _PACKED
+    }
+    return pa.record_batch({**kept, **dict(zip(messages.schema.names, messages.columns, strict=True))})
+
+
+def _arrays(rows: pa.RecordBatch, messages: pa.RecordBatch) -> pa.RecordBatch:
+    offsets = np.concatenate([[0], np.cumsum(row_counts(rows))]).astype(np.int32)
+    arrays = pa.ListArray.from_arrays(pa.array(offsets), messages.to_struct_array())
+    columns = {name: rows.column(name) for name in rows.schema.names}
+    return pa.record_batch({**columns, "messages": arrays})

@@ -1,0 +1,184 @@
+"""What is in batches as rows and as arrays, so that SQL can work on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+import waterclock as wc
+from waterclock.spark import event_time_batches, messages_of, register
+from waterclock.spark.packing import row_counts
+from waterclock.spark.streaming.batch_messages import AT_ONCE, BYTES_AT_ONCE, _Pace
+from waterclock.spark.streaming.outcome_rows import ROWS
+from waterclock.time import MAX_NS
+from waterclock.topics.topic import Topic
+
+SECOND = 1_000_000_000
+START = 1_782_900_000 * SECOND
+RULE = {"window": "500ms", "max_delay": "400ms"}
+MEANS = """
+    SELECT id, avg(double(string(payload))) AS mean FROM {messages} WHERE stream LIKE 'load%' GROUP BY id
+"""
+MEANS_OF_ARRAYS = """
+    SELECT id, reduce(loads, 0D, (sum, load) -> sum + load, sum -> sum / size(loads)) AS mean FROM (
+        SELECT id, transform(filter(messages, m -> m.stream LIKE 'load%'), m -> double(string(m.payload))) AS loads
+        FROM {messages}
+    ) WHERE size(loads) > 0
+"""
+
+
+@pytest.fixture(scope="module")
+def spark(spark: SparkSession) -> SparkSession:
+    register(spark)
+    return spark
+
+
+@pytest.fixture(scope="module")
+def topic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topic]:
+    """Three sealed ledgers, two of which share a file, and an open one; payloads are numbers."""
+    with wc.connect(f"sqlite:///{tmp_path_factory.mktemp('messages')}/f.db") as database:
+        topic = database.create_topic("telemetry")
+        for ledger in range(4):
+            for n in range(ledger * 30, ledger * 30 + 30):
+                at = START + n * 70_000_000
+                sent = [
+                    wc.Message(
+                        f"press-{k}",
+                        f"load-{n % 3}" if n % 4 else "heat",
+                        at + k,
+                        str(n * 10 + k).encode(),
+                        receive_time=at + 5,
+                        headers={"n": str(n)},
+                    )
+                    for k in range(3)
+                ]
+                topic.append(sent)
+            if ledger < 3:
+                topic.roll()
+                topic.seal()
+            if ledger == 1:
+                assert topic.compact() == 1
+        yield topic
+
+
+def batches_on(spark: SparkSession, topic: Topic) -> DataFrame:
+    options = {"url": str(topic.storage.backend.url), "topic": "telemetry", "packed": True}
+    return event_time_batches(spark.read.format("waterclock").options(**options).load(), **RULE)
+
+
+def in_one_process(topic: Topic) -> list[wc.Batch]:
+    batcher = wc.BySource(lambda: wc.EventTimeBatcher(**RULE))
+    return [*(batch for m in topic.read() for batch in batcher.add(m)), *batcher.advance(MAX_NS)]
+
+
+def means(batches: list[wc.Batch]) -> dict[str, float]:
+    loads = {b.id: [float(m.payload) for m in b.messages if m.stream.startswith("load")] for b in batches}
+    return {name: sum(values) / len(values) for name, values in loads.items() if values}
+
+
+def test_a_replays_batches_are_rows_and_arrays_with_their_payloads(spark: SparkSession, topic: Topic) -> None:
+    expected = in_one_process(topic)
+    place = {"payloads": "telemetry", "url": str(topic.storage.backend.url)}
+    batches = batches_on(spark, topic).persist()
+    arrays = messages_of(batches, **place, as_array=True)
+    assert arrays.columns == batches.columns
+    found = {row.id: row for row in arrays.collect()}
+    assert len(expected) == len(found)
+    for batch in expected:
+        row = found[batch.id]
+        assert (row.source, row.start, row.end, row.reason, row["count"]) == (
+            batch.source,
+            batch.start,
+            batch.end,
+            batch.reason,
+            len(batch.messages),
+        )
+        assert [
+            (
+                m.stream,
+                m.event_time,
+                m.publish_time,
+                m.receive_time,
+                m.headers,
+                bytes(m.payload),
+                (m.ledger, m.entry, m["index"]),
+            )
+            for m in row.messages
+        ] == [
+            (m.stream, m.event_time, m.publish_time, m.receive_time, m.headers, m.payload, m.position)
+            for m in batch.messages
+        ]
+    rows = messages_of(batches, **place)
+    assert rows.columns[:6] == ["id", "source", "start", "end", "closed_at", "reason"]
+    for asked, frame in ((MEANS, rows), (MEANS_OF_ARRAYS, arrays)):
+        assert {row.id: row.mean for row in spark.sql(asked, messages=frame).collect()} == pytest.approx(
+            means(expected)
+        )
+    # Without payloads no topic is asked, and what is there of a batch may be less or more than its columns.
+    bare = messages_of(batches.selectExpr("source", "streams", "count", "messages", "start AS begin"))
+    assert bare.columns == ["source", "begin", "stream", "event_time", "receive_time", "ledger", "entry", "index"]
+    assert sorted((row.source, row.begin, row.event_time) for row in bare.collect()) == sorted(
+        (b.source, b.start, m.event_time) for b in expected for m in b.messages
+    )
+    batches.unpersist()
+
+
+def test_a_streams_batches_come_with_their_payloads_too(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
+    url = str(topic.storage.backend.url)
+    arriving = spark.readStream.format("waterclock").options(url=url, topic="telemetry", packed=True).load()
+    arrays = messages_of(event_time_batches(arriving, **RULE), payloads="telemetry", url=url, as_array=True)
+    query = (
+        spark.sql(MEANS_OF_ARRAYS, messages=arrays)
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(tmp_path / "means"))
+    )
+    query.awaitTermination()
+    found = {row.id: row.mean for row in spark.read.parquet(str(tmp_path / "means")).collect()}
+    expected = means(in_one_process(topic))
+    assert found
+    assert found == pytest.approx({name: expected[name] for name in found})
+    # Only the last second of each source is open still.
+    assert len(expected) - 30 < len(found) < len(expected)
+
+
+def test_what_cannot_be_meant_is_refused(spark: SparkSession, topic: Topic) -> None:
+    batches = batches_on(spark, topic)
+    url = str(topic.storage.backend.url)
+    with pytest.raises(wc.InvalidArgumentError, match="URL of the database with topic 'telemetry' is missing"):
+        messages_of(batches, "telemetry")
+    with pytest.raises(wc.InvalidArgumentError, match="belong to payloads="):
+        messages_of(batches, url=url)
+    with pytest.raises(wc.NotFoundError, match="'other'"):
+        messages_of(batches, "other", url=url)
+    with pytest.raises(wc.InvalidArgumentError, match="no column 'messages'"):
+        messages_of(batches.drop("messages"))
+    with pytest.raises(wc.InvalidArgumentError, match="column 'count' is bigint, and must be int"):
+        messages_of(batches.selectExpr("source", "streams", "CAST(count AS BIGINT) AS count", "messages"))
+    with pytest.raises(wc.InvalidArgumentError, match="'payload' has the name of one of a message; rename it"):
+        messages_of(batches.selectExpr("*", "1 AS payload"), "telemetry", url=url)
+    plain = spark.sql("SELECT 'press' AS source, 'load' AS stream, 5L AS event_time, 6L AS receive_time")
+    with pytest.raises(PySparkException, match="these batches hold no positions"):
+        messages_of(event_time_batches(plain, **RULE), "telemetry", url=url).collect()
+    assert messages_of(event_time_batches(plain, **RULE)).select("stream", "ledger").collect() == [("load", None)]
+
+
+def test_batches_are_taken_together_until_they_are_as_large_as_memory_allows() -> None:
+    def rows(*counts: int) -> pa.RecordBatch:
+        columns = {"source": "a", "streams": ["s"], "count": 0, "messages": b""}
+        return pa.RecordBatch.from_pylist([{**columns, "count": count} for count in counts], ROWS)
+
+    given = [rows(3, 4), rows(), rows(1, 9, 2), rows(30), rows(2, 2)]
+    runs = [row_counts(run).tolist() for run in _Pace(10).runs(iter(given))]
+    assert runs == [[3, 4, 1], [9], [2], [30], [2, 2]]
+    pace = _Pace(1)
+    pace.learn(pa.record_batch({"payload": [b"x" * (BYTES_AT_ONCE // 8)]}))
+    assert [row_counts(run).tolist() for run in pace.runs(iter([rows(*[1] * 20)]))] == [[1] * 7, [1] * 7, [1] * 6]
+    pace.learn(pa.record_batch({"payload": [b""]}))
+    assert [row_counts(run).tolist() for run in pace.runs(iter([rows(AT_ONCE, 1, 2)]))] == [[AT_ONCE], [1, 2]]
