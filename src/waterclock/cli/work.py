@@ -29,6 +29,7 @@ def work(
     *,
     table: str | None = None,
     concurrency: int = 1,
+    processes: int = 0,
     consumer: str | None = None,
     where: str | None = None,
     rate_limit: float | None = None,
@@ -50,6 +51,8 @@ def work(
         The table of handlers that name none.
     concurrency
         How many messages are handled at a time.
+    processes
+        How many child processes call the handlers, one message in each at a time.
     consumer
         Who takes them, for those who look.
     where
@@ -68,6 +71,7 @@ def work(
         worker = Worker(
             found,
             concurrency=concurrency,
+            processes=processes,
             consumer=consumer,
             where=where,
             rate_limit=rate_limit,
@@ -76,7 +80,7 @@ def work(
         )
         output = common.output
         with _saying(worker, output):
-            output.talk(f"works on {', '.join(each.name for each in found)}, {concurrency} at a time")
+            output.talk(f"works on {', '.join(each.name for each in found)}, {processes or concurrency} at a time")
             worker.run()
         output.talk(_line(worker))
         if worker.unfinished:  # Python would wait for threads of theirs

@@ -132,6 +132,12 @@ class Lanes:
         self.when_ready: Callable[[], object] | None = None
         self.when_waiting: Callable[[], object] | None = None
 
+    def change_slots(self, by: int) -> None:
+        """Have so many slots more, or less."""
+        with self._lock:
+            self._slots += by
+            self._has_room.notify_all()
+
     @property
     def running(self) -> list[Handling]:
         """What is being handled."""

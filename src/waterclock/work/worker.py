@@ -19,12 +19,14 @@ from waterclock.tables.databases.changes import Stop
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.model.options import check_count
 from waterclock.time import Duration, format_duration, to_duration
+from waterclock.work.child import HandledTable
 from waterclock.work.counts import Counter, Counts
 from waterclock.work.event_loop import EventLoop
 from waterclock.work.handlers import Handlers, entered, is_factory
 from waterclock.work.intake import Intake
 from waterclock.work.lanes import Handling, Lanes
 from waterclock.work.outcomes import ACK, GIVE_BACK, SKIP, HandlerSays, Outcome, outcome_of
+from waterclock.work.processes import Processes
 from waterclock.work.recording import Recorder
 from waterclock.work.signals import stopping_at_signals
 from waterclock.work.threads import Threads
@@ -65,9 +67,16 @@ class Worker:
         Which messages; as in `MessageTable.receive`.
     rate_limit
         How many messages a second it takes of each table at the most; None: as many as the table lets it.
+    processes
+        How many child processes call the handlers, instead of this one: for handlers that keep a processor busy, or
+        may crash. Each handles one message at a time, so that one that dies takes no other along, and is replaced.
+        Handlers have to stand in modules, since children import them.
     timeout
-        How long a handler may take; None: any time. An asynchronous one is cancelled. A thread cannot be ended: its
-        message backs off, its slot goes to a new thread, and it is counted as stuck.
+        How long a handler may take; None: any time. An asynchronous one is cancelled. A process is killed. A thread
+        cannot be ended: its message backs off, its slot goes to a new thread, and it is counted as stuck. All can see
+        `Delivery.cancelled`.
+    recycle_after, recycle_above
+        After how many messages, and above how many bytes of memory, a child process that has handled one is replaced.
     grace
         How long handlers that run may go on once the worker is to stop. What is not done then is given back, due at
         once, and counts no attempt.
@@ -86,6 +95,7 @@ class Worker:
         handler: Any = None,
         *,
         concurrency: int = 1,
+        processes: int = 0,
         consumer: str | None = None,
         where: str | None = None,
         parameters: Mapping[str, object] | None = None,
@@ -93,9 +103,13 @@ class Worker:
         timeout: Duration | None = None,
         grace: Duration = "30s",
         around: Callable[[Delivery], Any] | None = None,
+        recycle_after: int | None = None,
+        recycle_above: int | None = None,
     ) -> None:
         self._given = _tables(table, handler)
         self._slots = check_count(concurrency, "concurrency")
+        self._child_count = _children(processes, self._slots, recycle_after, recycle_above)
+        self._recycled = {"recycle_after": recycle_after, "recycle_above": recycle_above}
         self._subscribed = {"consumer": consumer, "where": where, "parameters": parameters, "rate_limit": rate_limit}
         self._timeout = None if timeout is None else to_duration(timeout, "timeout")
         self._grace = to_duration(grace, "grace")
@@ -104,11 +118,12 @@ class Worker:
         self._stops_at: float | None = None
         self._error: BaseException | None = None
         self._has_run = False
-        self._lanes = Lanes(self._slots)
+        self._lanes = Lanes(0 if self._child_count else self._slots)  # of processes, each brings its own
         self._counter = Counter()
         self._recorder = Recorder(self._lanes, self._counter)
         self._loop: EventLoop | None = None
         self._threads: Threads | None = None
+        self._processes: Processes | None = None
         self._intakes: list[Intake] = []
         self._given_up: list[Handling] = []
 
@@ -181,10 +196,15 @@ class Worker:
         self._stop_within(self._grace / _SECOND)
 
     def _start(self, stack: ExitStack) -> None:
-        handlers = {table: self._enter(given, stack) for table, given in self._given}
+        if self._child_count:
+            handlers = self._start_processes(self._child_count)
+        else:
+            handlers = {table: self._enter(given, stack) for table, given in self._given}
+        if self._stops_at is not None:
+            return
         every = [each for known in handlers.values() for each in known.all]
         only_async = all(each.is_async for each in every)
-        if self._loop is None and any(each.is_async for each in every):
+        if self._loop is None and self._processes is None and any(each.is_async for each in every):
             self._loop = EventLoop(self._lanes, self._await)
         for table, known in handlers.items():
             subscription = table.subscribe(**self._subscribed)  # type: ignore[arg-type]
@@ -193,13 +213,40 @@ class Worker:
             self._intakes.append(intake)
         self._lanes.when_waiting = self._stop.nudge
         self._recorder.start()
-        if only_async and self._loop is not None:
+        if self._processes is not None:
+            self._processes.begin(self._intakes)
+        elif only_async and self._loop is not None:
             self._loop.start()
         else:
             self._threads = Threads(self._lanes, self._slots, self._call)
             self._threads.start()
         for intake in self._intakes:
             intake.start()
+
+    def _start_processes(self, count: int) -> dict[MessageTable, Handlers]:
+        """Start the children, and learn from them which kinds they know."""
+        tables = [
+            HandledTable(table.context.backend.url.render_as_string(hide_password=False), table.name, given)
+            for table, given in self._given
+        ]
+        self._processes = Processes(
+            count,
+            tables,
+            self._around,
+            self._lanes,
+            self._counter,
+            self._finish,
+            self._fail,
+            timeout=self._timeout,
+            **self._recycled,
+        )
+        kinds = self._processes.start(lambda: self._stops_at is not None)
+        if kinds is None:
+            return {}
+        return {
+            table: Handlers(_in_child if known is None else dict.fromkeys(known, _in_child))
+            for (table, _), known in zip(self._given, kinds, strict=True)
+        }
 
     def _enter(self, given: Any, stack: ExitStack) -> Handlers:
         if not is_factory(given):
@@ -223,6 +270,7 @@ class Worker:
             with ExitStack() as stack:
                 if self._around is not None:
                     self._enter_around(one, stack)
+                one.delivery.when_cancelled(lambda: _cancel(one))
                 handler = one.intake.handlers.find(one.delivery)
                 result = None if handler is None else handler(one.delivery)
                 if handler is not None and handler.is_async and self._loop is not None:
@@ -246,6 +294,7 @@ class Worker:
             if (outcome := _unbegun(one)) is not None:
                 self._finish(one, outcome)
                 return
+            one.delivery.when_cancelled(lambda: _cancel(one))
             await self._within_timeout(self._handle_async(one))
             outcome = ACK
         except BaseException as error:  # noqa: BLE001  # as above
@@ -272,7 +321,7 @@ class Worker:
             await work
 
     def _outcome(self, one: Handling, error: BaseException) -> Outcome:
-        if one.asked and not isinstance(error, HandlerSays):
+        if one.delivery.cancelled and not isinstance(error, HandlerSays):
             return GIVE_BACK
         if isinstance(error, TimeoutError) and self._is_late(one):
             self._counter.note("timed_out")
@@ -323,7 +372,7 @@ class Worker:
                     "message %r is handled, and not ours any more; its handler is asked to end", one.delivery.id
                 )
                 self._ask(one)
-            if self._is_late(one, _STUCK_AFTER if self._threads is None else 0):
+            if self._processes is None and self._is_late(one, _STUCK_AFTER if self._threads is None else 0):
                 self._give_up(one)
 
     def _give_up(self, one: Handling) -> None:
@@ -350,8 +399,9 @@ class Worker:
 
     def _ask(self, one: Handling) -> None:
         one.asked = True
-        if one.cancel is not None:
-            one.cancel()
+        one.delivery.cancel()
+        if self._processes is not None:
+            _cancel(one)
 
     def _give_back(self, handlings: Iterable[Handling]) -> None:
         by_intake: dict[Intake, list[Handling]] = {}
@@ -394,6 +444,8 @@ class Worker:
         _within(left() / 2, self._close_subscriptions)
         if self._loop is not None:
             self._loop.close(left())
+        if self._processes is not None:
+            self._processes.close(left())
         if not (recorded and all(claimed)):
             _log.warning("the database does not answer; what it has not learnt is sent again after its lease")
 
@@ -425,6 +477,31 @@ def _tables(table: Any, handler: Any) -> list[tuple[MessageTable, Any]]:
         if not is_factory(its_handler):
             Handlers(its_handler)
     return list(given.items())
+
+
+def _children(processes: int, slots: int, recycle_after: int | None, recycle_above: int | None) -> int:
+    if type(processes) is not int or processes < 0:
+        raise InvalidArgumentError(f"processes: {quoted(processes)} is no count; give 0 for none")
+    if processes and slots != 1:
+        raise InvalidArgumentError(
+            f"concurrency: {slots} goes without processes, each of which handles one message at a time; say"
+            f" processes={slots}"
+        )
+    for name, value in (("recycle_after", recycle_after), ("recycle_above", recycle_above)):
+        if value is not None:
+            if not processes:
+                raise InvalidArgumentError(f"{name}: {quoted(value)} is for processes, and there is none")
+            check_count(value, name)
+    return processes
+
+
+def _in_child(_: Delivery) -> None:
+    """Stand for a handler that a child process has."""
+
+
+def _cancel(one: Handling) -> None:
+    if one.cancel is not None:
+        one.cancel()
 
 
 def _is_old(one: Handling) -> bool:

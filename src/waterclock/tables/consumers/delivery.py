@@ -31,14 +31,35 @@ from waterclock.tables.model.texts import storable
 from waterclock.time import Duration, format_duration, format_time, to_duration
 
 _T = TypeVar("_T")
-_Verb = Literal["ack", "nack", "snooze", "dead_letter", "close"]
+_Verb = Literal["ack", "nack", "snooze", "dead_letter", "close", "elsewhere"]
 _ENDED: dict[_Verb | None, str] = {
     "ack": "acked it",
     "nack": "gave it back",
     "snooze": "gave it back for later",
     "dead_letter": "made a dead letter of it",
     "close": "was given back when its subscription was closed",
+    "elsewhere": "was ended in the process that handled it",
 }
+_FACTS = (
+    "_ended_by",
+    "_headers",
+    "_undecided",
+    "beat_at",
+    "cancelled",
+    "columns",
+    "epoch",
+    "expires_at",
+    "group",
+    "id",
+    "lease_until",
+    "leased",
+    "lost",
+    "payload",
+    "priority",
+    "time_created",
+    "time_scheduled",
+)
+"""What a delivery is made of that is no object of one process's."""
 
 
 class Delivery:
@@ -293,7 +314,7 @@ class Delivery:
     @property
     def given_back(self) -> bool:
         """Whether it ended otherwise than by an ack."""
-        return self._ended_by not in (None, "ack")
+        return self._ended_by not in (None, "ack", "elsewhere")
 
     def end(self, verb: _Verb) -> None:
         """Note that it was acked or given back, so that nothing more is done for it."""
@@ -354,6 +375,25 @@ class Delivery:
         self._when_cancelled = tell
         if self.cancelled:
             tell()
+
+    def facts(self) -> dict[str, Any]:
+        """Give all that is known of it, for another process that handles it while this one keeps its lease."""
+        return {name: getattr(self, name) for name in _FACTS}
+
+    def set_facts(self, facts: Mapping[str, Any]) -> None:
+        """Make it what `facts` gave in the process that keeps its lease."""
+        for name in _FACTS:
+            setattr(self, name, facts[name])
+        self._heartbeat = False
+        self._when_over = self._when_cancelled = None
+        self.waiting = ()
+
+    def ended_elsewhere(self, *, over: bool, undecided: bool) -> None:
+        """Note what the process that handled it did with it: ended it, or acked it in a transaction of its own."""
+        if undecided:
+            self.leave_to_caller()
+        elif over and not self.over:
+            self.end("elsewhere")
 
     def without_heartbeat(self) -> None:
         """Let the lease end unless the caller extends it, also in ``with``."""

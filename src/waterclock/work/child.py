@@ -1,0 +1,232 @@
+"""What runs in a child process of a worker: handlers, one message at a time, as the parent sends them.
+
+The parent claims, keeps leases and acks; a child only handles. So what happens to a child happens to one message, and a
+handler that keeps its interpreter busy keeps no heartbeat from beating.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from waterclock.connection import connect
+from waterclock.tables.catalogue.caller_connections import CallerConnections
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.work.handlers import BoundHandler, Handlers, entered, is_factory
+from waterclock.work.outcomes import ACK, GIVE_BACK, HandlerSays, Outcome, outcome_of
+
+_PR_SET_PDEATHSIG = 1
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class HandledTable:
+    """A table whose messages a child handles.
+
+    Attributes
+    ----------
+    url
+        Its database.
+    name
+        The table.
+    handler
+        What handles its messages, as the worker was given it.
+    """
+
+    url: str
+    name: str
+    handler: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A child can handle messages: of these kinds of each table, None: of all."""
+
+    kinds: Sequence[tuple[str, ...] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A child cannot begin, and why."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A child has handled a message.
+
+    Attributes
+    ----------
+    outcome
+        What is to become of it.
+    over
+        Whether the handler has acked it itself, or given it back.
+    undecided
+        Whether it was acked in a transaction of the handler's, which decides.
+    memory
+        Bytes of memory that the child takes.
+    """
+
+    outcome: Outcome
+    over: bool
+    undecided: bool
+    memory: int
+
+
+class Home:
+    """A table's database as a child sees it: opened when a handler first asks something of it."""
+
+    def __init__(self, table: HandledTable) -> None:
+        self._table = table
+        self._found: tuple[TableContext, CallerConnections] | None = None
+
+    def open(self) -> tuple[TableContext, CallerConnections]:
+        """Give the table's context, and what lends callers' connections."""
+        if self._found is None:
+            database = connect(self._table.url)
+            context = database.table(self._table.name).context
+            self._found = context, CallerConnections(context.backend)
+        return self._found
+
+
+class DeliveryInChild(Delivery):
+    """A delivery whose lease its parent keeps. It asks the database only where the handler does something with it."""
+
+    __slots__ = ("_home",)
+
+    def __init__(self, home: Home, facts: Mapping[str, Any]) -> None:
+        self._home = home
+        self.set_facts(facts)
+
+    @property
+    def context(self) -> TableContext:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What is known of its table."""
+        return self._home.open()[0]
+
+    @property
+    def _callers(self) -> CallerConnections:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._home.open()[1]
+
+
+def serve(
+    pipe: Connection, parent: int, tables: Sequence[HandledTable], around: Callable[[Delivery], Any] | None
+) -> None:
+    """Handle what comes through the pipe until it is closed."""
+    # A terminal, and what ends a service, signal children, too; the parent decides when they end.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    _end_with(parent)
+    with asyncio.Runner() as loop, ExitStack() as stack:
+        try:
+            child = _Child(pipe, tables, around, loop, stack)
+        except BaseException as error:  # noqa: BLE001  # the parent says it
+            pipe.send(Broken(f"{type(error).__name__}: {error}"))
+            return
+        pipe.send(Ready(child.kinds))
+        child.serve()
+
+
+class _Child:
+    def __init__(
+        self,
+        pipe: Connection,
+        tables: Sequence[HandledTable],
+        around: Callable[[Delivery], Any] | None,
+        loop: asyncio.Runner,
+        stack: ExitStack,
+    ) -> None:
+        self._pipe = pipe
+        self._around = around
+        self._loop = loop
+        self._homes = [Home(each) for each in tables]
+        self._asynchronous = AsyncExitStack()
+        stack.callback(lambda: loop.run(self._asynchronous.aclose()))
+        self._handlers = [self._entered(each.handler, stack) for each in tables]
+        self._work: queue.SimpleQueue[tuple[int, Mapping[str, Any]] | None] = queue.SimpleQueue()
+        self._current: Delivery | None = None
+        self.kinds = [each.kinds for each in self._handlers]
+
+    def _entered(self, given: Any, stack: ExitStack) -> Handlers:
+        if not is_factory(given):
+            return Handlers(given)
+        manager = entered(given)
+        if isinstance(manager, AbstractAsyncContextManager):
+            return Handlers(self._loop.run(self._asynchronous.enter_async_context(manager)))
+        return Handlers(stack.enter_context(manager))
+
+    def serve(self) -> None:
+        threading.Thread(target=self._listen, daemon=True).start()
+        while (work := self._work.get()) is not None:
+            number, facts = work
+            delivery = DeliveryInChild(self._homes[number], facts)
+            self._current = delivery
+            outcome = self._handle(self._handlers[number].find(delivery), delivery)
+            self._current = None
+            self._pipe.send(Ended(outcome, delivery.over, delivery.undecided, _memory()))
+
+    def _listen(self) -> None:
+        """Hear the parent also while a handler runs."""
+        while True:
+            try:
+                said = self._pipe.recv()
+            except (EOFError, OSError):
+                os._exit(1)  # the parent is gone
+            if said == "cancel":
+                if (current := self._current) is not None:
+                    current.cancel()
+                continue
+            self._work.put(said)
+
+    def _handle(self, handler: BoundHandler | None, delivery: Delivery) -> Outcome:
+        try:
+            if handler is None:
+                return GIVE_BACK
+            if handler.is_async:
+                self._loop.run(self._await(handler, delivery))
+            else:
+                with ExitStack() as stack:
+                    if self._around is not None:
+                        stack.enter_context(self._around(delivery))
+                    handler(delivery)
+        except BaseException as error:  # noqa: BLE001  # what a handler raises ends its message, and no process
+            return GIVE_BACK if delivery.cancelled and not isinstance(error, HandlerSays) else outcome_of(error)
+        return ACK
+
+    async def _await(self, handler: BoundHandler, delivery: Delivery) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None  # noqa: S101  # this runs in one
+        delivery.when_cancelled(lambda: loop.call_soon_threadsafe(task.cancel) and None)
+        async with AsyncExitStack() as stack:
+            if self._around is not None:
+                manager = self._around(delivery)
+                if isinstance(manager, AbstractAsyncContextManager):
+                    await stack.enter_async_context(manager)
+                else:
+                    stack.enter_context(manager)
+            await handler(delivery)
+
+
+def _end_with(parent: int) -> None:
+    """Have the system end this process with its parent, also where a handler never lets its interpreter go."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _memory() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+    except OSError:
+        return 0

@@ -1,0 +1,147 @@
+"""What goes wrong around a worker: messages that are cancelled, answers that are lost, loops that are blocked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.work.conftest import PATIENCE, Waiting, running, until
+
+import waterclock as wc
+from waterclock.tables.consumers.subscription import Subscription
+from waterclock.tables.message_table import MessageTable
+
+MakeTable = Callable[..., MessageTable]
+
+
+@pytest.mark.parametrize("kind", ["thread", "task"])
+def test_a_cancel_reaches_a_handler_during_the_drain(orders: MessageTable, kind: str) -> None:
+    message_id = orders.put("x")
+    began = threading.Event()
+    ends: list[str] = []
+
+    def in_thread(delivery: wc.Delivery) -> None:
+        cancelled = threading.Event()
+        delivery.when_cancelled(cancelled.set)
+        began.set()
+        assert cancelled.wait(PATIENCE)
+        ends.append("cancelled")
+        raise RuntimeError("stops")
+
+    async def in_task(delivery: wc.Delivery) -> None:
+        began.set()
+        try:
+            await asyncio.sleep(PATIENCE)
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+
+    worker = wc.Worker(orders, in_thread if kind == "thread" else in_task, concurrency=2, grace="10m")
+    with running(worker) as thread:
+        assert began.wait(PATIENCE)
+        worker.stop()
+        orders.cancel(message_id)
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert ends == ["cancelled"]
+    assert worker.counts.failed == 0
+    assert not orders.receive()
+
+
+def test_what_a_claim_under_way_brings_when_the_worker_stops_is_due_at_once(
+    orders: MessageTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed, answers = threading.Event(), threading.Event()
+    take = Subscription.take
+
+    def slow(self: Subscription, most: int) -> list[wc.Delivery]:
+        found = take(self, most)
+        if found:
+            claimed.set()
+            assert answers.wait(PATIENCE)
+        return found
+
+    monkeypatch.setattr(Subscription, "take", slow)
+    orders.put("x")
+    handled: list[Any] = []
+    worker = wc.Worker(orders, handled.append)
+    with running(worker):
+        assert claimed.wait(PATIENCE)
+        worker.stop()
+        until(lambda: worker._lanes._closed)
+        answers.set()
+    assert [(each.payload, each.epoch) for each in orders.receive()] == [("x", 1)]
+    assert not handled
+
+
+def test_an_ack_that_meets_a_database_that_is_away_is_tried_again_and_nothing_is_sent_twice(
+    orders: MessageTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ack, tries = orders.ack, []
+
+    def fails_twice(*arguments: Any, **more: Any) -> int:
+        tries.append(arguments)
+        if len(tries) < 3:
+            raise wc.UnavailableError("away")
+        return ack(*arguments, **more)
+
+    monkeypatch.setattr(orders, "ack", fails_twice)
+    orders.put("x")
+    worker = wc.Worker(orders, lambda _: None)
+    with running(worker):
+        until(lambda: worker.counts.done == 1)
+    assert (len(tries), orders.stats().acked, orders.stats().sent) == (3, 1, 1)
+
+
+def test_a_handler_that_blocks_the_loop_keeps_its_lease_and_is_named(
+    make_table: MakeTable, caplog: pytest.LogCaptureFixture
+) -> None:
+    orders = make_table(ack_wait="400ms")
+    message_id = orders.put("x")
+    go_on = threading.Event()
+
+    async def blocks(delivery: wc.Delivery) -> None:
+        assert go_on.wait(PATIENCE)  # what it must not do
+
+    worker = wc.Worker(orders, blocks, concurrency=2)
+    with caplog.at_level(logging.WARNING), running(worker):
+        until(lambda: any("blocks the event loop" in each.getMessage() for each in caplog.records))
+        go_on.set()
+        until(lambda: worker.counts.done == 1)
+    assert any(f"the handler of message {message_id!r} blocks" in each.getMessage() for each in caplog.records)
+    assert orders.stats().sent == 1
+
+
+def test_a_handler_whose_lease_was_lost_sees_it_and_acks_nothing(
+    orders: MessageTable, caplog: pytest.LogCaptureFixture
+) -> None:
+    message_id = orders.put("x")
+    handler = Waiting()
+    worker = wc.Worker(orders, handler)
+    with running(worker):
+        handler.wait_for(1)
+        orders.ack(message_id)  # as another consumer does that got it
+        handler.deliveries[0].lose()
+        until(lambda: handler.deliveries[0].cancelled)
+        handler.go_on.set()
+        until(lambda: worker.counts.lost == 1)
+    assert worker.counts.done == 0
+
+
+def test_while_all_slots_are_taken_leases_are_kept_and_the_worker_answers(make_table: MakeTable) -> None:
+    orders = make_table(ack_wait="500ms")
+    orders.put_many([{"payload": number} for number in range(3)])
+    handler = Waiting()
+    worker = wc.Worker(orders, handler, concurrency=2)
+    with running(worker):
+        handler.wait_for(2)
+        before = handler.deliveries[0].lease_until
+        until(lambda: handler.deliveries[0].lease_until > before)
+        assert worker.facts()["running"] == 2
+        handler.go_on.set()
+        until(lambda: orders.stats().acked == 3)
+    assert orders.stats().sent == 3

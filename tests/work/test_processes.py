@@ -1,0 +1,121 @@
+"""Handlers in child processes: what happens to a process happens to one message, and processes are replaced."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.forked import Forked
+from tests.work import shop
+from tests.work.conftest import running, until
+
+import waterclock as wc
+from waterclock.tables.message_table import MessageTable
+
+MakeTable = Callable[..., MessageTable]
+
+
+@pytest.mark.one_database
+def test_a_process_that_dies_or_is_late_takes_no_other_message_along_and_is_replaced(
+    make_table: MakeTable, tmp_path: Path
+) -> None:
+    orders = make_table(max_attempts=2, dead_letter="dead", ack_wait="500ms", min_backoff="500ms")
+
+    def put(does: str) -> Any:
+        return orders.put({"does": does, "folder": str(tmp_path)})
+
+    put("is killed")
+    put("exits")
+    ids = {does: put(does) for does in ("acks by itself", "returns")}
+    waiting = put("waits to be cancelled")
+    worker = wc.Worker(orders, shop.torture, processes=2, timeout="10m")
+    with running(worker):
+        until((tmp_path / "waits to be cancelled-1").exists)
+        orders.cancel(waiting)
+        until(lambda: len(orders.dead_letters()) == 2)
+        until(lambda: not orders.stats().in_flight and not orders.peek())
+    assert {each["last_error"] for each in orders.dead_letters()} == {
+        "the handler's process died: SIGKILL",
+        "the handler's process died: exit code 3",
+    }
+    assert all(each["epoch"] == 2 for each in orders.dead_letters())
+    assert worker.counts.replaced == 4
+    assert all("acked" in str(orders.explain(each)) for each in ids.values())
+    assert not (tmp_path / "waits to be cancelled-2").exists()
+
+
+@pytest.mark.one_database
+def test_a_process_that_is_late_is_killed_and_at_the_end_none_is_left(make_table: MakeTable, tmp_path: Path) -> None:
+    orders = make_table(min_backoff="1h", ack_wait="1h")
+    orders.put({"does": "hangs", "folder": str(tmp_path)})
+    worker = wc.Worker(orders, shop.torture, processes=1, timeout="100ms")
+    with running(worker):
+        until(lambda: worker.counts.timed_out == 1)
+        late = int((tmp_path / "hangs-1").read_text())
+        assert _is_gone(late)
+        orders.put({"does": "waits to be cancelled", "folder": str(tmp_path), "until": "the end"})
+        until((tmp_path / "waits to be cancelled-1").exists)
+    last = int((tmp_path / "waits to be cancelled-1").read_text())
+    until(lambda: _is_gone(last))
+    assert worker.counts.failed == 2
+
+
+@pytest.mark.one_database
+def test_a_process_is_recycled_after_some_messages_and_leaves_what_it_entered(
+    orders: MessageTable, tmp_path: Path
+) -> None:
+    ids = orders.put_many([{"payload": str(tmp_path), "headers": {"kind": "write"}} for _ in range(4)])
+    orders.put("of another kind", headers={"kind": "read"})
+    worker = wc.Worker(orders, shop.factory, processes=1, recycle_after=2)
+    with running(worker):
+        until(lambda: worker.counts.done == 4)
+    pids = [int((tmp_path / str(each)).read_text()) for each in ids]
+    assert pids[0] == pids[1] != pids[2] == pids[3]
+    assert all((tmp_path / f"ended-{pid}").exists() for pid in pids)
+    assert orders.stats().sent in (4, 5)
+
+
+@pytest.mark.one_database
+def test_processes_that_cannot_be_started_end_the_worker_with_an_error(orders: MessageTable) -> None:
+    with pytest.raises(wc.UnavailableError, match="no process for handlers can be started: RuntimeError: no model"):
+        wc.Worker(orders, shop.breaking, processes=1).run()
+    with pytest.raises(wc.InvalidArgumentError, match="has to stand in a module"):
+        wc.Worker(orders, lambda _: None, processes=1).run()
+
+
+@pytest.mark.one_database
+def test_sigterm_while_processes_start_leaves_none(orders: MessageTable) -> None:
+    words = ("work", "tests.work.shop:starting_for_ever", "--table", "orders", "--processes", "1")
+    url = orders.context.backend.url.render_as_string(hide_password=False)
+    with Forked("tests.work.shop", *words, "--url", url) as worker:
+        starts, pid = worker.stdout.readline().split()
+        assert starts == "starts"
+        os.kill(worker.pid, signal.SIGTERM)
+        assert worker.wait() == 0
+        assert _is_gone(int(pid))
+
+
+@pytest.mark.one_database
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"processes": -1}, "processes"),
+        ({"processes": 2, "concurrency": 3}, "say processes=3"),
+        ({"recycle_after": 3}, "recycle_after: 3 is for processes"),
+        ({"processes": 1, "recycle_above": 0}, "recycle_above"),
+    ],
+)
+def test_what_processes_cannot_be_is_refused(orders: MessageTable, arguments: dict[str, int], error: str) -> None:
+    with pytest.raises(wc.InvalidArgumentError, match=error):
+        wc.Worker(orders, shop.handle, **arguments)
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+    except OSError:
+        return True
