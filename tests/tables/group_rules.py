@@ -161,6 +161,7 @@ class GroupRules(RuleBasedStateMachine):
         by_group: dict[str, list[Delivery]] = {}
         for delivery in deliveries:
             by_group.setdefault(delivery.group or "", []).append(delivery)
+        free: list[str] = []
         for group in GROUPS:
             owner = before[group]
             if self.exclusive and owner in living and owner != consumer:
@@ -174,11 +175,16 @@ class GroupRules(RuleBasedStateMachine):
             assert [delivery.id for delivery in taken] == [entry.id for entry in available[: len(taken)]]
             # One claim need not get all of a group that has gaps, but a consumer that may have the group gets some of
             # it.
-            may_have = not self.exclusive or (group not in draining if owner == consumer else has_room)
-            assert taken or not available or len(deliveries) == limit or not may_have
+            if self.exclusive and owner != consumer:
+                free += [group] if available else []
+            else:
+                assert taken or not available or len(deliveries) == limit or group in draining
             if taken:
                 self.go_out(group, available[: len(taken)], taken)
                 assert not self.exclusive or after[group] == consumer
+        # Those that no consumer has are shared with the others, who may all wait for one.
+        share = -(-len(free) // (1 + len(living - {consumer})))
+        assert len(by_group.keys() & free) >= share or len(deliveries) == limit or not has_room
         self.out += [(delivery.group or "", delivery) for delivery in deliveries]
 
     def is_idle(self, group: str) -> bool:
