@@ -92,9 +92,18 @@ def rows_read(url: str) -> int:
     return count
 
 
-@pytest.mark.parametrize("state", ["unknown", "acked", "purged"])
+@pytest.mark.parametrize(
+    ("purge_by", "state"),
+    [
+        ("rows", "unknown"),
+        ("rows", "purged"),
+        ("partition", "purged"),  # the worst of all, before statements stopped trusting statistics
+        pytest.param("rows", "acked", marks=pytest.mark.slow),
+        pytest.param("partition", "unknown", marks=pytest.mark.slow),
+        pytest.param("partition", "acked", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
-@pytest.mark.parametrize("purge_by", ["rows", "partition"])
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the only one that plans by stored statistics
 def test_no_work_reads_more_than_a_few_rows_for_each_message(
     database_url: str, groups: Any, purge_by: Any, state: str
