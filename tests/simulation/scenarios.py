@@ -384,6 +384,38 @@ def _some_are_cancelled(world: World) -> None:
     world.add("operator", cancels)
 
 
+def _one_key(world: World) -> None:
+    """All that is put has one key, at once or in a transaction that takes long: no two messages wait."""
+    world.add("x", world.receives("x", "x", limit=1))
+    world.add("y", world.receives("y", "y", limit=1, fails=1, every=POLL / 2))
+
+    def note(process: str, message: Any) -> None:
+        if message not in world.put:
+            world.note_put(process, [message], ["a"])
+        rows = world.table(process).context.rows
+        waits = sa.select(sa.func.count()).where(rows.c.time_acked.is_(None), rows.c.claim_id.is_(None))
+        with world.table(process).context.backend.engine.connect() as connection:
+            count = connection.execute(waits.where(rows.c.epoch == 0)).scalar_one()
+        if count > 1:
+            world.faults.append(f"{count} messages with one key wait")
+
+    def puts(process: str) -> None:
+        for _ in range(3):
+            note(process, world.table(process).put("x", group="a", unique="k"))
+            moments.sleep(SHORT)
+
+    def keeps() -> None:
+        with world.transaction("caller") as own:
+            message = world.table("caller").put("x", group="a", unique="k", on_conflict="replace", connection=own)
+            world.step("think")
+        note("caller", message)
+
+    world.add("putter", lambda: puts("putter"))
+    world.add("another", lambda: puts("another"))
+    if world.scheduler.has_server:  # elsewhere the others would just wait for it
+        world.add("caller", keeps)
+
+
 SCENARIOS = {
     one.name: one
     for one in (
@@ -436,6 +468,8 @@ SCENARIOS = {
         Scenario("some_are_cancelled", _some_are_cancelled, _SEQUENCED, ("crash", "lose", "stall"), ("x",)),
         Scenario("some_owned_are_cancelled", _some_are_cancelled, _EXCLUSIVE, ("crash", "lose", "stall"), ("x",)),
         Scenario("rows_are_cancelled", _some_are_cancelled, _ROWS, ("crash", "lose", "stall"), ("x",)),
+        Scenario("one_key", _one_key, _SEQUENCED, ("crash", "stall"), ("x",), ending="living"),
+        Scenario("rows_of_one_key", _one_key, _ROWS, ("crash", "stall"), ("x",), ending="living"),
         Scenario("an_operator_commands", _an_operator_commands, _EXCLUSIVE, sometimes=("blocked",)),
     )
 }

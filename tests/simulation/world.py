@@ -19,7 +19,7 @@ from tests.simulation.waits import waits_of
 from waterclock import moments
 from waterclock.connection import Database, connect
 from waterclock.database import kept
-from waterclock.database.table_catalogue import consumers, groups, heartbeats, totals
+from waterclock.database.table_catalogue import consumers, groups, heartbeats, totals, unique_keys
 from waterclock.errors import LeaseLostError, NotFoundError, OrderError, UnavailableError, WaterclockError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups import consumers as group_consumers
@@ -137,7 +137,7 @@ class Stage:
         table = self.table("operator").context
         with self.database.backend.engine.begin() as connection:
             dead = [] if table.dead is None else [table.dead.rows]
-            for each in (table.rows, *dead, groups, consumers, heartbeats):
+            for each in (table.rows, *dead, groups, consumers, heartbeats, unique_keys):
                 connection.execute(sa.delete(each))
             connection.execute(sa.update(totals).values(purged=0))
         for name, database in self._databases.items():

@@ -137,6 +137,9 @@ def put(
     priority: int = 0,
     header: Annotated[list[str] | None, Parameter(name="--header", negative="")] = None,
     expires: str | None = None,
+    unique: str | None = None,
+    unique_until: Literal["claimed", "done"] | None = None,
+    on_conflict: Literal["existing", "replace"] | None = None,
     common: Common = Common(),
 ) -> None:
     """Put a message, and print its id.
@@ -161,6 +164,12 @@ def put(
         name=text; may be given several times.
     expires
         From when on it is not sent any more: a time with offset.
+    unique
+        A key of which one message waits at a time; while one does, its id is printed.
+    unique_until
+        claimed: it has the key until a consumer gets it, unless given; done: until it is acked or dead.
+    on_conflict
+        existing: the one that waits stays as it is, unless given; replace: it gets this payload and time.
     """
     with common.connect() as database:
         table = database.table(name)
@@ -176,6 +185,9 @@ def put(
             priority=priority,
             headers=_headers(header or []),
             expires_at=expires,
+            unique=unique,
+            unique_until=unique_until,
+            on_conflict=on_conflict,
         )
         common.output.rows([{"id": str(given)}], ("id",))
 

@@ -142,3 +142,23 @@ heartbeats = sa.Table(
     ),
 )
 """One row for each process that takes messages from a table: its last heartbeat."""
+
+unique_keys = sa.Table(
+    "waterclock_unique_keys",
+    metadata,
+    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
+    sa.Column("unique_key", Name, primary_key=True, doc="The key that was given with `put(unique=)`."),
+    sa.Column("message_id", Name, doc="Id of the message that was put with it last, as text; NULL: none yet."),
+    sa.Column(
+        "until_done",
+        sa.SmallInteger,
+        nullable=False,
+        doc="1 where the message has the key until it is acked or dead, 0 where until it is claimed.",
+    ),
+    sa.Column("used_at", BigInt, nullable=False, doc="When a producer used the key last, or a purge kept it, ns."),
+    sa.Index("waterclock_unique_keys_used_idx", "table_id", "used_at"),
+)
+"""One row for each key of messages of which only one waits at a time; it is locked by who puts with the key.
+
+Whether the message has its key still follows from its own row, so that a claim, an ack or plain SQL need not come here.
+"""

@@ -6,14 +6,14 @@ import os
 import secrets
 import socket
 from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
-from typing import Any, Self, Unpack
+from contextlib import contextmanager, suppress
+from typing import Any, Literal, Self, Unpack
 
 import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import message_tables
-from waterclock.errors import InvalidArgumentError, RefusedError
+from waterclock.errors import ForbiddenError, InvalidArgumentError, RefusedError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.adopting import adopt as adopt_table
 from waterclock.tables.catalogue.caller_connections import CallerConnections
@@ -38,8 +38,9 @@ from waterclock.tables.messages.explaining import Explanation, explain_message
 from waterclock.tables.messages.peeking import Peeked, peek
 from waterclock.tables.messages.process_heartbeat import changing
 from waterclock.tables.messages.purging import purge_some
-from waterclock.tables.messages.putting import MessageId, PutIds, check_id, prepare_rows, put_rows
+from waterclock.tables.messages.putting import MessageId, PreparedRows, PutIds, check_id, prepare_rows, put_rows
 from waterclock.tables.messages.stats import TableStats, table_stats
+from waterclock.tables.messages.unique_keys import prepare_keys, purge_keys, put_keyed
 from waterclock.tables.model.arguments import check_consumer, check_epoch, check_group, check_reason, many, one_or_many
 from waterclock.tables.model.keyspace import check_unsharded
 from waterclock.tables.model.options import MOST, OptionChanges, TableOptions, check_count, check_rate
@@ -197,6 +198,9 @@ class MessageTable:
         headers: Mapping[str, str] | None = None,
         priority: int = 0,
         expires_at: Time | None = None,
+        unique: str | None = None,
+        unique_until: Literal["claimed", "done"] | None = None,
+        on_conflict: Literal["existing", "replace"] | None = None,
         connection: Any = None,
         **columns: Any,
     ) -> MessageId:
@@ -222,6 +226,15 @@ class MessageTable:
         expires_at
             From when on it is not sent any more; None: it never expires. A consumer that has it then keeps it and may
             ack it, but what it gives back is not sent again. The table's ``on_expired`` says what becomes of it.
+        unique
+            A key of your choice, of which one message waits at a time: while one does, putting another changes nothing
+            and returns its id. None: any number may wait.
+        unique_until
+            Until when a message has its key: ``"claimed"`` (None means this): until a consumer gets it, so that a put
+            during its handling, or while it backs off, starts another; ``"done"``: until it is acked or dead.
+        on_conflict
+            What becomes of the one that waits: ``"existing"`` (None means this): it stays as it is; ``"replace"``: it
+            gets the payload, the time and all else of this one, but not its id. What a consumer has stays as it is.
         connection
             A SQLAlchemy Connection or Session, Django's ``connection``, or a DB-API connection of the database's
             driver, in whose transaction to put: commit delivers, rollback leaves nothing. On one that commits each
@@ -252,20 +265,32 @@ class MessageTable:
             message["delay"] = delay
         if expires_at is not None:
             message["expires_at"] = expires_at
+        given = {"unique": unique, "unique_until": unique_until, "on_conflict": on_conflict}
+        message |= {name: value for name, value in given.items() if value is not None}
         return self.put_many([message], connection=connection)[0]
 
     def put_many(self, rows: Iterable[Mapping[str, Any]], *, connection: Any = None) -> PutIds:
         """Put many messages in one transaction, each a dict of the arguments of `put`; return the ids in their order.
 
-        Its ``existing`` names the ids that were there already.
+        Its ``existing`` names the ids that were there already, and those that stand for messages with the same key.
         """
         with self._loaded() as context:
             prepared = prepare_rows(context, rows)
+            if prepared.keys:
+                return self._put_keyed(context, prepared, connection)
             if connection is None:
                 # One statement inserts them. One that failed before, for an id that is known, did nothing.
                 return context.backend.alone(lambda own: put_rows(context, own, prepared))
             with self._callers.use(connection) as theirs:
                 return put_rows(context, theirs, prepared)
+
+    def _put_keyed(self, context: TableContext, prepared: PreparedRows, connection: Any) -> PutIds:
+        prepare_keys(context, prepared.keys)
+        if connection is None:
+            with changing(context):
+                return context.backend.transact(lambda own: put_keyed(context, own, prepared, locks=False))
+        with self._callers.use(connection) as theirs:
+            return put_keyed(context, theirs, prepared, locks=True)
 
     def receive(
         self,
@@ -544,6 +569,9 @@ class MessageTable:
             expire_some(context, pieces=None)
             while purged := purge_some(context):
                 total += purged
+            with suppress(ForbiddenError):  # keys take a right of their own, and one that stays is no harm
+                while purge_keys(context):
+                    pass
         return total
 
     @property

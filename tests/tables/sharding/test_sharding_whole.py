@@ -17,8 +17,9 @@ from .conftest import many
 
 # What only makes sense in one database: its internals, and making it, which the keyspace does.
 OF_ONE_DATABASE = {"context", "create"}
-# Parameters that are passed on as they are, or that groups have.
+# Parameters that are passed on as they are, or that only a table in one database can have.
 PASSED_ON = {"where", "order", "parameters", "max_groups", "rate_limit", "heartbeat", "group"}
+PASSED_ON |= {"unique", "unique_until", "on_conflict"}
 
 
 def names(kind: type) -> set[str]:
@@ -107,3 +108,10 @@ def test_what_was_acked_while_it_was_offered_is_not_handed_out(orders: ShardedTa
         assert orders.ack([number for number in range(8) if number != first.id]) == 7
         orders.put("last", id=8)
         assert next(deliveries).payload == "last"
+
+
+def test_keys_of_which_one_message_waits_are_refused(orders: ShardedTable) -> None:
+    with pytest.raises(wc.InvalidArgumentError, match="unique: "):
+        orders.put("a", unique="k")
+    with pytest.raises(wc.InvalidArgumentError, match="unique: "):
+        orders.put_many([{"payload": "a", "unique": "k"}])

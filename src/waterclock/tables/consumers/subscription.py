@@ -27,6 +27,7 @@ from waterclock.tables.messages import acking
 from waterclock.tables.messages.expiring import expire_some, expire_unstarted
 from waterclock.tables.messages.process_heartbeat import process_heartbeat
 from waterclock.tables.messages.purging import purge_some
+from waterclock.tables.messages.unique_keys import purge_keys
 from waterclock.tables.model.leased import Leased
 from waterclock.tables.model.rate import Rate
 
@@ -35,6 +36,7 @@ _SECOND = 1_000_000_000
 logger = logging.getLogger(__name__)
 
 _PURGE_EVERY = 1.0  # s
+_PURGE_KEYS_EVERY = 60.0  # s
 _RETRY_EVERY = 0.2  # s
 _LONGEST_PAUSE = 30.0  # s; the database answers, so asking seldom spares it, and its limits may be changed
 
@@ -86,6 +88,7 @@ class Subscription(Closing):
         self._stop = Stop()
         self._closed = False
         self._purged_at = -math.inf
+        self._keys_purged_at = moments.monotonic()
         self._forbidden: set[Callable[[TableContext], int]] = set()  # ways to purge
         self._away_since: float | None = None
         self._pause = _RETRY_EVERY
@@ -352,6 +355,9 @@ class Subscription(Closing):
         try:
             for purge in (expire_some, purge_some):
                 self._purge_by(purge, context)
+            if moments.monotonic() - self._keys_purged_at >= _PURGE_KEYS_EVERY:
+                self._keys_purged_at = moments.monotonic()
+                self._purge_by(purge_keys, context)
         except TimedOutError as error:  # what is due must not wait for it
             logger.warning("%s cannot purge %r, and tries again: %s", self.consumer, context.name, error)
         self._purged_at = moments.monotonic()

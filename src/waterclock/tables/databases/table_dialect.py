@@ -37,6 +37,10 @@ class TableDialect(ABC):
     deletes_wait: bool
     """Whether a DELETE waits for rows that it only looks at, such as a message that a caller is just putting."""
 
+    reads_old: bool
+    """Whether a SELECT in a caller's transaction may give rows as they were when it began, and change them all the
+    same."""
+
     unacked_apart: bool
     """Whether, in a table with partitions, what is not acked has one of its own, which ``time_acked IS NULL`` tells."""
 
@@ -99,6 +103,10 @@ class TableDialect(ABC):
         self, connection: SqlConnection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
     ) -> set[Any]:
         """Insert messages whose ids are new, and return those ids as the driver has them; ``now`` is the clock, ns."""
+
+    @abstractmethod
+    def insert_missing(self, connection: SqlConnection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Insert rows of the catalogue whose keys are not there."""
 
     def smaller(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
         """Give the smaller of two values, which must not be NULL."""

@@ -6,9 +6,9 @@ import json
 import secrets
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -30,7 +30,8 @@ MessageId = int | str | uuid.UUID
 
 _ALWAYS_FITS = 65_536  # bytes
 _SIZED = (str, bytes)
-_FIELDS = frozenset({"payload", "id", "at", "delay", "group", "headers", "priority", "expires_at"})
+_KEY_FIELDS = ("unique", "unique_until", "on_conflict")
+_FIELDS = frozenset({"payload", "id", "at", "delay", "group", "headers", "priority", "expires_at", *_KEY_FIELDS})
 _LONGEST_NAME = 255
 _PRIORITIES = range(-(2**31), 2**31)
 
@@ -51,6 +52,24 @@ class PutIds(list[MessageId]):
         self.existing = list(existing)
 
 
+class UniqueKey(NamedTuple):
+    """A key of which only one message waits.
+
+    Attributes
+    ----------
+    text
+        What the caller gave.
+    until_done
+        Whether the message has it until it is acked or dead, not only until it is claimed.
+    replaces
+        Whether the message that waits gets the content of the one that is put.
+    """
+
+    text: str
+    until_done: bool
+    replaces: bool
+
+
 @dataclass(slots=True)
 class PreparedRows:
     """Messages as rows, checked.
@@ -65,25 +84,30 @@ class PreparedRows:
         Whether all ids are ours, and no other writer can have chosen any.
     tried
         Whether inserting them was tried before.
+    keys
+        The key of each row; empty where none has any.
     """
 
     rows: list[dict[str, Any]]
     nameless: list[dict[str, Any]]
     fresh: bool
     tried: bool = False
+    keys: Sequence[UniqueKey | None] = ()
 
 
 def prepare_rows(context: TableContext, messages: Iterable[Mapping[str, Any]]) -> PreparedRows:
     """Check messages, each a dict of the arguments of `MessageTable.put`."""
-    rows = [_row(context, message) for message in many("rows", messages, "messages, each a dict")]
+    given = many("rows", messages, "messages, each a dict")
+    rows = [_row(context, message) for message in given]
+    keys = _keys(context, given)
     nameless = [row for row in rows if row["id"] is None]
     if nameless and context.options.id_type == "text":
         raise InvalidArgumentError(f"id: message table {context.name!r} has text ids, which only you can give")
     if context.options.id_type == "uuid":
         for row in nameless:
             row["id"] = _uuid7()
-        return PreparedRows(rows, [], fresh=len(nameless) == len(rows))
-    return PreparedRows(rows, nameless, fresh=len(nameless) == len(rows))
+        return PreparedRows(rows, [], fresh=len(nameless) == len(rows), keys=keys)
+    return PreparedRows(rows, nameless, fresh=len(nameless) == len(rows), keys=keys)
 
 
 def put_rows(context: TableContext, connection: SqlConnection, prepared: PreparedRows) -> PutIds:
@@ -206,6 +230,28 @@ def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
         value = message.get(name)
         row[name] = None if value is None else checks[name](name, value)
     return row
+
+
+def _keys(context: TableContext, messages: Sequence[Mapping[str, Any]]) -> Sequence[UniqueKey | None]:
+    if not any(name in message for message in messages for name in _KEY_FIELDS):
+        return ()
+    own = user_column_names(context.rows)  # a column of this name may be older than the argument
+    keys = [None if "unique" in own else _key(message) for message in messages]
+    return keys if any(keys) else ()
+
+
+def _key(message: Mapping[str, Any]) -> UniqueKey | None:
+    text, until, conflict = (message.get(name) for name in _KEY_FIELDS)
+    until, conflict = until or "claimed", conflict or "existing"
+    if until not in ("claimed", "done"):
+        raise InvalidArgumentError(f"unique_until: {quoted(until)} is none of 'claimed' and 'done'")
+    if conflict not in ("existing", "replace"):
+        raise InvalidArgumentError(f"on_conflict: {quoted(conflict)} is none of 'existing' and 'replace'")
+    if text is None:
+        return None
+    if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_NAME:
+        raise InvalidArgumentError(f"unique: {quoted(text)} is no key; give a text of 1 to {_LONGEST_NAME} characters")
+    return UniqueKey(check_text("unique", text), until == "done", conflict == "replace")
 
 
 def _at_or_after(context: TableContext, at: Any, delay: Any) -> int | None:

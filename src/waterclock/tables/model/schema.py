@@ -231,7 +231,7 @@ PARTITIONED = "waterclock_partitioned"
 ACKED_DAY = "acked_day"
 """The column that determines a row's partition on MariaDB."""
 
-_ARGUMENTS = ("payload", "at", "delay", "group", "connection")
+_ARGUMENTS = ("payload", "at", "delay", "group", "connection", "unique", "unique_until", "on_conflict")
 
 
 def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) -> sa.Table:

@@ -52,6 +52,8 @@ def put_over_shards(
         Where shards were away.
     """
     prepared = prepare_rows(context, messages)
+    if prepared.keys:
+        raise _no_keys(context.name)
     ids = _DrawnIds(row["id"] for row in prepared.rows if row["id"] is not None)
     for row in prepared.nameless:
         row["id"] = ids.draw(None)
@@ -86,6 +88,8 @@ def put_with(
 ) -> PutIds:
     """Put messages in the caller's transaction on one shard, to which all of them have to belong."""
     rows = [dict(message) for message in messages]
+    if any(row.get("unique") is not None for row in rows):
+        raise _no_keys(table.name)
     given = [check_id(table.context, row["id"]) for row in rows if row.get("id") is not None]
     for message_id in given:
         if keyspace_id(message_id) not in home.key_range:
@@ -105,6 +109,13 @@ def put_with(
             row["id"] = ids.draw(home.key_range)
         taken = set(table.put_many(again, connection=connection).existing)
     return PutIds([check_id(table.context, row["id"]) for row in rows], existing)
+
+
+def _no_keys(name: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"unique: {name!r} is spread over shards by its ids, and no shard knows the keys of the others; give the"
+        " message an id of your own, which is unique, or use a table in one database"
+    )
 
 
 def _put_on(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -72,6 +72,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     deletes_wait = True
     locks_in_parts = False
     latest_first = True
+    reads_old = True
     unacked_apart = False  # an index for each partition, with seq in front
     clock = NOW
 
@@ -150,6 +151,10 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     ) -> set[Any]:
         """Insert messages whose ids are new, and return those ids."""
         return insert_new(connection, rows, new, now)
+
+    def insert_missing(self, connection: SqlConnection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Insert rows of the catalogue whose keys are not there."""
+        connection.execute(sa.insert(table).prefix_with("IGNORE"), list(rows))
 
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Say that ``column`` is in the list bound as ``name``."""

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.schema import DDL
 from sqlalchemy.types import TypeEngine
@@ -145,6 +146,7 @@ class PostgresqlTables(TableDialect):
     one_writer = False
     deletes_wait = False
     locks_in_parts = True
+    reads_old = False
     unacked_apart = True
     at_once = True
     clock = _NOW
@@ -211,6 +213,10 @@ class PostgresqlTables(TableDialect):
         if rows.info.get(PARTITIONED):
             return insert_unacked(connection, rows, new, lambda these: insert_unknown(connection, rows, these, now))
         return insert_unknown(connection, rows, new, now)
+
+    def insert_missing(self, connection: SqlConnection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Insert rows of the catalogue whose keys are not there."""
+        connection.execute(postgresql.insert(table).on_conflict_do_nothing(), list(rows))
 
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Say that ``column`` is in the array bound as ``name``: one parameter for any length."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -115,6 +115,7 @@ class SqliteTables(ClaimsInSteps, TableDialect):
     deletes_wait = False
     locks_in_parts = True  # a writer has locked everything
     latest_first = False
+    reads_old = False
     unacked_apart = False  # there are no partitions
     clock = _NOW
     taking = staticmethod(_taking)
@@ -191,6 +192,10 @@ class SqliteTables(ClaimsInSteps, TableDialect):
             found = connection.exec_driver_sql(text, tuple(chain.from_iterable(some)))
             inserted.update(row[0] for row in found)
         return inserted
+
+    def insert_missing(self, connection: SqlConnection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Insert rows of the catalogue whose keys are not there."""
+        connection.execute(sqlite.insert(table).on_conflict_do_nothing(), list(rows))
 
     def smaller(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
         """Give the smaller of two values, which must not be NULL."""
