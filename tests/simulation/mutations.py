@@ -119,8 +119,8 @@ _bury = dead_letters.bury
 _lock_free = heads.lock_free_groups
 
 
-def _forget_passed(context: Any, connection: Any, after: int, upto: int, _passed: set[str]) -> bool:
-    return _window(context, connection, after, upto, set())
+def _forget_passed(context: Any, connection: Any, window: Any, _passed: set[str]) -> bool:
+    return _window(context, connection, window, set())
 
 
 def _end_at_once(context: Any, connection: Any, name: str, now: int) -> bool:
@@ -187,7 +187,10 @@ MUTATIONS = {
         Mutation("claims_lock_no_group", "two_claim", _unlocked(_FREE_GROUPS, skips=True), by_locks=True),
         Mutation("owners_lock_no_group", "two_claim_to_own", _unlocked(_FREE_GROUPS, skips=True), by_locks=True),
         Mutation(
-            "no_turn_of_routing", "a_hot_group", _unlocked("waterclock_message_tables", skips=True), by_locks=True
+            "no_turn_of_routing",
+            "an_operator_skips_owned",
+            _unlocked("waterclock_message_tables", skips=True),
+            by_locks=True,
         ),
         Mutation(
             "commands_take_no_turn",

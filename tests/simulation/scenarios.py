@@ -253,19 +253,40 @@ def _a_caller_acks_what_is_new(world: World) -> None:
     _keep_and_go_on(world, head)
 
 
-def _keep_and_go_on(world: World, head: Any) -> None:
-    _keep(world, head)
+def _a_caller_acks_what_is_newest(world: World) -> None:
+    """As before, with more new messages before it than one transaction routes."""
+    *_, last = world.starts_with("b", "c", "b", "a")
+    _keep_and_go_on(world, last)
+
+
+def _a_caller_reads_repeatably(world: World) -> None:
+    """As before, in a transaction at REPEATABLE READ, which locks more than the rows that it changes on MariaDB."""
+    _, head, *_ = world.starts_with("b", "a", "c")
+    _keep_and_go_on(world, head, isolation="REPEATABLE READ")
+
+
+def _plain_sql_keeps_a_message(world: World) -> None:
+    """Plain SQL has acked a message, and does not commit."""
+    head, *_ = world.starts_with("a", "a", "b", "c")
+    if world.is_grouped:
+        for _ in range(3):
+            world.table("operator").groups.purge("no such group")
+    _keep_and_go_on(world, head, statement=_ACK)
+
+
+def _keep_and_go_on(
+    world: World, head: Any, *, statement: str | None = None, isolation: str = "READ COMMITTED"
+) -> None:
+    if world.scheduler.has_server:  # elsewhere the others would just wait for it
+        own = world.enter(world.stage.callers_engine(isolation).connect())
+        if statement is None:
+            world.table("caller").ack([head], connection=own)
+        else:
+            own.execute(sa.text(statement), {"now": world.now, "id": head})
+        world.kept.add("a")
     world.add("x", world.receives("x", "x", limit=1))
     world.add("y", world.receives("y", "y", limit=1))
     world.add("putter", world.puts("putter", [["b"], ["a"], ["c"]]))
-
-
-def _keep(world: World, message: Any) -> None:
-    if not world.scheduler.has_server:  # elsewhere the others would just wait for it
-        return
-    own = world.enter(world.table("caller").context.backend.engine.connect())
-    world.table("caller").ack([message], connection=own)
-    world.kept.add("a")
 
 
 def _options_change(world: World) -> None:
@@ -447,6 +468,9 @@ SCENARIOS = {
         Scenario("a_caller_keeps_a_group", _a_caller_keeps_a_group, _SEQUENCED, ending="frozen"),
         Scenario("a_caller_keeps_an_owned_group", _a_caller_keeps_a_group, _EXCLUSIVE, ending="frozen"),
         Scenario("a_caller_acks_what_is_new", _a_caller_acks_what_is_new, _SEQUENCED, ending="frozen"),
+        Scenario("a_caller_acks_what_is_newest", _a_caller_acks_what_is_newest, _SEQUENCED, ending="frozen"),
+        Scenario("a_caller_reads_repeatably", _a_caller_reads_repeatably, _SEQUENCED, ending="frozen"),
+        Scenario("plain_sql_keeps_a_row", _plain_sql_keeps_a_message, _ROWS, ending="frozen"),
         Scenario("options_change", _options_change, _SEQUENCED),
         Scenario("an_operator_skips", _an_operator_skips, _SEQUENCED, sometimes=("blocked",)),
         Scenario("an_operator_skips_owned", _an_operator_skips, _EXCLUSIVE, sometimes=("blocked",)),

@@ -385,6 +385,8 @@ class Scheduler(Moments):
     def stall(self, process: str, duration: int) -> None:
         """Stop a process for so long, ns."""
         self._note(f"stall {duration}", process)
+        if not self.has_server:  # in a transaction it keeps the others from writing, so that their leases run out
+            self.seen["jump"] += 1
         for one in self.actors:
             if one.process == process:
                 one.stalled_until = self.now + duration

@@ -126,6 +126,10 @@ class Stage:
             self._tables[process] = self._database(process).table("orders")
         return self._tables[process]
 
+    def callers_engine(self, isolation: str) -> sa.Engine:
+        """Give an engine of a caller's own, with sessions as the server has them but for their isolation."""
+        return sa.create_engine(self.database.backend.engine.url, isolation_level=isolation, poolclass=sa.NullPool)
+
     def reset(self, **options: Any) -> None:
         """Empty the table, or make another one, and let every process begin anew."""
         if options != self._options:

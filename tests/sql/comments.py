@@ -51,17 +51,16 @@ COMMENTS = {
     r"AND (orders|calls)\.claim_id = ": "Refused where another claim has the message now.",
     _NOT_ACKED: "Not acked. Written so that no index answers it: the key does.",
     r"last_error=coalesce": "Keeps the last error where this one has no text.",
-    r"SET time_next=CASE": "Never shorter.",
+    r"^SET time_next=CASE$": "Only what plain SQL moved here is with a consumer, whose it is no more.",
     # purge
     r"^WHERE orders\.time_acked IS NOT NULL": "The oldest first, by the index of acked messages.",
     r"^UPDATE waterclock_table_totals": "What is deleted stays counted.",
     # groups
     r"^WHERE waterclock_message_tables\.table_id": "The turn to route: one consumer at a time.",
-    r"^SELECT count\(\*\) AS count_1, min\(": "The window of new messages that this transaction routes.",
-    r"AS fresh": "The groups of new messages; those with a message that has no place yet need a row.",
+    r"^SELECT seen\.seq, seen": "The next messages that are new, or were changed by plain SQL. Those that another"
+    " transaction has locked, and what follows them in their groups, are left to the next one.",
     r"^INSERT INTO waterclock_groups": "Begins groups that are new.",
-    r"row_number\(\) OVER": "Places go on behind the last one of the group, in the order of insertion.",
-    r"^SET routed=": "Messages that have a place, or were acked by plain SQL before they had one.",
+    r"position=pairs\.number": "Places go on behind the last one of the group, in the order of insertion.",
     r"^    head=|^SET head=": "The first message of the group that is not acked, and what follows from it.",
     r"^ +next_position=": "Where the next claim begins.",
     r"^ +ready_at=\(": "When there is something to hand out.",

@@ -286,6 +286,10 @@ class Backend:
         with self._reading_translated(), reader.connect() as connection, connection.begin():
             yield connection
 
+    def is_ours(self, connection: SqlConnection) -> bool:
+        """Say whether a transaction is one of ours, which ends soon, and no caller's, who may use our engine, too."""
+        return not isinstance(connection, sa.Connection) or connection.engine in (self._writer, self._indexed_writer)
+
     def look(self, work: Callable[[SqlConnection], _T]) -> _T:
         """Run ``work``, which only reads, in few round trips: its statements need not see the same state.
 

@@ -64,8 +64,6 @@ def _ack_for_caller(
     connection: Any,
 ) -> tuple[int, frozenset[Leased]]:
     leased = _leased(deliveries)
-    if ids:
-        acking.route_for_caller(context)
     with callers.use(connection) as theirs:
         for delivery in deliveries:
             if not delivery.over:

@@ -159,6 +159,19 @@ class TableDialect(ABC):
         """Compare a row's key with a computed value, so that the row is looked up for any statistics."""
         return key == value
 
+    def update_pairs(self, rows: sa.Table) -> tuple[sa.Update, sa.ColumnElement[int]]:
+        """Update messages by their seqs, each to a number of its own; both are bound as pairs, in the list ``pairs``.
+
+        It looks at no other rows, which another transaction may have locked. Given back is the statement, to which the
+        values are added, and the number.
+        """
+        pairs = self.pairs("pairs")
+        return sa.update(rows).where(self.key_is(rows.c.seq, pairs.c.seq)), pairs.c.number
+
+    @abstractmethod
+    def pairs(self, name: str) -> sa.FromClause:
+        """Give the pairs in the list bound as ``name`` as rows, with the columns seq and number."""
+
     def of_each(
         self,
         parents: sa.Table,

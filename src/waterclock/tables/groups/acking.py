@@ -14,8 +14,10 @@ from waterclock.errors import OrderError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.heads import UNGROUPED, by_name, locking_groups, must_stay, settle, settle_starts
+from waterclock.tables.groups.routing import group_of, is_unrouted
 from waterclock.tables.model.leased import Acked, Leased
 from waterclock.tables.model.schema import ack_marks, ack_values, is_expired
+from waterclock.time import MAX_NS
 
 _Row = sa.Row[*tuple[Any, ...]]
 
@@ -87,8 +89,15 @@ def ack_rows(
     OrderError
         As `ack_leased`.
     """
-    _ack(context, connection, [row for row in found if row.ack_held_at is None], noted, by_claim=False)
-    return sum(row.ack_held_at is None for row in found)
+    ours = [row for row in found if row.ack_held_at is None]
+    new = [row for row in ours if row.position is None and row.routed == 0]
+    passing = _passing(context, connection, new, [row.seq for row in ours]) if new else {}
+    if context.options.ack_order == "strict":
+        for name, (seq, blocking) in passing.items():
+            _refuse(context, connection, name, seq, blocking)
+    later = [row for row in new if (row.group_id or UNGROUPED) in passing]
+    _ack(context, connection, ours, noted, by_claim=False, later=later)
+    return len(ours)
 
 
 def release_behind(
@@ -138,15 +147,17 @@ def _ack(
     noted: dict[str, sa.Row[Any]],
     *,
     by_claim: bool,
+    later: Sequence[_Row] = (),
 ) -> None:
     if not messages:
         return
     chosen = {"seqs": [row.seq for row in messages]}
     grouped = [row for row in messages if row.position is not None]
     if context.options.ack_order == "hold":
-        # Settling acks those of them that have nothing before them.
-        connection.execute(_holding_back(context, by_claim=by_claim), {"seqs": [row.seq for row in grouped]})
-        chosen["seqs"] = [row.seq for row in messages if row.position is None]
+        # Settling acks those of them that have nothing before them; what is new and passes others gets its place first.
+        held = {row.seq for row in (*grouped, *later)}
+        connection.execute(_holding_back(context, by_claim=by_claim), {"seqs": sorted(held)})
+        chosen["seqs"] = [row.seq for row in messages if row.seq not in held]
     elif context.options.ack_order == "strict" and not _are_starts(noted, messages):
         _check_order(context, connection, grouped)
     execute_later(connection, (_acking(context, by_claim=by_claim), chosen))
@@ -156,11 +167,14 @@ def _ack(
 def _settle_acked(
     context: TableContext, connection: SqlConnection, acked: Iterable[Leased | _Row], noted: dict[str, sa.Row[Any]]
 ) -> None:
+    places = [(one.group_id or UNGROUPED, one.position, one.seq) for one in acked if one.position is not None]
+    if places and _locks_what_it_looks_at(context, connection):
+        # The next claim settles the groups, as it does after plain SQL.
+        connection.execute(_leaving(context), {"seqs": [seq for _, _, seq in places]})
+        return
     last: dict[str, int] = {}
-    for one in acked:
-        if one.position is not None:
-            name = one.group_id or UNGROUPED
-            last[name] = max(last.get(name, one.position), one.position)
+    for name, position, _ in places:
+        last[name] = max(last.get(name, position), position)
     ending = {name for name, position in last.items() if name not in noted or noted[name].tail <= position}
     if context.options.groups == "sequenced" and context.options.ack_order == "strict":
         staying = {name for name in ending if name in noted and must_stay(noted[name])}
@@ -168,6 +182,12 @@ def _settle_acked(
     else:
         # With acks that were held back before, the last message of a group may be acked by an ack of an earlier one.
         settle(context, connection, last, may_end=bool(ending) or context.options.ack_order == "hold")
+
+
+def _locks_what_it_looks_at(context: TableContext, connection: SqlConnection) -> bool:
+    """Say whether the server may lock rows and gaps that settling only looks at, until a caller's transaction ends."""
+    # What is held back is acked by settling alone.
+    return context.sql.deletes_wait and context.options.ack_order != "hold" and not context.backend.is_ours(connection)
 
 
 def _check_order(context: TableContext, connection: SqlConnection, messages: Iterable[Leased | _Row]) -> None:
@@ -181,15 +201,44 @@ def _check_order(context: TableContext, connection: SqlConnection, messages: Ite
             last[name] = max(last.get(name, (-1, -1)), (one.position, one.seq))
     for name, (position, seq) in sorted(last.items()):
         at = {"of": name, "before": position, "seqs": seqs}
+        _refuse(context, connection, name, seq, connection.execute(_blocking(context), at).scalar())
+
+
+def _passing(
+    context: TableContext, connection: SqlConnection, new: Sequence[_Row], seqs: Sequence[int]
+) -> dict[str, tuple[int, Any]]:
+    """Tell in which groups messages that have no place yet pass over others, which have one or were put earlier.
+
+    Returns
+    -------
+    dict
+        The seq of the last one, and the id of one before it that is not among ``seqs``, by group.
+    """
+    last: dict[str, int] = {}
+    for row in new:
+        name = row.group_id or UNGROUPED
+        if name != UNGROUPED or context.options.ungrouped != "free":
+            last[name] = max(last.get(name, row.seq), row.seq)
+    passing: dict[str, tuple[int, Any]] = {}
+    for name, seq in sorted(last.items()):
+        at = {"of": name, "before": MAX_NS, "seqs": seqs}
         blocking = connection.execute(_blocking(context), at).scalar()
+        if blocking is None:
+            blocking = connection.execute(_blocking_new(context), {**at, "before": seq}).scalar()
         if blocking is not None:
-            rows = context.rows
-            refused = connection.execute(sa.select(rows.c.id).where(rows.c.seq == seq)).scalar()
-            raise OrderError(
-                f"message {refused!r} of group {quoted(name)} cannot be acked before message"
-                f" {blocking!r}; ack that one first, or both together",
-                blocking,
-            )
+            passing[name] = seq, blocking
+    return passing
+
+
+def _refuse(context: TableContext, connection: SqlConnection, name: str, seq: int, blocking: Any) -> None:
+    if blocking is not None:
+        rows = context.rows
+        refused = connection.execute(sa.select(rows.c.id).where(rows.c.seq == seq)).scalar()
+        raise OrderError(
+            f"message {refused!r} of group {quoted(name)} cannot be acked before message"
+            f" {blocking!r}; ack that one first, or both together",
+            blocking,
+        )
 
 
 @lru_cache(maxsize=256)
@@ -230,6 +279,12 @@ def _acking(context: TableContext, *, by_claim: bool) -> sa.Update:
 
 
 @lru_cache(maxsize=256)
+def _leaving(context: TableContext) -> sa.Update:
+    rows = context.rows
+    return sa.update(rows).where(context.sql.any_of(rows.c.seq, "seqs")).values(routed=0)
+
+
+@lru_cache(maxsize=256)
 def _holding_back(context: TableContext, *, by_claim: bool) -> sa.Update:
     rows = context.rows
     held = ((rows.c.ack_held_at, context.backend.now_sql()), *ack_marks(rows, by_claim=by_claim))
@@ -250,6 +305,25 @@ def _blocking(context: TableContext) -> sa.Select[Any]:
             ~is_expired(rows, context.backend.now_sql()),
         )
         .order_by(rows.c.position)
+        .limit(1)
+    )
+
+
+@lru_cache(maxsize=256)
+def _blocking_new(context: TableContext) -> sa.Select[Any]:
+    rows = context.rows
+    return (
+        sa.select(rows.c.id)
+        .where(
+            is_unrouted(rows),
+            rows.c.seq < sa.bindparam("before", type_=sa.BigInteger),
+            group_of(rows) == sa.bindparam("of"),
+            rows.c.position.is_(None),
+            rows.c.time_acked.is_(None),
+            ~context.sql.any_of(rows.c.seq, "seqs"),
+            ~is_expired(rows, context.backend.now_sql()),
+        )
+        .order_by(rows.c.seq)
         .limit(1)
     )
 

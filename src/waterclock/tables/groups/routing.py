@@ -6,7 +6,9 @@ claim. One consumer routes at a time, and leaves groups that are locked just now
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import count
 from operator import attrgetter
 from typing import Any
 
@@ -26,6 +28,10 @@ _AT_ONCE = 2_000
 """Numbers of messages that are routed without an answer in between: names are not kept of more groups."""
 
 _LOWEST = -(2**31)
+_YES = sa.literal_column("1")
+
+_Row = sa.Row[*tuple[Any, ...]]
+_Pair = tuple[int, int]
 
 
 def route(context: TableContext, connection: SqlConnection) -> None:
@@ -35,7 +41,7 @@ def route(context: TableContext, connection: SqlConnection) -> None:
 
 
 def route_new(context: TableContext, connection: SqlConnection) -> bool:
-    """Route the oldest messages that are new, and note what plain SQL changed in groups.
+    """Route the oldest messages that are new, and note what plain SQL changed in groups. It waits for no other's lock.
 
     Returns
     -------
@@ -47,42 +53,57 @@ def route_new(context: TableContext, connection: SqlConnection) -> bool:
     after = 0
     passed: set[str] = set()
     while True:
-        # What is committed meanwhile with a seq in between does no harm: places are given in one statement.
-        [(count, first, upto)] = connection.execute(_window(context), {"after": after})
-        after = (first or 1) - 1  # from the first one on, else a planner that knows little reads all before it
-        if count == 0:
-            return False
-        routed = _route_window(context, connection, after, upto, passed)
-        if count < _ROUTED_AT_ONCE or routed:
-            return count == _ROUTED_AT_ONCE
-        after = upto
+        window = _look(context, connection, after)
+        routed = _route_window(context, connection, window, passed)
+        if len(window) < _ROUTED_AT_ONCE or routed:
+            return len(window) == _ROUTED_AT_ONCE
+        after = window[-1].seq
 
 
-def _route_window(context: TableContext, connection: SqlConnection, after: int, upto: int, passed: set[str]) -> bool:
-    """Route a window; ``passed`` are groups of earlier ones that were locked, and those of this one come to them."""
-    bounds = {"after": after, "upto": upto}
-    freed = 0
-    if context.options.ungrouped == "free":
-        freed = connection.execute(_free(context), bounds).rowcount
-    # What follows what was passed by stays behind it, also where its group is free again meanwhile.
-    names: list[str] = []
-    firsts: dict[str, int] = {}
-    for row in connection.execute(_named(context), bounds):
-        if row.group not in passed:
-            names.append(row.group)
-            if row.fresh:
-                firsts[row.group] = row.first
-    if firsts:
-        _add_groups(context, connection, firsts)
-    free = connection.execute(locking_free(context), {"groups": sorted(names)})
-    locked = sorted(map(attrgetter("group_id"), free))
-    passed.update(firsts.keys() - set(locked))
-    ours = {**bounds, "groups": locked}
-    if locked:
-        connection.execute(_place(context), ours)
-    marked = connection.execute(_mark(context), ours).rowcount
-    settle(context, connection, locked)
-    return bool(locked or freed or marked)
+def _route_window(context: TableContext, connection: SqlConnection, window: Sequence[_Row], passed: set[str]) -> bool:
+    """Route a window, and say whether there was something to do in it.
+
+    What another transaction has locked stays new, and what follows it in its group stays behind it. ``passed`` are
+    groups of which something stayed, also in earlier windows.
+    """
+    freed, found = _sorted_out(window, passed, frees=context.options.ungrouped == "free")
+    if freed:
+        connection.execute(_free(context), {"pairs": freed})
+    if not found:
+        return bool(freed)
+    firsts = {name: new[0] for name, rows in found.items() if (new := [row.seq for row in rows if row.is_new])}
+    known = _add_groups(context, connection, sorted(found), firsts)
+    tails = {row.group_id: row.tail for row in connection.execute(locking_free(context), {"groups": sorted(found)})}
+    passed.update(firsts.keys() - tails.keys())
+    placed: list[_Pair] = []
+    marked: list[_Pair] = []
+    for name, rows in found.items():
+        if name in tails:
+            placed += zip([row.seq for row in rows if row.is_new], count(tails[name] + 1))
+            marked += [(row.seq, 0) for row in rows if not row.is_new]
+        elif name not in known:  # a group that has ended needs to know nothing any more
+            marked += [(row.seq, 0) for row in rows if row.is_acked]
+    if placed:
+        connection.execute(_place(context), {"pairs": placed})
+    if marked:
+        connection.execute(_mark(context), {"pairs": marked})
+    settle(context, connection, tails)
+    return bool(tails or freed or marked)
+
+
+def _sorted_out(window: Sequence[_Row], passed: set[str], *, frees: bool) -> tuple[list[_Pair], dict[str, list[_Row]]]:
+    """Give the messages that are to be in no group, and those of each group that may be routed."""
+    freed: list[_Pair] = []
+    found: dict[str, list[_Row]] = {}
+    for row in window:
+        if frees and row.group == UNGROUPED:
+            if row.ours:
+                freed.append((row.seq, 0))
+        elif not row.ours:
+            passed.add(row.group)
+        elif row.group not in passed:
+            found.setdefault(row.group, []).append(row)
+    return freed, found
 
 
 def routing_at_once(context: TableContext, first: int) -> list[Asked]:
@@ -101,8 +122,8 @@ def routing_at_once(context: TableContext, first: int) -> list[Asked]:
         (_keeping_turn(context), table),
         (_adding_kept(context), bounds),
         (_locking_kept(context), {}),
-        (_place(context, KEPT), bounds),
-        (_mark(context, KEPT), bounds),
+        (_place_kept(context), bounds),
+        (_mark_kept(context), bounds),
         *((statement, {}) for statement in settling_kept(context, may_end=True)),
     ]
 
@@ -184,26 +205,93 @@ def _turn() -> sa.Select[Any]:
 
 
 @lru_cache(maxsize=256)
-def _window(context: TableContext) -> sa.Select[Any, Any, Any]:
-    rows = context.rows
-    found = (
-        sa.select(rows.c.seq)
+def _window(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]:
+    """Select the next messages that are new, and lock those of them that no other transaction has locked, as ours."""
+    seen = _next_new(context.rows.alias("seen")).subquery("seen")
+    if context.sql.one_writer:
+        return sa.select(seen, _YES.label("ours"))
+    locked = _next_new(context.rows).with_for_update(skip_locked=True).subquery("locked")
+    # Put together here: a planner that knows little would go through all of one for each of the other.
+    return sa.union_all(sa.select(seen, sa.literal_column("0").label("ours")), sa.select(locked, _YES.label("ours")))
+
+
+def _look(context: TableContext, connection: SqlConnection, after: int) -> list[_Row]:
+    """Look at the next messages that are new, in their order; lock those of them that no other transaction has."""
+    found = connection.execute(_window(context), {"after": after}).all()
+    ours = {row.seq: row for row in found if row.ours}
+    if not context.sql.one_writer:
+        # What plain SQL moved to another group in this moment is left to the next one.
+        seen = [row for row in found if not row.ours]
+        both = [(row, ours.get(row.seq, row)) for row in seen]
+        found = [mine if mine.group == row.group else row for row, mine in both]
+    return sorted(found, key=attrgetter("seq"))
+
+
+def _next_new(rows: sa.FromClause) -> sa.Select[Any, Any, Any, Any]:
+    is_acked = rows.c.time_acked.is_not(None)
+    is_new = rows.c.position.is_(None) & ~is_acked
+    return (
+        sa.select(rows.c.seq, group_of(rows).label("group"), is_new.label("is_new"), is_acked.label("is_acked"))
         .where(is_unrouted(rows), rows.c.seq > sa.bindparam("after", type_=sa.BigInteger))
         .order_by(rows.c.seq)
         .limit(_ROUTED_AT_ONCE)
-        .subquery()
     )
-    return sa.select(sa.func.count(), sa.func.min(found.c.seq), sa.func.max(found.c.seq)).select_from(found)
+
+
+def _add_groups(
+    context: TableContext, connection: SqlConnection, names: Sequence[str], firsts: dict[str, int]
+) -> set[str]:
+    """Add the groups that ``firsts`` names where they are missing; return those of ``names`` that are there."""
+    # Only those that are missing, because inserting one that is locked would wait. Below all others,
+    # because what the index remembers of them until a vacuum would else lie where every claim begins to look.
+    known = set(connection.scalars(_known(context), {"groups": names}))
+    missing = sorted(firsts.keys() - known, key=firsts.__getitem__)
+    if missing:
+        fixed = {"table_id": context.table_id, "tail": 0, "priority": _LOWEST}
+        connection.execute(_adding, [{**fixed, "group_id": name, "first_seq": firsts[name]} for name in missing])
+    return known.union(missing)
+
+
+_adding = sa.insert(groups)  # kept, because it is compiled once
+
+
+@lru_cache(maxsize=256)
+def _known(context: TableContext) -> sa.Select[Any]:
+    return sa.select(groups.c.group_id).where(these_groups(context))
+
+
+@lru_cache(maxsize=256)
+def _place(context: TableContext) -> sa.Update:
+    rows = context.rows
+    each, place = context.sql.update_pairs(rows)
+    return each.where(not_acked(rows)).ordered_values(*_placed(context, place))
+
+
+def _placed(context: TableContext, place: sa.ColumnElement[int]) -> Sequence[tuple[sa.Column[Any], Any]]:
+    """Give what a message gets with its place."""
+    rows = context.rows
+    # Only what plain SQL moved here is with a consumer; it is that one's no more. The time first: MariaDB reads
+    # what it has set in the same statement.
+    return (
+        (rows.c.time_next, sa.case((rows.c.claim_id.is_(None), rows.c.time_next), else_=context.backend.now_sql())),
+        (rows.c.claim_id, sa.null()),
+        (rows.c.position, place),
+        (rows.c.routed, _YES),
+        (rows.c.group_id, group_of(rows)),
+    )
+
+
+@lru_cache(maxsize=256)
+def _mark(context: TableContext) -> sa.Update:
+    each, _ = context.sql.update_pairs(context.rows)
+    return each.values({context.rows.c.routed: _YES})
 
 
 @lru_cache(maxsize=256)
 def _free(context: TableContext) -> sa.Update:
     rows = context.rows
-    return (
-        sa.update(rows)
-        .where(_in_window(rows), group_of(rows) == UNGROUPED)
-        .values(group_id=None, position=None, routed=1)
-    )
+    each, _ = context.sql.update_pairs(rows)
+    return each.values({rows.c.group_id: sa.null(), rows.c.position: sa.null(), rows.c.routed: _YES})
 
 
 @lru_cache(maxsize=256)
@@ -218,65 +306,42 @@ def _named(context: TableContext) -> sa.Select[Any, Any, Any]:
     return named.where(_in_window(rows)).group_by(group)
 
 
-def _add_groups(context: TableContext, connection: SqlConnection, firsts: dict[str, int]) -> None:
-    # Only those that are missing, because inserting one that is locked would wait. Below all others,
-    # because what the index remembers of them until a vacuum would else lie where every claim begins to look.
-    known = connection.scalars(_known(context), {"groups": sorted(firsts)})
-    missing = sorted(firsts.keys() - set(known), key=firsts.__getitem__)
-    if missing:
-        fixed = {"table_id": context.table_id, "tail": 0, "priority": _LOWEST}
-        connection.execute(_adding, [{**fixed, "group_id": name, "first_seq": firsts[name]} for name in missing])
-
-
-_adding = sa.insert(groups)  # kept, because it is compiled once
-
-
 @lru_cache(maxsize=256)
-def _known(context: TableContext) -> sa.Select[Any]:
-    return sa.select(groups.c.group_id).where(these_groups(context))
-
-
-@lru_cache(maxsize=256)
-def _place(context: TableContext, name: str = "groups") -> sa.Update:
-    rows, new = context.rows, context.rows.alias("new")
-    group = group_of(new)
-    # Looked up row by row: as a join, SQLite would go through all new messages for each group.
+def _place_kept(context: TableContext) -> sa.Update:
+    """Place new messages of the groups whose names are kept, up to the first that another transaction has locked."""
+    rows, seen = context.rows, context.rows.alias("seen")
+    new = _new_of_kept(context, seen).subquery("new")
+    ours = _new_of_kept(context, rows).with_for_update(skip_locked=True).cte("ours")
+    # Looked up row by row: a planner may go through all groups for each message.
     tail = (
         sa.select(groups.c.tail)
-        .where(groups.c.table_id == context.table_id, groups.c.group_id == group)
+        .where(groups.c.table_id == context.table_id, groups.c.group_id == new.c.group)
         .scalar_subquery()
     )
-    place = tail + sa.func.row_number().over(partition_by=group, order_by=new.c.seq)
-    placed = (
-        sa.select(new.c.seq, place.label("place"))
-        .where(_in_window(new), _is_new(new), context.sql.computed_any_of(group, name))
-        .subquery("placed")
-    )
+    nth = sa.func.row_number().over(partition_by=new.c.group, order_by=new.c.seq)
+    # As a value, and so hashed: for a join, a planner may go through all of them for each message.
+    is_ours = sa.func.bool_and(new.c.seq.in_(sa.select(ours.c.seq))).over(partition_by=new.c.group, order_by=new.c.seq)
+    judged = sa.select(new.c.seq, new.c.group, (tail + nth).label("place"), is_ours.label("is_ours")).subquery("judged")
+    placed = sa.select(judged.c.seq, judged.c.group, judged.c.place).where(judged.c.is_ours).subquery("placed")
     return (
         sa.update(rows)
-        .where(context.sql.key_is(rows.c.seq, placed.c.seq), not_acked(rows))
-        # Only what plain SQL moved here is with a consumer; it is that one's no more. The time first: MariaDB reads
-        # what it has set in the same statement.
-        .ordered_values(
-            (rows.c.time_next, sa.case((rows.c.claim_id.is_(None), rows.c.time_next), else_=context.backend.now_sql())),
-            (rows.c.claim_id, None),
-            (rows.c.position, placed.c.place),
-            (rows.c.routed, 1),
-            (rows.c.group_id, group_of(rows)),
-        )
+        # What plain SQL moved to another group in this moment is left to the next one.
+        .where(context.sql.key_is(rows.c.seq, placed.c.seq), not_acked(rows), group_of(rows) == placed.c.group)
+        .ordered_values(*_placed(context, placed.c.place))
     )
+
+
+def _new_of_kept(context: TableContext, rows: sa.FromClause) -> sa.Select[Any, Any]:
+    group = group_of(rows)
+    ours = context.sql.computed_any_of(group, KEPT)
+    return sa.select(rows.c.seq, group.label("group")).where(_in_window(rows), _is_new(rows), ours)
 
 
 @lru_cache(maxsize=256)
-def _mark(context: TableContext, name: str = "groups") -> sa.Update:
-    # A group that has ended needs to know nothing any more.
-    rows = context.rows
-    known = sa.exists().where(groups.c.table_id == context.table_id, groups.c.group_id == group_of(rows))
-    ours = context.sql.computed_any_of(group_of(rows), name)
-    if name != KEPT:  # else there may be none because another transaction has the turn, for whose rows this would wait
-        ours |= rows.c.time_acked.is_not(None) & ~known
-    return (
-        sa.update(rows)
-        .where(_in_window(rows), sa.or_(rows.c.position.is_not(None), rows.c.time_acked.is_not(None)), ours)
-        .values(routed=1)
-    )
+def _mark_kept(context: TableContext) -> sa.Update:
+    # Of no other group, as another transaction may have the turn.
+    rows, seen = context.rows, context.rows.alias("seen")
+    changed = sa.or_(seen.c.position.is_not(None), seen.c.time_acked.is_not(None))
+    ours = context.sql.computed_any_of(group_of(seen), KEPT)
+    free = sa.select(seen.c.seq).where(_in_window(seen), changed, ours).with_for_update(skip_locked=True).cte("free")
+    return sa.update(rows).where(context.sql.key_is(rows.c.seq, free.c.seq)).values(routed=_YES)

@@ -21,7 +21,7 @@ from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.groups import acking as group_acking
 from waterclock.tables.groups import consumers
 from waterclock.tables.groups.acking import release_behind
-from waterclock.tables.groups.heads import UNGROUPED, by_name, locking_groups, settle
+from waterclock.tables.groups.heads import UNGROUPED, by_name, lock_groups, locking_groups, settle
 from waterclock.tables.groups.routing import route
 from waterclock.tables.model.leased import Acked, Held, Leased
 from waterclock.tables.model.schema import CANCELLED, ack_values, is_cancelled, not_acked
@@ -101,13 +101,6 @@ def ack_ids(context: TableContext, connection: SqlConnection, ids: Sequence[Any]
         return _ack_ids_of_rows(context, connection, ids)
     found, noted = lock_unacked(context, connection, ids)
     return group_acking.ack_rows(context, connection, found, noted)
-
-
-def route_for_caller(context: TableContext) -> None:
-    """Route what is new before ids are acked in a caller's transaction, which may last: it routes only its own then."""
-    # Where writers take turns, the caller's transaction may be the one that writes; consumers wait for its end anyway.
-    if context.options.groups and not context.sql.one_writer:
-        context.backend.transact(lambda own: route(context, own), indexed=True)
 
 
 def ack_leased(context: TableContext, connection: SqlConnection, leased: Iterable[Leased]) -> Acked:
@@ -363,15 +356,21 @@ def lock_unacked(
 ) -> tuple[Sequence[_Row], dict[str, sa.Row[Any]]]:
     """Lock messages by id, after their groups; return both, those by name."""
     known = connection.execute(_of_ids(context), {"ids": list(ids)}).all()
-    if context.options.groups:
-        # Else not, because who routes keeps others from it until the transaction ends, and this may be a caller's.
-        if any(row.routed == 0 for row in known):
-            route(context, connection)
-            known = connection.execute(_of_ids(context), {"ids": list(ids)}).all()
-        lock = locking_groups(context, [row.group_id or UNGROUPED for row in known])
-        locked, found = execute_all(connection, [lock, (_locked_rows(context), {"seqs": [row.seq for row in known]})])
-        return found.all(), by_name(locked)
-    return _lock_rows(context, connection, [row.seq for row in known]), {}
+    seqs = {"seqs": [row.seq for row in known]}
+    if not context.options.groups:
+        return connection.execute(_locked_rows(context), seqs).all(), {}
+    # In a caller's transaction a message that is new is acked as it is: who routes keeps others from it until the end.
+    if any(row.position is None for row in known) and context.backend.is_ours(connection):
+        route(context, connection)
+        known = connection.execute(_of_ids(context), {"ids": list(ids)}).all()
+        seqs = {"seqs": [row.seq for row in known]}
+    lock = locking_groups(context, [row.group_id or UNGROUPED for row in known if row.position is not None])
+    groups, rows = execute_all(connection, [lock, (_locked_rows(context), seqs)])
+    found, locked = rows.all(), by_name(groups)
+    routed = {row.group_id or UNGROUPED for row in found if row.position is not None} - locked.keys()
+    if routed:  # meanwhile, by another one
+        locked |= lock_groups(context, connection, routed)
+    return found, locked
 
 
 def _lock_rows(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> Sequence[_Row]:
@@ -381,7 +380,7 @@ def _lock_rows(context: TableContext, connection: SqlConnection, seqs: Sequence[
 @lru_cache(maxsize=256)
 def _of_ids(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
-    columns = (rows.c.seq, rows.c.group_id, *([rows.c.routed] if context.options.groups else []))
+    columns = (rows.c.seq, rows.c.group_id, *([rows.c.position] if context.options.groups else []))
     return sa.select(*columns).where(context.sql.any_of(rows.c.id, "ids"), not_acked(rows))
 
 
@@ -396,7 +395,9 @@ def _unlocked_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 def _locked_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     return (
-        sa.select(rows.c.seq, rows.c.id, rows.c.group_id, rows.c.claim_id, rows.c.position, rows.c.ack_held_at)
+        sa.select(
+            rows.c.seq, rows.c.id, rows.c.group_id, rows.c.claim_id, rows.c.position, rows.c.routed, rows.c.ack_held_at
+        )
         .where(context.unacked())
         .order_by(rows.c.seq)
         .with_for_update()

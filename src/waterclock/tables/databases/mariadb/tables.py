@@ -13,6 +13,7 @@ from waterclock.database.engines.mariadb import NOW
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.claiming_rows import ClaimsInSteps
 from waterclock.tables.databases.inserting import NewRows
+from waterclock.tables.databases.json_list import JsonList
 from waterclock.tables.databases.mariadb import adopting
 from waterclock.tables.databases.mariadb.inserting import insert_new
 from waterclock.tables.databases.mariadb.partitions import MariadbDays
@@ -159,6 +160,17 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Say that ``column`` is in the list bound as ``name``."""
         return column.in_(sa.bindparam(name, type_=column.type, expanding=True))
+
+    def update_pairs(self, rows: sa.Table) -> tuple[sa.Update, sa.ColumnElement[int]]:
+        """Update messages by their seqs. Of an outer join alone it is sure that the server begins with the pairs."""
+        pairs = self.pairs("pairs")
+        return sa.update(pairs.outerjoin(rows, rows.c.seq == pairs.c.seq)), pairs.c.number
+
+    def pairs(self, name: str) -> sa.FromClause:
+        """Read them from a JSON text."""
+        columns = sa.text("'$[*]' COLUMNS (seq BIGINT PATH '$[0]', number BIGINT PATH '$[1]')")
+        listed = sa.func.json_table(sa.bindparam(name, type_=JsonList()), columns)
+        return listed.table_valued(sa.column("seq", sa.BigInteger), sa.column("number", sa.BigInteger), name="pairs")
 
     def take(self, connection: SqlConnection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
         """Make messages that are locked ours, some at a time: an update neither skips locked rows nor returns any."""

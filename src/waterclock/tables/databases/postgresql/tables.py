@@ -18,6 +18,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.changes import Changes
 from waterclock.tables.databases.indexes import index_acked, index_expiring, index_unacked
 from waterclock.tables.databases.inserting import NewRows
+from waterclock.tables.databases.json_list import JsonList
 from waterclock.tables.databases.postgresql import adopting
 from waterclock.tables.databases.postgresql.claiming import claim_statement, key_is
 from waterclock.tables.databases.postgresql.inserting import insert_fresh, insert_unknown
@@ -290,6 +291,13 @@ class PostgresqlTables(TableDialect):
     def key_is(self, key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
         """Say that a row's key is a value that is computed."""
         return key_is(key, value)
+
+    def pairs(self, name: str) -> sa.FromClause:
+        """Read them from a JSON text."""
+        listed = sa.func.json_array_elements(sa.cast(sa.bindparam(name, type_=JsonList()), sa.JSON))
+        value = listed.table_valued(sa.column("value", sa.JSON)).render_derived("listed").c.value
+        seq, number = (sa.cast(value.op("->>")(sa.literal_column(str(place))), sa.BigInteger) for place in (0, 1))
+        return sa.select(seq.label("seq"), number.label("number")).subquery("pairs")
 
     def of_each(
         self,

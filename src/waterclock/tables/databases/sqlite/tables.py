@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any
-from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
@@ -19,6 +17,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.tables.databases.claiming_rows import ClaimsInSteps
 from waterclock.tables.databases.indexes import index_acked, index_expiring, index_unacked
 from waterclock.tables.databases.inserting import NewRows
+from waterclock.tables.databases.json_list import JsonList
 from waterclock.tables.databases.sqlite import adopting
 from waterclock.tables.databases.sqlite.waking import SqliteChanges
 from waterclock.tables.databases.table_dialect import TableDialect
@@ -73,29 +72,14 @@ _GLOB = {"%": "*", "_": "?", "*": "[*]", "?": "[?]", "[": "[[]"}
 _ROWS_OF_A_STATEMENT = 100  # the text of a statement is made once for each number of rows
 
 
-def _plainly(value: Any) -> Any:
-    return str(value) if isinstance(value, UUID) else list(value)
-
-
-_as_json = json.JSONEncoder(default=_plainly).encode
-
-
-class _JsonList(sa.TypeDecorator[Any]):
-    """A list as JSON text, UUIDs in it as texts."""
-
-    impl = sa.Text
-    cache_ok = True
-
-    def bind_processor(self, dialect: sa.Dialect) -> Any:
-        """Write it by an encoder that is kept, with no function of ours in between."""
-        del dialect  # there is one
-        return _as_json
+def _pair(name: str) -> list[sa.ColumnElement[int]]:
+    listed = sa.func.json_each(sa.bindparam(name, type_=JsonList())).table_valued("value")
+    return [sa.func.json_extract(listed.c.value, f"$[{place}]", type_=sa.BigInteger) for place in (0, 1)]
 
 
 @lru_cache(maxsize=256)
 def _taking(rows: sa.Table) -> sa.Update:
-    listed = sa.func.json_each(sa.bindparam("ends", type_=_JsonList())).table_valued("value")
-    seq, until = (sa.func.json_extract(listed.c.value, f"$[{place}]", type_=sa.BigInteger) for place in (0, 1))
+    seq, until = _pair("ends")
     return (
         sa.update(rows)
         .where(rows.c.seq == seq)
@@ -203,8 +187,13 @@ class SqliteTables(ClaimsInSteps, TableDialect):
 
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Say that ``column`` is in the JSON array bound as ``name``: one parameter for any length."""
-        listed = sa.func.json_each(sa.bindparam(name, type_=_JsonList())).table_valued("value")
+        listed = sa.func.json_each(sa.bindparam(name, type_=JsonList())).table_valued("value")
         return column.in_(sa.select(listed.c.value))
+
+    def pairs(self, name: str) -> sa.FromClause:
+        """Read them from a JSON text."""
+        seq, number = _pair(name)
+        return sa.select(seq.label("seq"), number.label("number")).subquery("pairs")
 
     def column_names(self, connection: SqlConnection, name: str) -> set[str]:
         """Ask the schema, which every connection has read."""
