@@ -19,12 +19,12 @@ from waterclock.batching.rate.columns import RateAwareColumns
 from waterclock.checksum import FRAME_BYTES
 from waterclock.errors import WaterclockError
 from waterclock.message import Message, Position
-from waterclock.spark.packing import POSITIONED, gathered, pack
+from waterclock.spark.many_sources import ManySources, from_packed, nothing
+from waterclock.spark.packing import POSITIONED, ROWS, pack
 from waterclock.spark.streaming.batch_rows import messages_in
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
 from waterclock.spark.streaming.judging import judge
-from waterclock.spark.streaming.outcome_rows import ROWS
-from waterclock.spark.streaming.rate_source import RateOptions
+from waterclock.spark.streaming.rate_options import RateOptions
 from waterclock.spark.streaming.rate_stream import RateStream
 
 _METADATA = ["source", "stream", "event_time", "receive_time", "ledger", "entry", "index"]
@@ -146,24 +146,28 @@ def _packed(messages: list[Message]) -> list[pa.RecordBatch]:
     return [rows.select(ROWS.names).cast(ROWS)]
 
 
+def _many(messages: list[Message]) -> ManySources:
+    return from_packed(pa.Table.from_batches(_packed(messages)), POSITIONED) if messages else nothing(POSITIONED)
+
+
 def _event_time_streams() -> list[bytes]:
     states: list[bytes] = []
     for count in (0, 20, 21):
         stream = EventTimeStream(_RULE, POSITIONED)
-        stream.take(_packed(flow(count)) if count else [], 1)
+        stream.take(_many(flow(count)), 1)
         states.append(stream.state())
     return states
 
 
 @cache
-def _three_packed() -> list[pa.RecordBatch]:
-    return _packed(flow(3))
+def _three() -> ManySources:
+    return _many(flow(3))
 
 
 def _read_event_time_stream(data: bytes) -> object:
     stream = EventTimeStream.restore(data, _RULE, POSITIONED)
     state = stream.state()
-    stream.take(_three_packed(), 5)
+    stream.take(_three(), 5)
     return state
 
 
@@ -171,8 +175,7 @@ def _rate_streams() -> list[bytes]:
     states: list[bytes] = []
     for count in (0, 20, 21):
         stream = RateStream(_OPTIONS)
-        if count:
-            stream.take(_packed(flow(count, 30 * _MS)))
+        stream.take(_many(flow(count, 30 * _MS)))
         states.append(stream.state())
     return states
 
@@ -193,7 +196,7 @@ def _read_packed(data: bytes) -> object:
     arrays = [pa.array([value], kind) for value, kind in zip(("press-01", streams, count, data), _ROW, strict=True)]
     rows = pa.record_batch(arrays, names)
     ways: list[Callable[[], object]] = [
-        lambda: bytes(gathered([], [(streams, count, data)], POSITIONED)[1]),
+        lambda: from_packed(pa.table(rows), POSITIONED).to_cell(),
         lambda: messages_in(rows, None).num_rows,
         lambda: pa.Table.from_batches(judge([rows], POSITIONED, _RULE)).num_rows,
     ]

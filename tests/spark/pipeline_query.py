@@ -43,7 +43,7 @@ def run(spark: SparkSession, url: str, folder: str, until: str) -> None:
     """Run the query until it has read all that there is, or for ever."""
     register(spark)
     spark.conf.set(PARTITIONS, chosen_partitions(spark))
-    options = {"url": url, "topic": TOPIC, "packed": "true"}
+    options = {"url": url, "topic": TOPIC, "buckets": "64"}
     if until == "on":
         options["maxMessagesPerTrigger"] = "200"
     arriving = spark.readStream.format("waterclock").options(**options).load()

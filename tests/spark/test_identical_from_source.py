@@ -25,6 +25,7 @@ RECORDED = 600
 RATE_OPTIONS = {"batch_length": "400ms", "timeout": "900ms", "gated": False}
 
 PACKED = {"packed": "true"}
+BUCKETED = {"buckets": "64"}
 ROWS = {"columns": ",".join(METADATA)}
 
 Operator = Callable[[DataFrame], DataFrame]
@@ -94,7 +95,11 @@ def streamed(spark: SparkSession, flow: Flow, folder: Path, operator: Operator, 
 
 
 def replayed(spark: SparkSession, flow: Flow, operator: Operator, form: dict[str, str]) -> Results:
-    return results_in_frames(operator(spark.read.format("waterclock").options(**flow.place, **form).load()))
+    return results_in_frames(
+        operator(
+            spark.read.format("waterclock").options(**flow.place, **(form if form is not BUCKETED else PACKED)).load()
+        )
+    )
 
 
 def by_rate(df: DataFrame) -> DataFrame:
@@ -103,7 +108,7 @@ def by_rate(df: DataFrame) -> DataFrame:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", [PACKED, ROWS], ids=["packed", "rows"])
+@pytest.mark.parametrize("form", [PACKED, ROWS, BUCKETED], ids=["packed", "rows", "buckets"])
 def test_by_event_time(spark: SparkSession, flow: Flow, tmp_path: Path, form: dict[str, str]) -> None:
     found = streamed(spark, flow, tmp_path, lambda df: event_time_outcomes(df, **RULE, max_skew="1s"), form)
     in_process = event_time_results(flow.messages)
@@ -112,7 +117,7 @@ def test_by_event_time(spark: SparkSession, flow: Flow, tmp_path: Path, form: di
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", [PACKED, ROWS], ids=["packed", "rows"])
+@pytest.mark.parametrize("form", [PACKED, ROWS, BUCKETED], ids=["packed", "rows", "buckets"])
 def test_by_rate_with_options_of_its_own(spark: SparkSession, flow: Flow, tmp_path: Path, form: dict[str, str]) -> None:
     found = streamed(spark, flow, tmp_path, by_rate, form)
     assert_same(found, rate_results(flow.messages, flush=False, **RATE_OPTIONS))

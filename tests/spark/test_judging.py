@@ -162,3 +162,18 @@ def test_a_source_of_many_messages_leaves_in_several_rows_of_whole_batches():
         counts[reason].append(count)
     # Batches of 3 begin at 0, 3, 6 … messages; a row holds those that begin among the same 4.
     assert counts == {None: [6, 3, 3, 6, 3, 3, 6], "late": [4, 4, 2]}
+
+
+def test_what_could_not_be_cut_of_one_source_changes_nothing_for_the_next_ones():
+    """All of x is one row, so that nothing of it can be judged early; z is smaller than x, and large all the same."""
+    at = [("x", 1), ("x", 1), ("y", 1), ("z", 1), ("z", 2)]
+    messages = [
+        Message(source, "s", number, receive_time=number, position=Position(0, entry, number))
+        for number, (source, entry) in enumerate(at)
+    ]
+    pieces = [messages[:2], *([m] for m in messages[2:])]
+    rows = [packed for piece in pieces for packed in pack([_columns(piece)], POSITIONED)]
+    batches = [pa.Table.from_batches(some).combine_chunks().to_batches()[0] for some in (rows[:1], rows[1:])]
+    with patch.object(slices, "_MOST_OF_A_SOURCE", 1), patch.object(slices, "_JUDGED_AT_ONCE", 1):
+        found = results_in_rows(judge(batches, POSITIONED, EventTimeRule.checked(10, 10, 0, "split")))
+    assert {source: sum(len(b[-1]) for b in found.batches[source]) for source in "xyz"} == {"x": 2, "y": 1, "z": 2}

@@ -18,7 +18,8 @@ from waterclock.arrow import to_arrow
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message
 from waterclock.spark import packing
-from waterclock.spark.packing import PLAIN, POSITIONED, gathered, pack, records, unpack
+from waterclock.spark.many_sources import from_packed, joined, many_from_cell, nothing
+from waterclock.spark.packing import PLAIN, POSITIONED, ROWS, pack, records, unpack
 
 
 def columns_of(messages: list[Message], batch_size: int) -> Iterator[pa.RecordBatch]:
@@ -110,11 +111,23 @@ def test_records_have_the_documented_layout():
 
 def test_messages_without_position_are_refused_where_positions_are_due():
     (rows,) = pack(columns_of([Message("x", "a", 0, receive_time=0)], 1), PLAIN)
-    row = rows.to_pylist()[0]
-    with pytest.raises(SchemaError, match="messages of 20 bytes came where 40 are due"):
-        gathered([], [(row["streams"], row["count"], row["messages"])], POSITIONED)
+    with pytest.raises(SchemaError, match="messages that are not 40 bytes each"):
+        from_packed(pa.table(rows.select(ROWS.names)), POSITIONED)
 
 
-def test_nothing_gathers_to_nothing():
-    streams, messages = gathered([([], np.empty(0, PLAIN))], [], PLAIN)
-    assert (streams, len(messages)) == ([], 0)
+def test_messages_of_nothing_are_nothing():
+    assert joined([], PLAIN).to_cell() == nothing(PLAIN).to_cell() == joined([nothing(PLAIN)] * 2, PLAIN).to_cell()
+
+
+def test_joined_messages_keep_their_names():
+    parts = [
+        from_packed(pa.table(rows.select(ROWS.names)), PLAIN)
+        for names in (("x", "b"), ("y", "a"), ("x", "c"))
+        for rows in pack(columns_of([Message(*names, 1, receive_time=2)], 1), PLAIN)
+    ]
+    many = many_from_cell(joined(parts, PLAIN).to_cell(), PLAIN)
+    assert (many.source_names.to_pylist(), many.stream_names.to_pylist()) == (["x", "y"], ["a", "b", "c"])
+    assert (many.sources.tolist(), many.streams.tolist()) == ([0, 1, 0], [1, 0, 2])
+    few = many.take(np.array([2])).of_sources(np.array([0]))
+    assert (few.source_names.to_pylist(), few.stream_names.to_pylist()) == (["x"], ["c"])
+    assert (few.sources.tolist(), few.streams.tolist()) == ([0], [0])

@@ -21,10 +21,10 @@ from waterclock.batching.batch import Batch
 from waterclock.batching.rate.batcher import RateAwareBatcher
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position
-from waterclock.spark.packing import POSITIONED, pack, records
+from waterclock.spark.many_sources import ManySources, from_packed, nothing
+from waterclock.spark.packing import POSITIONED, ROWS, pack, records
 from waterclock.spark.streaming import slices
-from waterclock.spark.streaming.outcome_rows import ROWS
-from waterclock.spark.streaming.rate_source import RateOptions
+from waterclock.spark.streaming.rate_options import RateOptions
 from waterclock.spark.streaming.rate_stream import RateStream, judge_by_rate
 
 # Calls drawn at random bring anything.
@@ -50,11 +50,11 @@ def packed(messages: list[Message], chance: random.Random) -> list[pa.RecordBatc
     return list(pack([to_arrow(m, positions=True).select(METADATA) for m in pieces], POSITIONED))
 
 
-def rows_of(messages: list[Message], chance: random.Random) -> list[pa.RecordBatch]:
+def many(messages: list[Message], chance: random.Random) -> ManySources:
     every = [p.select(ROWS.names).cast(ROWS) for p in packed(messages, chance)]
     rows = [rows.slice(number, 1) for rows in every for number in range(len(rows))]
     chance.shuffle(rows)
-    return rows
+    return from_packed(pa.Table.from_batches(rows), POSITIONED) if rows else nothing(POSITIONED)
 
 
 def one_by_one(arrivals: list[list[Message]], chosen: dict[str, Any]) -> Results:
@@ -73,9 +73,9 @@ def test_a_stream_gives_what_the_batcher_gives_wherever_it_is_cut_and_restored(
     stream = RateStream(checked)
     outcomes: list[pa.RecordBatch] = []
     for first, stop in pairwise([0, *sorted(cuts), len(arrivals)]):
-        outcomes.append(stream.take(rows_of([m for call in arrivals[first:stop] for m in call], chance)))
+        outcomes.append(stream.take(many([m for call in arrivals[first:stop] for m in call], chance)))
         stream = RateStream.restore(stream.state(), checked)
-    outcomes.append(stream.take([], flush=True))
+    outcomes.append(stream.take(nothing(POSITIONED), flush=True))
     expected = one_by_one(arrivals, chosen)
     assert results_in_rows(outcomes) == expected
     messages = [m for call in arrivals for m in call]
@@ -96,9 +96,9 @@ def test_a_stream_recovers_from_a_silence_beside_a_broken_clock_wherever_it_is_r
     outcomes: list[pa.RecordBatch] = []
     step = len(arrivals) // 25
     for first in range(0, len(arrivals), step):
-        outcomes.append(stream.take(rows_of([m for call in arrivals[first : first + step] for m in call], chance)))
+        outcomes.append(stream.take(many([m for call in arrivals[first : first + step] for m in call], chance)))
         stream = RateStream.restore(stream.state(), PLAIN_OPTIONS)
-    outcomes.append(stream.take([], flush=True))
+    outcomes.append(stream.take(nothing(POSITIONED), flush=True))
     found = results_in_rows(outcomes)
     assert found == one_by_one(arrivals, {})
     reasons = [reason for _, _, _, reason, _ in found.batches["s"]]
@@ -116,10 +116,10 @@ def test_sources_are_judged_apart_in_a_replay() -> None:
 def test_an_entry_in_two_micro_batches_is_refused_with_what_to_do() -> None:
     (call,) = numbered([[message("det", 0), message("det", 1)]])
     stream = RateStream(PLAIN_OPTIONS)
-    stream.take(rows_of(call[:1], random.Random(1)))  # noqa: S311
+    stream.take(many(call[:1], random.Random(1)))  # noqa: S311
     stream = RateStream.restore(stream.state(), PLAIN_OPTIONS)
     with pytest.raises(InvalidArgumentError, match=r"entry 0:0 came in a micro-batch after .* entries whole"):
-        stream.take(rows_of(call[1:], random.Random(1)))  # noqa: S311
+        stream.take(many(call[1:], random.Random(1)))  # noqa: S311
 
 
 def test_a_state_of_other_options_is_refused_with_what_to_do() -> None:
@@ -140,7 +140,7 @@ def test_numbers_of_messages_do_not_matter_to_what_is_kept() -> None:
     late_stream = numbered([[message("det", at * 10**8)] for at in range(5)])
     stream = RateStream(PLAIN_OPTIONS)
     for call in late_stream:
-        stream.take(rows_of(call, random.Random(1)))  # noqa: S311
-    last = stream.take([], flush=True)
+        stream.take(many(call, random.Random(1)))  # noqa: S311
+    last = stream.take(nothing(POSITIONED), flush=True)
     times = [facts(m)[1] for call in late_stream[1:] for m in call]
     assert np.array_equal(records(last["messages"][0].as_py(), last["count"][0].as_py())["event_time"], times)

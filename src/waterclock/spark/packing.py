@@ -17,7 +17,7 @@ where they are. NumPy reads such a cell in place (`records`), and Arrow makes ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -41,13 +41,15 @@ PACKED_SCHEMA = "source STRING, streams ARRAY<STRING>, count INT, messages BINAR
 CLOCKED_SCHEMA = f"{PACKED_SCHEMA}, clock BIGINT"
 """The columns of a packed row."""
 
+ROWS = pa.schema(
+    [("source", pa.string()), ("streams", pa.list_(pa.string())), ("count", pa.int32()), ("messages", pa.binary())]
+)
+"""The columns of a packed row, as Arrow writes them."""
+
 UNPACKED_COLUMNS = "stream STRING, event_time BIGINT, receive_time BIGINT, ledger BIGINT, entry BIGINT, `index` INT"
 """What `unpack` gives of each message beside its source, as Spark writes it."""
 
 Records = npt.NDArray[Any]
-
-PackedRow = tuple[list[str], int, bytes]
-"""Streams, count and messages of a packed row whose source is known."""
 
 _NUMBERS = {
     "event_time": pa.int64(),
@@ -85,16 +87,22 @@ def pack(batches: Iterable[pa.RecordBatch], record: np.dtype[Any]) -> Iterator[p
     InvalidArgumentError
         For a null in any of the columns.
     """
+    for messages in together(batches, len):
+        yield _pack(messages, record)
+
+
+def together(batches: Iterable[pa.RecordBatch], size: Callable[[pa.RecordBatch], int]) -> Iterator[pa.Table]:
+    """Put batches together until they are of about a million messages; ``size`` says how many a batch holds."""
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
         held.append(batch)
-        count += batch.num_rows
+        count += size(batch)
         if count >= _PACKED_AT_ONCE:
-            yield _pack(pa.Table.from_batches(held), record)
+            yield pa.Table.from_batches(held)
             held, count = [], 0
     if count:
-        yield _pack(pa.Table.from_batches(held), record)
+        yield pa.Table.from_batches(held)
 
 
 def records(cell: bytes | bytearray | memoryview | pa.Buffer, count: int) -> Records:
@@ -222,46 +230,6 @@ def _distinct(values: npt.NDArray[np.int64], bound: int) -> tuple[npt.NDArray[np
     return distinct[order], rank[hashed.indices.to_numpy()]
 
 
-def gathered(
-    known: Iterable[tuple[list[str], Records]], rows: Iterable[PackedRow], record: np.dtype[Any]
-) -> tuple[list[str], Records]:
-    """Lay the messages of one source one after another, their streams numbered alike.
-
-    Parameters
-    ----------
-    known
-        Streams and messages that come first.
-    rows
-        Streams, count and messages of packed rows.
-    record
-        `PLAIN` or `POSITIONED`, which all of them must be.
-
-    Returns
-    -------
-    streams
-        Each stream once, in the order in which they occur.
-    messages
-        All of them, in an array of their own.
-    """
-    numbers: dict[str, int] = {}
-    every = [*known, *((streams, records(cell, count)) for streams, count, cell in rows)]
-    for _, messages in every:
-        if messages.dtype != record:
-            raise SchemaError(f"messages of {messages.dtype.itemsize} bytes came where {record.itemsize} are due")
-    # As bytes, because NumPy copies records field by field.
-    whole = np.frombuffer(bytearray().join([messages.view(np.uint8).data for _, messages in every]), record)
-    stop = 0
-    for streams, messages in every:
-        common = np.array([numbers.setdefault(stream, len(numbers)) for stream in streams], np.uint32)
-        first, stop = stop, stop + len(messages)
-        if first < stop:
-            local = messages["stream"]
-            if local.max() >= len(common):
-                raise DamagedError(_NO_STREAM)
-            whole["stream"][first:stop] = common[local]
-    return list(numbers), whole
-
-
 def reading_order(messages: Records, sources: npt.NDArray[np.int32]) -> npt.NDArray[np.intp]:
     """Order messages with positions by source, and by position within a source."""
     parts = [messages[name].astype(np.int64) for name in ("ledger", "entry", "index")]
@@ -291,9 +259,7 @@ def cells(messages: Records, bounds: npt.NDArray[np.int64]) -> pa.BinaryArray:
 
 
 def _pack(table: pa.Table, record: np.dtype[Any]) -> pa.RecordBatch:
-    columns = {name: _column(table, name) for name in ("source", *(record.names or ()))}
-    for name in ("event_time", "receive_time"):
-        columns[name] = as_nanoseconds(columns[name], name)
+    columns = columns_of(table, record)
     source_names, sources = encoded(columns["source"])
     stream_names, streams = encoded(columns["stream"])
     # NumPy sorts 16-bit numbers by radix, six times as fast as wider ones.
@@ -315,7 +281,7 @@ def _pack(table: pa.Table, record: np.dtype[Any]) -> pa.RecordBatch:
             "streams": streams_of.take(pa.array(row_sources)),
             "count": np.diff(bounds).astype(np.int32),
             "messages": cells(messages, bounds),
-            "clock": pa.repeat(int(messages["receive_time"].max()) // _NS_PER_US, len(row_sources)),
+            "clock": pa.repeat(clock_of(messages), len(row_sources)),
         }
     )
 
@@ -330,6 +296,23 @@ def _field(messages: Records, name: str, kind: pa.DataType) -> pa.Array:
     if name in (messages.dtype.names or ()):
         return pa.array(messages[name], kind)
     return pa.nulls(len(messages), kind)
+
+
+def columns_of(table: pa.Table, record: np.dtype[Any]) -> dict[str, pa.ChunkedArray]:
+    """Give the columns of messages that `pack` takes, times as nanoseconds.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For a null in any of them.
+    """
+    columns = {name: _column(table, name) for name in ("source", *(record.names or ()))}
+    return columns | {name: as_nanoseconds(columns[name], name) for name in ("event_time", "receive_time")}
+
+
+def clock_of(messages: Records) -> int:
+    """Give how far the receive clock of some messages has come, in microseconds."""
+    return int(messages["receive_time"].max()) // _NS_PER_US
 
 
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray:

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from waterclock.spark.buckets import bucketed_schema
 from waterclock.spark.options import plainly
 from waterclock.spark.packing import CLOCKED_SCHEMA
 from waterclock.spark.reading.columns import spark_schema
@@ -42,7 +43,7 @@ class WaterclockSource(DataSource):
         """Give the name after ``format``."""
         return "waterclock"
 
-    def schema(self) -> str:
+    def schema(self) -> str | StructType:
         """Check what a read was asked for, since this is called by ``load``, and give its columns."""
         with plainly():
             if self._reads_a_table:
@@ -52,6 +53,8 @@ class WaterclockSource(DataSource):
                 topic = database.topic(options.topic)
                 if options.fail_on_data_loss:
                     refuse_expired(topic, options.start)
+            if options.buckets is not None:
+                return bucketed_schema(options.buckets)
             return CLOCKED_SCHEMA if options.packed else spark_schema(options.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  # called by keyword

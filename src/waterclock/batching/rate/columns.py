@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,10 +106,10 @@ class RateAwareColumns:
         self._names = list(streams)
         self._factor = rule.factor
         may_gate = np.array([*map(gate_chooser(gated), streams), False], np.bool_)
-        kernel = _kernel()
+        kernel = compiled()
         self._row_of = np.where(may_gate, np.arange(len(may_gate)), len(may_gate) - 1).astype(np.uint32)
         self._facts = np.zeros(kernel.ALL_FACTS, np.int64)
-        self._facts[[kernel.LENGTH, kernel.TIMEOUT_NS]] = _in_kernel(rule)
+        self._facts[[kernel.LENGTH, kernel.TIMEOUT_NS]] = in_kernel(rule)
         self._tracks = np.zeros((len(may_gate), kernel.TRACK_COLUMNS), np.int64)
         self._tracks[:, kernel.MAY_GATE] = may_gate
         self._rings = np.zeros((len(may_gate), kernel.KEPT_DIFFERENCES), np.int64)
@@ -123,7 +123,7 @@ class RateAwareColumns:
     @property
     def batch_length(self) -> int:
         """Length of the window in progress, ns."""
-        return int(self._facts[_kernel().LENGTH])
+        return int(self._facts[compiled().LENGTH])
 
     @property
     def buffered(self) -> int:
@@ -138,11 +138,11 @@ class RateAwareColumns:
         InvalidArgumentError
             For a length that is not above zero or beyond 30 days.
         """
-        kernel = _kernel()
+        kernel = compiled()
         rule = RateRule.of(self.batch_length, self._factor).with_length(batch_length)
         begun = self._facts[kernel.BEGUN]
         columns = [kernel.NEXT_LENGTH, kernel.NEXT_TIMEOUT] if begun else [kernel.LENGTH, kernel.TIMEOUT_NS]
-        self._facts[columns] = _in_kernel(rule)
+        self._facts[columns] = in_kernel(rule)
 
     @property
     def kept(self) -> Ints:
@@ -167,7 +167,7 @@ class RateAwareColumns:
         riding = len(self._row_of) - 1
         added = len(may_gate)
         tracks = np.zeros((added, self._tracks.shape[1]), np.int64)
-        tracks[:, _kernel().MAY_GATE] = may_gate
+        tracks[:, compiled().MAY_GATE] = may_gate
         rings = np.zeros((added, self._rings.shape[1]), np.int64)
         # Those that ride share the last row, which moves.
         self._tracks = np.concatenate([self._tracks[:riding], tracks, self._tracks[riding:]])
@@ -239,7 +239,7 @@ class RateAwareColumns:
 
     def state(self) -> bytes:
         """Write down everything that is known, options included, for `restore`."""
-        kernel = _kernel()
+        kernel = compiled()
         elsewhere, runs = self._rows()
         arrays = {name: getattr(self, f"_{name}") for name in _ARRAYS} | {
             "facts": self._facts[: kernel.FACTS],
@@ -270,7 +270,7 @@ class RateAwareColumns:
         -----
         Between the two no time has passed for the clock.
         """
-        known = RateColumnsState.from_bytes(state, _kernel())
+        known = RateColumnsState.from_bytes(state, compiled())
         restored = cls([])
         restored._factor, restored._count = known.factor, known.taken
         for name in _ARRAYS:
@@ -285,7 +285,7 @@ class RateAwareColumns:
 
     def _rows(self) -> tuple[Ints, Ints]:
         """Look at what is elsewhere and at the runs of starts, which stand behind the other facts."""
-        kernel = _kernel()
+        kernel = compiled()
         elsewhere, runs = np.split(self._facts[kernel.ELSEWHERE_FROM :], [kernel.RUNS_FROM - kernel.ELSEWHERE_FROM])
         return elsewhere.reshape(-1, kernel.ELSEWHERE_COLUMNS), runs.reshape(-1, kernel.RUN_COLUMNS)
 
@@ -304,18 +304,13 @@ class RateAwareColumns:
             )
 
     def _warn_of_long_calls(self, codes: Ints, times: Ints, bounds: Ints) -> None:
-        length = self.batch_length
-        for call in _long_calls(times, bounds, ERA * length):
-            first, stop = bounds[call], bounds[call + 1]
-            for code in np.unique(codes[first:stop]):
-                of_stream = times[first:stop][codes[first:stop] == code]
-                if int(of_stream.max()) - int(of_stream.min()) > ERA * length:
-                    warn(f"stream {quoted(self._names[code])}", length)
+        for _, code in long_calls(codes, times, bounds, self.batch_length):
+            warn(f"stream {quoted(self._names[code])}", self.batch_length)
 
     def _pass_time(self, readings: Ints) -> None:
         """Go on counting from the first reading where the clock was not read for a while."""
         if self._paused and len(readings):
-            kernel = _kernel()
+            kernel = compiled()
             self._facts[kernel.SINCE] += readings[0] - self._facts[kernel.LOOKED]
             self._paused = False
 
@@ -330,7 +325,7 @@ class RateAwareColumns:
         *,
         flush: bool,
     ) -> RateBatches:
-        kernel = _kernel()
+        kernel = compiled()
         count = len(times)
         facts, tracks = self._facts, self._tracks
         facts[[kernel.JOINED, kernel.ACTIVE_FROM, kernel.BATCHES, kernel.ALL_PILED]] = 0
@@ -361,6 +356,16 @@ class RateAwareColumns:
 _ARRAYS = ("row_of", "tracks", "rings", "codes", "times", "numbers", "waits_for")
 
 
+def long_calls(codes: npt.NDArray[Any], times: Ints, bounds: Ints, length: int) -> Iterator[tuple[int, int]]:
+    """Find calls that brought messages of a stream from more than 1000 lengths (ns): where each begins, its stream."""
+    for call in _long_calls(times, bounds, ERA * length):
+        first, stop = bounds[call], bounds[call + 1]
+        for code in np.unique(codes[first:stop]):
+            of_stream = times[first:stop][codes[first:stop] == code]
+            if int(of_stream.max()) - int(of_stream.min()) > ERA * length:
+                yield int(first), int(code)
+
+
 def _long_calls(times: Ints, bounds: Ints, farthest: int) -> list[int]:
     """Find the calls with event times farther (ns) apart than that."""
     if not len(times) or int(times.max()) - int(times.min()) <= farthest:
@@ -375,8 +380,9 @@ def _long_calls(times: Ints, bounds: Ints, farthest: int) -> list[int]:
     return calls[newest - oldest > np.uint64(farthest)].tolist()
 
 
-def _in_kernel(rule: RateRule) -> tuple[int, int]:
-    return rule.batch_length, _kernel().NEVER if rule.factor is None else int(rule.timeout)
+def in_kernel(rule: RateRule) -> tuple[int, int]:
+    """Give length and timeout as the kernel knows them."""
+    return rule.batch_length, compiled().NEVER if rule.factor is None else int(rule.timeout)
 
 
 def _moved(rows: npt.NDArray[Any], riding: int, by: int) -> npt.NDArray[Any]:
@@ -396,7 +402,14 @@ def _plain(values: npt.NDArray[Any], name: str) -> Ints:
     return np.require(given.astype(np.int64, copy=False), requirements=["C", "A"])
 
 
-def _kernel() -> Any:
+def compiled() -> Any:
+    """Give the compiled rule.
+
+    Raises
+    ------
+    UnavailableError
+        Where no folder can be written in which Numba could keep the compiled code.
+    """
     try:
         # Importing Numba takes several times as long as all else; batching message by message does not need it.
         from waterclock.batching.rate import kernel  # noqa: PLC0415

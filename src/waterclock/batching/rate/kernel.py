@@ -1114,3 +1114,88 @@ def run(
         _add(rows, calls[call], calls[call + 1], now, known, messages, out)
     if flush:
         _flush(known, messages, out)
+
+
+@njit(
+    types.int64(
+        *[_codes_in, _times_in, _times_in, _times_in, _times_in, _times_in, types.boolean],
+        *[_tables] * 3,
+        *[_rows] * 3,
+        *[_ints] * 9,
+    ),
+    cache=True,
+    nogil=True,
+    error_model="numpy",
+)
+def run_many(
+    rows: Codes,
+    times: Ints,
+    bounds: Ints,
+    calls: Ints,
+    call_bounds: Ints,
+    track_bounds: Ints,
+    flush: bool,
+    facts: Table,
+    tracks: Table,
+    rings: Table,
+    left: Rows,
+    right: Rows,
+    waits_for: Rows,
+    joined: Ints,
+    starts: Ints,
+    ends: Ints,
+    closed: Ints,
+    reasons: Ints,
+    until: Ints,
+    batch_bounds: Ints,
+    given: Ints,
+    kept: Ints,
+) -> int:
+    """Run the calls of many sources without a clock; see `waterclock.batching.rate.many.RateAwareMany`.
+
+    Source s has the messages ``bounds[s]`` to ``bounds[s + 1]``, the calls ``call_bounds[s]`` to before
+    ``call_bounds[s + 1] - 1``, whose places count from its first message, the tracks ``track_bounds[s]`` to
+    ``track_bounds[s + 1]`` and a row of ``facts``. Afterwards it has the batches ``batch_bounds[s]`` to
+    ``batch_bounds[s + 1]``, the last of which ends before ``given[until[…]]``, and what it keeps stands in ``kept``,
+    whose number is returned. ``joined`` and what is known of batches have a place more for each source.
+    """
+    none = np.empty(0, np.int64)
+    batches = given_out = keeps = 0
+    for source in range(len(bounds) - 1):
+        first, stop = bounds[source], bounds[source + 1]
+        first_call, last_call = call_bounds[source], call_bounds[source + 1]
+        if flush or last_call - first_call > 1:
+            known, own = facts[source], slice(track_bounds[source], track_bounds[source + 1])
+            place = first + source
+            known[JOINED] = known[ACTIVE_FROM] = known[BATCHES] = known[ALL_PILED] = 0
+            for row in range(own.start, own.stop):
+                tracks[row, ROOT] = NONE
+                tracks[row, PILED] = 0
+            run(
+                rows[first:stop], times[first:stop], calls[first_call:last_call], none, flush,
+                known, tracks[own], rings[own], left[first:stop], right[first:stop], waits_for[first:stop],
+                joined[place:], starts[place:], ends[place:], closed[place:], reasons[place:], until[place:],
+            )  # fmt: skip
+            for k in range(known[BATCHES]):
+                starts[batches + k] = starts[place + k]
+                ends[batches + k] = ends[place + k]
+                closed[batches + k] = closed[place + k]
+                reasons[batches + k] = reasons[place + k]
+                until[batches + k] = given_out + until[place + k]
+            batches += known[BATCHES]
+            for k in range(known[ACTIVE_FROM]):
+                given[given_out + k] = first + joined[place + k]
+            given_out += known[ACTIVE_FROM]
+            for k in range(known[ACTIVE_FROM], known[JOINED]):
+                kept[keeps] = first + joined[place + k]
+                keeps += 1
+            for message in range(first, stop):
+                if waits_for[message] != NONE:
+                    kept[keeps] = message
+                    keeps += 1
+        else:
+            for message in range(first, stop):
+                kept[keeps] = message
+                keeps += 1
+        batch_bounds[source + 1] = batches
+    return keeps

@@ -17,6 +17,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from waterclock import moments
 from waterclock.errors import InvalidArgumentError
+from waterclock.spark.buckets import BUCKETS
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
 from waterclock.spark.pipeline.file import AVAILABLE_NOW, Pipeline, place_options
 from waterclock.spark.pipeline.outputs import write_outcomes
@@ -110,7 +111,7 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
     pipeline.check_places()
     register(spark)
     source = spark.read.format("waterclock").options(
-        **_read_options(pipeline), startingTimestamp=str(since), endingTimestamp=str(until)
+        **_read_options(pipeline), packed=True, startingTimestamp=str(since), endingTimestamp=str(until)
     )
     progress = Progress(pipeline.name, micro_batches=1)
     run = f"replay-{since}-{until}"
@@ -159,7 +160,7 @@ class _Writer:
 
 def _start(spark: SparkSession, pipeline: Pipeline, *, once: bool, halt: Path) -> StreamingQuery:
     source = spark.readStream.format("waterclock").options(
-        **_read_options(pipeline), **pipeline.source.start, haltFile=str(halt)
+        **_read_options(pipeline), **pipeline.source.start, buckets=BUCKETS, haltFile=str(halt)
     )
     if pipeline.source.max_messages_per_trigger is not None:
         source = source.option("maxMessagesPerTrigger", pipeline.source.max_messages_per_trigger)
@@ -203,7 +204,7 @@ def _outcomes(pipeline: Pipeline, source: DataFrameReader | DataStreamReader) ->
 
 def _read_options(pipeline: Pipeline) -> dict[str, str]:
     place = place_options(pipeline.source.url, pipeline.source.ledgers)
-    return place | {"topic": pipeline.source.topic, "packed": "true"}
+    return place | {"topic": pipeline.source.topic}
 
 
 def _follow(queries: Sequence[StreamingQuery], all_progress: Sequence[Progress]) -> bool:

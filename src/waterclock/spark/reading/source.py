@@ -10,6 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from waterclock.errors import NotFoundError
 from waterclock.message import Position
+from waterclock.spark.buckets import pack_to_buckets
 from waterclock.spark.options import plainly
 from waterclock.spark.packing import POSITIONED, pack
 from waterclock.spark.reading.columns import laid_out, stored_columns
@@ -90,7 +91,7 @@ class TopicReader(DataSourceReader):
 def read_part(
     partition: InputPartition, options: TopicReadOptions, tests: Iterable[Test] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """Read of one slice what passes the tests, packed or in the columns asked for.
+    """Read of one slice what passes the tests: in buckets, packed or in the columns asked for.
 
     Raises
     ------
@@ -103,7 +104,10 @@ def read_part(
     if part is None:
         return
     messages = (passing(batch, tests) for batch in _read_whole(part, options))
-    yield from pack(messages, POSITIONED) if options.packed else messages
+    if options.buckets is not None:
+        yield from pack_to_buckets(messages, POSITIONED, options.buckets)
+    else:
+        yield from pack(messages, POSITIONED) if options.packed else messages
 
 
 def _read_whole(part: Slice, options: TopicReadOptions) -> Iterator[pa.RecordBatch]:

@@ -9,6 +9,7 @@ from typing import Literal
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Position
 from waterclock.quoting import quoted
+from waterclock.spark.buckets import checked_buckets
 from waterclock.spark.options import Opening, known_only, needed, number, truth
 from waterclock.spark.reading.columns import METADATA_COLUMNS, check_columns
 from waterclock.time import is_duration, to_duration, to_time
@@ -24,6 +25,7 @@ _KNOWN = (
     "topic",
     "columns",
     "packed",
+    "buckets",
     "startingTimestamp",
     "endingTimestamp",
     "by",
@@ -33,7 +35,7 @@ _KNOWN = (
     "onDamage",
     "haltFile",
 )
-_STREAM_ONLY = ("maxMessagesPerTrigger", "failOnDataLoss", "haltFile")
+_STREAM_ONLY = ("buckets", "maxMessagesPerTrigger", "failOnDataLoss", "haltFile")
 _BATCH_ONLY = ("endingTimestamp",)
 
 
@@ -49,6 +51,9 @@ class TopicReadOptions(Opening):
         The columns wanted, in order.
     packed
         Whether messages come packed (`waterclock.spark.packing`), which takes `METADATA_COLUMNS` of them.
+    buckets
+        In how many buckets a stream's messages are gathered where they are read, which implies packed; None: they come
+        by source.
     since, until
         Times to begin at and to stop before, ns, or how long ago as a text; None: not given.
     by
@@ -68,6 +73,7 @@ class TopicReadOptions(Opening):
     topic: str
     columns: tuple[str, ...]
     packed: bool
+    buckets: int | None
     since: int | str | None
     until: int | str | None
     by: By
@@ -89,9 +95,13 @@ class TopicReadOptions(Opening):
         given = known_only(options, _KNOWN)
         if "startingtimestamp" in given and "startingposition" in given:
             raise InvalidArgumentError("startingTimestamp and startingPosition both say where to begin; give one")
-        packed = truth(given, "packed", default=False)
+        buckets = number(given, "buckets")
+        packed = truth(given, "packed", default=buckets is not None)
         if packed and "columns" in given:
-            raise InvalidArgumentError("packed and columns both say what comes of a message; give one")
+            name = "packed" if buckets is None else "buckets"
+            raise InvalidArgumentError(f"{name} and columns both say what comes of a message; give one")
+        if buckets is not None and not packed:
+            raise InvalidArgumentError("buckets are of packed messages: leave out packed, or set it to true")
         position = given.get("startingposition", "earliest")
         return cls(
             url=needed(given, "url"),
@@ -99,6 +109,7 @@ class TopicReadOptions(Opening):
             topic=needed(given, "topic"),
             columns=METADATA_COLUMNS if packed else check_columns(given.get("columns")),
             packed=packed,
+            buckets=None if buckets is None else checked_buckets(buckets),
             since=_time(given, "startingTimestamp"),
             until=_time(given, "endingTimestamp"),
             by=check_by(given.get("by", "publish_time")),

@@ -14,6 +14,14 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, Long
 from waterclock.batching.event_time.rule import EventTimeRule, OnConflict
 from waterclock.batching.rate.rule import Gated
 from waterclock.errors import InvalidArgumentError
+from waterclock.spark.buckets import (
+    BUCKETED_SCHEMA,
+    BUCKETS,
+    buckets_of,
+    checked_buckets,
+    pack_to_buckets,
+    to_buckets,
+)
 from waterclock.spark.packing import (
     CLOCKED_SCHEMA,
     PLAIN,
@@ -24,10 +32,9 @@ from waterclock.spark.packing import (
 )
 from waterclock.spark.reading.column_types import time_problem
 from waterclock.spark.session.workers import freezing_imports
-from waterclock.spark.streaming.buckets import BUCKETED_SCHEMA, BUCKETS, checked_buckets, to_buckets
 from waterclock.spark.streaming.judging import judge
 from waterclock.spark.streaming.outcome_rows import OUTCOMES_SCHEMA
-from waterclock.spark.streaming.rate_source import RateOptions
+from waterclock.spark.streaming.rate_options import RateOptions
 from waterclock.spark.streaming.rate_stream import judge_by_rate
 from waterclock.spark.streaming.stateful import event_time_stream, rate_stream
 from waterclock.time import Duration, to_duration
@@ -52,17 +59,17 @@ def event_time_batches(
     max_lead: Duration = 0,
     on_conflict: OnConflict = "split",
     max_skew: Duration = "10s",
-    buckets: int = BUCKETS,
+    buckets: int | None = None,
 ) -> DataFrame:
     """Batch messages by the time at which they happened, as `waterclock.EventTimeBatcher` does for each source.
 
     Parameters
     ----------
     df
-        Messages, batch or streaming: a topic read with the option ``packed`` of the format ``waterclock``, or anything
-        with columns source and stream (STRING), event_time and receive_time (BIGINT ns, or TIMESTAMP, which ends at
-        microseconds) and, where they come from a topic, their position: ledger, entry (BIGINT) and index (INT). Other
-        columns, such as the payload, are not read.
+        Messages, batch or streaming: a topic read with the option ``packed`` of the format ``waterclock``, a stream
+        with ``buckets``, or anything with columns source and stream (STRING), event_time and receive_time (BIGINT ns,
+        or TIMESTAMP, which ends at microseconds) and, where they come from a topic, their position: ledger, entry
+        (BIGINT) and index (INT). Other columns, such as the payload, are not read.
         With positions a source's messages are taken in that order, and a receive time
         that lies behind an earlier one counts as that one, as it does for a reader of the topic; without, each counts
         as it is, in a stream as long as no earlier micro-batch was further.
@@ -73,7 +80,8 @@ def event_time_batches(
         So much after a window's time it closes for a source that sends nothing more. See Notes.
     buckets
         Of a stream only: in how many parts its state is kept, and so how many tasks can judge at the same time. A
-        checkpoint belongs to its number of buckets.
+        checkpoint belongs to its number of buckets. Default: as many as the option ``buckets`` of the format
+        ``waterclock`` said, else 64.
 
     Returns
     -------
@@ -111,7 +119,7 @@ def event_time_outcomes(
     max_lead: Duration = 0,
     on_conflict: OnConflict = "split",
     max_skew: Duration = "10s",
-    buckets: int = BUCKETS,
+    buckets: int | None = None,
 ) -> DataFrame:
     """Find the batch of every message, or why it is in none, as packed rows to be persisted and read twice.
 
@@ -126,7 +134,7 @@ def event_time_outcomes(
     """
     rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict)
     skew = to_duration(max_skew, "max_skew")
-    checked_buckets(buckets)
+    buckets = _buckets(df, buckets)
     record = _record(df)
     if df.isStreaming:
         return event_time_stream(_bucketed(df, record, buckets), rule, record, skew, buckets)
@@ -140,17 +148,17 @@ def rate_aware_batches(
     batch_length: Duration = "1s",
     timeout: Duration | float | None = None,
     gated: Gated = True,
-    buckets: int = BUCKETS,
+    buckets: int | None = None,
 ) -> DataFrame:
     """Batch messages by the rates of their streams, as `waterclock.RateAwareBatcher` does for each source.
 
     Parameters
     ----------
     df
-        Messages of a topic, batch or streaming: read with the option ``packed`` of the format ``waterclock``, or with
-        columns source and stream (STRING), event_time and receive_time (BIGINT ns, or TIMESTAMP) and their position:
-        ledger, entry (BIGINT) and index (INT). The messages of one entry arrived together: a source's share of it is
-        one call of its batcher.
+        Messages of a topic, batch or streaming: read with the options that `event_time_batches` names, or with columns
+        source and stream (STRING), event_time and receive_time (BIGINT ns, or TIMESTAMP) and their position: ledger,
+        entry (BIGINT) and index (INT). The messages of one entry arrived together: a source's share of it is one call
+        of its batcher.
     batch_length, timeout, gated
         As of `waterclock.RateAwareBatcher`; a function for ``gated`` must be one that can be pickled.
     buckets
@@ -182,7 +190,7 @@ def rate_aware_outcomes(
     batch_length: Duration = "1s",
     timeout: Duration | float | None = None,
     gated: Gated = True,
-    buckets: int = BUCKETS,
+    buckets: int | None = None,
 ) -> DataFrame:
     """Find the batch of every message, as packed rows for `batches_of`.
 
@@ -194,7 +202,7 @@ def rate_aware_outcomes(
         Columns `waterclock.spark.streaming.outcome_rows.OUTCOMES_SCHEMA`; ``rejection`` is null everywhere.
     """
     options = RateOptions.checked(batch_length, timeout, gated)
-    checked_buckets(buckets)
+    buckets = _buckets(df, buckets)
     record = _record(df)
     if record != POSITIONED:
         raise InvalidArgumentError(
@@ -206,6 +214,14 @@ def rate_aware_outcomes(
     return _by_source(_packed(df, record), record).mapInArrow(
         freezing_imports(judge_by_rate, options=options), OUTCOMES_SCHEMA
     )
+
+
+def _buckets(df: DataFrame, wanted: int | None) -> int:
+    read_with = buckets_of(df.schema)
+    buckets = checked_buckets(wanted if wanted is not None else read_with or BUCKETS)
+    if read_with is not None and read_with != buckets:
+        raise InvalidArgumentError(f"buckets: {buckets}, but df was read with {read_with}; say so at one place only")
+    return buckets
 
 
 def _is_packed(df: DataFrame) -> bool:
@@ -223,17 +239,14 @@ def _packed(df: DataFrame, record: np.dtype[Any]) -> DataFrame:
 
 
 def _bucketed(df: DataFrame, record: np.dtype[Any], buckets: int) -> DataFrame:
-    """Give messages as packed rows, gathered by the bucket of their source."""
+    """Give messages gathered by the bucket of their source."""
+    if buckets_of(df.schema) is not None:
+        return df
     if _is_packed(df):
-        return df.select(*_PACKED).mapInArrow(freezing_imports(to_buckets, buckets=buckets), BUCKETED_SCHEMA)
+        gather = freezing_imports(to_buckets, record=record, buckets=buckets)
+        return df.select(*_PACKED).mapInArrow(gather, BUCKETED_SCHEMA)
     needed = df.select("source", *(record.names or ()))
-    return needed.mapInArrow(freezing_imports(_pack_to_buckets, record=record, buckets=buckets), BUCKETED_SCHEMA)
-
-
-def _pack_to_buckets(
-    batches: Iterator[pa.RecordBatch], record: np.dtype[Any], buckets: int
-) -> Iterator[pa.RecordBatch]:
-    return to_buckets(pack(batches, record), buckets)
+    return needed.mapInArrow(freezing_imports(pack_to_buckets, record=record, buckets=buckets), BUCKETED_SCHEMA)
 
 
 def _by_source(packed: DataFrame, record: np.dtype[Any]) -> DataFrame:
@@ -297,7 +310,7 @@ def _rejected(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _record(df: DataFrame) -> np.dtype[Any]:
     """Check the columns, and say whether messages have positions."""
-    if _is_packed(df):
+    if _is_packed(df) or buckets_of(df.schema) is not None:
         return POSITIONED
     types = {field.name: field.dataType for field in df.schema}
     for name in (*_TEXTS, *_TIMES):

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from waterclock.batching.event_time.columns import assign_arrays, read_clocks
 from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.spark.many_sources import from_packed, nothing
 from waterclock.spark.packing import POSITIONED, reading_order
-from waterclock.spark.streaming.event_time_rows import gather, outcome_rows
+from waterclock.spark.streaming.event_time_rows import outcome_rows
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
 from waterclock.spark.streaming.slices import slices
 from waterclock.time import MAX_NS, MIN_NS
@@ -45,18 +46,18 @@ def judge(batches: Iterable[pa.RecordBatch], record: np.dtype[Any], rule: EventT
         if ends and not begun:
             yield _judge(rows, record, rule)
             continue
-        yield large.take(rows.to_batches(), 0)
+        yield large.take(from_packed(rows, record), 0)
         if ends:
-            yield large.take([], _END_MS)
+            yield large.take(nothing(record), _END_MS)
             large = EventTimeStream(rule, record)
 
 
 def _judge(packed: pa.Table, record: np.dtype[Any], rule: EventTimeRule) -> pa.RecordBatch:
-    gathered = gather(packed, record)
+    many = from_packed(packed, record)
     if record == POSITIONED:
-        gathered = gathered.take(reading_order(gathered.messages, gathered.sources))
-    event_times, received = (np.ascontiguousarray(gathered.messages[name]) for name in ("event_time", "receive_time"))
+        many = many.take(reading_order(many.messages, many.sources))
+    event_times, received = (np.ascontiguousarray(many.messages[name]) for name in ("event_time", "receive_time"))
     if record == POSITIONED:
-        received = read_clocks(gathered.sources, received, np.full(len(gathered.source_names), MIN_NS))
-    found = assign_arrays(gathered.sources, gathered.streams, event_times, received, rule)
-    return outcome_rows(gathered, found, rule)
+        received = read_clocks(many.sources, received, np.full(len(many.source_names), MIN_NS))
+    found = assign_arrays(many.sources, many.streams, event_times, received, rule)
+    return outcome_rows(many, found, rule)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from waterclock.spark.packing import PACKED_SCHEMA
+from waterclock.spark.cells import from_cell, to_cell
+from waterclock.spark.packing import PACKED_SCHEMA, ROWS
 
 REASONS = ("timeout", "conflict", "slots", "gap", "start", "stall", "flush")
 """Why a batch closed, by the number that stands for it in `BATCH`."""
@@ -39,13 +41,14 @@ _BATCH_FIELDS = [
     (name, _NUMBERS.get(name, pa.string())) for name in ("start", "end", "closed_at", "reason", "first", "count")
 ]
 
-ROWS = pa.schema(
-    [("source", pa.string()), ("streams", pa.list_(pa.string())), ("count", pa.int32()), ("messages", pa.binary())]
-)
-"""The columns of a packed row, as Arrow writes them."""
-
 OUTCOMES = pa.schema([*ROWS, ("rejection", pa.string()), ("batches", pa.list_(pa.struct(_BATCH_FIELDS)))])
 """`OUTCOMES_SCHEMA` as Arrow writes it."""
+
+CELL_SCHEMA = "bucket INT, open_sources BIGINT, outcomes BINARY"
+"""The columns of outcomes on their way out of it; one row a bucket says how many sources have something open."""
+
+# Spark hands 10,000 rows of any size to Python at once, and Arrow takes 2 GiB of bytes in a column.
+_LARGEST_CELL = 2**17
 
 _REASON_TEXTS = pa.array(REASONS)
 
@@ -55,3 +58,29 @@ def batch_structs(facts: npt.NDArray[Any]) -> pa.StructArray:
     columns = {name: pa.array(facts[name]) for name in _NUMBERS}
     columns["reason"] = _REASON_TEXTS.take(pa.array(facts["reason"]))
     return pa.StructArray.from_arrays([columns[name] for name, _ in _BATCH_FIELDS], [name for name, _ in _BATCH_FIELDS])
+
+
+def outcome_cells(outcomes: pa.RecordBatch) -> Iterator[bytes]:
+    """Cut outcomes into the values of `CELL_SCHEMA`, of rows that are together not much larger than 100 KB."""
+    for part in _cut(outcomes):
+        yield to_cell(part)
+
+
+def expand(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Turn rows of `CELL_SCHEMA` into rows of `waterclock.spark.streaming.outcome_rows.OUTCOMES`."""
+    for batch in rows:
+        for cell in batch.column("outcomes").drop_null():
+            yield from_cell(cell.as_buffer(), OUTCOMES)
+
+
+def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut rows into such that hold no more bytes than fit into a cell, or one row."""
+    if not len(rows):
+        return
+    sizes = np.diff(
+        np.frombuffer(rows.column("messages").buffers()[1], np.int32)[rows.column("messages").offset :][: len(rows) + 1]
+    )
+    pieces = (np.cumsum(sizes.astype(np.int64)) - sizes) // _LARGEST_CELL
+    cuts = np.flatnonzero(np.diff(pieces, prepend=-1)).tolist()
+    for first, stop in zip(cuts, [*cuts[1:], len(rows)], strict=True):
+        yield rows.slice(first, stop - first)

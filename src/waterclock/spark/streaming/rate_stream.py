@@ -1,66 +1,121 @@
-"""Batching by rate piece by piece or in a replay, many sources at once."""
+"""Batching by rate piece by piece or in a replay, many sources at once: what is known between the pieces."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from waterclock.batching.facts import parsed, read_as
+from waterclock.batching.facts import count, each, parsed, read_as
+from waterclock.batching.rate.columns import compiled, long_calls
+from waterclock.batching.rate.long_call import warn
+from waterclock.batching.rate.many import ManyBatches, RateAwareMany
+from waterclock.batching.rate.many_state import from_arrays, to_arrays
+from waterclock.batching.rate.rule import RateRule, gate_chooser
 from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed
-from waterclock.errors import InvalidArgumentError
-from waterclock.spark.packing import PackedRow
-from waterclock.spark.streaming.outcome_rows import BATCH, OUTCOMES, batch_structs
-from waterclock.spark.streaming.rate_source import RateOptions, RateOutcome, RateSource
+from waterclock.errors import DamagedError, InvalidArgumentError
+from waterclock.quoting import quoted
+from waterclock.spark.many_sources import ManySources, from_packed, joined, many_from_cell, nothing
+from waterclock.spark.packing import POSITIONED, cells, encoded, local_streams
+from waterclock.spark.streaming.event_time_rows import begins
+from waterclock.spark.streaming.outcome_rows import BATCH, OUTCOMES, REASONS, batch_structs
+from waterclock.spark.streaming.rate_options import RateOptions
 from waterclock.spark.streaming.slices import slices
-from waterclock.spark.streaming.stream_state import REMEDY, from_cell, state_parts, to_cell
+from waterclock.spark.streaming.stream_state import REMEDY, state_parts
 
-_VERSION = 1
-_FORM = b"WCT2"
+_VERSION = 2
+_FORM = b"WCT3"
 _NAME = "the state of batching by rate"
+_NO_ENTRY = -1
 
-_KEPT = pa.schema([("source", pa.string()), ("state", pa.binary())])
+# What the rule knows of a source takes 3 kB while it runs.
+_SOURCES_AT_ONCE = 4096
+
+_NOTHING = pa.RecordBatch.from_pylist([], OUTCOMES)
 
 
 class RateStream:
-    """Batches many sources, each like `waterclock.RateAwareBatcher`, from packed rows; see `RateSource`."""
+    """Batches many sources, each like `waterclock.RateAwareBatcher`, from their messages; an entry is one call.
 
-    __slots__ = ("_options", "_states")
+    It remembers what the rule knows of every source, the messages that wait, and the last entry that it took.
+
+    Parameters
+    ----------
+    options
+        The checked options.
+    """
+
+    __slots__ = ("_entries", "_kept", "_options", "_rule", "_rules")
 
     def __init__(self, options: RateOptions) -> None:
         self._options = options
-        self._states: dict[str, bytes] = {}
+        self._rule = RateRule.checked(options.batch_length, options.timeout)
+        self._rules = RateAwareMany(self._rule)
+        self._kept = nothing(POSITIONED)  # in the order in which the rule keeps them, and all sources and streams
+        self._entries = np.empty((0, 2), np.int64)  # of each source, ledger and entry
 
-    def take(self, rows: Iterable[pa.RecordBatch], *, flush: bool = False) -> pa.RecordBatch:
-        """Take in packed rows in any order, all of each entry that occurs, and give out the batches that close.
+    def take(self, arrived: ManySources, *, flush: bool = False) -> pa.RecordBatch:
+        """Take in messages in any order, all of each entry that occurs, and give out the batches that close.
 
-        With ``flush``, give out everything in the end.
+        Parameters
+        ----------
+        arrived
+            Messages with positions.
+        flush
+            Give out everything in the end.
+
+        Returns
+        -------
+        pyarrow.RecordBatch
+            Rows of `waterclock.spark.streaming.outcome_rows.OUTCOMES`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Where an entry goes on that an earlier micro-batch has begun: its messages arrived together, and batches
+            that have closed without some of them are gone.
         """
-        arrived: dict[str, list[PackedRow]] = {source: [] for source in self._states} if flush else {}
-        for source, row in _each(rows):
-            arrived.setdefault(source, []).append(row)
-        found: list[tuple[str, RateOutcome]] = []
-        for source, of_source in arrived.items():
-            known = self._states.get(source)
-            batcher = RateSource(self._options) if known is None else RateSource.restore(known, self._options)
-            found += [(source, outcome) for outcome in batcher.take(of_source, flush=flush)]
-            self._states[source] = batcher.state()
-        return outcome_rows(found)
+        many = joined([self._kept, arrived.in_reading_order()], POSITIONED)
+        if not len(many.source_names):
+            return _NOTHING
+        self._number_streams(many.stream_names)
+        order = np.argsort(many.sources, kind="stable")
+        is_new = order >= len(self._kept.messages)
+        ordered = many.take(order)
+        sources, times = ordered.sources, np.ascontiguousarray(ordered.messages["event_time"])
+        calls = is_new & begins(is_new, sources, ordered.messages["ledger"], ordered.messages["entry"])
+        self._note_entries(ordered, np.flatnonzero(is_new))
+        self._warn_of_long_calls(ordered, times, is_new, calls)
+        streams = max(1, len(many.stream_names))
+        gate = gate_chooser(self._options.gated)
+        rows = self._rules.admit(
+            len(many.source_names),
+            sources.astype(np.int64) * streams + ordered.streams,
+            streams,
+            lambda met: np.array([gate(name) for name in many.stream_names.take(pa.array(met)).to_pylist()], np.bool_),
+        )
+        bounds = np.concatenate([[0], np.cumsum(np.bincount(sources, minlength=len(many.source_names)))])
+        found = self._rules.add(rows, times, bounds, calls, flush=flush)
+        self._kept = ordered.take(found.kept)
+        return _outcome_rows(ordered, found) if len(found.starts) else _NOTHING
 
     @property
     def open_sources(self) -> int:
         """How many sources it knows, which keep what is in the window in progress."""
-        return len(self._states)
+        return len(self._entries)
 
     def state(self) -> bytes:
         """Write down everything that is known, options included, for `restore`."""
-        kept = pa.RecordBatch.from_arrays([[*self._states], [*self._states.values()]], schema=_KEPT)
-        return framed(_FORM, json.dumps([_VERSION, self._options.facts()]).encode(), b"\n", to_cell(kept))
+        shapes, arrays = to_arrays(self._rules)
+        entries = np.ascontiguousarray(self._entries.T).tobytes()
+        facts = [_VERSION, self._options.facts(), shapes, len(arrays), len(entries)]
+        return framed(_FORM, json.dumps(facts).encode(), b"\n", arrays, entries, self._kept.to_cell())
 
     @classmethod
     def restore(cls, state: bytes, options: RateOptions) -> RateStream:
@@ -79,15 +134,61 @@ class RateStream:
         with read_as(_NAME):
             version, *facts = parsed(line)
             refuse_version(version, _VERSION, REMEDY)
-            (written,) = facts
+            written, shapes, *lengths = facts
+            shapes, (arrays, entries) = each(shapes, count), each(lengths, count)
         if written != options.facts():
             raise InvalidArgumentError(
                 f"the checkpoint was written with the options {written} and the query has {options.facts()}; {REMEDY}"
             )
         restored = cls(options)
-        kept = from_cell(rest, _KEPT, _NAME)
-        restored._states = dict(zip(*(column.to_pylist() for column in kept.columns), strict=True))
+        restored._kept = many_from_cell(rest[arrays + entries :], POSITIONED, _NAME)
+        with read_as(_NAME):
+            restored._entries = np.frombuffer(rest[arrays : arrays + entries], np.int64).reshape(2, -1).T.copy()
+            restored._rules = from_arrays(restored._rule, shapes, rest[:arrays], restored._kept.sources)
+        if {len(restored._entries), len(restored._rules.facts)} != {len(restored._kept.source_names)}:
+            raise DamagedError(f"{_NAME} is damaged: its sources are not those that its rules know")
         return restored
+
+    def _number_streams(self, names: pa.Array) -> None:
+        """Go over to numbers of streams among ``names``, which hold those that are known, in the same order."""
+        if len(names) != len(self._kept.stream_names):
+            numbers = pc.call_function("index_in", [self._kept.stream_names], pc.SetLookupOptions(names)).to_numpy()
+            pairs = self._rules.pairs
+            pairs[:, 1] = numbers[pairs[:, 1]]
+
+    def _note_entries(self, ordered: ManySources, arrived: npt.NDArray[np.intp]) -> None:
+        """Remember the last entry of each source, which must be a later one than before."""
+        known = np.full((len(ordered.source_names), 2), _NO_ENTRY, np.int64)
+        known[: len(self._entries)] = self._entries
+        sources = ordered.sources[arrived]
+        firsts = begins(sources) if len(arrived) else np.empty(0, np.bool_)
+        of_source = sources[firsts]
+        ledgers, entries = (ordered.messages[name][arrived] for name in ("ledger", "entry"))
+        first, last = (np.stack([ledgers[place], entries[place]], axis=1) for place in (firsts, np.roll(firsts, -1)))
+        before = known[of_source]
+        again = (first[:, 0] < before[:, 0]) | ((first[:, 0] == before[:, 0]) & (first[:, 1] <= before[:, 1]))
+        for number in np.flatnonzero(again).tolist():
+            name = ordered.source_names[int(of_source[number])].as_py()
+            raise InvalidArgumentError(
+                f"entry {first[number][0]}:{first[number][1]} came in a micro-batch after that of entry"
+                f" {before[number][0]}:{before[number][1]}, of source {quoted(name)}; messages of an entry arrived"
+                " together, so a stream must deliver entries whole and in order, as the format waterclock does"
+            )
+        known[of_source] = last
+        self._entries = known
+
+    def _warn_of_long_calls(
+        self,
+        ordered: ManySources,
+        times: npt.NDArray[np.int64],
+        is_new: npt.NDArray[np.bool_],
+        calls: npt.NDArray[np.bool_],
+    ) -> None:
+        arrived = np.flatnonzero(is_new)
+        bounds = np.append(np.flatnonzero(calls[arrived]), len(arrived))
+        length = self._rule.batch_length
+        for _, stream in long_calls(ordered.streams[arrived], times[arrived], bounds, length):
+            warn(f"stream {quoted(ordered.stream_names[stream].as_py())}", length)
 
 
 def judge_by_rate(rows: Iterable[pa.RecordBatch], options: RateOptions) -> Iterator[pa.RecordBatch]:
@@ -105,33 +206,53 @@ def judge_by_rate(rows: Iterable[pa.RecordBatch], options: RateOptions) -> Itera
     pyarrow.RecordBatch
         Rows of `waterclock.spark.streaming.outcome_rows.OUTCOMES_SCHEMA`.
     """
-    large = RateSource(options)
+    large = RateStream(options)
     for part, begun, ends in slices(rows, sliced=True, by_entry=True):
-        for source, of_source in groupby(_each(part.to_batches()), itemgetter(0)):
-            batcher = large if begun or not ends else RateSource(options)
-            outcomes = batcher.take((row for _, row in of_source), flush=ends)
-            yield outcome_rows([(source, outcome) for outcome in outcomes])
-        if ends:
-            large = RateSource(options)
+        if begun or not ends:
+            yield large.take(from_packed(part, POSITIONED), flush=ends)
+            if ends:
+                large = RateStream(options)
+            continue
+        cuts = np.flatnonzero(begins(encoded(part.column("source"))[1]))[::_SOURCES_AT_ONCE].tolist()
+        for first, stop in pairwise([*cuts, len(part)]):
+            yield RateStream(options).take(from_packed(part.slice(first, stop - first), POSITIONED), flush=True)
 
 
-def outcome_rows(found: Sequence[tuple[str, RateOutcome]]) -> pa.RecordBatch:
-    """Lay outcomes of sources out as rows of `waterclock.spark.streaming.outcome_rows.OUTCOMES`."""
-    facts = np.concatenate([np.empty(0, BATCH), *(outcome.batches for _, outcome in found)])
-    offsets = np.cumsum([0, *(len(outcome.batches) for _, outcome in found)]).astype(np.int32)
+def _outcome_rows(ordered: ManySources, found: ManyBatches) -> pa.RecordBatch:
+    """Lay batches out as rows of `waterclock.spark.streaming.outcome_rows.OUTCOMES`."""
+    sizes, per_source = np.diff(found.offsets), np.diff(found.bounds)
+    batch_of = np.repeat(np.arange(len(sizes)), sizes)
+    sources = np.flatnonzero(per_source)
+    row_bounds = np.append(found.bounds[sources], found.bounds[-1])
+    firsts = found.offsets[row_bounds]
+    rows = np.repeat(np.arange(len(sources)), np.diff(firsts))
+    leaving = ordered.take(found.messages[_leaving_order(ordered, found.messages, batch_of)])
+    streams, leaving.messages["stream"] = local_streams(rows, len(sources), leaving.streams, ordered.stream_names)
+    facts = np.empty(len(sizes), BATCH)
+    facts["start"], facts["end"], facts["closed_at"] = found.starts, found.ends, found.closed_at
+    facts["first"], facts["count"] = found.offsets[:-1] - np.repeat(firsts[:-1], per_source[sources]), sizes
+    facts["reason"] = np.array([REASONS.index(reason) for reason in compiled().REASONS], np.uint8)[found.reasons]
     columns = [
-        [source for source, _ in found],
-        [outcome.streams for _, outcome in found],
-        [len(outcome.messages) for _, outcome in found],
-        [outcome.messages.tobytes() for _, outcome in found],
-        [None] * len(found),
+        ordered.source_names.take(pa.array(sources)),
+        streams,
+        pa.array(np.diff(firsts), pa.int32()),
+        cells(leaving.messages, firsts),
+        pa.nulls(len(sources), pa.string()),
+        pa.ListArray.from_arrays(row_bounds.astype(np.int32), batch_structs(facts)),
     ]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, OUTCOMES, strict=False)]
-    batches = pa.ListArray.from_arrays(offsets, batch_structs(facts))
-    return pa.RecordBatch.from_arrays([*arrays, batches], schema=OUTCOMES)
+    return pa.RecordBatch.from_arrays(columns, schema=OUTCOMES)
 
 
-def _each(rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, PackedRow]]:
-    for batch in rows:
-        for row in batch.to_pylist():
-            yield row["source"], (row["streams"], row["count"], row["messages"])
+def _leaving_order(
+    ordered: ManySources, numbers: npt.NDArray[np.int64], batch_of: npt.NDArray[np.intp]
+) -> npt.NDArray[np.intp]:
+    """Order messages by batch, event time and stream, equal ones in order of arrival, as in process."""
+    times = ordered.messages["event_time"][numbers]
+    order = np.lexsort((times, batch_of))
+    tied = np.flatnonzero(~begins(times[order], batch_of[order]))
+    tied = np.union1d(tied, tied - 1)
+    some = order[tied]
+    of_some = ordered.messages.take(numbers[some])
+    keys = (of_some["index"], of_some["entry"], of_some["ledger"], ordered.streams[numbers[some]], times[some])
+    order[tied] = some[np.lexsort((*keys, batch_of[some]))]
+    return order

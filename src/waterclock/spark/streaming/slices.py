@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
-from waterclock.spark.packing import POSITIONED, Records, cells, encoded, reading_order, renumbered
-from waterclock.spark.streaming.event_time_rows import Gathered, begins, gather
-from waterclock.spark.streaming.outcome_rows import ROWS
+from waterclock.spark.many_sources import ManySources, from_packed
+from waterclock.spark.packing import POSITIONED, ROWS, Records, cells, encoded, reading_order, renumbered
+from waterclock.spark.streaming.event_time_rows import begins
 
 # Larger arrays are new memory each time, which takes as long to get as to fill.
 _JUDGED_AT_ONCE = 2**17
@@ -70,7 +70,9 @@ def slices(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = 
         apart = begins(firsts // _JUDGED_AT_ONCE)
         of_last = int(counts[new_source[-1] :].sum())
         apart[1:2] |= begun
-        apart[-1] |= sliced and of_last >= most
+        # What is known of the source that was the last before is nothing to another.
+        is_large = sliced and of_last >= (most if len(new_source) == 1 else _MOST_OF_A_SOURCE)
+        apart[-1] |= is_large
         cuts = new_source[apart]
         for first, stop in pairwise(cuts):
             if begun:
@@ -79,7 +81,7 @@ def slices(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = 
             begun, most, judged = False, _MOST_OF_A_SOURCE, (-1, -1, -1)
         # The last source may go on in the next batch.
         rows = rows.slice(cuts[-1])
-        if sliced and of_last >= most:
+        if is_large:
             ready, rest, judged = _split(rows, judged, by_entry=by_entry)
             # Where nothing can be judged yet, it is not looked for again with every batch.
             most = max(_MOST_OF_A_SOURCE, 2 * sum(rest.column("count").to_pylist()))
@@ -96,15 +98,15 @@ def slices(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = 
 
 def _split(rows: pa.Table, judged: _Position, *, by_entry: bool) -> tuple[pa.Table | None, pa.Table, _Position]:
     """Part a source's messages where its last row begins; give those before, the others, and where that is."""
-    gathered = gather(rows, POSITIONED)
-    messages = gathered.messages
+    many = from_packed(rows, POSITIONED)
+    messages = many.messages
     place = _position(messages, len(messages) - rows.column("count")[-1].as_py())
     if by_entry:
         place = (*place[:2], -1)
-    ordered = gathered.take(reading_order(messages, gathered.sources))
+    ordered = many.take(reading_order(messages, many.sources))
     if len(messages) and _position(ordered.messages, 0) < judged:
         raise InvalidArgumentError(
-            f"messages of source {quoted(gathered.source_names[0].as_py())} come after later ones; packed rows hold"
+            f"messages of source {quoted(many.source_names[0].as_py())} come after later ones; packed rows hold"
             " messages in order of position, as the format waterclock gives them with the option packed"
         )
     ready = int(np.count_nonzero(_before(ordered.messages, place)))
@@ -124,7 +126,7 @@ def _before(messages: Records, place: _Position) -> npt.NDArray[np.bool_]:
     return (messages["ledger"] < ledger) | ((messages["ledger"] == ledger) & in_entry)
 
 
-def _repacked(ordered: Gathered, part: slice) -> pa.Table:
+def _repacked(ordered: ManySources, part: slice) -> pa.Table:
     messages = renumbered(ordered.messages[part], ordered.streams[part])
     columns = [
         ordered.source_names,

@@ -18,13 +18,14 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.errors import InvalidArgumentError
+from waterclock.spark.many_sources import ManySources, joined, many_from_cell, nothing
+from waterclock.spark.packing import POSITIONED
 from waterclock.spark.session.workers import freeze_imports, freezing_imports
-from waterclock.spark.streaming.buckets import CELL_SCHEMA, expand, outcome_cells
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
-from waterclock.spark.streaming.outcome_rows import OUTCOMES_SCHEMA, ROWS
-from waterclock.spark.streaming.rate_source import RateOptions
+from waterclock.spark.streaming.outcome_rows import CELL_SCHEMA, OUTCOMES_SCHEMA, expand, outcome_cells
+from waterclock.spark.streaming.rate_options import RateOptions
 from waterclock.spark.streaming.rate_stream import RateStream
-from waterclock.spark.streaming.stream_state import REMEDY, from_cell
+from waterclock.spark.streaming.stream_state import REMEDY
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import (
@@ -67,7 +68,7 @@ class EventTimeProcessor(StatefulProcessor):
         """Take in a bucket's rows of a micro-batch."""
         stream, timer = self._known()
         watermark = timerValues.getCurrentWatermarkInMs()
-        outcomes = stream.take(_packed(rows), watermark)
+        outcomes = stream.take(_messages(rows, self._record), watermark)
         self._remember(stream, timer, watermark)
         yield from _rows(key, stream.open_sources, outcomes)
 
@@ -82,7 +83,7 @@ class EventTimeProcessor(StatefulProcessor):
         if timer == expiredTimerInfo.getExpiryTimeInMs():
             timer = None
         watermark = timerValues.getCurrentWatermarkInMs()
-        outcomes = stream.take([], watermark)
+        outcomes = stream.take(nothing(self._record), watermark)
         self._remember(stream, timer, watermark)
         yield from _rows(key, stream.open_sources, outcomes)
 
@@ -136,7 +137,7 @@ class RateProcessor(StatefulProcessor):
         else:
             _check_buckets(known[1], self._buckets)
             stream = RateStream.restore(bytes(known[0]), self._options)
-        outcomes = stream.take(_packed(rows))
+        outcomes = stream.take(_messages(rows, POSITIONED))
         self._state.update((stream.state(), self._buckets))
         yield from _rows(key, stream.open_sources, outcomes)
 
@@ -189,9 +190,8 @@ def _check_buckets(known: int, wanted: int) -> None:
         )
 
 
-def _packed(rows: Iterator[Any]) -> Iterator[pa.RecordBatch]:
-    for row in rows:
-        yield from_cell(row["rows"], ROWS)
+def _messages(rows: Iterator[Any], record: np.dtype[Any]) -> ManySources:
+    return joined([many_from_cell(row["rows"], record) for row in rows], record)
 
 
 def _rows(key: _Key, open_sources: int, outcomes: pa.RecordBatch) -> Iterator[Row]:

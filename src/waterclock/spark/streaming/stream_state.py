@@ -1,11 +1,9 @@
-"""The bytes in which Spark keeps states: a frame with a checksum, a line of JSON, and a batch of rows or arrays."""
+"""The bytes in which Spark keeps states: a frame with a checksum, a line of JSON, and arrays."""
 
 from __future__ import annotations
 
-import pyarrow as pa
-
 from waterclock.checksum import has_form, unframed
-from waterclock.errors import DamagedError, SchemaError
+from waterclock.errors import SchemaError
 
 REMEDY = "start the query with a new checkpoint, from the position after its last batches"
 """What to do about a state that cannot be gone on with."""
@@ -28,8 +26,10 @@ def state_parts(form: bytes, state: bytes, name: str) -> tuple[bytes, memoryview
     DamagedError
         Where they are not as they were written.
     SchemaError
-        Where they are something else.
+        Where they are something else, or of an earlier version.
     """
+    if has_form(form[:-1], state) and state[len(form) - 1 : len(form)] < form[-1:]:
+        raise SchemaError(f"the checkpoint was written by an earlier version: {name} has another form now; {REMEDY}")
     if not has_form(form, state):
         raise SchemaError(f"{len(state)} bytes are not {name}; {REMEDY}")
     written = unframed(form, state, name)
@@ -37,24 +37,3 @@ def state_parts(form: bytes, state: bytes, name: str) -> tuple[bytes, memoryview
     if len(line) == len(written[:1024]):
         line = bytes(written).partition(b"\n")[0]
     return line, written[len(line) + 1 :]
-
-
-def to_cell(rows: pa.RecordBatch) -> bytes:
-    """Write rows as one binary value, for a reader that knows their columns."""
-    return rows.serialize().to_pybytes()
-
-
-def from_cell(cell: bytes | memoryview, columns: pa.Schema, name: str = "a cell") -> pa.RecordBatch:
-    """Read what `to_cell` wrote, without a copy.
-
-    Raises
-    ------
-    DamagedError
-        Where it is something else.
-    """
-    try:
-        rows = pa.ipc.read_record_batch(pa.py_buffer(cell), columns)
-        rows.validate()
-    except (pa.ArrowException, EOFError, OSError) as error:
-        raise DamagedError(f"{name} is damaged: {error}") from error
-    return rows

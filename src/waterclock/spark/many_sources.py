@@ -1,0 +1,188 @@
+"""The messages of many sources as arrays: what the columnar rules take, and what crosses and is kept as one cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from waterclock.errors import DamagedError, SchemaError
+from waterclock.spark.cells import from_cell, to_cell
+from waterclock.spark.packing import Records, encoded, reading_order, renumbered, row_counts, stream_numbers
+
+_CELL = pa.schema(
+    [
+        ("sources", pa.list_(pa.string())),
+        ("streams", pa.list_(pa.string())),
+        ("source_of", pa.binary()),
+        ("messages", pa.binary()),
+    ]
+)
+"""One row: each source and stream once, and of each message its source's number (4 bytes) and its record."""
+
+_NUMBER = np.dtype("<u4")
+
+
+class ManySources(NamedTuple):
+    """Messages of many sources.
+
+    Attributes
+    ----------
+    source_names
+        Each source once.
+    stream_names
+        Each stream once, in order of text.
+    messages
+        Records, whose own numbers of streams mean nothing here.
+    sources, streams
+        Of each message, the index into the names; int32.
+    """
+
+    source_names: pa.Array
+    stream_names: pa.Array
+    messages: Records
+    sources: npt.NDArray[np.int32]
+    streams: npt.NDArray[np.int32]
+
+    def take(self, order: npt.NDArray[np.intp]) -> ManySources:
+        """Take some of the messages, in that order."""
+        # Indexing would copy records field by field.
+        messages = self.messages.take(order)
+        return self._replace(messages=messages, sources=self.sources[order], streams=self.streams[order])
+
+    def in_reading_order(self) -> ManySources:
+        """Put messages with positions in that order, others in order of receive time; equal ones stay as they are."""
+        messages = self.messages
+        if not len(messages):
+            return self
+        if "ledger" in (messages.dtype.names or ()):
+            return self.take(reading_order(messages, np.zeros(len(messages), np.int32)))
+        return self.take(np.argsort(messages["receive_time"], kind="stable"))
+
+    def of_sources(self, wanted: npt.NDArray[np.intp]) -> ManySources:
+        """Keep only the names of sources at ``wanted``, which all messages are of, and of streams that occur."""
+        number = np.full(len(self.source_names), -1, np.int32)
+        number[wanted] = np.arange(len(wanted), dtype=np.int32)
+        met = np.bincount(self.streams, minlength=len(self.stream_names)) > 0
+        return self._replace(
+            source_names=self.source_names.take(pa.array(wanted)),
+            stream_names=self.stream_names.filter(pa.array(met)),
+            sources=number[self.sources],
+            streams=(np.cumsum(met, dtype=np.int32) - 1)[self.streams] if len(met) else self.streams,
+        )
+
+    def to_cell(self) -> bytes:
+        """Write it as one binary value."""
+        columns = [
+            _listed(self.source_names),
+            _listed(self.stream_names),
+            pa.array([self.sources.astype(_NUMBER).tobytes()], pa.binary()),
+            pa.array([renumbered(self.messages, self.streams).tobytes()], pa.binary()),
+        ]
+        return to_cell(pa.RecordBatch.from_arrays(columns, schema=_CELL))
+
+
+def nothing(record: np.dtype[Any]) -> ManySources:
+    """Give no messages."""
+    none = np.empty(0, np.int32)
+    return ManySources(pa.array([], pa.string()), pa.array([], pa.string()), np.empty(0, record), none, none)
+
+
+def from_packed(packed: pa.Table, record: np.dtype[Any]) -> ManySources:
+    """Lay the messages of packed rows one after another, their sources numbered as they occur.
+
+    Raises
+    ------
+    SchemaError
+        Where a cell does not hold as many messages as its row says, or others than ``record``.
+    DamagedError
+        Where a message is of a stream that its row does not name.
+    """
+    source_names, row_sources = encoded(packed.column("source"))
+    parts = [_records(chunk, record) for chunk in packed.column("messages").chunks]
+    messages = _concatenated(parts, record)
+    counts = row_counts(packed)
+    if len(messages) != counts.sum():
+        raise SchemaError(f"packed rows hold {len(messages)} messages, and say that they hold {counts.sum()}")
+    rows = np.repeat(np.arange(packed.num_rows), counts)
+    stream_names, streams = stream_numbers(pa.concat_arrays(packed.column("streams").chunks), rows, messages["stream"])
+    return ManySources(source_names, stream_names, messages, row_sources[rows], streams)
+
+
+def many_from_cell(cell: bytes | memoryview, record: np.dtype[Any], name: str = "a cell") -> ManySources:
+    """Read what `ManySources.to_cell` wrote, the records without a copy.
+
+    Raises
+    ------
+    DamagedError
+        Where it is something else.
+    """
+    rows = from_cell(cell, _CELL, name)
+    if rows.num_rows != 1 or any(column.null_count for column in rows.columns):
+        raise DamagedError(f"{name} is damaged: it has {rows.num_rows} rows, or nulls")
+    sources, streams, source_of, written = (column[0] for column in rows.columns)
+    source_names, stream_names = sources.values, streams.values
+    numbers = np.frombuffer(source_of.as_buffer(), _NUMBER) if len(source_of.as_buffer()) else np.empty(0, _NUMBER)
+    data = written.as_buffer()
+    if len(data) != len(numbers) * record.itemsize:
+        raise DamagedError(f"{name} is damaged: {len(data)} bytes are not {len(numbers)} messages")
+    messages = np.frombuffer(data, record) if len(data) else np.empty(0, record)
+    if len(messages) and (
+        numbers.max() >= len(source_names)
+        or messages["stream"].max() >= len(stream_names)
+        or source_names.null_count
+        or stream_names.null_count
+    ):
+        raise DamagedError(f"{name} is damaged: a message is of a source or stream that it does not name")
+    return ManySources(
+        source_names, stream_names, messages, numbers.view(np.int32), messages["stream"].astype(np.int32)
+    )
+
+
+def joined(parts: Sequence[ManySources], record: np.dtype[Any]) -> ManySources:
+    """Lay messages one after another; sources are numbered as they occur in the names of the parts."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return nothing(record)
+    source_names, sources = _numbered([part.source_names for part in parts])
+    stream_names, streams = _numbered([part.stream_names for part in parts])
+    order = np.argsort(stream_names.to_numpy(zero_copy_only=False), kind="stable")
+    rank = np.empty(len(order), np.int32)
+    rank[order] = np.arange(len(order), dtype=np.int32)
+    return ManySources(
+        source_names,
+        stream_names.take(pa.array(order)),
+        _concatenated([part.messages for part in parts], record),
+        np.concatenate([number[part.sources] for number, part in zip(sources, parts, strict=True)]),
+        np.concatenate([rank[number][part.streams] for number, part in zip(streams, parts, strict=True)]),
+    )
+
+
+def _numbered(names: list[pa.Array]) -> tuple[pa.Array, list[npt.NDArray[np.int32]]]:
+    """Give each text once, in the order in which they occur, and of each array the numbers of its texts."""
+    every = pa.concat_arrays(names).dictionary_encode()
+    return every.dictionary, np.split(every.indices.to_numpy(), np.cumsum([len(some) for some in names])[:-1])
+
+
+def _concatenated(parts: list[Records], record: np.dtype[Any]) -> Records:
+    # As bytes, because NumPy copies records field by field.
+    return parts[0] if len(parts) == 1 else np.concatenate([part.view(np.uint8) for part in parts]).view(record)
+
+
+def _listed(texts: pa.Array) -> pa.ListArray:
+    return pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
+
+
+def _records(column: pa.BinaryArray, record: np.dtype[Any]) -> Records:
+    """Read neighbouring cells as one array: they lie one after another already."""
+    _, offsets, data = column.cast(pa.binary()).buffers()
+    bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    if (np.diff(bounds) % record.itemsize).any():
+        raise SchemaError(f"packed rows hold messages that are not {record.itemsize} bytes each")
+    if data is None:
+        return np.empty(0, record)
+    return np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]].view(record)

@@ -1,0 +1,37 @@
+"""The options of batching by rate on Spark."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from waterclock.batching.rate.rule import Gated, RateRule, gate_chooser
+from waterclock.time import Duration
+
+
+class RateOptions(NamedTuple):
+    """The checked options of batching by rate; as of `waterclock.RateAwareBatcher`."""
+
+    batch_length: Duration
+    timeout: Duration | float | None
+    gated: Gated
+
+    @classmethod
+    def checked(cls, batch_length: Duration, timeout: Duration | float | None, gated: Gated) -> RateOptions:
+        """Check what the user gave.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Naming the option and its value.
+        """
+        RateRule.checked(batch_length, timeout)
+        gate_chooser(gated)
+        return cls(batch_length, timeout, gated if callable(gated) or isinstance(gated, bool) else frozenset(gated))
+
+    def facts(self) -> list[Any]:
+        """Write the options down, for comparison with those of a checkpoint; of a function, that it is one."""
+        rule = RateRule.checked(self.batch_length, self.timeout)
+        ratio = None if rule.factor is None else list(rule.factor.as_integer_ratio())
+        gated = self.gated
+        chosen = "a function" if callable(gated) else gated if isinstance(gated, bool) else sorted(gated)
+        return [rule.batch_length, ratio, chosen]
