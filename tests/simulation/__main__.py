@@ -9,9 +9,8 @@ from __future__ import annotations
 import sys
 from itertools import groupby
 
-from tests.simulation.mutations import MUTATIONS
 from tests.simulation.scenarios import SCENARIOS
-from tests.simulation.schedules import Schedule, find, has, kind_of, shrink, strategies
+from tests.simulation.schedules import MUTATIONS, Schedule, find, has, kind_of, shrink, strategies
 from tests.simulation.stages import stage_on
 from tests.simulation.world import Outcome, play
 

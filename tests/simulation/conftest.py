@@ -22,7 +22,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(scope="module")
-def stage(database_url: str) -> Generator[Stage]:
-    made = Stage(database_url)
+def stage(database_url: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[Stage]:
+    made = Stage(database_url, tmp_path_factory.mktemp("ledgers"))
     yield made
     made.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
+from tests.simulation import topic_scenarios
 from tests.simulation.world import LEASE, POLL, SHORT, Scenario, World
 
 from waterclock import moments
@@ -497,3 +498,5 @@ SCENARIOS = {
         Scenario("an_operator_commands", _an_operator_commands, _EXCLUSIVE, sometimes=("blocked",)),
     )
 }
+
+SCENARIOS |= topic_scenarios.SCENARIOS

@@ -34,6 +34,7 @@ TICK = 50_000
 _LOOK_EVERY = 0.003  # s of the machine's: a statement that takes longer may be blocked
 _DEADLOCK_WITHIN = 0.03  # s of the machine's in which a database finds that statements wait for each other
 _HUNG_AFTER = 20.0  # s of the machine's
+_WITHIN = 60.0  # s of the machine's for what no actor takes part in
 
 
 class Killed(BaseException):
@@ -354,7 +355,7 @@ class Scheduler(Moments):
                 self.seen["blocked"] += 1
                 return
             if time.monotonic() > give_up_at:
-                raise AssertionError(f"{actor.name} hangs at {actor.label}:\n{_stack(actor)}")
+                raise AssertionError(f"{actor.name} hangs at {actor.label}:\n{_stack(actor.thread)}")
 
     def _look_at_blocked(self) -> None:
         for one in self.actors:
@@ -422,6 +423,33 @@ class Scheduler(Moments):
             self._look_at_blocked()
 
 
-def _stack(actor: Actor) -> str:
-    frame = sys._current_frames().get(actor.thread.ident or 0) if actor.thread else None
+def within_time(work: Callable[[], object], what: str, seconds: float = _WITHIN) -> None:
+    """Do something apart from a run, which a lock that an actor has left behind would hold up for ever.
+
+    Raises
+    ------
+    AssertionError
+        Where it takes longer; the text has the stacks of all threads that are left, its own first.
+    """
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  # the caller raises it
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name=what, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        others = [one for one in threading.enumerate() if one not in (thread, threading.current_thread())]
+        stacks = "\n".join(f"{one.name}:\n{_stack(one)}" for one in (thread, *others))
+        raise AssertionError(f"{what} hangs for {seconds} s:\n{stacks}")
+    if errors:
+        raise errors[0]
+
+
+def _stack(thread: threading.Thread | None) -> str:
+    frame = None if thread is None else sys._current_frames().get(thread.ident or 0)
     return "".join(traceback.format_stack(frame)) if frame else "(no stack)"

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.simulation import mutations, topic_mutations
 from tests.simulation.gate import Rewrite
-from tests.simulation.mutations import MUTATIONS, Mutation
+from tests.simulation.mutations import Mutation
 from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.scheduler import Choosing
 from tests.simulation.strategies import OnePreemption, Pct, Random, Replay, Runs
 from tests.simulation.world import LEASE, Outcome, Scenario, Stage, play
 
+MUTATIONS = mutations.MUTATIONS | topic_mutations.MUTATIONS
 FOLDER = Path(__file__).parent / "schedules"
 KINDS = (
     "never got",
@@ -33,6 +35,17 @@ KINDS = (
     "though it lasts",
     "though its lease lasts",
     "not removed",
+    "went back",
+    "passed over",
+    "appended twice",
+    "stands at",
+    "read twice",
+    "is undone",
+    "behind",
+    "has holes",
+    "count as appended",
+    "cannot be read",
+    "verify:",
 )
 """What a fault says, by which two runs have the same one."""
 

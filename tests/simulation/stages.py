@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.catalogues import sqlite_with_catalogue
+from tests.conftest import MEMORY
 from tests.services import running_service
 from tests.simulation.world import Stage
 
@@ -16,12 +17,12 @@ from tests.simulation.world import Stage
 def stage_on(database: str) -> Generator[Stage]:
     """Give a stage on a new database of a server that is started for it."""
     with ExitStack() as opened:
+        folder = Path(opened.enter_context(TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)))
         if database == "sqlite":
-            folder = opened.enter_context(TemporaryDirectory())
-            url = sqlite_with_catalogue(Path(folder) / "waterclock.db")
+            url = sqlite_with_catalogue(folder / "waterclock.db")
         else:
             server = opened.enter_context(running_service(database))
             url = opened.enter_context(opened.enter_context(server.with_template()).new_database())
-        stage = Stage(url)
+        stage = Stage(url, folder / "ledgers")
         opened.callback(stage.close)
         yield stage

@@ -1,14 +1,17 @@
-"""Message tables with groups under every order of their statements, and with processes that die in between."""
+"""Message tables and topics under every order of their statements, and with processes that die in between."""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 
 import pytest
+from tests.simulation import topic_scenarios
 from tests.simulation.__main__ import lines
-from tests.simulation.mutations import MUTATIONS, Mutation
+from tests.simulation.mutations import Mutation
 from tests.simulation.scenarios import SCENARIOS
-from tests.simulation.schedules import Schedule, deliberate, find, has, names, strategies
+from tests.simulation.scheduler import within_time
+from tests.simulation.schedules import MUTATIONS, Schedule, deliberate, find, has, names, strategies
 from tests.simulation.strategies import Random
 from tests.simulation.world import LEASE, Stage, play
 
@@ -20,10 +23,12 @@ OPEN = {Schedule.read(name).scenario for name in names() if Schedule.read(name).
 
 SEARCHED = sorted(SCENARIOS.keys() - OPEN)
 
+TOPICS = sorted(topic_scenarios.SCENARIOS)
 
-def search(stage: Stage, scenario: str, count: int) -> Counter[str]:
+
+def search(stage: Stage, scenario: str, count: int, first: int = 0) -> Counter[str]:
     seen: Counter[str] = Counter()
-    for strategy in strategies(SCENARIOS[scenario], count):
+    for strategy in strategies(SCENARIOS[scenario], count, first):
         outcome = play(stage, SCENARIOS[scenario], strategy)
         assert not outcome.faults, "\n".join([*lines(outcome), f"runs: {outcome.runs}", *outcome.faults])
         seen.update(outcome.seen)
@@ -32,20 +37,25 @@ def search(stage: Stage, scenario: str, count: int) -> Counter[str]:
 
 @pytest.mark.parametrize("scenario", SEARCHED)
 def test_some_schedules_hold(stage: Stage, scenario: str) -> None:
-    search(stage, scenario, 3)
+    if scenario in TOPICS:  # each takes as long as three of a table
+        search(stage, scenario, 1, TOPICS.index(scenario))
+    else:
+        search(stage, scenario, 3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SEARCHED)
 def test_many_schedules_hold_and_meet_what_they_are_there_for(stage: Stage, scenario: str) -> None:
-    seen = search(stage, scenario, 400)
+    seen = search(stage, scenario, 100 if scenario in TOPICS else 400)
     for sometimes in SCENARIOS[scenario].sometimes:
-        assert seen[sometimes] or (sometimes == "blocked" and not stage.waits.has_server), f"never met: {sometimes}"
+        takes_a_server = sometimes in ("blocked", "frozen")
+        assert seen[sometimes] or (takes_a_server and not stage.waits.has_server), f"never met: {sometimes}"
 
 
+@pytest.mark.parametrize("name", ["two_own", "two_compact"])
 @pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_seed_gives_the_same_run_each_time(stage: Stage, times: int) -> None:
-    scenario = SCENARIOS["two_own"]
+def test_a_seed_gives_the_same_run_each_time(stage: Stage, times: int, name: str) -> None:
+    scenario = SCENARIOS[name]
     runs = {
         tuple(play(stage, scenario, Random(5, scenario.harms, scenario.victims, LEASE)).history) for _ in range(times)
     }
@@ -111,3 +121,13 @@ def test_a_few_runs_meet_what_is_dangerous(stage: Stage) -> None:
 )
 def test_a_search_finds_a_deliberate_fault(stage: Stage, mutation: Mutation) -> None:
     assert find(stage, mutation, most_plays=0)
+
+
+def test_what_hangs_between_two_runs_is_ended_with_the_stacks_of_all_threads() -> None:
+    kept = threading.Lock()
+    kept.acquire()
+    try:
+        with pytest.raises(AssertionError, match=r"(?s)the next run hangs.*work\(\)"):
+            within_time(kept.acquire, "the next run", 0.05)
+    finally:
+        kept.release()

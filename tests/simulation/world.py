@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
 import sqlalchemy as sa
 from tests.simulation.gate import Rewrite, gates
-from tests.simulation.scheduler import SECOND, START, Choosing, Scheduler
+from tests.simulation.scheduler import SECOND, START, Choosing, Scheduler, within_time
 from tests.simulation.strategies import InTurn, Runs, as_runs
 from tests.simulation.waits import waits_of
 
@@ -20,6 +22,7 @@ from waterclock import moments
 from waterclock.connection import Database, connect
 from waterclock.database import kept
 from waterclock.database.table_catalogue import consumers, groups, heartbeats, totals, unique_keys
+from waterclock.database.topic_catalogue import entries, files, ledgers, producers, subscriptions, topics
 from waterclock.errors import LeaseLostError, NotFoundError, OrderError, UnavailableError, WaterclockError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups import consumers as group_consumers
@@ -28,6 +31,7 @@ from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.explaining import Explanation
 from waterclock.tables.model.schema import EXPIRED, is_expired
 from waterclock.time import MAX_NS
+from waterclock.topics.topic import Topic
 
 _T = TypeVar("_T")
 
@@ -76,14 +80,23 @@ class Stage:
     """A database on which one run is played after another, with the processes that take part.
 
     Opening a database takes as long as a run, so processes keep theirs, and what they keep in memory is reset.
+
+    Parameters
+    ----------
+    url
+        The database.
+    ledgers
+        Folder for the ledger files of topics.
     """
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, ledgers: Path) -> None:
+        self.url, self.ledgers = url, ledgers
         self.now: Callable[[], int] = lambda: START
         self._open = ExitStack()
         self._databases: dict[str, Database] = {}
         self._tables: dict[str, MessageTable] = {}
+        self._topics: dict[str, Topic] = {}
+        self._topic: Mapping[str, Any] = {}  # its row when it was made
         self._options: dict[str, Any] = {}
         limits = (routing, "_ROUTED_AT_ONCE"), (routing, "_AT_ONCE"), (group_consumers, "_RELEASED_AT_ONCE")
         for module, name in limits:
@@ -110,9 +123,14 @@ class Stage:
     def _any_table(self) -> MessageTable:
         return self.database.create_table("orders", groups="sequenced", payload="text", exist_ok=True)
 
+    def limit(self, module: Any, name: str, limit: int) -> None:
+        """Let the product do less at once for as long as the stage is there."""
+        if getattr(module, name) != limit:
+            self._open.enter_context(patch.object(module, name, limit))
+
     def _database(self, process: str) -> Database:
         if process not in self._databases:
-            database = self._open.enter_context(connect(self.url, "unused", clock=self._clock))
+            database = self._open.enter_context(connect(self.url, self.ledgers, clock=self._clock))
             database.backend._turns = None  # the scheduler knows who writes
             self._databases[process] = database
         return self._databases[process]
@@ -130,6 +148,25 @@ class Stage:
         """Give an engine of a caller's own, with sessions as the server has them but for their isolation."""
         return sa.create_engine(self.database.backend.engine.url, isolation_level=isolation, poolclass=sa.NullPool)
 
+    def topic(self, process: str) -> Topic:
+        """Give the topic as a process has it."""
+        if process not in self._topics:
+            self._topics[process] = self._database(process).topic("telemetry")
+        return self._topics[process]
+
+    def reset_topic(self, **options: Any) -> None:
+        """Empty the topic, or make it where there is none, and let every process begin anew."""
+        if not self._topic:
+            self.database.create_topic("telemetry")
+        with self.database.backend.engine.begin() as connection:
+            for each in (entries, ledgers, files, producers, subscriptions):
+                connection.execute(sa.delete(each))
+            self._topic = self._topic or dict(connection.execute(sa.select(topics)).mappings().one())
+            connection.execute(sa.update(topics).values(self._topic | options))
+        for file in self.ledgers.rglob("*.parquet*"):
+            file.unlink()
+        self._forget_all()
+
     def reset(self, **options: Any) -> None:
         """Empty the table, or make another one, and let every process begin anew."""
         if options != self._options:
@@ -144,9 +181,7 @@ class Stage:
             for each in (table.rows, *dead, groups, consumers, heartbeats, unique_keys):
                 connection.execute(sa.delete(each))
             connection.execute(sa.update(totals).values(purged=0))
-        for name, database in self._databases.items():
-            kept.forget(database.backend)
-            database.backend._sessions = (database.backend._sessions[0], sum(name.encode()) * 7919)
+        self._forget_all()
         for one in self._tables.values():
             context = one.context
             for field in fields(context):
@@ -154,10 +189,16 @@ class Stage:
                     getattr(context, field.name).__init__()
             one._row._looked_at = moments.monotonic()
 
+    def _forget_all(self) -> None:
+        for name, database in self._databases.items():
+            kept.forget(database.backend)
+            database.backend._sessions = (database.backend._sessions[0], sum(name.encode()) * 7919)
+
     def leave(self, process: str) -> None:
         """Open a process anew for the next run, because the server has ended connections that it keeps."""
         self._databases.pop(process, None)
         self._tables.pop(process, None)
+        self._topics.pop(process, None)
 
     def forget(self) -> None:
         """Make another table for the next run, because this one altered it."""
@@ -200,6 +241,21 @@ class World:
     def give_up(self) -> None:
         """Close what is open still."""
         self._kept_open.close()
+
+    @staticmethod
+    def prepare(stage: Stage, options: dict[str, Any]) -> None:
+        """Empty what the last run has left."""
+        stage.reset(**options)
+
+    def is_quiet(self) -> bool:
+        """Whether all is done that is to be done."""
+        working = [one for one in self.scheduler.actors if one.state != "over" and not (one.dead or one.frozen)]
+        return not self.missing() and all(one.state == "asleep" for one in working)
+
+    def refresh(self) -> None:
+        """Add a consumer that no harm was done to, for the rest."""
+        self.note_reasons()
+        self.add("fresh", self.receives("fresh", "fresh", limit=10))
 
     @contextmanager
     def transaction(self, process: str) -> Generator[sa.Connection]:
@@ -454,6 +510,11 @@ class World:
 
     # What must be true in the end
 
+    def judge(self) -> None:
+        """Check what remains against what callers saw."""
+        self.judge_expired()
+        self.judge_rows()
+
     def note_reasons(self) -> None:
         """Note what the product says of what waits, once all consumers have ended."""
         table = self.table("operator")
@@ -545,6 +606,8 @@ class Scenario:
         ``"frozen"``: those that are frozen stay so, the server ends what they have open, and a fresh one gets the rest.
     sometimes
         What some of its runs must meet.
+    world
+        What is played in it.
     """
 
     name: str
@@ -555,6 +618,7 @@ class Scenario:
     ending: str = "healed"
     sometimes: tuple[str, ...] = ()
     most_steps: int = 400
+    world: type[Any] = World
 
 
 @dataclass
@@ -573,19 +637,18 @@ def play(stage: Stage, scenario: Scenario, strategy: Choosing, rewrite: Rewrite 
     scheduler = Scheduler(stage.waits)
     stage.now = scheduler.monotonic_ns
     with moments.replaced(scheduler), _no_chance():
-        stage.reset(**scenario.options)
-        world = World(stage, scheduler, scenario.options)
+        within_time(lambda: scenario.world.prepare(stage, scenario.options), "the next run")
+        world = scenario.world(stage, scheduler, scenario.options)
         with gates(scheduler, stage.database.backend.engine, rewrite):
             try:
                 scenario.set_up(world)
-                scheduler.run(strategy, scenario.most_steps, lambda: _is_quiet(world))
+                scheduler.run(strategy, scenario.most_steps, world.is_quiet)
                 runs, steps = as_runs(scheduler.decisions), len(scheduler.decisions)
                 _end(world, scenario)
             finally:
                 scheduler.end()
                 world.give_up()
-        world.judge_expired()
-        world.judge_rows()
+        within_time(world.judge, "the checks")
     if world.altered:
         stage.forget()
     for one in scheduler.actors:
@@ -594,12 +657,7 @@ def play(stage: Stage, scenario: Scenario, strategy: Choosing, rewrite: Rewrite 
     return Outcome(world.faults, scheduler.history, runs, dict(scheduler.seen), steps)
 
 
-def _is_quiet(world: World) -> bool:
-    working = [one for one in world.scheduler.actors if one.state != "over" and not (one.dead or one.frozen)]
-    return not world.missing() and all(one.state == "asleep" for one in working)
-
-
-def _end(world: World, scenario: Scenario) -> None:
+def _end(world: Any, scenario: Scenario) -> None:
     stage, scheduler = world.stage, world.scheduler
     scheduler.thaw(frozen=scenario.ending != "frozen")
     world.ending = True
@@ -615,8 +673,7 @@ def _end(world: World, scenario: Scenario) -> None:
         if stuck:
             world.faults.append(f"do not end: {stuck}")
         world.closing = False
-        world.note_reasons()
-        world.add("fresh", world.receives("fresh", "fresh", limit=10))
+        world.refresh()
     until = scheduler.now + HEALED_WITHIN
     scheduler.run(InTurn(), _MOST_STEPS, lambda: not world.missing() or scheduler.now > until)
     world.look_for_dead()
@@ -625,12 +682,17 @@ def _end(world: World, scenario: Scenario) -> None:
     world.close()
 
 
+_runs = itertools.count(1)
+
+
 @contextmanager
 def _no_chance() -> Generator[None]:
     """Let what is drawn by chance be the same in every run."""
     chance = random.Random(1)  # noqa: S311  # not a secret
     state = random.getstate()
     random.seed(1)
-    with patch("secrets.randbits", chance.getrandbits):
+    numbers = itertools.count(next(_runs) << 32)  # a name that was used in another run may be remembered
+    tokens = lambda size: f"{next(numbers):0{2 * size}x}"[-2 * size :]  # noqa: E731
+    with patch("secrets.randbits", chance.getrandbits), patch("secrets.token_hex", tokens):
         yield
     random.setstate(state)
