@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock import moments
+from waterclock.database.deadlines import watch_pool
 from waterclock.database.direct import DirectPool
 from waterclock.database.engines.engine_dialect import EngineDialect
 from waterclock.database.engines.mariadb import MariadbDialect
@@ -89,6 +90,7 @@ class Backend:
         try:
             self.engine = self.dialect.create_engine(self.url)
             wrap_unwritable(self.engine)
+            watch_pool(self.engine)
         except ModuleNotFoundError as error:
             raise UnavailableError(
                 f"url: {shown(url)!r} needs the driver {error.name!r}; install waterclock[{self.dialect.name}]"

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from waterclock.database.deadlines import lent, returned
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.database.wrapping import MISFITS, wrapped
 
@@ -469,11 +470,14 @@ class DirectPool:
 
     def _take(self) -> Any:
         try:
-            return self._idle.pop()
+            connection = self._idle.pop()
         except IndexError:
-            return self._open()
+            connection = self._open()
+        lent(connection)
+        return connection
 
     def _keep(self, connection: Any) -> None:
+        returned(connection)
         if len(self._idle) < _KEPT:
             self._idle.append(connection)
         else:
@@ -487,6 +491,7 @@ class DirectPool:
             pooled = self._engine.raw_connection()
             connection = pooled.driver_connection
             pooled.detach()
+            lent(connection)
             self._set_up(connection)
         except driver_error as error:
             _close(connection)
@@ -495,5 +500,6 @@ class DirectPool:
 
 
 def _close(connection: Any) -> None:
+    returned(connection)
     with suppress(Exception):
         connection.close()

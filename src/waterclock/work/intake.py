@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from waterclock import moments
+from waterclock.database.deadlines import answers_within
 from waterclock.errors import LeaseLostError, WaterclockError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import discard
@@ -18,6 +19,8 @@ from waterclock.work.counts import Counter
 from waterclock.work.handlers import Handlers
 from waterclock.work.lanes import Handling, Lanes
 
+_SECOND = 1_000_000_000
+_SHORTEST_PATIENCE, _LONGEST_PATIENCE = 2.0, 30.0  # s
 _AT_ONCE = 500  # messages that one claim takes at the most
 
 UNKNOWN_FOR = "5s"
@@ -57,6 +60,12 @@ class Intake:
         self._heartbeat = heartbeat_of(table.context.backend)
         self._thread = threading.Thread(target=self._run, name=f"waterclock-work-{table.name}", daemon=True)
 
+    @property
+    def patience(self) -> float:
+        """For how many seconds it waits for an answer: a claim that takes longer has little of its lease left."""
+        lease = self.table.context.options.ack_wait / _SECOND
+        return min(max(lease / 3, _SHORTEST_PATIENCE), _LONGEST_PATIENCE)
+
     def start(self) -> None:
         """Begin to claim."""
         moments.start(self._thread)
@@ -74,8 +83,9 @@ class Intake:
     def _run(self) -> None:
         try:
             while room := self._lanes.reserve(_AT_ONCE):
-                if not self._take(room):
-                    self.subscription.wait()
+                with answers_within(self.patience):
+                    if not self._take(room):
+                        self.subscription.wait()
         except BaseException as error:  # noqa: BLE001  # the worker says it, and ends
             self._failed(error)
 

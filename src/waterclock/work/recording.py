@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from waterclock import moments
+from waterclock.database.deadlines import answers_within
 from waterclock.errors import LeaseLostError, OrderError, UnavailableError, WaterclockError
 from waterclock.tables.messages.dead_letters import dies_when_given_back
 from waterclock.time import format_duration
@@ -71,15 +72,19 @@ class Recorder:
         for each in handled:
             by_intake.setdefault(each[0].intake, []).append(each)
         for intake, ours in by_intake.items():
-            acked = [each for each in ours if each[1].verb in ("ack", "discard")]
-            if acked:
-                self._ack(intake, acked)
-            others = [each for each in ours if each[1].verb not in ("ack", "discard")]
-            for each in others:
-                self._apart(intake, each)
-            intake.release([each[0] for each in ours])
-            if others or intake.table.context.options.groups:
-                intake.subscription.nudge()  # a group may go on, and what goes back may be due soon
+            with answers_within(intake.patience):
+                self._record_of(intake, ours)
+
+    def _record_of(self, intake: Intake, ours: Sequence[Handled]) -> None:
+        acked = [each for each in ours if each[1].verb in ("ack", "discard")]
+        if acked:
+            self._ack(intake, acked)
+        others = [each for each in ours if each[1].verb not in ("ack", "discard")]
+        for each in others:
+            self._apart(intake, each)
+        intake.release([each[0] for each in ours])
+        if others or intake.table.context.options.groups:
+            intake.subscription.nudge()  # a group may go on, and what goes back may be due soon
 
     def _ack(self, intake: Intake, handled: Sequence[Handled]) -> None:
         # What was acked in a transaction of the handler's is left to that.

@@ -7,10 +7,11 @@ import os
 import threading
 
 from waterclock import moments
+from waterclock.database.deadlines import at_most
 from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import TableRow
-from waterclock.tables.consumers.heartbeat import heartbeat_of, patience_of
+from waterclock.tables.consumers.heartbeat import SLACK, heartbeat_of, patience_of
 from waterclock.tables.consumers.leaving import PATIENCE, leaving
 from waterclock.tables.groups import consumers
 
@@ -48,13 +49,15 @@ class ConsumerHeartbeat:
                 return
             # Moved also where the renewal fails: the next one may be in time. Else others take over, as they must.
             self.beat_at = moments.monotonic_ns() + self._interval()
+            patience = patience_of(context.options.ack_wait)
             try:
-                context.backend.transact_within(
-                    patience_of(context.options.ack_wait),
-                    lambda own: consumers.renew(
-                        context, own, self._name, context.backend.now(own) + context.options.ack_wait
-                    ),
-                )
+                with at_most(patience + SLACK):
+                    context.backend.transact_within(
+                        patience,
+                        lambda own: consumers.renew(
+                            context, own, self._name, context.backend.now(own) + context.options.ack_wait
+                        ),
+                    )
             except WaterclockError as error:
                 _log.warning("cannot renew the lease of consumer %s of %s: %s", self._name, context.name, error)
 

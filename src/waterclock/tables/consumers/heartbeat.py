@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 from waterclock import moments
 from waterclock.database.backend import Backend
+from waterclock.database.deadlines import answers_within, at_most
 from waterclock.database.kept import Kept
 from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
@@ -28,6 +29,10 @@ _IDLE = 10.0  # s after which a thread that has nothing to keep ends
 _TRIES_OF_A_LEASE = 12  # so that of the third in which it is extended, four may fail
 _SHORTEST_TRY, _LONGEST_TRY = 0.25, 5.0  # s
 _SHORTEST_PAUSE, _LONGEST_PAUSE = _SECOND // 10, _SECOND
+
+SLACK = 1.0
+"""Seconds that an answer may come after a beat has given up by itself."""
+
 
 LOOK_EVERY = _SECOND
 """After this long the heartbeat looks again whether messages that are being handled are cancelled, ns."""
@@ -210,7 +215,8 @@ class Heartbeat:
 
     def _run(self) -> None:
         while True:
-            self.beat()
+            with answers_within(_LONGEST_TRY + SLACK):  # for others beat after this one
+                self.beat()
             with self._changed:
                 next_beat = self._next()
                 if next_beat is None:
@@ -238,15 +244,17 @@ def _extend(deliveries: Iterable[HandledDelivery], now: int) -> None:
     mine = list(deliveries)
     context = mine[0].context
     length = context.options.ack_wait
+    patience = patience_of(length)
     try:
-        find_out(context, mine)
-        # Those that are undecided are tried again: a caller's transaction has their rows, and may be long.
-        mine = [one for one in mine if not (one.over or one.undecided)]
-        if not mine:
-            return
-        ends = context.backend.transact_within(
-            patience_of(length), lambda own: acking.extend_all(context, own, [one.leased for one in mine], length)
-        )
+        with at_most(patience + SLACK):
+            find_out(context, mine)
+            # Those that are undecided are tried again: a caller's transaction has their rows, and may be long.
+            mine = [one for one in mine if not (one.over or one.undecided)]
+            if not mine:
+                return
+            ends = context.backend.transact_within(
+                patience, lambda own: acking.extend_all(context, own, [one.leased for one in mine], length)
+            )
     except WaterclockError as error:
         # The ack finds out whether the lease lasted, so the log is enough here.
         _log.warning("cannot extend the leases of %d messages of %r: %s", len(mine), context.name, error)
@@ -260,7 +268,8 @@ def _see_cancelled(deliveries: Sequence[HandledDelivery]) -> None:
     context = deliveries[0].context
     leased = [one.leased for one in deliveries]
     try:
-        found = context.backend.look(lambda own: acking.cancelled(context, own, leased))
+        with at_most(patience_of(context.options.ack_wait) + SLACK):
+            found = context.backend.look(lambda own: acking.cancelled(context, own, leased))
     except WaterclockError as error:
         _log.info("cannot see whether messages of %r are cancelled: %s", context.name, error)
         return

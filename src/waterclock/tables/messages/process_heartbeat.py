@@ -20,6 +20,7 @@ import sqlalchemy as sa
 
 from waterclock import moments
 from waterclock.database.backend import Backend
+from waterclock.database.deadlines import at_most
 from waterclock.database.kept import Kept
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import heartbeats
@@ -150,7 +151,7 @@ class ProcessHeartbeat:
             if backend is None or self._forbidden or not (subscribers or sent or self._has_row):
                 return
             try:
-                with backend.patience(patience):
+                with at_most(patience + _PATIENCE), backend.patience(patience):
                     backend.transact(lambda own: self._write(own, backend.now(own), subscribers, sent))
             except WaterclockError as error:
                 self._forbidden = isinstance(error, ForbiddenError)

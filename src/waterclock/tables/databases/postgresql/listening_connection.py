@@ -19,11 +19,14 @@ from weakref import WeakSet
 
 from waterclock import moments
 from waterclock.database.backend import Backend
+from waterclock.database.deadlines import answers_within, lent, returned
 from waterclock.database.kept import Kept
 from waterclock.tables.databases.changes import Stop
 
 WAITING, WRITING = 0x57A70001, 0x57A70002
 """The first halves of the locks' keys; the second is a hash of the table's name."""
+
+_PATIENCE = 5.0  # s for an answer to what waits for nothing
 
 CHANNEL = "waterclock_"
 """What the name of a table's channel begins with."""
@@ -227,7 +230,12 @@ class ListeningConnection:
         return self._run(question, values).fetchone()[0]
 
     def _run(self, statement: str, values: Sequence[Any] | None = None) -> Any:
-        return self._connection.execute(statement, values)
+        with answers_within(_PATIENCE):
+            lent(self._connection)
+            try:
+                return self._connection.execute(statement, values)
+            finally:
+                returned(self._connection)
 
 
 def _channel(backend: Backend, name: str) -> str:

@@ -1,0 +1,125 @@
+"""Deadlines for answers: a server that is silent, behind a network that swallows what is sent, keeps no thread waiting.
+
+A thread that has others to look after, such as a heartbeat's, says for how long it waits for an answer. Where a
+connection that it uses is lent for longer than that, the connection is hung up on: what waits for it fails, as if the
+server had gone, and may be tried again on another connection.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from waterclock import moments
+
+_IDLE = 10.0  # s after which a thread that has nothing to watch ends
+
+_mine = threading.local()
+
+
+@contextmanager
+def answers_within(seconds: float) -> Generator[None]:
+    """Let this thread wait for so many seconds at the most for what it asks over one lending of a connection."""
+    before = getattr(_mine, "seconds", None)
+    _mine.seconds = seconds
+    try:
+        yield
+    finally:
+        _mine.seconds = before
+
+
+@contextmanager
+def at_most(seconds: float) -> Generator[None]:
+    """Let this thread wait for less, where it does not wait for any time."""
+    before = getattr(_mine, "seconds", None)
+    if before is None:
+        yield
+        return
+    with answers_within(min(before, seconds)):
+        yield
+
+
+class _Watch:
+    """Hangs up on connections that are lent for too long. One for a process."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._lent: dict[int, tuple[Any, float]] = {}
+        self._thread: threading.Thread | None = None
+
+    def add(self, connection: Any, seconds: float) -> None:
+        with self._changed:
+            self._lent[id(connection)] = connection, moments.monotonic() + seconds
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="waterclock-deadlines", daemon=True)
+                moments.start(self._thread)
+            elif len(self._lent) == 1:
+                self._changed.notify()
+
+    def remove(self, connection: Any) -> None:
+        if self._lent:
+            with self._changed:
+                self._lent.pop(id(connection), None)
+
+    def _run(self) -> None:
+        with self._changed:
+            while True:
+                now = moments.monotonic()
+                for key, (connection, until) in list(self._lent.items()):
+                    if until <= now:
+                        del self._lent[key]
+                        _hang_up(connection)
+                if not self._lent:
+                    if not moments.wait(self._changed, _IDLE) and not self._lent:
+                        self._thread = None
+                        return
+                    continue
+                first = min(until for _, until in self._lent.values())
+                moments.wait(self._changed, min(1.0, first - now))  # a later one may have an earlier deadline
+
+
+def _hang_up(connection: Any) -> None:
+    """End a connection's traffic without waiting for anything; its owner closes it."""
+    with suppress(Exception):
+        number = connection.fileno() if hasattr(connection, "fileno") else connection._sock.fileno()  # noqa: SLF001
+        with socket.socket(fileno=os.dup(number)) as copy:
+            copy.shutdown(socket.SHUT_RDWR)
+
+
+_watch = _Watch()
+
+
+def lent(connection: Any) -> None:
+    """Note that this thread begins to use a driver's connection."""
+    seconds = getattr(_mine, "seconds", None)
+    if seconds is not None:
+        _watch.add(connection, seconds)
+
+
+def returned(connection: Any) -> None:
+    """Note that a driver's connection is used no more."""
+    _watch.remove(connection)
+
+
+def watch_pool(engine: sa.Engine) -> None:
+    """Watch the connections that an engine's pool lends, also while they are opened and looked at."""
+    for name in ("connect", "checkout"):
+        event.listen(engine, name, lambda connection, *_: lent(connection), insert=True)
+    for name in ("checkin", "detach", "close", "invalidate"):
+        event.listen(engine, name, lambda connection, *_: returned(connection))
+
+
+def _begin_anew() -> None:
+    global _watch  # noqa: PLW0603  # a child has neither the thread nor the connections
+    _watch = _Watch()
+    _mine.seconds = None
+
+
+os.register_at_fork(after_in_child=_begin_anew)
