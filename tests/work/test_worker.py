@@ -284,6 +284,41 @@ def test_several_tables_share_the_slots_and_none_keeps_another_from_them(make_ta
     assert max(seen.index("order"), seen.index("mail")) < 25
 
 
+def test_messages_of_kinds_that_a_worker_does_not_know_stay_for_others(orders: MessageTable) -> None:
+    kinds = ["welcome", "invoice", "Welcome", 'a "kind": of \\ its own', "später"]
+    orders.put_many([{"payload": kind, "headers": {"kind": kind}, "priority": -at} for at, kind in enumerate(kinds)])
+    orders.put("a trap", headers={"x": '"kind": "welcome"'}, priority=9)
+    orders.put("none", priority=9)
+    seen: list[str] = []
+
+    def handle(delivery: wc.Delivery) -> None:
+        seen.append(delivery.payload)
+
+    with running(wc.Worker(orders, dict.fromkeys((kinds[0], *kinds[3:]), handle))):
+        until(lambda: len(seen) == 3)
+    assert seen == [kinds[0], *kinds[3:]]
+    stats = orders.stats()
+    assert (stats.acked, stats.ready, stats.sent) == (3, 4, 3)
+
+
+def test_a_group_waits_for_a_worker_that_knows_the_kind_of_its_first_message(make_table: MakeTable) -> None:
+    orders = make_table(groups="sequenced")
+    for group, kind in (("a", "old"), ("a", "new"), ("a", "old"), ("b", "old")):
+        orders.put(kind, headers={"kind": kind}, group=group)
+    seen: list[tuple[str | None, str]] = []
+
+    def handle(delivery: wc.Delivery) -> None:
+        seen.append((delivery.group, delivery.payload))
+
+    with running(wc.Worker(orders, {"old": handle}, concurrency=2)):
+        until(lambda: orders.stats().delayed + orders.stats().scheduled == 1)
+        assert sorted(seen) == [("a", "old"), ("b", "old")]
+        with running(wc.Worker(orders, {"old": handle, "new": handle})):
+            orders.retry([orders.peek(1, group="a")[0].id])
+            until(lambda: orders.stats().acked == 4)
+    assert [kind for group, kind in seen if group == "a"] == ["old", "new", "old"]
+
+
 def test_handlers_may_come_from_a_context_manager_that_lasts_as_long_as_the_worker(orders: MessageTable) -> None:
     put(orders, 1, 2, 3)
     happened: list[Any] = []

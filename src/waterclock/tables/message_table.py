@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, Self, Unpack
 
@@ -355,6 +355,7 @@ class MessageTable:
         rate_limit: float | None = None,
         heartbeat: bool = True,
         max_groups: int | None = None,
+        kinds: Collection[str] | None = None,
     ) -> Subscription:
         """Take messages one after another as they become due, until the subscription is stopped or closed.
 
@@ -376,6 +377,8 @@ class MessageTable:
             Whether leases are extended while a delivery's ``with`` block runs.
         max_groups
             How many exclusive groups the consumer may have; None: any number.
+        kinds
+            Only messages whose header ``kind`` is one of these; others stay. Not in a table with groups, as ``where``.
         """
         check_unsharded(self.name, self._context.options.key_range, shard, key_range)
         name = self._own_name()
@@ -386,7 +389,7 @@ class MessageTable:
             self._row,
             self._callers,
             self._context.sql.changes(self._context.backend, self.name),
-            self._request(check_consumer(consumer) or name, where, order, parameters, max_groups),
+            self._request(check_consumer(consumer) or name, where, order, parameters, max_groups, kinds),
             count,
             rate=None if rate_limit is None else Rate.of(check_rate(rate_limit)),
             heartbeat=heartbeat,
@@ -399,6 +402,7 @@ class MessageTable:
         order: str | None,
         parameters: Mapping[str, object] | None,
         max_groups: int | None,
+        kinds: Collection[str] | None = None,
     ) -> Request:
         if max_groups is not None:
             if self.options.groups != "exclusive":
@@ -407,7 +411,7 @@ class MessageTable:
                     " exclusive groups stay with a consumer"
                 )
             check_count(max_groups, "max_groups")
-        selection = make_selection(self._row.now(), where, order, parameters)
+        selection = make_selection(self._row.now(), where, order, parameters, kinds)
         return Request(check_consumer(consumer) or self._own_name(), selection, max_groups)
 
     def ack(self, ids: MessageId | Delivery | Iterable[MessageId | Delivery], *, connection: Any = None) -> int:

@@ -6,16 +6,19 @@ A kind is what the header ``kind`` of a message says. The parameters of a handle
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
+from waterclock.tables.catalogue.selection import KIND
 from waterclock.tables.consumers.delivery import Delivery
+from waterclock.work.outcomes import DeadLetter
+from waterclock.work.payloads import MisfitError, can_be_read, read_payload
 
-KIND = "kind"
-"""The header by which handlers are chosen."""
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 Handler = Callable[..., Any]
 Given = Handler | Mapping[str, Handler]
@@ -39,10 +42,21 @@ class BoundHandler:
         self.name: str = getattr(function, "__qualname__", None) or type(function).__name__
         self.is_async = _is_async(function)
         self._function = function
+        self._wants = _wants(function, self.name)
 
     def __call__(self, delivery: Delivery) -> Any:
-        """Call the function; of an asynchronous one this gives the coroutine."""
-        return self._function(delivery)
+        """Call the function; of an asynchronous one this gives the coroutine.
+
+        Raises
+        ------
+        DeadLetter
+            Where the payload is not of the type that the function takes.
+        """
+        try:
+            given = [delivery if kind is Delivery else read_payload(kind, delivery.payload) for kind in self._wants]
+        except MisfitError as error:
+            raise DeadLetter(f"{self.name} cannot take it: {error}") from None
+        return self._function(*given)
 
 
 class Handlers:
@@ -86,6 +100,47 @@ def is_factory(given: object) -> bool:
 def entered(factory: Any) -> Entered:
     """Give the context manager of a factory."""
     return factory if isinstance(factory, AbstractContextManager | AbstractAsyncContextManager) else factory()
+
+
+def _wants(function: Handler, name: str) -> list[Any]:
+    """Read from a function's parameters what it takes: the delivery, the payload as some type, or both."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # some that are built in do not say
+        return [Delivery]
+    needed = [each for each in parameters if each.kind in _BY_PLACE and each.default is each.empty]
+    hints = _hints(function)
+    wants = [_want(hints.get(each.name, each.annotation), name) for each in needed] or [Delivery]
+    if len(wants) > 2 or wants.count(Delivery) == 2:  # noqa: PLR2004  # the delivery and the payload
+        raise InvalidArgumentError(
+            f"handler: {name} takes {len(wants)} arguments; give it the delivery, the payload as a type, or both"
+        )
+    return wants
+
+
+def _want(annotation: Any, name: str) -> Any:
+    if annotation in (inspect.Parameter.empty, Any, object, Delivery):
+        return Delivery
+    if isinstance(annotation, str):  # its name is not there at run time
+        if annotation.rpartition(".")[2] == "Delivery":
+            return Delivery
+        raise InvalidArgumentError(f"handler: {name} takes {quoted(annotation)}, which its module does not import")
+    if not can_be_read(annotation):
+        raise InvalidArgumentError(
+            f"handler: {name} takes {quoted(annotation)}; give a dataclass, a TypedDict, a Pydantic model, a Batch, or"
+            " waterclock.Delivery"
+        )
+    return annotation
+
+
+def _hints(function: Handler) -> dict[str, Any]:
+    inner = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    while hasattr(function, "func"):
+        function = inner = function.func  # pyright: ignore[reportFunctionMemberAccess]
+    try:
+        return typing.get_type_hints(inner, include_extras=True)
+    except (NameError, TypeError):
+        return {}
 
 
 def _is_async(function: Handler) -> bool:

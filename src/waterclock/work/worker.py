@@ -207,7 +207,8 @@ class Worker:
         if self._loop is None and self._processes is None and any(each.is_async for each in every):
             self._loop = EventLoop(self._lanes, self._await)
         for table, known in handlers.items():
-            subscription = table.subscribe(**self._subscribed)  # type: ignore[arg-type]
+            kinds = None if table.options.groups else known.kinds
+            subscription = table.subscribe(kinds=kinds, **self._subscribed)  # type: ignore[arg-type]
             subscription.patience = math.inf  # a database that is away is waited for
             intake = Intake(table, known, subscription, self._lanes, self._counter, self._fail)
             self._intakes.append(intake)

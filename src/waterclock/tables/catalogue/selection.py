@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,6 +17,9 @@ from waterclock.tables.model.schema import user_column_names
 
 OWN_WORDS = ("id", "time_scheduled", "time_created", "epoch", "priority", "group_id")
 """Columns of every message table that conditions may name, beside the table's further columns."""
+
+KIND = "kind"
+"""The header by which consumers choose what they know."""
 
 Bound = tuple[sa.ColumnElement[bool] | None, tuple[sa.ColumnElement[Any], ...]]
 _EVERYTHING: Bound = (None, ())
@@ -32,15 +36,24 @@ class Selection:
         What stands after ORDER BY; None: highest priority first, then the oldest due first.
     parameters
         Values for the ``:names`` in ``where``.
+    kinds
+        What the header ``kind`` says of them; None: anything.
     """
 
-    def __init__(self, where: str | None, order: str | None, parameters: Mapping[str, object] | None) -> None:
+    def __init__(
+        self,
+        where: str | None,
+        order: str | None,
+        parameters: Mapping[str, object] | None,
+        kinds: Collection[str] | None = None,
+    ) -> None:
         if not isinstance(parameters, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]  # users need not check types
             raise InvalidArgumentError(f"parameters: {quoted(parameters)} is no dict of values by name")
         self._where, self._order = where, order
         self._condition = None if where is None else parse_condition(where)
         self._keys = () if order is None else parse_order(order)
         self._parameters = dict(parameters or {})
+        self._kinds = None if kinds is None else sorted(kinds)
         self._bound: tuple[sa.Table, Bound] | None = None
 
     def on(self, context: TableContext) -> Bound:
@@ -67,6 +80,9 @@ class Selection:
         where = Binder("where", self._where or "", columns, self._parameters, context.sql.like)
         condition = None if self._condition is None else where.condition(self._condition)
         check_parameters(self._parameters, where.used)
+        if self._kinds is not None:
+            of_kinds = _of_kinds(context, self._kinds)
+            condition = of_kinds if condition is None else sa.and_(condition, of_kinds)
         order = Binder("order", self._order or "", columns, {}, context.sql.like)
         keys = order.order(self._keys)
         # What is equal goes by when it is due.
@@ -78,12 +94,27 @@ def select_on(context: TableContext, selection: Selection | None) -> Bound:
     return _EVERYTHING if selection is None else selection.on(context)
 
 
+def _of_kinds(context: TableContext, kinds: Collection[str]) -> sa.ColumnElement[bool]:
+    """Find what a header says in the text of the headers, which is an object of texts: a quote in one is escaped.
+
+    So no header's text can look like it. A sign in a kind that `LIKE` takes for any sign may find others of the length.
+    """
+    headers = context.rows.c.headers
+    written = {json.dumps(kind, ensure_ascii=is_ascii) for kind in kinds for is_ascii in (True, False)}
+    patterns = [f'%"{KIND}":{space}{text}%' for text in sorted(written) for space in (" ", "")]
+    return sa.or_(*(context.sql.like(headers, pattern) for pattern in patterns))
+
+
 def make_selection(
-    context: TableContext, where: str | None, order: str | None, parameters: Mapping[str, object] | None
+    context: TableContext,
+    where: str | None,
+    order: str | None,
+    parameters: Mapping[str, object] | None,
+    kinds: Collection[str] | None = None,
 ) -> Selection | None:
     """Read and check what a consumer said; None where it said nothing."""
-    if where is None and order is None and not parameters:
+    if where is None and order is None and not parameters and kinds is None:
         return None
-    selection = Selection(where, order, parameters)
+    selection = Selection(where, order, parameters, kinds)
     selection.on(context)
     return selection
