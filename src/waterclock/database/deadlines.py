@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from math import ceil
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,6 +20,8 @@ from sqlalchemy import event
 
 from waterclock import moments
 
+_OPENING = 10.0  # s for opening a connection
+_SHORTEST_OPENING = 2.0
 _IDLE = 10.0  # s after which a thread that has nothing to watch ends
 
 _mine = threading.local()
@@ -112,8 +115,30 @@ def watch_pool(engine: sa.Engine) -> None:
     """Watch the connections that an engine's pool lends, also while they are opened and looked at."""
     for name in ("connect", "checkout"):
         event.listen(engine, name, lambda connection, *_: lent(connection), insert=True)
+    event.listen(engine, "do_connect", _open_in_time)
+    if engine.dialect.driver == "pymysql":
+        event.listen(engine, "connect", _read_for_any_time, insert=True)
     for name in ("checkin", "detach", "close", "invalidate"):
         event.listen(engine, name, lambda connection, *_: returned(connection))
+
+
+def _open_in_time(dialect: sa.Dialect, _record: Any, _given: Any, parameters: dict[str, Any]) -> None:
+    """Have the driver give up a server that takes connections and says nothing: there is nothing yet to hang up on."""
+    seconds = max(_SHORTEST_OPENING, min(getattr(_mine, "seconds", None) or _OPENING, _OPENING))
+    if dialect.driver == "psycopg":
+        parameters.setdefault("connect_timeout", ceil(seconds))
+    elif dialect.driver == "pymysql":
+        parameters.setdefault("connect_timeout", seconds)
+        parameters.setdefault("read_timeout", _Opening(seconds))
+
+
+class _Opening(float):
+    """A time limit of ours for reading, which is for the opening of a connection alone."""
+
+
+def _read_for_any_time(connection: Any, _record: Any) -> None:
+    if isinstance(connection._read_timeout, _Opening):  # noqa: SLF001  # the driver has no other way
+        connection._read_timeout = None  # noqa: SLF001
 
 
 def _begin_anew() -> None:

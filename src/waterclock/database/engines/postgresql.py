@@ -26,8 +26,8 @@ _INDEXED = "waterclock_indexed"
 # compiled: where an estimate is far off, that takes a hundred times what the statement does.
 _PLANNING = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
 _SILENCE = f"SET LOCAL idle_in_transaction_session_timeout = '{LONGEST_SILENCE}s'"
-_KEEP_ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "connect_timeout": 10}
-"""So that a server that has vanished, or never answers, is noticed within a minute; seconds, and a count."""
+_KEEP_ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+"""So that a server that has vanished is noticed within a minute; seconds, and a count."""
 _INDEXES_ONLY = "SELECT " + ", ".join(f"set_config('{setting}', 'off', false)" for setting in _PLANNING)
 _ANY_PLAN = f"SELECT set_config(name, reset_val, false) FROM pg_settings WHERE name IN {_PLANNING}"  # noqa: S608  # ours
 # Groups' statements are much to plan and little to run: with plans made each time, an ack took a third longer.
