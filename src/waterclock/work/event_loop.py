@@ -45,6 +45,7 @@ class EventLoop:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+        self._loop.close()
 
     def do(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run something in the loop, and wait for it."""

@@ -134,9 +134,11 @@ def _want(annotation: Any, name: str) -> Any:
 
 
 def _hints(function: Handler) -> dict[str, Any]:
-    inner = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
-    while hasattr(function, "func"):
-        function = inner = function.func  # pyright: ignore[reportFunctionMemberAccess]
+    inner: Any = function
+    while hasattr(inner, "func"):  # a functools.partial
+        inner = inner.func
+    if not inspect.isroutine(inner):
+        inner = getattr(inner, "__call__", inner)  # noqa: B004  # an object may be called, too
     try:
         return typing.get_type_hints(inner, include_extras=True)
     except (NameError, TypeError):

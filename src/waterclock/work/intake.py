@@ -20,7 +20,7 @@ from waterclock.work.handlers import Handlers
 from waterclock.work.lanes import Handling, Lanes
 
 _SECOND = 1_000_000_000
-_SHORTEST_PATIENCE, _LONGEST_PATIENCE = 2.0, 30.0  # s
+_SHORTEST_PATIENCE, _LONGEST_PATIENCE = 5.0, 30.0  # s
 _AT_ONCE = 500  # messages that one claim takes at the most
 
 UNKNOWN_FOR = "5s"

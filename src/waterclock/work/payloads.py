@@ -164,7 +164,8 @@ def _read_fields(kind: Any, value: Any, where: str) -> Any:
         for name, each in types_of.items()
         if name in value
     }
-    return kind(**read) if is_dataclass(kind) else {**value, **read}
+    make: Callable[..., Any] = kind
+    return make(**read) if is_dataclass(kind) else {**value, **read}
 
 
 @lru_cache(maxsize=256)

@@ -164,8 +164,8 @@ class Subscription(Closing):
         except TimedOutError as error:
             self._back_off(error)
             return []
-        except UnavailableError:
-            if not self._may_wait_longer():
+        except UnavailableError as error:
+            if not self._may_wait_longer(error):
                 raise
             return []
         except RefusedError as error:
@@ -194,8 +194,8 @@ class Subscription(Closing):
                 pause(self._row, self._changes, self._stop, None, self._request)
         except TimedOutError as error:
             self._back_off(error)
-        except UnavailableError:
-            if not self._may_wait_longer():
+        except UnavailableError as error:
+            if not self._may_wait_longer(error):
                 raise
         except RefusedError as error:
             self._row.check(error)
@@ -226,8 +226,8 @@ class Subscription(Closing):
             except TimedOutError as error:
                 self._back_off(error)
                 continue
-            except UnavailableError:
-                if not self._may_wait_longer():
+            except UnavailableError as error:
+                if not self._may_wait_longer(error):
                     raise
                 continue
             except RefusedError as error:
@@ -334,9 +334,11 @@ class Subscription(Closing):
         allowed = self._rate.allowed(self._rate_due, now, room)
         return allowed, 0 if allowed else (self._rate.free_at(self._rate_due) - now) / _SECOND
 
-    def _may_wait_longer(self) -> bool:
+    def _may_wait_longer(self, error: UnavailableError) -> bool:
         """Wait a little for a database that restarts; False where it has been away for long."""
-        self._away_since = self._away_since or moments.monotonic()
+        if self._away_since is None:
+            self._away_since = moments.monotonic()
+            logger.warning("%s takes nothing from %r for now: %s", self.consumer, self._row.last_seen.name, error)
         if moments.monotonic() - self._away_since > self.patience:
             return False
         self._stop.wait(_RETRY_EVERY)
