@@ -24,24 +24,30 @@ _OPENING = 10.0  # s for opening a connection
 _SHORTEST_OPENING = 2.0
 _IDLE = 10.0  # s after which a thread that has nothing to watch ends
 
-_mine = threading.local()
+
+class _Mine(threading.local):
+    seconds: float | None = None
+
+
+mine = _Mine()
+"""For how many seconds this thread waits for an answer; None: for any time. Who lends very often asks this first."""
 
 
 @contextmanager
 def answers_within(seconds: float) -> Generator[None]:
     """Let this thread wait for so many seconds at the most for what it asks over one lending of a connection."""
-    before = getattr(_mine, "seconds", None)
-    _mine.seconds = seconds
+    before = mine.seconds
+    mine.seconds = seconds
     try:
         yield
     finally:
-        _mine.seconds = before
+        mine.seconds = before
 
 
 @contextmanager
 def at_most(seconds: float) -> Generator[None]:
     """Let this thread wait for less, where it does not wait for any time."""
-    before = getattr(_mine, "seconds", None)
+    before = mine.seconds
     if before is None:
         yield
         return
@@ -101,7 +107,7 @@ _watch = _Watch()
 
 def lent(connection: Any) -> None:
     """Note that this thread begins to use a driver's connection."""
-    seconds = getattr(_mine, "seconds", None)
+    seconds = mine.seconds
     if seconds is not None:
         _watch.add(connection, seconds)
 
@@ -124,7 +130,7 @@ def watch_pool(engine: sa.Engine) -> None:
 
 def _open_in_time(dialect: sa.Dialect, _record: Any, _given: Any, parameters: dict[str, Any]) -> None:
     """Have the driver give up a server that takes connections and says nothing: there is nothing yet to hang up on."""
-    seconds = max(_SHORTEST_OPENING, min(getattr(_mine, "seconds", None) or _OPENING, _OPENING))
+    seconds = max(_SHORTEST_OPENING, min(mine.seconds or _OPENING, _OPENING))
     if dialect.driver == "psycopg":
         parameters.setdefault("connect_timeout", ceil(seconds))
     elif dialect.driver == "pymysql":
@@ -144,7 +150,7 @@ def _read_for_any_time(connection: Any, _record: Any) -> None:
 def _begin_anew() -> None:
     global _watch  # noqa: PLW0603  # a child has neither the thread nor the connections
     _watch = _Watch()
-    _mine.seconds = None
+    mine.seconds = None
 
 
 os.register_at_fork(after_in_child=_begin_anew)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from waterclock.database.deadlines import lent, returned
+from waterclock.database.deadlines import lent, mine, returned
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.database.wrapping import MISFITS, wrapped
 
@@ -473,11 +473,13 @@ class DirectPool:
             connection = self._idle.pop()
         except IndexError:
             connection = self._open()
-        lent(connection)
+        if mine.seconds is not None:
+            lent(connection)
         return connection
 
     def _keep(self, connection: Any) -> None:
-        returned(connection)
+        if mine.seconds is not None:
+            returned(connection)
         if len(self._idle) < _KEPT:
             self._idle.append(connection)
         else:

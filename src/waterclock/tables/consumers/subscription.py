@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 _PURGE_EVERY = 1.0  # s
 _PURGE_KEYS_EVERY = 60.0  # s
 _RETRY_EVERY = 0.2  # s
+_FULL_FOR = 0.05  # s after which one that holds as much as it may looks whether some of it is over
 _LONGEST_PAUSE = 30.0  # s; the database answers, so asking seldom spares it, and its limits may be changed
 
 
@@ -184,12 +185,26 @@ class Subscription(Closing):
         self._handed_out += found
         return found
 
-    def wait(self) -> None:
-        """Wait until something may be due that `take` would get, at most for a second or so, or until it is nudged."""
+    def wait(self) -> bool:
+        """Wait until something may be due that `take` would get, at most for a second or so, or until it is nudged.
+
+        Returns
+        -------
+        bool
+            Whether `take` may find something; False where nothing happened all the while.
+        """
+        began = moments.monotonic()
+        self._wait()
+        return moments.monotonic() - began < LOOK_EVERY or self._stop.is_set()
+
+    def _wait(self) -> None:
         try:
+            self._row.now()
             _, rate_pause = self._allowed(1)
-            if rate_pause or len(self._handed_out) >= self._row.last_seen.options.cache_size:
-                self._stop.wait(min(rate_pause or LOOK_EVERY, LOOK_EVERY))
+            if len(self._handed_out) >= self._row.last_seen.options.cache_size:
+                rate_pause = max(rate_pause, _FULL_FOR)
+            if rate_pause:
+                self._stop.wait(min(rate_pause, LOOK_EVERY / 2))
             else:
                 pause(self._row, self._changes, self._stop, None, self._request)
         except TimedOutError as error:
