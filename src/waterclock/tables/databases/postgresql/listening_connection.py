@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from waterclock import moments
 from waterclock.database.backend import Backend
-from waterclock.database.deadlines import answers_within, lent, returned
+from waterclock.database.deadlines import at_most, lent, returned
 from waterclock.database.kept import Kept
 from waterclock.tables.databases.changes import Stop
 
@@ -230,7 +230,7 @@ class ListeningConnection:
         return self._run(question, values).fetchone()[0]
 
     def _run(self, statement: str, values: Sequence[Any] | None = None) -> Any:
-        with answers_within(_PATIENCE):
+        with at_most(_PATIENCE):
             lent(self._connection)
             try:
                 return self._connection.execute(statement, values)
