@@ -1,0 +1,69 @@
+"""Servers that restart, and connections that they end: a worker goes on, loses nothing, and hears new messages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+
+import pytest
+import sqlalchemy as sa
+from tests.services import Service
+from tests.work.conftest import running, until
+
+import waterclock as wc
+
+COUNT = 3000
+ENDING = {
+    "postgresql": "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()",
+    "mariadb": "SELECT id FROM information_schema.processlist WHERE db = database() AND id <> connection_id()",
+}
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def server(request: pytest.FixtureRequest) -> Generator[tuple[Service, str]]:
+    found: Service = request.getfixturevalue(f"{request.param}_server")
+    with found.new_database() as url:
+        yield found, url
+
+
+def end_connections(engine: sa.Engine, kind: str) -> None:
+    with engine.connect() as connection:
+        for row in connection.execute(sa.text(ENDING[kind])).all():
+            if kind == "mariadb":
+                try:
+                    connection.execute(sa.text(f"KILL {row.id}"))
+                except sa.exc.OperationalError:
+                    continue  # it ended by itself
+
+
+@pytest.mark.slow
+def test_a_restart_and_connections_that_are_ended_lose_nothing(server: tuple[Service, str]) -> None:
+    service, url = server
+    engine = sa.create_engine(url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+    with wc.connect(url) as database:
+        orders = database.create_table("orders", payload="json", ack_wait="5s")
+        orders.put_many([{"payload": number} for number in range(COUNT)])
+        seen: set[int] = set()
+        at_once = threading.Semaphore(8)
+
+        def handle(delivery: wc.Delivery) -> None:
+            with at_once:
+                threading.Event().wait(0.005)
+                seen.add(delivery.payload)
+
+        worker = wc.Worker(orders, handle, concurrency=8)
+        with running(worker):
+            until(lambda: len(seen) > 200)
+            for _ in range(10):
+                end_connections(engine, service.name)
+                threading.Event().wait(0.2)
+            service.restart(immediate=True)
+            until(lambda: len(seen) == COUNT)
+            until(lambda: orders.stats().acked == COUNT)
+            end_connections(engine, service.name)
+            for number in range(COUNT, COUNT + 5):
+                orders.put(number)
+                until(lambda number=number: number in seen)
+            until(lambda: orders.stats().acked == COUNT + 5)
+    engine.dispose()
