@@ -21,7 +21,7 @@ from tests.simulation.waits import waits_of
 from waterclock import moments
 from waterclock.connection import Database, connect
 from waterclock.database import kept
-from waterclock.database.table_catalogue import consumers, groups, heartbeats, totals, unique_keys
+from waterclock.database.table_catalogue import consumers, groups, heartbeats, schedules, totals, unique_keys
 from waterclock.database.topic_catalogue import entries, files, ledgers, producers, subscriptions, topics
 from waterclock.errors import LeaseLostError, NotFoundError, OrderError, UnavailableError, WaterclockError
 from waterclock.tables.consumers.delivery import Delivery
@@ -178,7 +178,7 @@ class Stage:
         table = self.table("operator").context
         with self.database.backend.engine.begin() as connection:
             dead = [] if table.dead is None else [table.dead.rows]
-            for each in (table.rows, *dead, groups, consumers, heartbeats, unique_keys):
+            for each in (table.rows, *dead, groups, consumers, heartbeats, schedules, unique_keys):
                 connection.execute(sa.delete(each))
             connection.execute(sa.update(totals).values(purged=0))
         self._forget_all()

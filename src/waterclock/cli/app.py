@@ -50,6 +50,7 @@ COMMANDS = {
     "subscription": ("subscription:app", "Durable reading positions in topics."),
     "table": ("table_settings:app", "Message tables: queues in ordinary SQL tables."),  # what `table` has, and more
     "group": ("group:app", _GROUP),
+    "schedule": ("schedule:app", "Messages that are put again and again, at times that a rule of cron gives."),
     "work": ("work:work", _WORK),
     "batch": ("batch:batch", "Cut messages into batches by event time and print one line a batch."),
     "pipeline": ("pipeline:app", "Run pipelines from files: topic, batching, outputs, on Spark."),

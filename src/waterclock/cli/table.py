@@ -173,17 +173,14 @@ def put(
     """
     with common.connect() as database:
         table = database.table(name)
-        content: bytes | str = _content(payload)
-        if table.options.payload != "bytes":
-            content = _text(content)
         given = table.put(
-            content,
+            content_of(table, payload),
             id=None if id is None else message_id(table, id),
             at=at,
             delay=delay,
             group=group,
             priority=priority,
-            headers=_headers(header or []),
+            headers=headers_of(header or []),
             expires_at=expires,
             unique=unique,
             unique_until=unique_until,
@@ -364,6 +361,12 @@ def message_id(table: MessageTable, text: str) -> MessageId:
         raise InvalidArgumentError(f"id: {quoted(text)} is no number, and the ids of {table.name!r} are") from None
 
 
+def content_of(table: MessageTable, payload: str) -> bytes | str:
+    """Read a payload as the table takes them; @FILE names a file, @- standard input."""
+    content = _content(payload)
+    return content if table.options.payload == "bytes" else _text(content)
+
+
 def _content(payload: str) -> bytes:
     if not payload.startswith("@"):
         return payload.encode()
@@ -384,7 +387,8 @@ def _text(content: bytes) -> str:
         ) from None
 
 
-def _headers(given: list[str]) -> dict[str, str] | None:
+def headers_of(given: list[str]) -> dict[str, str] | None:
+    """Read headers, each name=text."""
     return _pairs("header", given) or None
 
 

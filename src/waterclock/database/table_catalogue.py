@@ -162,3 +162,22 @@ unique_keys = sa.Table(
 
 Whether the message has its key still follows from its own row, so that a claim, an ack or plain SQL need not come here.
 """
+
+schedules = sa.Table(
+    "waterclock_schedules",
+    metadata,
+    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
+    sa.Column("name", Name, primary_key=True, doc="Names the schedule in its table."),
+    sa.Column("cron", LongText, nullable=False, doc="When it ticks: minute, hour, day, month, weekday."),
+    sa.Column("timezone", Name, nullable=False, doc="The time zone of these."),
+    sa.Column("message", LongText, nullable=False, doc="What it puts, as JSON; a payload of bytes in base64."),
+    sa.Column("catch_up", Name, nullable=False, doc="Which missed ticks are put later: none, one or all."),
+    sa.Column("within", BigInt, doc="How long ago a tick may have been missed that is put later, ns; NULL: any time."),
+    sa.Column("overlap", Name, nullable=False, doc="run, or skip: nothing is put while the last message is not acked."),
+    sa.Column("paused", sa.SmallInteger, nullable=False, doc="1 where it is paused, else 0."),
+    sa.Column("seen_until", BigInt, nullable=False, doc="Up to when its ticks were dealt with, ns."),
+    sa.Column("last_tick", BigInt, doc="The last tick for which a message was put, ns; NULL: none."),
+    sa.Column("next_tick", BigInt, doc="The next tick, ns; NULL: it is paused, or there is none."),
+    sa.Column("last_id", Name, doc="Id of the message that was put last, as text; NULL: none."),
+)
+"""One row for each schedule; it is locked by the process that puts the message of a tick."""

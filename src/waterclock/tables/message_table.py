@@ -39,9 +39,20 @@ from waterclock.tables.messages.peeking import Peeked, peek
 from waterclock.tables.messages.process_heartbeat import changing
 from waterclock.tables.messages.purging import purge_some
 from waterclock.tables.messages.putting import MessageId, PreparedRows, PutIds, check_id, prepare_rows, put_rows
+from waterclock.tables.messages.scheduling import (
+    Overlap,
+    Schedule,
+    list_schedules,
+    pause_schedule,
+    remove_schedule,
+    run_schedule,
+    set_schedule,
+    tick,
+)
 from waterclock.tables.messages.stats import TableStats, table_stats
 from waterclock.tables.messages.unique_keys import prepare_keys, purge_keys, put_keyed
 from waterclock.tables.model.arguments import check_consumer, check_epoch, check_group, check_reason, many, one_or_many
+from waterclock.tables.model.cron import CatchUp
 from waterclock.tables.model.keyspace import check_unsharded
 from waterclock.tables.model.options import MOST, OptionChanges, TableOptions, check_count, check_rate
 from waterclock.tables.model.rate import Rate
@@ -291,6 +302,86 @@ class MessageTable:
                 return context.backend.transact(lambda own: put_keyed(context, own, prepared, locks=False))
         with self._callers.use(connection) as theirs:
             return put_keyed(context, theirs, prepared, locks=True)
+
+    def schedule(
+        self,
+        name: str,
+        *,
+        cron: str,
+        payload: Any,
+        timezone: str = "UTC",
+        catch_up: CatchUp = "none",
+        within: Duration | None = None,
+        overlap: Overlap = "run",
+        group: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+    ) -> None:
+        """Put a message again and again; a schedule of this name is changed, and stays as it is where nothing changes.
+
+        Each tick puts one message, by the database's clock, whichever process comes first. Every subscription of the
+        table looks, in whichever process, and so does `tick`. One that is new, changed or resumed begins with the next
+        tick. The message has the headers ``waterclock.schedule``, ``waterclock.tick`` (the tick's time) and
+        ``waterclock.caught_up`` ("true" or "false").
+
+        Parameters
+        ----------
+        name
+            Names it in this table.
+        cron
+            Minute, hour, day, month and weekday, or ``@hourly``, ``@daily``, ``@weekly``, ``@monthly``, ``@yearly``.
+        payload, group, headers, priority
+            As in `put`.
+        timezone
+            Of the hours in ``cron``. Where a clock is set forward or back, fixed times tick once, and ``*`` and ``*/n``
+            tick in each interval.
+        catch_up
+            What becomes of ticks that were missed, because no process looked within a minute: ``"none"`` is put, the
+            last ``"one"``, or ``"all"``.
+        within
+            Those that were missed longer ago than this are not put; None: they are.
+        overlap
+            ``"skip"``: a tick puts nothing while the message before is not acked.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For an argument that cannot be meant, and in a table with text ids, which only you can give.
+        """
+        with self._loaded() as context:
+            rule = {"cron": cron, "timezone": timezone, "catch_up": catch_up, "within": within, "overlap": overlap}
+            message = {"payload": payload, "group": group, "headers": headers, "priority": priority}
+            set_schedule(context, name, rule, message)
+
+    def schedules(self) -> list[Schedule]:
+        """Look at the table's schedules, in the order of their names."""
+        with self._loaded() as context:
+            return list_schedules(context)
+
+    def unschedule(self, name: str) -> bool:
+        """Remove a schedule; what it has put stays. Say whether there was one of this name."""
+        with self._loaded() as context:
+            return remove_schedule(context, name)
+
+    def pause_schedule(self, name: str) -> None:
+        """Let a schedule put nothing until it is resumed; NotFoundError where there is none of this name."""
+        with self._loaded() as context:
+            pause_schedule(context, name, paused=True)
+
+    def resume_schedule(self, name: str) -> None:
+        """Let a schedule go on with the next tick; NotFoundError where there is none of this name."""
+        with self._loaded() as context:
+            pause_schedule(context, name, paused=False)
+
+    def run_schedule(self, name: str) -> MessageId:
+        """Put a schedule's message now, beside its ticks, and return its id; NotFoundError where there is none."""
+        with self._loaded() as context:
+            return run_schedule(context, name)
+
+    def tick(self) -> int:
+        """Put what the table's schedules have due; return how many. Subscriptions do it by themselves."""
+        with self._loaded() as context:
+            return tick(context)
 
     def receive(
         self,

@@ -15,6 +15,7 @@ from waterclock.tables.databases.sqlite.tables import SqliteTables
 from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.backoff import Backoff
 from waterclock.tables.model.claim import Reached
+from waterclock.tables.model.cron import Ticks
 from waterclock.tables.model.options import TableOptions
 from waterclock.tables.model.schema import PARTITIONED, not_acked
 from waterclock.tables.model.sweeps import Sweeps
@@ -52,6 +53,8 @@ class TableContext:
         How far those who route its messages to groups have come.
     sweeps
         How far those who look for groups that contradict their messages have come.
+    ticks
+        When its schedules are to be looked at.
     drawn_ids
         Ids for messages that are put through it.
     backoff
@@ -71,6 +74,7 @@ class TableContext:
     marks: Marks = field(default_factory=Marks)
     reached: Reached = field(default_factory=Reached)
     sweeps: Sweeps = field(default_factory=Sweeps)
+    ticks: Ticks = field(default_factory=Ticks)
     drawn_ids: DrawnIds = field(default_factory=DrawnIds)
     dead: TableContext | None = None
     backoff: Backoff = field(init=False)

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from waterclock import moments
 from waterclock.database.backend import Backend
-from waterclock.database.table_catalogue import consumers, groups, heartbeats, message_tables, unique_keys
+from waterclock.database.table_catalogue import consumers, groups, heartbeats, message_tables, schedules, unique_keys
 from waterclock.errors import NotFoundError, RefusedError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext, table_dialect
@@ -71,7 +71,7 @@ def change(connection: sa.Connection, table_id: int, **values: Any) -> None:
 def drop(context: TableContext, connection: sa.Connection) -> None:
     """Remove a message table with all that belongs to it."""
     connection.execute(sa.delete(message_tables).where(message_tables.c.table_id == context.table_id))
-    for state in (groups, consumers, heartbeats, unique_keys):
+    for state in (groups, consumers, heartbeats, schedules, unique_keys):
         connection.execute(sa.delete(state).where(state.c.table_id == context.table_id))
     drop_totals(connection, context.table_id)
     context.sql.drop(connection, context.rows)

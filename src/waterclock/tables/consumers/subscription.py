@@ -21,6 +21,7 @@ from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard
 from waterclock.tables.consumers.heartbeat import heartbeat_of
 from waterclock.tables.consumers.leaving import leaving
 from waterclock.tables.consumers.receiving import Request, pause, receive
+from waterclock.tables.consumers.ticking import Ticking
 from waterclock.tables.consumers.undecided import find_out, see_committed
 from waterclock.tables.databases.changes import Changes, Stop
 from waterclock.tables.messages import acking
@@ -49,7 +50,7 @@ class Subscription(Closing):
     claimed and did not hand out, and counts no attempt. In a table with groups it gives back what it handed out and is
     not over, too, so that the groups can go on: ack before. On SQLite it waits a second for another writer, then leaves
     the rest to the end of the lease and logs a warning. While it is used it purges the table once a second, where
-    the database lets it delete.
+    the database lets it delete, and puts what the table's schedules have due.
 
     Where the database ends a statement because it took too long, or waited too long for a lock, the subscription logs a
     warning, and tries again after pauses that grow to half a minute.
@@ -102,7 +103,9 @@ class Subscription(Closing):
         self._consumer_heartbeat = keep_alive(row, request.consumer)
         self._process_heartbeat = process_heartbeat(row.last_seen)
         self._process_heartbeat.join(self)
-        heartbeat_of(row.last_seen.backend).add(self._process_heartbeat)
+        self._ticking = Ticking(row)
+        for beating in (self._process_heartbeat, self._ticking):
+            heartbeat_of(row.last_seen.backend).add(beating)
 
     def stop(self) -> None:
         """End the iteration after the current delivery; other threads and signal handlers may call it.
@@ -117,6 +120,7 @@ class Subscription(Closing):
         if self._closed:
             return
         self._closed = True
+        self._ticking.close()
         self._process_heartbeat.leave(self)
         with ExitStack() as leaving:
             leaving.callback(self._changes.close)

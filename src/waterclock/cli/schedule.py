@@ -1,0 +1,129 @@
+"""``waterclock schedule``: messages that are put again and again, at times that a rule of cron gives."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from waterclock.cli.common import Common
+from waterclock.cli.table import content_of, headers_of
+from waterclock.time import format_duration, format_time
+
+if TYPE_CHECKING:
+    from waterclock.tables.messages.scheduling import Schedule
+
+app = App(name="schedule")
+
+_COLUMNS = ("table", "name", "cron", "timezone", "catch_up", "overlap", "paused", "last_tick", "next_tick", "payload")
+
+
+@app.command
+def add(
+    table: str,
+    name: str,
+    payload: str,
+    /,
+    *,
+    cron: str,
+    timezone: str = "UTC",
+    catch_up: Literal["none", "one", "all"] = "none",
+    within: str | None = None,
+    overlap: Literal["run", "skip"] = "run",
+    group: str | None = None,
+    header: Annotated[list[str] | None, Parameter(name="--header", negative="")] = None,
+    priority: int = 0,
+    common: Common = Common(),
+) -> None:
+    """Make a schedule, or change the one of this name; it begins with the next tick.
+
+    Parameters
+    ----------
+    table
+        The message table.
+    name
+        The schedule's name.
+    payload
+        What it puts; @FILE takes a file's content, @- standard input.
+    cron
+        When: minute, hour, day, month and weekday, for example "0 3 * * *", or @daily.
+    timezone
+        Where those hours are, for example Europe/Berlin.
+    catch_up
+        Which missed ticks are put later: none, the last one, or all.
+    within
+        Those that were missed longer ago are not, for example 2d.
+    overlap
+        skip: nothing is put while the message before is not acked.
+    group
+        The messages' group.
+    header
+        name=text; may be given several times.
+    priority
+        Higher ones are sent first.
+    """
+    with common.connect() as database:
+        opened = database.table(table)
+        opened.schedule(
+            name,
+            cron=cron,
+            payload=content_of(opened, payload),
+            timezone=timezone,
+            catch_up=catch_up,
+            within=within,
+            overlap=overlap,
+            group=group,
+            headers=headers_of(header or []),
+            priority=priority,
+        )
+        common.output.talk(f"schedule {name} of {table} is there")
+
+
+@app.command
+def ls(table: str | None = None, /, *, common: Common = Common()) -> None:
+    """List the schedules of a table, or of all."""
+    with common.connect() as database:
+        names = database.tables() if table is None else [table]
+        rows = [_shown(name, one) for name in names for one in database.table(name).schedules()]
+        common.output.rows(rows, _COLUMNS)
+
+
+@app.command
+def pause(table: str, name: str, /, *, common: Common = Common()) -> None:
+    """Put nothing until the schedule is resumed."""
+    with common.connect() as database:
+        database.table(table).pause_schedule(name)
+        common.output.talk(f"schedule {name} is paused")
+
+
+@app.command
+def resume(table: str, name: str, /, *, common: Common = Common()) -> None:
+    """Go on with the next tick."""
+    with common.connect() as database:
+        database.table(table).resume_schedule(name)
+        common.output.talk(f"schedule {name} goes on")
+
+
+@app.command
+def run(table: str, name: str, /, *, common: Common = Common()) -> None:
+    """Put the schedule's message now, and print its id."""
+    with common.connect() as database:
+        common.output.rows([{"id": str(database.table(table).run_schedule(name))}], ("id",))
+
+
+@app.command
+def rm(table: str, name: str, /, *, common: Common = Common()) -> int:
+    """Remove a schedule; what it put stays. Exit code 1 where there is none of this name."""
+    with common.connect() as database:
+        removed = database.table(table).unschedule(name)
+        common.output.talk(f"schedule {name} is removed" if removed else f"there is no schedule {name}")
+        return 0 if removed else 1
+
+
+def _shown(table: str, one: Schedule) -> dict[str, Any]:
+    times = {
+        name: None if (at := getattr(one, name)) is None else format_time(at) for name in ("last_tick", "next_tick")
+    }
+    within = None if one.within is None else format_duration(one.within)
+    return {"table": table, **asdict(one), **times, "within": within}

@@ -1,0 +1,55 @@
+"""Putting what a table's schedules have due, beside whatever a subscription does: the heartbeat's thread sees to it."""
+
+from __future__ import annotations
+
+import logging
+
+from waterclock import moments
+from waterclock.errors import ForbiddenError, WaterclockError
+from waterclock.tables.catalogue.table_row import TableRow
+from waterclock.tables.messages.scheduling import tick
+from waterclock.time import MAX_NS
+
+_SECOND = 1_000_000_000
+_PATIENCE = 1.0  # s; other beats are not held up for longer
+_log = logging.getLogger(__name__)
+
+
+class Ticking:
+    """Looks at a table's schedules once a second, where it has any, until its subscription is closed or given up.
+
+    It asks the database only where a tick is due: when schedules change, the table is loaded anew, and looked at once.
+
+    Attributes
+    ----------
+    beat_at
+        When it looks next, in ns of the monotonic clock.
+    over
+        Whether it is closed, or may not put.
+    """
+
+    def __init__(self, row: TableRow) -> None:
+        self._row = row
+        self.over = False
+        self.beat_at = moments.monotonic_ns() + _SECOND
+
+    def beat(self) -> None:
+        """Put what is due; what fails is tried again a second later."""
+        context = self._row.last_seen
+        self.beat_at = moments.monotonic_ns() + _SECOND
+        if context.ticks.due_at == MAX_NS:
+            # One that comes has the table loaded anew, by who looks at its options.
+            return
+        try:
+            if context.ticks.due_at <= context.backend.now_about():
+                with context.backend.patience(_PATIENCE):
+                    tick(context)
+        except ForbiddenError:
+            _log.info("the schedules of %r are left to other processes: they take rights of their own", context.name)
+            self.over = True
+        except WaterclockError as error:
+            _log.info("the schedules of %r are looked at again later: %s", context.name, error)
+
+    def close(self) -> None:
+        """Look no more."""
+        self.over = True

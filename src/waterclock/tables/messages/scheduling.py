@@ -1,0 +1,312 @@
+"""Schedules: messages that are put again and again, at times that a rule of cron gives.
+
+A schedule is a row of the catalogue. It holds the last tick that was dealt with, by the database's clock. The process
+that puts the message of a tick moves that on in the same transaction, with the row locked: so each tick is put once, by
+whichever process comes first, and what others' clocks show does not matter. A schedule that is new, changed or resumed
+begins with the next tick.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, cast
+
+import sqlalchemy as sa
+
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.database.table_catalogue import schedules
+from waterclock.errors import InvalidArgumentError, NotFoundError
+from waterclock.quoting import quoted
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.table_row import change
+from waterclock.tables.messages.putting import MessageId, check_id, prepare_rows, put_rows
+from waterclock.tables.model.cron import CatchUp, Tick, check_cron, check_timezone, due_ticks, next_tick
+from waterclock.tables.model.schema import not_acked
+from waterclock.tables.model.texts import check_text
+from waterclock.time import MAX_NS, format_time, to_duration
+
+Overlap = Literal["run", "skip"]
+
+HEADER, TICK, CAUGHT_UP = "waterclock.schedule", "waterclock.tick", "waterclock.caught_up"
+"""The headers of a message that a schedule put: its name, the tick's time, and "true" where that was missed."""
+
+_LONGEST_NAME = 255
+_AT_ONCE = 100
+_GIVEN = ("cron", "timezone", "message", "catch_up", "within", "overlap")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A schedule as it is now. Times in ns.
+
+    Attributes
+    ----------
+    name
+        Names it in its table.
+    cron, timezone
+        When it ticks: minute, hour, day, month and weekday, there.
+    payload, group, headers, priority
+        Of the messages that it puts.
+    catch_up, within, overlap
+        As they were given to `MessageTable.schedule`; a duration in ns.
+    paused
+        Whether it is paused.
+    last_tick
+        The last tick for which it put a message; None: there was none.
+    next_tick
+        The next one; None: it is paused, or there is none.
+    last_id
+        The message that it put last; None: none.
+    """
+
+    name: str
+    cron: str
+    timezone: str
+    payload: Any
+    group: str | None
+    headers: Mapping[str, str]
+    priority: int
+    catch_up: CatchUp
+    within: int | None
+    overlap: Overlap
+    paused: bool
+    last_tick: int | None
+    next_tick: int | None
+    last_id: MessageId | None
+
+
+def set_schedule(context: TableContext, name: str, rule: Mapping[str, Any], message: Mapping[str, Any]) -> None:
+    """Make a schedule, or change it; nothing where it is as it was."""
+    values: dict[str, Any] = {
+        "cron": check_cron(rule["cron"]),
+        "timezone": check_timezone(rule["timezone"]),
+        "catch_up": _choice("catch_up", rule["catch_up"], ("none", "one", "all")),
+        "within": None if rule["within"] is None else to_duration(rule["within"], "within"),
+        "overlap": _choice("overlap", rule["overlap"], ("run", "skip")),
+        "message": _packed(context, message),
+    }
+    name = _check_name(name)
+
+    def work(own: SqlConnection) -> None:
+        known = own.execute(_of_name(context).with_for_update(), {"name": name}).first()
+        if known is not None and all(getattr(known, column) == values[column] for column in _GIVEN):
+            return
+        now = context.backend.now(own)
+        following = next_tick(values["cron"], values["timezone"], now)
+        if known is None:
+            fixed = {"table_id": context.table_id, "name": name, "paused": 0}
+            times = {"seen_until": now, "next_tick": following}
+            own.execute(sa.insert(schedules).values(**fixed, **times, **values))
+        else:
+            own.execute(
+                _changing(context, name, **values, seen_until=now, next_tick=None if known.paused else following)
+            )
+        _tell(context, own)
+
+    context.backend.transact(work)
+
+
+def remove_schedule(context: TableContext, name: str) -> bool:
+    """Remove a schedule; what it put stays. Say whether there was one of this name."""
+
+    def work(own: SqlConnection) -> bool:
+        removed = own.execute(sa.delete(schedules).where(*_this(context, name))).rowcount > 0
+        if removed:
+            _tell(context, own)
+        return removed
+
+    return context.backend.transact(work)
+
+
+def pause_schedule(context: TableContext, name: str, *, paused: bool) -> None:
+    """Pause or resume a schedule; NotFoundError where there is none of this name."""
+
+    def work(own: SqlConnection) -> None:
+        row = _locked(context, own, name)
+        if bool(row.paused) == paused:
+            return
+        now = context.backend.now(own)
+        following = None if paused else next_tick(row.cron, row.timezone, now)
+        own.execute(_changing(context, name, paused=int(paused), seen_until=now, next_tick=following))
+        _tell(context, own)
+
+    context.backend.transact(work)
+
+
+def run_schedule(context: TableContext, name: str) -> MessageId:
+    """Put a schedule's message now, beside its ticks; return its id. NotFoundError where there is none of this name."""
+
+    def work(own: SqlConnection) -> MessageId:
+        row = _locked(context, own, name)
+        message_id = _put(context, own, row, [Tick(context.backend.now(own), False)])
+        own.execute(_changing(context, name, last_id=str(message_id)))
+        return message_id
+
+    return context.backend.transact(work)
+
+
+def list_schedules(context: TableContext) -> list[Schedule]:
+    """Read a table's schedules, by name."""
+    with context.backend.snapshot() as connection:
+        found = connection.execute(_all(context)).all()
+    return [_read(context, row) for row in found]
+
+
+def tick(context: TableContext) -> int:
+    """Put what is due by the table's schedules; return how many messages. It asks nothing before the next tick."""
+    put = 0
+    with context.backend.snapshot(indexed=True) as connection:
+        due_at, now = connection.execute(_earliest(context)).one()
+    while due_at is not None and due_at <= now:
+        count = context.backend.transact(lambda own: _tick(context, own))
+        put += count
+        with context.backend.snapshot(indexed=True) as connection:
+            due_before, (due_at, now) = due_at, connection.execute(_earliest(context)).one()
+        if due_at == due_before and not count:  # another process is at it
+            break
+    context.ticks.due_at = MAX_NS if due_at is None else due_at
+    return put
+
+
+def _tick(context: TableContext, connection: SqlConnection) -> int:
+    now = context.backend.now(connection)
+    put = 0
+    for row in connection.execute(_due(context), {"now": now}).all():
+        within = row.within
+        due = due_ticks(row.cron, row.timezone, row.seen_until, now, catch_up=row.catch_up, within=within)
+        ticks = list(due.ticks)
+        values: dict[str, Any] = {"next_tick": due.following}
+        if due.seen is not None:
+            values["seen_until"] = due.seen
+        if ticks and row.overlap == "skip":
+            ticks = [] if _is_under_way(context, connection, row.last_id) else ticks[-1:]
+        if ticks:
+            values |= {"last_tick": ticks[-1].at, "last_id": str(_put(context, connection, row, ticks))}
+            put += len(ticks)
+        connection.execute(_changing(context, row.name, **values))
+    return put
+
+
+def _put(context: TableContext, connection: SqlConnection, row: Any, ticks: list[Tick]) -> MessageId:
+    message = _unpacked(context, row.message)
+    rows = [message | {"headers": {**(message["headers"] or {}), **_headers(row.name, one)}} for one in ticks]
+    return put_rows(context, connection, prepare_rows(context, rows))[-1]
+
+
+def _headers(name: str, one: Tick) -> dict[str, str]:
+    return {HEADER: name, TICK: format_time(one.at), CAUGHT_UP: "true" if one.caught_up else "false"}
+
+
+def _is_under_way(context: TableContext, connection: SqlConnection, last_id: str | None) -> bool:
+    if last_id is None:
+        return False
+    rows = context.rows
+    lives = sa.func.coalesce(rows.c.expires_at, MAX_NS) > context.backend.now_sql()
+    found = sa.select(rows.c.seq).where(rows.c.id == _message_id(context, last_id), not_acked(rows), lives)
+    return connection.execute(found).first() is not None
+
+
+def _message_id(context: TableContext, text: str) -> MessageId:
+    return check_id(context, int(text) if context.options.id_type == "bigint" else text)
+
+
+def _packed(context: TableContext, message: Mapping[str, Any]) -> str:
+    if context.options.id_type == "text":
+        raise InvalidArgumentError(
+            f"schedule: message table {context.name!r} has text ids, which only you can give; use a table whose ids are"
+            " generated"
+        )
+    prepare_rows(context, [message])  # refuses what cannot be put
+    payload = message["payload"]
+    if context.options.payload == "bytes":
+        payload = base64.b64encode(bytes(payload)).decode()
+    headers = None if message["headers"] is None else dict(message["headers"])
+    return json.dumps({**message, "payload": payload, "headers": headers}, ensure_ascii=False, sort_keys=True)
+
+
+def _unpacked(context: TableContext, text: str) -> dict[str, Any]:
+    message = json.loads(text)
+    if context.options.payload == "bytes":
+        message["payload"] = base64.b64decode(message["payload"])
+    return message
+
+
+def _read(context: TableContext, row: Any) -> Schedule:
+    message = _unpacked(context, row.message)
+    return Schedule(
+        row.name,
+        row.cron,
+        row.timezone,
+        message["payload"],
+        message["group"],
+        message["headers"] or {},
+        message["priority"],
+        cast("CatchUp", row.catch_up),
+        row.within,
+        cast("Overlap", row.overlap),
+        bool(row.paused),
+        row.last_tick,
+        row.next_tick,
+        None if row.last_id is None else _message_id(context, row.last_id),
+    )
+
+
+def _check_name(name: object) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
+        raise InvalidArgumentError(
+            f"name: {quoted(name)} names no schedule; give a text of 1 to {_LONGEST_NAME} characters"
+        )
+    return check_text("name", name)
+
+
+def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise InvalidArgumentError(f"{name}: {quoted(value)} is none of {', '.join(map(repr, choices))}")
+    return str(value)
+
+
+def _tell(context: TableContext, connection: SqlConnection) -> None:
+    """Have all who have the table open look at its schedules within a second."""
+    change(cast("sa.Connection", connection), context.table_id)
+
+
+def _locked(context: TableContext, connection: SqlConnection, name: str) -> Any:
+    row = connection.execute(_of_name(context).with_for_update(), {"name": name}).first()
+    if row is None:
+        raise NotFoundError(f"message table {context.name!r} has no schedule {quoted(name)}")
+    return row
+
+
+def _this(context: TableContext, name: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return schedules.c.table_id == context.table_id, schedules.c.name == name
+
+
+def _changing(context: TableContext, name: str, **values: Any) -> sa.Update:
+    return sa.update(schedules).where(*_this(context, name)).values(**values)
+
+
+@lru_cache(maxsize=256)
+def _of_name(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    named = schedules.c.name == sa.bindparam("name", type_=schedules.c.name.type)
+    return sa.select(schedules).where(schedules.c.table_id == context.table_id, named)
+
+
+@lru_cache(maxsize=256)
+def _all(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    return sa.select(schedules).where(schedules.c.table_id == context.table_id).order_by(schedules.c.name)
+
+
+@lru_cache(maxsize=256)
+def _earliest(context: TableContext) -> sa.Select[Any, Any]:
+    earliest = sa.select(sa.func.min(schedules.c.next_tick)).where(schedules.c.table_id == context.table_id)
+    return sa.select(earliest.scalar_subquery(), context.backend.now_sql())
+
+
+@lru_cache(maxsize=256)
+def _due(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    due = schedules.c.table_id == context.table_id, schedules.c.next_tick <= sa.bindparam("now", type_=sa.BigInteger)
+    return sa.select(schedules).where(*due).order_by(schedules.c.name).limit(_AT_ONCE).with_for_update(skip_locked=True)

@@ -1,0 +1,173 @@
+"""When a schedule ticks: the rules of cron, and what becomes of ticks that were missed. Pure: takes the time, in ns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+from zoneinfo import ZoneInfo
+
+from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
+from waterclock.time import MIN_NS
+
+CatchUp = Literal["none", "one", "all"]
+
+_SECOND = 1_000_000_000
+_FIELDS = 5
+
+ON_TIME = 60 * _SECOND
+"""A tick that is seen later than this after its time was missed, ns."""
+
+MOST = 1000
+"""Ticks that are dealt with at once."""
+
+_NAMES = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A moment at which a schedule puts a message.
+
+    Attributes
+    ----------
+    at
+        ns.
+    caught_up
+        Whether it was missed, and is put later.
+    """
+
+    at: int
+    caught_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What is due of a schedule.
+
+    Attributes
+    ----------
+    ticks
+        Those for which a message is put, the earliest first.
+    seen
+        The last one that was looked at, ns; None: none was.
+    following
+        The next one, ns; None: there is none.
+    """
+
+    ticks: Sequence[Tick]
+    seen: int | None
+    following: int | None
+
+
+class Ticks:
+    """When the schedules of a table are to be looked at.
+
+    Attributes
+    ----------
+    due_at
+        ns; as long as no consumer has looked, at once.
+    """
+
+    def __init__(self) -> None:
+        self.due_at = MIN_NS
+
+
+def check_cron(text: object) -> str:
+    """Return an expression in five fields: minute, hour, day, month, weekday; InvalidArgumentError where it is none."""
+    if not isinstance(text, str):
+        raise InvalidArgumentError(f"cron: {quoted(text)} is a {type(text).__name__}; give a text such as '0 3 * * *'")
+    expression = _NAMES.get(text.strip().lower(), text)
+    if expression.startswith("@"):
+        raise InvalidArgumentError(f"cron: {quoted(text)} is no name of a schedule; give one of {', '.join(_NAMES)}")
+    fields = expression.split()
+    if len(fields) != _FIELDS:
+        raise InvalidArgumentError(
+            f"cron: {quoted(text)} has {len(fields)} fields; give five, minute, hour, day, month and weekday: seconds"
+            " are none of them"
+        )
+    from cronsim import CronSimError  # noqa: PLC0415  # only those who have schedules need it
+
+    try:
+        first = next(_ticks(expression, UTC, datetime(2020, 1, 1, tzinfo=UTC)), None)
+    except CronSimError as error:
+        raise InvalidArgumentError(f"cron: {quoted(text)} is no schedule: {error}") from None
+    if first is None:
+        raise InvalidArgumentError(f"cron: {quoted(text)} never ticks")
+    return " ".join(fields)
+
+
+def check_timezone(name: object) -> str:
+    """Return the name of a time zone; InvalidArgumentError where there is none of this name."""
+    try:
+        if isinstance(name, str) and name:
+            ZoneInfo(name)
+            return name
+    except (KeyError, ValueError, OSError):
+        pass
+    raise InvalidArgumentError(f"timezone: {quoted(name)} names no time zone; give one such as 'Europe/Berlin'")
+
+
+def next_tick(cron: str, timezone: str, after: int) -> int | None:
+    """Give the first tick after a time, ns; None where there is none."""
+    return next(_after(cron, timezone, after), None)
+
+
+def due_ticks(
+    cron: str, timezone: str, after: int, now: int, *, catch_up: CatchUp = "none", within: int | None = None
+) -> Due:
+    """Say which ticks after one time, up to and including another one, are to be put.
+
+    Parameters
+    ----------
+    catch_up
+        Which of those that were missed: none, the last one, or all.
+    within
+        Those that were missed longer ago than this are not put in any case, ns; None: they are.
+    """
+    missed: list[int] = []
+    on_time: list[int] = []
+    seen: int | None = None
+    following: int | None = None
+    for tick in _after(cron, timezone, after):
+        if tick > now or (catch_up == "all" and len(missed) == MOST):
+            following = tick
+            break
+        seen = tick
+        if tick > now - ON_TIME:
+            on_time.append(tick)
+        elif within is None or tick >= now - within:
+            missed = [*missed, tick] if catch_up == "all" else [tick]
+    if catch_up == "none" or (catch_up == "one" and on_time):
+        missed = []
+    return Due([*(Tick(at, True) for at in missed), *(Tick(at, False) for at in on_time)], seen, following)
+
+
+def _after(cron: str, timezone: str, after: int) -> Iterator[int]:
+    zone = ZoneInfo(timezone)
+    begin = datetime.fromtimestamp(after // _SECOND, UTC).astimezone(zone)
+    last = after
+    for tick in _ticks(cron, zone, begin):
+        at = _ns(tick)
+        if at > last:  # an hour that comes twice does not take it back
+            last = at
+            yield at
+
+
+def _ticks(cron: str, zone: Any, begin: datetime) -> Iterator[datetime]:
+    from cronsim import CronSim  # noqa: PLC0415  # only those who have schedules need it
+
+    return iter(CronSim(cron, begin.astimezone(zone)))
+
+
+def _ns(moment: datetime) -> int:
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(seconds=1) * _SECOND

@@ -1,0 +1,126 @@
+"""When schedules tick: over changes of the clock, and what becomes of ticks that were missed."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from itertools import pairwise
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from waterclock.errors import InvalidArgumentError
+from waterclock.tables.model.cron import MOST, check_cron, check_timezone, due_ticks, next_tick
+from waterclock.time import format_time, to_duration, to_time
+
+DAY, MINUTE = to_duration("1d"), to_duration("1m")
+
+
+def ticks(cron: str, zone: str, begin: str, end: str) -> list[int]:
+    found: list[int] = []
+    at: int | None = to_time(begin)
+    while (at := next_tick(cron, zone, at)) is not None and at < to_time(end):
+        found.append(at)
+    return found
+
+
+def shown(at: int, zone: str) -> str:
+    return datetime.fromtimestamp(at / 1e9, ZoneInfo(zone)).strftime("%d %H:%M")
+
+
+def test_a_fixed_time_ticks_once_a_day_also_where_the_clock_changes() -> None:
+    cases = {
+        # The hour from two to three is left out, and comes twice.
+        ("Europe/Berlin", "2026-03-27T12:00:00Z", "2026-03-30T12:00:00Z"): 3,
+        ("Europe/Berlin", "2026-10-23T12:00:00Z", "2026-10-26T12:00:00Z"): 3,
+        # Half an hour.
+        ("Australia/Lord_Howe", "2026-04-03T12:00:00Z", "2026-04-06T12:00:00Z"): 3,
+        ("Australia/Lord_Howe", "2026-10-02T12:00:00Z", "2026-10-05T12:00:00Z"): 3,
+        # At midnight.
+        ("America/Santiago", "2026-04-03T12:00:00Z", "2026-04-06T12:00:00Z"): 3,
+        ("America/Santiago", "2026-09-04T12:00:00Z", "2026-09-07T12:00:00Z"): 3,
+    }
+    for (zone, begin, end), days in cases.items():
+        for cron in ("30 2 * * *", "0 0 * * *", "15 0 * * *", "45 1 * * *"):
+            found = ticks(cron, zone, begin, end)
+            assert len(found) == days, (zone, cron, [shown(at, zone) for at in found])
+            assert found == sorted(set(found))
+
+
+@pytest.mark.parametrize(("cron", "minutes"), [("*/15 * * * *", 15), ("* * * * *", 1)])
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "Australia/Lord_Howe", "America/Santiago"])
+@pytest.mark.parametrize("day", ["2026-03-29", "2026-04-05", "2026-09-06", "2026-10-04", "2026-10-25"])
+def test_a_wildcard_ticks_in_each_interval_and_always_goes_on(cron: str, minutes: int, zone: str, day: str) -> None:
+    begin = to_time(f"{day}T00:00:00Z") - DAY // 2
+    found = ticks(cron, zone, format_time(begin), format_time(begin + DAY))
+    assert {later - earlier for earlier, later in pairwise(found)} == {minutes * MINUTE}
+
+
+def test_names_are_those_that_cron_knows() -> None:
+    assert check_cron("@daily") == "0 0 * * *"
+    assert check_cron(" 0  3 * * MON-FRI ") == "0 3 * * MON-FRI"
+    assert check_timezone("Europe/Berlin") == "Europe/Berlin"
+
+
+@pytest.mark.parametrize(
+    "cron", ["", "* * * *", "0 0 3 * * *", "@reboot", "61 * * * *", "0 0 30 2 *", "0 3 * * * x", 7]
+)
+def test_what_is_no_rule_is_refused_with_a_remedy(cron: object) -> None:
+    with pytest.raises(InvalidArgumentError, match="cron: "):
+        check_cron(cron)
+
+
+@pytest.mark.parametrize("zone", ["", "Europe/Atlantis", "../../etc/passwd", None, 7])
+def test_what_is_no_time_zone_is_refused(zone: object) -> None:
+    with pytest.raises(InvalidArgumentError, match="timezone: "):
+        check_timezone(zone)
+
+
+def test_missed_ticks_are_caught_up_as_the_schedule_says() -> None:
+    now = to_time("2026-07-01T12:00:30Z")
+    begin = now - 3 * DAY
+
+    def due(cron: str, **rule: object) -> list[tuple[str, bool]]:
+        found = due_ticks(cron, "UTC", begin, now, **rule)  # type: ignore[arg-type]
+        assert found.following is not None
+        assert found.following > now
+        return [(format_time(one.at)[8:16], one.caught_up) for one in found.ticks]
+
+    assert due("0 3 * * *") == []
+    assert due("0 12 * * *") == [("01T12:00", False)]
+    assert due("0 3 * * *", catch_up="one") == [("01T03:00", True)]
+    assert due("0 12 * * *", catch_up="one") == [("01T12:00", False)]
+    assert due("0 3 * * *", catch_up="all") == [("29T03:00", True), ("30T03:00", True), ("01T03:00", True)]
+    assert due("0 3 * * *", catch_up="all", within=to_duration("1d")) == [("01T03:00", True)]
+    assert due("0 3 * * *", catch_up="one", within=to_duration("1h")) == []
+
+
+def test_very_many_missed_ticks_come_a_piece_at_a_time() -> None:
+    now = to_time("2026-07-01T12:00:30Z")
+    seen: list[int] = []
+    after = now - 2 * DAY
+    while True:
+        found = due_ticks("* * * * *", "UTC", after, now, catch_up="all")
+        assert len(found.ticks) <= MOST + 1
+        seen += [one.at for one in found.ticks]
+        if found.following is not None and found.following > now:
+            break
+        assert found.seen is not None
+        after = found.seen
+    assert len(seen) == len(set(seen)) == 2 * 24 * 60
+    assert seen == sorted(seen)
+
+
+def test_looking_often_or_seldom_gives_the_same_ticks() -> None:
+    chance = random.Random(7)  # noqa: S311  # no secret
+    begin, end = to_time("2026-03-28T00:00:00Z"), to_time("2026-03-30T00:00:00Z")
+    at_once = [one.at for one in due_ticks("*/20 1-3 * * *", "Europe/Berlin", begin, end, catch_up="all").ticks]
+    seen: list[int] = []
+    after = now = begin
+    while now < end:
+        now = min(end, now + chance.randrange(3 * 60) * MINUTE // 3)
+        found = due_ticks("*/20 1-3 * * *", "Europe/Berlin", after, now, catch_up="all")
+        seen += [one.at for one in found.ticks]
+        after = after if found.seen is None else found.seen
+    assert seen == at_once
+    assert datetime.fromtimestamp(seen[0] / 1e9, UTC).minute % 20 == 0

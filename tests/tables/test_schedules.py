@@ -1,0 +1,171 @@
+"""Schedules: each tick puts one message, whichever processes look."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from tests.statements import statements_of
+
+from waterclock.connection import Database, connect
+from waterclock.errors import InvalidArgumentError, NotFoundError
+from waterclock.tables.message_table import MessageTable
+from waterclock.time import format_time, to_time
+
+from .conftest import MovableClock
+
+MakeTable = Callable[..., MessageTable]
+NOON = to_time("2030-07-01T12:00:00Z")
+
+
+@pytest.fixture
+def jobs(make_table: MakeTable, clock: MovableClock) -> MessageTable:
+    clock.now = NOON
+    return make_table("jobs", payload="json")
+
+
+def test_a_tick_puts_a_message_that_says_of_which_schedule_and_when(jobs: MessageTable, clock: MovableClock) -> None:
+    jobs.schedule("hourly", cron="@hourly", payload={"n": 1}, headers={"kind": "report"}, priority=2)
+    assert jobs.tick() == 0
+    clock.move("59m")
+    assert jobs.tick() == 0
+    clock.move("61s")
+    assert (jobs.tick(), jobs.tick()) == (1, 0)
+    [delivery] = jobs.receive()
+    assert (delivery.payload, delivery.priority) == ({"n": 1}, 2)
+    assert delivery.headers == {
+        "kind": "report",
+        "waterclock.schedule": "hourly",
+        "waterclock.tick": format_time(to_time("2030-07-01T13:00:00Z")),
+        "waterclock.caught_up": "false",
+    }
+    [schedule] = jobs.schedules()
+    assert (schedule.last_tick, schedule.last_id) == (to_time("2030-07-01T13:00:00Z"), delivery.id)
+    assert schedule.next_tick == to_time("2030-07-01T14:00:00Z")
+
+
+def test_a_schedule_that_is_new_changed_or_resumed_begins_with_the_next_tick(
+    jobs: MessageTable, clock: MovableClock
+) -> None:
+    def declare(cron: str) -> None:
+        jobs.schedule("nightly", cron=cron, payload=1, timezone="Europe/Berlin", catch_up="all")
+
+    declare("0 3 * * *")
+    clock.move("1d")
+    declare("0 3 * * *")  # as it was: the tick that is due stays due
+    assert jobs.tick() == 1
+    clock.move("1d")
+    declare("0 4 * * *")
+    assert jobs.tick() == 0
+    jobs.pause_schedule("nightly")
+    clock.move("5d")
+    assert jobs.tick() == 0
+    assert jobs.schedules()[0].paused
+    jobs.resume_schedule("nightly")
+    assert jobs.tick() == 0
+    clock.move("1d")
+    assert jobs.tick() == 1
+    before = jobs.schedules()[0].next_tick
+    put = jobs.run_schedule("nightly")
+    assert (jobs.schedules()[0].next_tick, jobs.schedules()[0].last_id) == (before, put)
+    assert jobs.unschedule("nightly")
+    assert not jobs.unschedule("nightly")
+    clock.move("9d")
+    assert (jobs.tick(), jobs.schedules()) == (0, [])
+    with pytest.raises(NotFoundError, match="nightly"):
+        jobs.run_schedule("nightly")
+
+
+def test_missed_ticks_are_put_as_the_schedule_says_and_overlap_is_avoided(
+    jobs: MessageTable, clock: MovableClock
+) -> None:
+    jobs.schedule("none", cron="0 * * * *", payload="none")
+    jobs.schedule("one", cron="0 * * * *", payload="one", catch_up="one")
+    jobs.schedule("all", cron="0 * * * *", payload="all", catch_up="all", within="5h")
+    jobs.schedule("skip", cron="0 * * * *", payload="skip", catch_up="all", overlap="skip")
+    clock.move("10h")
+    clock.move("30m")
+    assert jobs.tick() == 1 + 5 + 1
+    out = jobs.receive(20)
+    assert sorted(one.payload for one in out) == ["all"] * 5 + ["one", "skip"]
+    assert {one.headers["waterclock.caught_up"] for one in out} == {"true"}
+    clock.move("30m")
+    assert jobs.tick() == 3
+    jobs.ack([one for one in out if one.payload == "skip"])
+    clock.move("1h")
+    assert jobs.tick() == 4
+
+
+def test_of_many_processes_with_clocks_of_their_own_one_puts_each_tick(
+    database: Database, database_url: str, jobs: MessageTable, clock: MovableClock, tmp_path: Any
+) -> None:
+    jobs.schedule("hourly", cron="@hourly", payload=1)
+    clock.move("1h")
+    clock.move("1s")
+    others = [connect(database_url, tmp_path / "ledgers", clock=clock) for _ in range(3)]
+    tables = [jobs, *(one.table("jobs") for one in others)]
+    ready = threading.Barrier(4)
+
+    def ticks(table: MessageTable) -> int:
+        ready.wait()
+        return sum(table.tick() for _ in range(3))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(ticks, tables)) == 1
+    clock.now -= 2 * 3600 * 10**9  # set back
+    assert [table.tick() for table in tables] == [0] * 4
+    for one in others:
+        one.close()
+
+
+def test_the_heartbeat_of_a_subscription_ticks_and_asks_nothing_where_nothing_is_due(
+    jobs: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    with jobs.subscribe(limit=1) as deliveries:
+        ticking = deliveries._ticking
+        ticking.beat()
+        with statements_of(database.backend, "waterclock_schedules") as statements:
+            ticking.beat()
+        assert statements == []
+        jobs.schedule("hourly", cron="@hourly", payload="scheduled")
+        deliveries._row.read()
+        ticking.beat()
+        with statements_of(database.backend, "waterclock_schedules") as statements:
+            ticking.beat()
+        assert statements == []
+        clock.move("1h")
+        clock.move("1s")
+        ticking.beat()
+        assert next(deliveries).payload == "scheduled"
+    assert ticking.over
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"cron": "* * *"}, "cron"),
+        ({"timezone": "Mars"}, "timezone"),
+        ({"catch_up": "some"}, "catch_up"),
+        ({"overlap": "yes"}, "overlap"),
+        ({"within": "soon"}, "within"),
+        ({"name": ""}, "name"),
+        ({"headers": {"a": 1}}, "headers"),
+    ],
+)
+def test_what_cannot_be_scheduled_is_refused(jobs: MessageTable, given: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=named):
+        jobs.schedule(**{"name": "n", "cron": "@daily", "payload": 1, **given})
+
+
+@pytest.mark.parametrize("payload", ["bytes", "text"])
+def test_payloads_of_every_kind_come_back(make_table: MakeTable, clock: MovableClock, payload: str) -> None:
+    table = make_table(payload=payload)
+    given: Any = b"\x00\xff" if payload == "bytes" else "grüß"
+    table.schedule("n", cron="* * * * *", payload=given)
+    clock.move("1m")
+    table.tick()
+    assert [one.payload for one in table.receive()] == [given]
+    assert table.schedules()[0].payload == given
