@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import sqlalchemy as sa
@@ -9,6 +10,7 @@ from tests.simulation import topic_scenarios
 from tests.simulation.world import LEASE, POLL, SHORT, Scenario, World
 
 from waterclock import moments
+from waterclock.tables.messages.scheduling import TICK
 
 _SECOND = 1_000_000_000
 _SEQUENCED: dict[str, Any] = {
@@ -25,6 +27,7 @@ _ROWS = _SEQUENCED | {"groups": None}
 _BURIES: dict[str, Any] = {"max_attempts": 1, "on_exhausted": "dead_letter", "dead_letter": "orders_dead"}
 _DIES: dict[str, Any] = {"on_expired": "dead_letter", "dead_letter": "orders_dead"}
 _LONGER = "UPDATE orders SET expires_at = :longer WHERE id = :id AND time_acked IS NULL"
+_MISSED = "UPDATE waterclock_schedules SET seen_until = :seen, next_tick = :next"
 _HARMS = ("crash", "lose", "stall", "freeze", "jump")
 
 
@@ -438,6 +441,34 @@ def _one_key(world: World) -> None:
         world.add("caller", keeps)
 
 
+def _two_tick(world: World) -> None:
+    """Two processes put what a schedule has due, one of which may die or stand still: each tick gives one message."""
+    world.table("operator").schedule("s", cron="* * * * *", payload="x", group="a", catch_up="all")
+    with world.table("operator").context.backend.engine.begin() as connection:
+        connection.execute(sa.text(_MISSED), {"seen": world.now - 300 * _SECOND, "next": world.now - 240 * _SECOND})
+
+    def note(process: str) -> None:
+        rows = world.table(process).context.rows
+        with world.table(process).context.backend.engine.connect() as connection:
+            found = connection.execute(sa.select(rows.c.id, rows.c.headers)).all()
+        ticks = [json.loads(row.headers)[TICK] for row in found]
+        if len(set(ticks)) < len(ticks):
+            world.faults.append(f"a tick gave two messages: {sorted(ticks)}")
+        for row in found:
+            if row.id not in world.put:
+                world.note_put("operator", [row.id], ["a"])
+
+    def ticks(process: str) -> None:
+        for _ in range(2):
+            world.table(process).tick()
+            note(process)
+            moments.sleep(SHORT)
+
+    world.add("x", lambda: ticks("x"))
+    world.add("y", lambda: ticks("y"))
+    world.add("z", world.receives("z", "z"))
+
+
 SCENARIOS = {
     one.name: one
     for one in (
@@ -495,6 +526,7 @@ SCENARIOS = {
         Scenario("rows_are_cancelled", _some_are_cancelled, _ROWS, ("crash", "lose", "stall"), ("x",)),
         Scenario("one_key", _one_key, _SEQUENCED, ("crash", "stall"), ("x",), ending="living"),
         Scenario("rows_of_one_key", _one_key, _ROWS, ("crash", "stall"), ("x",), ending="living"),
+        Scenario("two_tick", _two_tick, _ROWS, ("crash", "stall", "jump"), ("x",), ending="living"),
         Scenario("an_operator_commands", _an_operator_commands, _EXCLUSIVE, sometimes=("blocked",)),
     )
 }

@@ -16,7 +16,19 @@ if TYPE_CHECKING:
 
 app = App(name="schedule")
 
-_COLUMNS = ("table", "name", "cron", "timezone", "catch_up", "overlap", "paused", "last_tick", "next_tick", "payload")
+_COLUMNS = (
+    "table",
+    "name",
+    "cron",
+    "timezone",
+    "catch_up",
+    "within",
+    "overlap",
+    "paused",
+    "last_tick",
+    "next_tick",
+    "payload",
+)
 
 
 @app.command

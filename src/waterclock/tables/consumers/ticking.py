@@ -1,4 +1,4 @@
-"""Putting what a table's schedules have due, beside whatever a subscription does: the heartbeat's thread sees to it."""
+"""Putting what a table's schedules have due, also while all consumers are busy: the heartbeat's thread sees to it."""
 
 from __future__ import annotations
 
