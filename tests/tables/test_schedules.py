@@ -79,6 +79,14 @@ def test_a_schedule_that_is_new_changed_or_resumed_begins_with_the_next_tick(
         jobs.run_schedule("nightly")
 
 
+def test_a_program_that_declares_all_schedules_removes_those_that_are_gone_from_it(jobs: MessageTable) -> None:
+    for name in ("a", "b", "c"):
+        jobs.schedule(name, cron="@daily", payload=1)
+    assert jobs.keep_schedules(["b"]) == ["a", "c"]
+    assert jobs.keep_schedules(["b"]) == []
+    assert [one.name for one in jobs.schedules()] == ["b"]
+
+
 def test_missed_ticks_are_put_as_the_schedule_says_and_overlap_is_avoided(
     jobs: MessageTable, clock: MovableClock
 ) -> None:

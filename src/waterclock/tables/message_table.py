@@ -42,6 +42,7 @@ from waterclock.tables.messages.putting import MessageId, PreparedRows, PutIds, 
 from waterclock.tables.messages.scheduling import (
     Overlap,
     Schedule,
+    keep_schedules,
     list_schedules,
     pause_schedule,
     remove_schedule,
@@ -362,6 +363,12 @@ class MessageTable:
         """Remove a schedule; what it has put stays. Say whether there was one of this name."""
         with self._loaded() as context:
             return remove_schedule(context, name)
+
+    def keep_schedules(self, names: Iterable[str]) -> list[str]:
+        """Remove all schedules of the table but these, for a program that declares all that there are; return which."""
+        given = many("names", names, "names")
+        with self._loaded() as context:
+            return keep_schedules(context, given)
 
     def pause_schedule(self, name: str) -> None:
         """Let a schedule put nothing until it is resumed; NotFoundError where there is none of this name."""

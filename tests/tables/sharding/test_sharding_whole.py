@@ -17,7 +17,16 @@ from .conftest import many
 
 # What only makes sense in one database: its internals, and making it, which the keyspace does.
 OF_ONE_DATABASE = {"context", "create"}
-OF_ONE_DATABASE |= {"schedule", "schedules", "unschedule", "pause_schedule", "resume_schedule", "run_schedule", "tick"}
+OF_ONE_DATABASE |= {
+    "schedule",
+    "schedules",
+    "unschedule",
+    "keep_schedules",
+    "pause_schedule",
+    "resume_schedule",
+    "run_schedule",
+    "tick",
+}
 # Parameters that are passed on as they are, or that only a table in one database can have.
 PASSED_ON = {"where", "order", "parameters", "max_groups", "rate_limit", "heartbeat", "group"}
 PASSED_ON |= {"unique", "unique_until", "on_conflict"}

@@ -11,6 +11,7 @@ from waterclock.tables.messages.scheduling import tick
 from waterclock.time import MAX_NS
 
 _SECOND = 1_000_000_000
+_LOADS_EVERY = 10 * _SECOND
 _PATIENCE = 1.0  # s; other beats are not held up for longer
 _log = logging.getLogger(__name__)
 
@@ -18,7 +19,8 @@ _log = logging.getLogger(__name__)
 class Ticking:
     """Looks at a table's schedules once a second, where it has any, until its subscription is closed or given up.
 
-    It asks the database only where a tick is due: when schedules change, the table is loaded anew, and looked at once.
+    It asks the database where a tick is due. Where schedules change, the table is loaded anew: its subscription does so
+    within a second, and while that is busy, this does every ten seconds.
 
     Attributes
     ----------
@@ -31,17 +33,18 @@ class Ticking:
     def __init__(self, row: TableRow) -> None:
         self._row = row
         self.over = False
+        self._loads_at = moments.monotonic_ns() + _LOADS_EVERY
         self.beat_at = moments.monotonic_ns() + _SECOND
 
     def beat(self) -> None:
         """Put what is due; what fails is tried again a second later."""
-        context = self._row.last_seen
-        self.beat_at = moments.monotonic_ns() + _SECOND
-        if context.ticks.due_at == MAX_NS:
-            # One that comes has the table loaded anew, by who looks at its options.
-            return
+        context, now = self._row.last_seen, moments.monotonic_ns()
+        self.beat_at = now + _SECOND
         try:
-            if context.ticks.due_at <= context.backend.now_about():
+            if now >= self._loads_at:
+                self._loads_at = now + _LOADS_EVERY
+                context = self._row.now()
+            if context.ticks.due_at < MAX_NS and context.ticks.due_at <= context.backend.now_about():
                 with context.backend.patience(_PATIENCE):
                     tick(context)
         except ForbiddenError:

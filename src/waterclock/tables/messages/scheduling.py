@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, cast
@@ -112,9 +112,20 @@ def set_schedule(context: TableContext, name: str, rule: Mapping[str, Any], mess
 
 def remove_schedule(context: TableContext, name: str) -> bool:
     """Remove a schedule; what it put stays. Say whether there was one of this name."""
+    return bool(_remove(context, lambda known: known == name))
 
-    def work(own: SqlConnection) -> bool:
-        removed = own.execute(sa.delete(schedules).where(*_this(context, name))).rowcount > 0
+
+def keep_schedules(context: TableContext, names: Collection[str]) -> list[str]:
+    """Remove all schedules but these; return which."""
+    kept = {_check_name(name) for name in names}
+    return _remove(context, lambda known: known not in kept)
+
+
+def _remove(context: TableContext, which: Callable[[str], bool]) -> list[str]:
+    def work(own: SqlConnection) -> list[str]:
+        removed = [row.name for row in own.execute(_all(context)) if which(row.name)]
+        for name in removed:
+            own.execute(sa.delete(schedules).where(*_this(context, name)))
         if removed:
             _tell(context, own)
         return removed
@@ -275,7 +286,7 @@ def _tell(context: TableContext, connection: SqlConnection) -> None:
 
 
 def _locked(context: TableContext, connection: SqlConnection, name: str) -> Any:
-    row = connection.execute(_of_name(context).with_for_update(), {"name": name}).first()
+    row = connection.execute(_of_name(context).with_for_update(), {"name": _check_name(name)}).first()
     if row is None:
         raise NotFoundError(f"message table {context.name!r} has no schedule {quoted(name)}")
     return row
