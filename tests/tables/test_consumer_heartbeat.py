@@ -97,6 +97,15 @@ def test_the_wait_for_locks_is_again_what_it_was(database: Database) -> None:
     assert asked() == before
 
 
+@with_locks_of_rows
+def test_a_session_that_ends_within_such_a_wait_is_said_to_have_ended(database: Database) -> None:
+    kill = {"postgresql": "SELECT pg_terminate_backend(pg_backend_pid())", "mysql": "KILL CONNECTION_ID()"}
+    with pytest.raises(UnavailableError):
+        database.backend.transact_within(
+            0.1, lambda own: own.exec_driver_sql(kill[database.backend.dialect.name]).close()
+        )
+
+
 def test_a_subscription_that_is_given_up_unclosed_lets_its_consumer_go(
     exclusive: MessageTable, clock: MovableClock, later: Heartbeat
 ) -> None:

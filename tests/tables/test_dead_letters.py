@@ -239,6 +239,37 @@ def test_a_dead_letter_table_that_was_dropped_is_named_and_can_be_made_anew(
     assert again.stats().dead == 1
 
 
+@pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_claim_goes_on_beside_what_belongs_in_a_dead_letter_table_that_was_dropped(
+    make_table: MakeTable,
+    database: Database,
+    clock: MovableClock,
+    caplog: pytest.LogCaptureFixture,
+    groups: str | None,
+    seen: bool,
+) -> None:
+    dies = {"max_attempts": 1, "on_expired": "dead_letter", "dead_letter": "orders_dead"}
+    table = make_table(groups=groups, **dies | ({"on_exhausted": "dead_letter"} if groups else {}))
+    table.put("tea", group="a")
+    [late] = table.receive()
+    clock.move("1h")
+    table.put("short", group="b", expires_at=clock.now + 10**9)
+    table.put_many([{"payload": "coffee", "group": "c"}, {"payload": "milk", "group": "d"}])
+    clock.move("2s")
+    database.table("orders_dead").drop()
+    if seen:
+        table = database.table("orders")
+    assert [one.payload for one in table.receive()] == ["coffee", "milk"]
+    assert "'orders_dead' is gone" in caplog.text or not seen
+    assert table.receive() == []
+    table.alter(dead_letter="orders_dead")
+    clock.move("1h")
+    database.table("orders").receive()
+    dead = database.table("orders_dead").receive()
+    assert {one.id for one in dead} >= {late.id, 2}
+
+
 def test_a_message_in_the_middle_of_a_group_dies_and_its_group_goes_on(
     make_table: MakeTable, clock: MovableClock
 ) -> None:

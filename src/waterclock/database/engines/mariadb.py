@@ -158,11 +158,14 @@ class MariadbDialect:
         connection.exec_driver_sql(
             f"SET @waterclock_lock_wait = @@innodb_lock_wait_timeout, innodb_lock_wait_timeout = {wait}"
         )
+        back = "SET innodb_lock_wait_timeout = @waterclock_lock_wait"
         try:
             yield
-        finally:
-            with suppress(exc.DBAPIError):  # its session has ended, and the setting with it
-                connection.exec_driver_sql("SET innodb_lock_wait_timeout = @waterclock_lock_wait")
+        except BaseException:
+            with suppress(exc.SQLAlchemyError):  # its session has ended, and the setting with it
+                connection.exec_driver_sql(back)
+            raise
+        connection.exec_driver_sql(back)
 
     def largest_value(self, connection: sa.Connection) -> int:
         """Half of max_allowed_packet, because the driver writes bytes as hexadecimal digits."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
 from waterclock import moments
 from waterclock.database.sql_connection import SqlConnection
-from waterclock.errors import RefusedError
+from waterclock.errors import RefusedError, WaterclockError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.rate_limit import note_sent, rate_allows, rate_free_at
@@ -24,6 +26,8 @@ from waterclock.tables.messages.expiring import expire_claimed
 from waterclock.tables.messages.healing import heal
 from waterclock.tables.messages.process_heartbeat import process_heartbeat
 from waterclock.tables.model.claim import Claimed, Wanted
+
+_log = logging.getLogger(__name__)
 
 _SECOND = 1_000_000_000
 _TOKENS_FOR = 0.01  # s
@@ -59,7 +63,7 @@ def receive(row: TableRow, callers: CallerConnections, limit: int | None, reques
     except RefusedError:
         # The SQL table may have been dropped or altered under us.
         fresh = row.read()
-        if fresh.rows.columns.keys() == context.rows.columns.keys():
+        if fresh.rows.columns.keys() == context.rows.columns.keys() and (fresh.dead is None) == (context.dead is None):
             raise
         return _receive(fresh, callers, limit, request)
     return found
@@ -157,11 +161,19 @@ def _living(context: TableContext, claimed: list[Claimed], claim_id: int) -> lis
     if len(living) < len(claimed):
         expired = [one.row.seq for one in claimed if one.expired]
         if expired:
-            context.backend.transact(lambda own: expire_claimed(context, own, sorted(expired), claim_id))
+            _remove(context, lambda own: expire_claimed(context, own, sorted(expired), claim_id))
         exhausted = [one.row.seq for one in claimed if not one.expired and not _lives(context, one)]
         if exhausted:
-            context.backend.transact(lambda own: bury_claimed(context, own, sorted(exhausted), claim_id))
+            _remove(context, lambda own: bury_claimed(context, own, sorted(exhausted), claim_id))
     return living
+
+
+def _remove(context: TableContext, remove: Callable[[SqlConnection], None]) -> None:
+    """Remove messages that a claim has just met; where that fails they stay until their lease ends."""
+    try:
+        context.backend.transact(remove)
+    except WaterclockError as error:  # the others are the consumer's already
+        _log.warning("cannot remove what is not to be sent any more from %s: %s", context.name, error)
 
 
 def pause(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -11,7 +12,7 @@ import sqlalchemy as sa
 
 from waterclock import moments
 from waterclock.database.sql_connection import SqlConnection
-from waterclock.errors import ConstraintError
+from waterclock.errors import ConstraintError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import priority_levels
 from waterclock.tables.messages.claiming_at_once import claim_at_once
@@ -20,6 +21,8 @@ from waterclock.tables.messages.claiming_sequenced import claim_sequenced
 from waterclock.tables.messages.group_levels import next_group_due
 from waterclock.tables.model.claim import Claimed, Wanted
 from waterclock.tables.model.schema import is_waiting
+
+_log = logging.getLogger(__name__)
 
 _NO_MARKS: dict[int, int] = {}
 
@@ -59,7 +62,13 @@ def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
         if not more or len(claimed) == wanted.limit:
             return claimed
         wanted = replace(wanted, limit=wanted.limit - len(claimed))
-    found = _claim_in_steps(context, wanted, claimed)
+    try:
+        found = _claim_in_steps(context, wanted, claimed)
+    except WaterclockError as error:
+        if not claimed:
+            raise
+        _log.warning("a claim of %s ends early: %s", context.name, error)  # what it has is the consumer's already
+        return claimed
     if not claimed:
         return found
     again = {one.row.seq for one in found}
