@@ -28,10 +28,6 @@ from waterclock.spark.session.session import session
 GAP = "500 milliseconds"
 WORK = Path(__file__).parent / "scratch" / "spark_stream"
 LATENCY_SOURCES = 100
-MANY_SOURCES = 50_000
-FEW_BATCHES = 3
-"""Of so many sources, each of which Spark's state is asked about, a micro-batch takes a minute."""
-
 UNSTEADY = 3
 """Micro-batches at the start that also compile and start workers."""
 
@@ -57,7 +53,7 @@ def run(arriving: DataFrame, operator: Callable[[DataFrame], DataFrame]) -> list
 
 
 def topic(spark: SparkSession, folder: Path, messages: int) -> DataFrame:
-    stream = spark.readStream.format("waterclock").options(**options(folder))
+    stream = spark.readStream.format("waterclock").options(**options(folder), buckets=64)
     return stream.option("maxMessagesPerTrigger", messages).load()
 
 
@@ -132,11 +128,10 @@ def main() -> None:
     chosen = parser.parse_args()
     folders: dict[int, Path] = {}
     for sources in chosen.sources:
-        batches = chosen.batches if sources < MANY_SOURCES else min(chosen.batches, FEW_BATCHES)
-        folders[sources] = folder = WORK / f"{sources}-{chosen.messages}-{batches}"
+        folders[sources] = folder = WORK / f"{sources}-{chosen.messages}-{chosen.batches}"
         if not folder.exists():
             bursts = max(1, chosen.messages // (sources * len(STREAMS)))
-            generate(folder, sources=sources, ledgers=batches, bursts=bursts)
+            generate(folder, sources=sources, ledgers=chosen.batches, bursts=bursts)
     spark = session("waterclock benchmark", **{"spark.driver.memory": "4g"})
     register(spark)
     first = chosen.sources[0]
