@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,23 @@ def test_what_a_handler_raises_means_what_it_means_to_a_worker(orders: MessageTa
     with pytest.raises(ZeroDivisionError):
         drain(orders, lambda _: 1 / 0)
     assert orders.stats().delayed == 1
+
+
+@dataclass
+class Order:
+    press: int
+
+
+def test_a_handler_gets_what_a_worker_gives_it(database: Database) -> None:
+    table = database.create_table("typed", payload="json")
+    seen: list[Order] = []
+
+    def handle(order: Order) -> None:
+        seen.append(order)
+
+    table.put({"press": 17})
+    assert drain(table, handle) == 1
+    assert seen == [Order(17)]
 
 
 def test_a_handler_that_always_puts_another_is_stopped(orders: MessageTable) -> None:

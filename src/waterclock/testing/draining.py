@@ -21,6 +21,7 @@ from waterclock.tables.messages.claiming import claim_within
 from waterclock.tables.messages.dead_letters import bury_leased
 from waterclock.tables.messages.expiring import expire_claimed
 from waterclock.tables.model.claim import Wanted
+from waterclock.work.handlers import BoundHandler
 from waterclock.work.outcomes import HandlerSays, Outcome, outcome_of
 
 CONSUMER = "waterclock.testing"
@@ -29,9 +30,7 @@ CONSUMER = "waterclock.testing"
 _Lend = Callable[[], AbstractContextManager[sa.Connection]]
 
 
-def drain(
-    table: MessageTable, handler: Callable[[Delivery], Any], *, connection: Any = None, limit: int = 10_000
-) -> int:
+def drain(table: MessageTable, handler: Callable[..., Any], *, connection: Any = None, limit: int = 10_000) -> int:
     """Handle all messages of a table that are due, one after another in this thread; return how many.
 
     Those that the handler itself puts are handled, too. What it raises means what it means to a worker: `Retry`,
@@ -43,7 +42,7 @@ def drain(
     table
         The table.
     handler
-        Takes a delivery; ``async def`` works, too.
+        Takes what a worker gives it: a delivery, or a payload of the type that it names; ``async def`` works, too.
     connection
         As in `MessageTable.put`: the transaction of the test, which may have put the messages and need not commit.
         Within Django's ``TestCase`` that is Django's ``connection``.
@@ -58,6 +57,7 @@ def drain(
     context = table.context
     callers = CallerConnections(context.backend)
     lend = _own(context) if connection is None else lambda: callers.use(connection)
+    bound = BoundHandler(handler)
     count = 0
     while (delivery := _take(context, callers, lend)) is not None:
         if count == limit:
@@ -68,7 +68,7 @@ def drain(
                 " each that it handles?"
             )
         count += 1
-        _handle(context, lend, delivery, handler, connection)
+        _handle(context, lend, delivery, bound, connection)
     return count
 
 
@@ -96,9 +96,7 @@ def _take(context: TableContext, callers: CallerConnections, lend: _Lend) -> Del
             return found[0]
 
 
-def _handle(
-    context: TableContext, lend: _Lend, delivery: Delivery, handler: Callable[[Delivery], Any], connection: Any
-) -> None:
+def _handle(context: TableContext, lend: _Lend, delivery: Delivery, handler: BoundHandler, connection: Any) -> None:
     outcome = Outcome("ack")
     try:
         result = handler(delivery)
