@@ -347,8 +347,10 @@ def connect(
     url
         ``sqlite:///factory.db``, ``postgresql+psycopg://…`` or ``mysql+pymysql://…``. PyMySQL reads the machine's
         certificates at each new connection, some 45 ms, unless the URL ends with ``?ssl_disabled=true``: for a MariaDB
-        on the same machine, or behind a network that is trusted. An SQLite file that may not be written to, or that is
-        named as ``sqlite:///file:factory.db?mode=ro&uri=true``, can be read where its catalogue is of this version.
+        on the same machine, or behind a network that is trusted. Behind a PgBouncer that pools transactions, a URL of
+        PostgreSQL ends with ``?prepare_threshold=none``; consumers are not notified there, and ask. An SQLite file that
+        may not be written to, or that is named as ``sqlite:///file:factory.db?mode=ro&uri=true``, can be read where its
+        catalogue is of this version.
     ledgers
         Folder or filesystem URL for sealed ledgers: ``s3://bucket/folder`` (or ``s3a``), ``gs``, ``abfs``, ``hdfs``, or
         of any other filesystem that fsspec knows. Needed for new topics, except on SQLite, where they get

@@ -50,9 +50,12 @@ _FORBIDDEN = {
     "28P01",  # invalid_password
     "42501",  # insufficient_privilege
 }
+_POOLED = "a pooler gives each transaction another session; end the URL with ?prepare_threshold=none"
 _REFUSALS = {
     "25006": READ_ONLY,  # read_only_sql_transaction
     "53100": FULL,  # disk_full
+    "26000": _POOLED,  # invalid_sql_statement_name: it was prepared in another session
+    "42P05": _POOLED,  # duplicate_prepared_statement
     "58030": BROKEN,  # io_error
 }
 
@@ -70,8 +73,11 @@ class PostgresqlDialect:
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine that outlives a restart of the server."""
-        keep_alive = {name: value for name, value in _KEEP_ALIVE.items() if name not in url.query}
-        engine = sa.create_engine(url, connect_args=keep_alive)
+        options: dict[str, int | None] = {name: value for name, value in _KEEP_ALIVE.items() if name not in url.query}
+        if url.query.get("prepare_threshold") == "none":  # a URL has texts, and the driver takes None
+            options["prepare_threshold"] = None
+            url = url.difference_update_query(["prepare_threshold"])
+        engine = sa.create_engine(url, connect_args=options)
         event.listen(engine, "connect", _set_up)
         event.listen(engine, "begin", _begin)
         ping_after_idling(engine)
