@@ -114,6 +114,8 @@ def _pass(scheduler: Scheduler, text: str, connection: Any, run: Callable[[], An
     if _FREE.match(text) and "IMMEDIATE" not in text:
         return run()
     scheduler.gate(label_of(text), connection, _may_begin(scheduler) if "IMMEDIATE" in text else None)
+    if "SKIP LOCKED" in text and any(one.label == "COMMIT" and one.state == "ready" for one in scheduler.actors):
+        scheduler.seen["others' locks"] += 1  # what another one has locked, and is about to commit, is skipped
     try:
         return run()
     finally:

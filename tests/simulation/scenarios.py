@@ -478,8 +478,8 @@ SCENARIOS = {
         Scenario(
             "two_own", _two_receive, _EXCLUSIVE, ("crash", "lose", "stall"), ("x", "y"), sometimes=("sent again",)
         ),
-        Scenario("two_claim", _two_claim, _SEQUENCED, sometimes=("blocked",)),
-        Scenario("two_claim_to_own", _two_claim, _EXCLUSIVE, sometimes=("blocked",)),
+        Scenario("two_claim", _two_claim, _SEQUENCED, sometimes=("others' locks",)),
+        Scenario("two_claim_to_own", _two_claim, _EXCLUSIVE, sometimes=("others' locks",)),
         Scenario("a_caller_keeps_a_row", _a_caller_keeps_a_group, _ROWS, ending="frozen"),
         Scenario("rows", _two_receive, _ROWS, _HARMS, ("x", "y"), sometimes=("sent again",)),
         Scenario("rows_frozen", _two_receive, _ROWS, ("freeze",), ("x", "y"), "frozen", ("frozen",)),
