@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import gc
 import os
+import weakref
+from pathlib import Path
+from typing import Any
 
-from waterclock.database.kept import Kept, forget
+from waterclock.connection import connect
+from waterclock.database.kept import CLOSED_AT_MOST, Kept, forget
 
 
 class Opened:
@@ -48,3 +52,20 @@ def test_a_process_that_is_forked_keeps_nothing_of_its_parents_also_where_a_thre
             os._exit(len(kept.of(one)))
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_what_was_built_for_databases_that_were_closed_does_not_keep_them(tmp_path: Path) -> None:
+    closed: list[weakref.ref[Any]] = []
+    with connect(f"sqlite:///{tmp_path / 'open.db'}") as ours:
+        orders = ours.create_table("orders", payload="text")
+        for number in range(2 * CLOSED_AT_MOST):
+            with connect(f"sqlite:///{tmp_path / str(number)}.db") as database:
+                table = database.create_table("orders", payload="text", groups="sequenced")
+                table.put("tea", group="g")
+                table.receive()[0].ack()
+                closed.append(weakref.ref(database.backend))
+            del database, table
+        gc.collect()
+        assert sum(one() is not None for one in closed) <= CLOSED_AT_MOST
+        orders.put("goes on")
+        assert [one.payload for one in orders.receive()] == ["goes on"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from unittest.mock import patch
 import sqlalchemy as sa
 from tests.simulation.gate import Rewrite
 
+from waterclock.database.kept import forget_built
 from waterclock.tables.groups import consumers, heads, routing
 from waterclock.tables.messages import (
     acking,
@@ -57,19 +57,11 @@ class Mutation:
     def made(self) -> Generator[None]:
         """Have the fault until the block ends."""
         with ExitStack() as patched:
-            patched.callback(_forget_statements)
+            patched.callback(forget_built)
             for module, name, other in self.replaced:
                 patched.enter_context(patch.object(module, name, other))
-            _forget_statements()
+            forget_built()
             yield
-
-
-def _forget_statements() -> None:
-    for name, module in list(sys.modules.items()):
-        if name.startswith("waterclock.tables."):
-            for one in list(vars(module).values()):
-                if hasattr(one, "cache_clear"):
-                    one.cache_clear()
 
 
 def _unlocked(table: str, *, skips: bool) -> Rewrite:

@@ -23,6 +23,7 @@ from waterclock.database.engines.postgresql import PostgresqlDialect
 from waterclock.database.engines.sqlite import SqliteDialect
 from waterclock.database.failures import failure
 from waterclock.database.forking import prepare_for_forks
+from waterclock.database.kept import note_closed
 from waterclock.database.migrating import HEAD, catalogue_version, migrate
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.wrapping import UNWRITABLE, wrap_unwritable, wrapped
@@ -395,6 +396,7 @@ class Backend:
         self.engine.dispose()
         if self._turns is not None:
             self._turns.close()
+        note_closed()
 
     def before_fork(self) -> None:
         """Close the connections that are idle."""

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock.database.deadlines import lent, mine, returned
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.database.wrapping import MISFITS, wrapped
 
@@ -61,7 +62,7 @@ class _Compiled:
     reading: Callable[[Sequence[Any]], Any] | None = field(default=None)  # known once the driver described its rows
 
 
-@lru_cache(maxsize=1024)
+@built_once(maxsize=1024)
 def _compile(statement: sa.Executable, dialect: sa.Dialect, keys: tuple[str, ...] | None = None) -> _Compiled:
     # An insert of many rows learns from them which columns it has.
     names: dict[str, Any] = {} if keys is None else {"column_keys": keys}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from functools import _lru_cache_wrapper, lru_cache  # pyright: ignore[reportPrivateUsage]
+from itertools import count
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -59,6 +61,40 @@ def forget(database: object) -> None:
 
 
 _all: list[Kept[Any]] = []
+
+
+def built_once(*, maxsize: int) -> Callable[[Callable[..., _T]], _lru_cache_wrapper[_T]]:
+    """Keep what a function builds, as `functools.lru_cache` does, but not for long after its database was closed.
+
+    A statement for a table knows the table, and with it the database: kept for ever it would keep both.
+    """
+
+    def keep(build: Callable[..., _T]) -> _lru_cache_wrapper[_T]:
+        kept = lru_cache(maxsize=maxsize)(build)
+        _built.append(kept)
+        return kept
+
+    return keep
+
+
+def note_closed() -> None:
+    """Note that a database was closed; where several were, forget what was built for them."""
+    if next(_closed) % CLOSED_AT_MOST == 0:
+        forget_built()
+
+
+def forget_built() -> None:
+    """Keep nothing that was built. What is for databases that are open is built again where it is needed."""
+    for one in _built:
+        one.cache_clear()
+
+
+CLOSED_AT_MOST = 16
+"""Databases that are closed and of which statements are still kept, a megabyte each: to build those anew that are in
+use takes some 50 ms, which not each closing is to cost the others."""
+
+_built: list[_lru_cache_wrapper[Any]] = []
+_closed = count(1)
 
 
 def _begin_anew() -> None:

@@ -15,9 +15,9 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
-from functools import lru_cache
 from typing import Any
 
+from waterclock.database.kept import built_once
 from waterclock.errors import DamagedError, SchemaError
 from waterclock.quoting import quoted
 
@@ -168,7 +168,7 @@ def _read_fields(kind: Any, value: Any, where: str) -> Any:
     return make(**read) if is_dataclass(kind) else {**value, **read}
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _fields_of(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
     known = typing.get_type_hints(kind)
     if not is_dataclass(kind):

@@ -6,10 +6,9 @@ process that dies had reserved comes back with its transaction. Tables without a
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import sqlalchemy as sa
 
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import totals
 from waterclock.tables.catalogue.context import TableContext
@@ -55,16 +54,16 @@ def _of(context: TableContext) -> dict[str, int]:
     return {"table": context.table_id}
 
 
-@lru_cache(maxsize=1)
+@built_once(maxsize=1)
 def _state() -> sa.Select[int]:
     return sa.select(totals.c.rate_next).where(totals.c.table_id == sa.bindparam("table"))
 
 
-@lru_cache(maxsize=1)
+@built_once(maxsize=1)
 def _locked_state() -> sa.Select[int]:
     return _state().with_for_update()
 
 
-@lru_cache(maxsize=1)
+@built_once(maxsize=1)
 def _noting() -> sa.Update:
     return sa.update(totals).where(totals.c.table_id == sa.bindparam("table")).values(rate_next=sa.bindparam("state"))

@@ -6,12 +6,12 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from functools import lru_cache
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 import sqlalchemy as sa
 
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import LeaseLostError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
@@ -485,12 +485,12 @@ def hand_over(
     return deliveries
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _first_beat(context: TableContext) -> int:
     return beat_after(context.backoff.first)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _are_read_always(rows: sa.Table) -> bool:
     """Say that no value of a message's row can be unreadable but its headers."""
     types = isinstance(rows.c.id.type, sa.BigInteger), isinstance(rows.c.message.type, sa.LargeBinary)

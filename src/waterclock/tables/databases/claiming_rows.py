@@ -6,12 +6,12 @@ import random
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
 from waterclock import moments
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.model.claim import LOOK_BACK_EVERY, Claimed, Wanted
 from waterclock.tables.model.schema import is_waiting, not_acked
@@ -27,7 +27,7 @@ _Row = sa.Row[*tuple[Any, ...]]
 _UNREAD = frozenset({"time_acked", "last_error", "claim_id", "consumer", "routed", "ack_held_at", "acked_by"})
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def columns_read(rows: sa.Table) -> tuple[sa.Column[Any], ...]:
     """Choose the columns that a delivery is made of."""
     return tuple(column for column in rows.columns if column.name not in _UNREAD)
@@ -308,7 +308,7 @@ class _Search:
         return edge.levels
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _next_level(rows: sa.Table) -> sa.Select[Any]:
     return (
         sa.select(rows.c.priority)
@@ -322,7 +322,7 @@ def _next_level(rows: sa.Table) -> sa.Select[Any]:
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _due_at_level(
     rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None
 ) -> sa.Select[*tuple[Any, ...]]:
@@ -349,7 +349,7 @@ def _due_at_level(
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _near(
     rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None, *, latest_first: bool
 ) -> sa.Select[*tuple[Any, ...]]:
@@ -370,7 +370,7 @@ def _near(
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _due_between(
     rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None
 ) -> sa.Select[*tuple[Any, ...]]:
@@ -388,7 +388,7 @@ def _due_between(
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _due_of(
     rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None, sql: ClaimsInSteps
 ) -> sa.Select[*tuple[Any, ...]]:
@@ -405,7 +405,7 @@ def _due_of(
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _due_in_order(
     rows: sa.Table,
     now: sa.ColumnElement[int],

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
 from waterclock import moments
+from waterclock.database.kept import built_once
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
 
@@ -70,7 +70,7 @@ def _processed(name: str, values: list[Any], process: Callable[[Any], Any]) -> l
         raise InvalidArgumentError(f"{name}: {quoted(value)} does not fit the column: {error}") from error
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _processor(column_type: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> Callable[[Any], Any] | None:
     return column_type.dialect_impl(dialect).bind_processor(dialect)
 

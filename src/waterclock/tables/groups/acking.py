@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
 from waterclock.database.direct import Direct, execute_all, execute_later
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import OrderError
 from waterclock.quoting import quoted
@@ -241,7 +241,7 @@ def _refuse(context: TableContext, connection: SqlConnection, name: str, seq: in
         )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _to_ack(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     return (
@@ -252,19 +252,19 @@ def _to_ack(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _acked(context: TableContext) -> sa.Select[Any, Any]:
     rows = context.rows
     return sa.select(rows.c.seq, rows.c.acked_by).where(context.acked())
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _held_back(context: TableContext) -> sa.Select[Any, Any]:
     rows = context.rows
     return sa.select(rows.c.seq, rows.c.acked_by).where(context.unacked(), rows.c.ack_held_at.is_not(None))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _acking_ours(context: TableContext) -> sa.Update:
     rows = context.rows
     by = sa.bindparam("by", type_=sa.BigInteger)
@@ -272,26 +272,26 @@ def _acking_ours(context: TableContext) -> sa.Update:
     return sa.update(rows).where(context.unacked(), rows.c.claim_id == by).ordered_values(*acked)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _acking(context: TableContext, *, by_claim: bool) -> sa.Update:
     acked = ack_values(context.rows, context.backend.now_sql(), by_claim=by_claim)
     return sa.update(context.rows).where(context.unacked()).ordered_values(*acked)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _leaving(context: TableContext) -> sa.Update:
     rows = context.rows
     return sa.update(rows).where(context.sql.any_of(rows.c.seq, "seqs")).values(routed=0)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _holding_back(context: TableContext, *, by_claim: bool) -> sa.Update:
     rows = context.rows
     held = ((rows.c.ack_held_at, context.backend.now_sql()), *ack_marks(rows, by_claim=by_claim))
     return sa.update(rows).where(context.unacked()).ordered_values(*held)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _blocking(context: TableContext) -> sa.Select[Any]:
     # Group by group: as a join of all, a planner that guesses goes through whole groups.
     rows = context.rows
@@ -309,7 +309,7 @@ def _blocking(context: TableContext) -> sa.Select[Any]:
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _blocking_new(context: TableContext) -> sa.Select[Any]:
     rows = context.rows
     return (
@@ -328,7 +328,7 @@ def _blocking_new(context: TableContext) -> sa.Select[Any]:
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _releasing(context: TableContext) -> sa.Update:
     rows = context.rows
     return (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
 from waterclock.database.direct import Asked, execute_later
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.tables.catalogue.context import TableContext
@@ -252,7 +252,7 @@ def _release(context: TableContext, connection: SqlConnection, names: list[str])
         settle(context, connection, names)
 
 
-@lru_cache(maxsize=1)
+@built_once(maxsize=1)
 def _counting() -> sa.Select[Any]:
     its = (
         sa.select(groups.c.group_id)
@@ -262,7 +262,7 @@ def _counting() -> sa.Select[Any]:
     return sa.select(sa.func.count()).select_from(its.subquery())
 
 
-@lru_cache(maxsize=1)
+@built_once(maxsize=1)
 def _idle_beside() -> sa.Select[Any, Any]:
     # By the index of groups that have something, consumer by consumer: a planner would join all groups else.
     something = (
@@ -285,7 +285,7 @@ def _idle_beside() -> sa.Select[Any, Any]:
     )
 
 
-@lru_cache(maxsize=1)
+@built_once(maxsize=1)
 def _due_for_any() -> sa.Select[Any]:
     found = (
         sa.select(groups.c.ready_at)
@@ -303,7 +303,7 @@ def _one(context: TableContext, name: str) -> tuple[sa.ColumnElement[bool], ...]
     return consumers.c.table_id == context.table_id, consumers.c.name == name
 
 
-@lru_cache(maxsize=1)
+@built_once(maxsize=1)
 def _lease() -> sa.Select[Any, Any, Any]:
     return sa.select(consumers.c.session, consumers.c.lease_until, consumers.c.max_groups).where(*_named())
 
@@ -313,7 +313,7 @@ def locking(context: TableContext, name: str) -> Asked:
     return _known(), {"table": context.table_id, "who": name}
 
 
-@lru_cache(maxsize=1)
+@built_once(maxsize=1)
 def _known() -> sa.Select[Any, Any, Any]:
     return _lease().with_for_update()
 
@@ -327,31 +327,31 @@ def _values() -> dict[str, Any]:
     return {column: sa.bindparam(name) for column, name in names.items()}
 
 
-@lru_cache(maxsize=1)
+@built_once(maxsize=1)
 def _joining() -> sa.Insert:
     return sa.insert(consumers).values(table_id=sa.bindparam("table"), name=sa.bindparam("who"), **_values())
 
 
-@lru_cache(maxsize=1)
+@built_once(maxsize=1)
 def _renewing() -> sa.Update:
     return sa.update(consumers).where(*_named()).values(_values())
 
 
-@lru_cache(maxsize=1)
+@built_once(maxsize=1)
 def _living() -> sa.Update:
     until = sa.bindparam("until", type_=sa.BigInteger)
     mine = consumers.c.session == sa.bindparam("process", type_=sa.BigInteger)
     return sa.update(consumers).where(*_named(), mine, consumers.c.lease_until < until).values(lease_until=until)
 
 
-@lru_cache(maxsize=1)
+@built_once(maxsize=1)
 def _leaving_later() -> sa.Update:
     return (
         sa.update(consumers).where(*_named()).values(session=sa.bindparam("process"), lease_until=sa.bindparam("until"))
     )
 
 
-@lru_cache(maxsize=1)
+@built_once(maxsize=1)
 def _lapsed() -> sa.Select[Any]:
     return (
         sa.select(consumers.c.name)
@@ -372,7 +372,7 @@ def _has_to_go(context: TableContext) -> tuple[sa.ColumnElement[bool], ...]:
     return *its, sa.or_(groups.c.pinned == 0, out)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _assigned(context: TableContext) -> sa.Select[Any]:
     return (
         sa.select(groups.c.group_id)
@@ -384,12 +384,12 @@ def _assigned(context: TableContext) -> sa.Select[Any]:
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _any_assigned(context: TableContext) -> sa.Select[Any]:
     return sa.select(groups.c.group_id).where(*_has_to_go(context)).limit(1)
 
 
-@lru_cache(maxsize=1)
+@built_once(maxsize=1)
 def _idle() -> sa.Select[Any]:
     return (
         sa.select(groups.c.group_id)
@@ -404,7 +404,7 @@ def _idle() -> sa.Select[Any]:
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _releasing(context: TableContext) -> sa.Update:
     # One that is pinned goes nowhere, or to the consumer to whom it was pinned while this one had it.
     pinned = groups.c.pinned == 1
@@ -418,7 +418,7 @@ def _releasing(context: TableContext) -> sa.Update:
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _taking_back(context: TableContext) -> sa.Update:
     rows = context.rows
     return (

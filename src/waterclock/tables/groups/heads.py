@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
 
 from waterclock.database.direct import Asked, execute_later
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.tables.catalogue.context import TableContext
@@ -67,14 +67,14 @@ def lock_free_groups(context: TableContext, connection: SqlConnection, group_ids
     return sorted(map(attrgetter("group_id"), found))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def locking_free(context: TableContext, name: str = "groups") -> sa.Select[*tuple[Any, ...]]:
     """Lock those of the groups that are bound as ``name`` that no other transaction has locked."""
     key = groups.c.table_id, groups.c.group_id
     return context.sql.lock_keys(groups, context.table_id, key, name, skip_locked=True)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _locked(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     return context.sql.lock_keys(groups, context.table_id, (groups.c.table_id, groups.c.group_id), "groups")
 
@@ -145,7 +145,7 @@ def run_both(
     execute_later(connection, *[(statement, values) for statement in context.sql.both(one, another)])
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _empty(context: TableContext) -> sa.Delete:
     first = first_of(context, context.rows.c.position, context.rows.c.position.is_not(None))
     return sa.delete(groups).where(these_groups(context, "ending"), first.is_(None), *_needless())
@@ -195,7 +195,7 @@ def is_exhausted_sql(context: TableContext) -> sa.ColumnElement[bool]:
     return sa.false() if most is None or context.options.on_exhausted == "dead_letter" else context.rows.c.epoch >= most
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _note(context: TableContext, name: str = "groups") -> sa.Update:
     return sa.update(groups).where(these_groups(context, name)).values(_noted(context))
 
@@ -266,7 +266,7 @@ def has_something_out(context: TableContext) -> sa.ColumnElement[bool]:
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _drained(context: TableContext, name: str = "groups") -> sa.Update:
     rows = context.rows
     out = has_something_out(context)
@@ -280,7 +280,7 @@ def _drained(context: TableContext, name: str = "groups") -> sa.Update:
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _ended(context: TableContext, name: str = "groups") -> sa.Delete:
     return sa.delete(groups).where(these_groups(context, name), groups.c.head.is_(None), *_needless())
 
@@ -297,7 +297,7 @@ def _ack_held_back(context: TableContext, connection: SqlConnection, names: list
         connection.execute(_acking_held_back(context), {"of": row.group_id, "until": until})
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _first_without_ack(context: TableContext) -> sa.Select[Any, Any]:
     rows = context.rows
     unacked = first_of(context, rows.c.position, rows.c.position.is_not(None), rows.c.ack_held_at.is_(None))
@@ -305,7 +305,7 @@ def _first_without_ack(context: TableContext) -> sa.Select[Any, Any]:
     return sa.select(groups.c.group_id, unacked.label("until")).where(these_groups(context), first_is_acked)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _acking_held_back(context: TableContext) -> sa.Update:
     rows = context.rows
     return (

@@ -7,7 +7,6 @@ claim. One consumer routes at a time, and leaves groups that are locked just now
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import count
 from operator import attrgetter
 from typing import Any
@@ -16,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from waterclock.database.direct import Asked
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups, message_tables
 from waterclock.tables.catalogue.context import TableContext
@@ -133,13 +133,13 @@ def is_much_new(context: TableContext, first: sa.ColumnElement[int]) -> sa.Colum
     return sa.exists().where(is_unrouted(context.rows), context.rows.c.seq >= first + _AT_ONCE)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _keeping_turn(context: TableContext) -> sa.Select[Any]:
     turn = _turn().add_columns(sa.literal_column("''").label("name"), sa.literal_column("1").label("nth")).cte("turn")
     return context.sql.keep(turn, sa.true())
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _adding_kept(context: TableContext) -> sa.Select[Any]:
     """Add the groups that are missing, and keep the names of all that have something new; none without the turn."""
     has_turn = sa.exists(sa.select(sa.literal_column("1")).select_from(context.sql.kept()))
@@ -164,7 +164,7 @@ def _adding_kept(context: TableContext) -> sa.Select[Any]:
     return context.sql.keep(names, sa.true()).add_cte(added.cte("added"))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _locking_kept(context: TableContext) -> sa.Select[Any]:
     free = locking_free(context, KEPT).cte("free")
     names = sa.select(free.c.group_id.label("name"), free.c.group_id.label("nth")).subquery("names")
@@ -192,19 +192,19 @@ def _is_new(rows: sa.FromClause) -> sa.ColumnElement[bool]:
     return (sa.func.coalesce(rows.c.position, -1) == -1) & not_acked(rows)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _any_unrouted(context: TableContext) -> sa.Select[Any]:
     rows = context.rows
     return sa.select(rows.c.seq).where(is_unrouted(rows)).order_by(rows.c.seq).limit(1)
 
 
-@lru_cache(maxsize=1)
+@built_once(maxsize=1)
 def _turn() -> sa.Select[Any]:
     table = message_tables.c.table_id
     return sa.select(table).where(table == sa.bindparam("table")).with_for_update(skip_locked=True)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _window(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]:
     """Select the next messages that are new, and lock those of them that no other transaction has locked, as ours."""
     seen = _next_new(context.rows.alias("seen")).subquery("seen")
@@ -255,12 +255,12 @@ def _add_groups(
 _adding = sa.insert(groups)  # kept, because it is compiled once
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _known(context: TableContext) -> sa.Select[Any]:
     return sa.select(groups.c.group_id).where(these_groups(context))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _place(context: TableContext) -> sa.Update:
     rows = context.rows
     each, place = context.sql.update_pairs(rows)
@@ -281,20 +281,20 @@ def _placed(context: TableContext, place: sa.ColumnElement[int]) -> Sequence[tup
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _mark(context: TableContext) -> sa.Update:
     each, _ = context.sql.update_pairs(context.rows)
     return each.values({context.rows.c.routed: _YES})
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _free(context: TableContext) -> sa.Update:
     rows = context.rows
     each, _ = context.sql.update_pairs(rows)
     return each.values({rows.c.group_id: sa.null(), rows.c.position: sa.null(), rows.c.routed: _YES})
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _named(context: TableContext) -> sa.Select[Any, Any, Any]:
     # The names cross to us: joined with the groups, a planner without statistics goes through all of one for each of
     # the other.
@@ -306,7 +306,7 @@ def _named(context: TableContext) -> sa.Select[Any, Any, Any]:
     return named.where(_in_window(rows)).group_by(group)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _place_kept(context: TableContext) -> sa.Update:
     """Place new messages of the groups whose names are kept, up to the first that another transaction has locked."""
     rows, seen = context.rows, context.rows.alias("seen")
@@ -337,7 +337,7 @@ def _new_of_kept(context: TableContext, rows: sa.FromClause) -> sa.Select[Any, A
     return sa.select(rows.c.seq, group.label("group")).where(_in_window(rows), _is_new(rows), ours)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _mark_kept(context: TableContext) -> sa.Update:
     # Of no other group, as another transaction may have the turn.
     rows, seen = context.rows, context.rows.alias("seen")

@@ -6,13 +6,13 @@ In a table without groups each is one statement, so that it can commit in the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
 
 from waterclock.database.direct import Asked, execute_all, execute_later
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import UnavailableError
 from waterclock.tables.catalogue.context import TableContext
@@ -242,7 +242,7 @@ def cancelled(context: TableContext, connection: SqlConnection, leased: Sequence
     return {one for one in leased if (one.seq, one.claim_id) in found}
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _cancelled(context: TableContext) -> sa.Select[Any, Any]:
     rows = context.rows
     return sa.select(rows.c.seq, rows.c.claim_id).where(context.unacked(), is_cancelled(rows))
@@ -263,14 +263,14 @@ def _extend_group(context: TableContext, connection: SqlConnection, leased: Sequ
     settle(context, connection, [first.group_id or UNGROUPED])
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _holder(context: TableContext) -> sa.Select[Any, Any]:
     rows = context.rows
     ours = context.unacked() & (rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger))
     return sa.select(rows.c.consumer, context.backend.now_sql().label("now")).where(ours).limit(1)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _extending(context: TableContext, what: Literal["message", "claim", "group"]) -> sa.Update:
     """Hold what a claim has of the messages bound as ``seqs``, or all that is out of the group bound as ``of``."""
     rows = context.rows
@@ -284,7 +284,7 @@ def _extending(context: TableContext, what: Literal["message", "claim", "group"]
     return sa.update(rows).where(which, sa.func.coalesce(rows.c.time_next, 0) < until).values(time_next=until)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _lease_ends(context: TableContext) -> sa.Select[Any, Any, Any, Any]:
     rows = context.rows
     return sa.select(rows.c.seq, rows.c.claim_id, rows.c.time_next, rows.c.expires_at).where(
@@ -344,7 +344,7 @@ def reschedule(context: TableContext, connection: SqlConnection, ids: Sequence[A
     return len(known)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _unacked(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     columns = (rows.c.seq, rows.c.claim_id, rows.c.epoch, rows.c.time_next, rows.c.expires_at)
@@ -377,21 +377,21 @@ def _lock_rows(context: TableContext, connection: SqlConnection, seqs: Sequence[
     return connection.execute(_locked_rows(context), {"seqs": list(seqs)}).all()
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _of_ids(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     columns = (rows.c.seq, rows.c.group_id, *([rows.c.position] if context.options.groups else []))
     return sa.select(*columns).where(context.sql.any_of(rows.c.id, "ids"), not_acked(rows))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _unlocked_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     these = sa.select(rows.c.seq, rows.c.claim_id).where(context.unacked())
     return these.order_by(rows.c.seq).with_for_update(skip_locked=True)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _locked_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     return (
@@ -479,17 +479,17 @@ def _back_off_row(
     return connection.execute(statement, parameters).rowcount == 1
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _of_claim(rows: sa.Table) -> sa.ColumnElement[bool]:
     return rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _of_claims(rows: sa.Table) -> sa.ColumnElement[bool]:
     return sa.tuple_(rows.c.seq, rows.c.claim_id).in_(sa.bindparam("leased", expanding=True))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _acking_ids(rows: sa.Table, sql: TableDialect, now: sa.ColumnElement[int]) -> sa.Update:
     return (
         sa.update(rows)
@@ -498,7 +498,7 @@ def _acking_ids(rows: sa.Table, sql: TableDialect, now: sa.ColumnElement[int]) -
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _acking_of_claims(
     rows: sa.Table, sql: TableDialect, now: sa.ColumnElement[int], which: sa.ColumnElement[bool]
 ) -> sa.Update:
@@ -509,12 +509,12 @@ def _acking_of_claims(
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _acked(context: TableContext) -> sa.Select[Any, Any]:
     return sa.select(context.rows.c.seq, context.rows.c.acked_by).where(context.acked())
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _backing_off(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Update:
     return (
         sa.update(rows)
@@ -531,7 +531,7 @@ def _backing_off(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Update:
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _putting_off(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Update:
     return (
         sa.update(rows)

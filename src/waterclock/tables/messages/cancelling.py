@@ -8,11 +8,11 @@ nothing of its group overtakes it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, Literal
 
 import sqlalchemy as sa
 
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.heads import UNGROUPED, settle
@@ -49,7 +49,7 @@ def _by_ids(connection: SqlConnection, statement: sa.Update, ids: Sequence[Any],
     return sum(connection.execute(statement, {"ids": some, "why": reason}).rowcount for some in pieces)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _cancelling(context: TableContext) -> sa.Update:
     """Do it in one statement."""
     rows, now = context.rows, context.backend.now_sql()
@@ -68,7 +68,7 @@ def _cancelling(context: TableContext) -> sa.Update:
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _marking(context: TableContext, *, by: Literal["seqs", "ids"]) -> sa.Update:
     # By itself: a statement that names time_next would have the group of what is out looked at anew.
     rows = context.rows
@@ -76,7 +76,7 @@ def _marking(context: TableContext, *, by: Literal["seqs", "ids"]) -> sa.Update:
     return sa.update(rows).where(*chosen, *_may_be_cancelled(rows)).ordered_values(*_marks(rows))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _dropping(context: TableContext) -> sa.Update:
     rows = context.rows
     return (

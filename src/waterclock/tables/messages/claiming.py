@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
 from waterclock import moments
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import ConstraintError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
@@ -114,7 +114,7 @@ def is_idle(context: TableContext) -> bool:
     return found is None
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _any_due(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Select[Any]:
     # In the order of the index by which messages are claimed, so that no planner goes through the table instead.
     return (
@@ -168,7 +168,7 @@ def next_due(
     return next_group_due(context, connection, consumer, max_groups)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _next_due_row(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Select[Any, Any]:
     unacked = is_waiting(rows)
     levels = priority_levels(rows)
@@ -183,6 +183,6 @@ def _next_due_row(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Select[Any, 
     return sa.select(sa.func.min(due.c.due), now)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _next_due_chosen(rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool]) -> sa.Select[Any, Any]:
     return sa.select(sa.func.min(rows.c.time_next), now).where(rows.c.time_acked.is_(None), where)

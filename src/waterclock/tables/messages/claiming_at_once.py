@@ -11,12 +11,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
 from waterclock.database.direct import Asked, execute_all
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
@@ -194,7 +194,7 @@ def _per_group(free: Sequence[Any], most: int) -> int:
     return max(1, min(expected, most) // max(1, sum(row.is_chosen for row in free)))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _looking_and_locking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, ...]]:
     """Look at what there is, lock the first groups of the highest priority, and keep the names of those that will do.
 
@@ -273,7 +273,7 @@ def _looking_and_locking(context: TableContext, *, all_rows: bool) -> sa.Select[
     ).select_from(top.outerjoin(ranked, sa.true()))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _giving_out(context: TableContext) -> sa.Update:
     """Give out the first messages of the groups whose names were kept, up to the first that is not due.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
 from itertools import count
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
@@ -121,7 +121,7 @@ class _ExclusiveClaim(GroupClaim):
             settle(context, connection, lapsed)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _lapsed(context: TableContext) -> sa.Select[Any]:
     # Looked up group by group, here and below: for a join, a planner that guesses goes through all messages.
     rows = context.rows
@@ -130,7 +130,7 @@ def _lapsed(context: TableContext) -> sa.Select[Any]:
     return sa.select(groups.c.group_id).where(these_groups(context), over)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _revoke_behind(context: TableContext) -> sa.Update:
     rows = context.rows
     early = rows.c.time_next > sa.bindparam("now", type_=sa.BigInteger)
@@ -146,7 +146,7 @@ def _revoke_behind(context: TableContext) -> sa.Update:
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _holding(context: TableContext) -> sa.Select[Any]:
     """Find the consumer's groups of which a claim has messages: they lie between the head and what comes next."""
     rows = context.rows
@@ -161,7 +161,7 @@ def _holding(context: TableContext) -> sa.Select[Any]:
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _taking_back(context: TableContext) -> sa.Update:
     rows = context.rows
     return (
@@ -179,7 +179,7 @@ def _is_of_claim(rows: sa.Table) -> sa.ColumnElement[bool]:
     return rows.c.time_acked.is_(None) & (rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _last_ends(context: TableContext) -> sa.Select[Any, Any]:
     rows = context.rows
     until = (
@@ -196,6 +196,6 @@ def _last_ends(context: TableContext) -> sa.Select[Any, Any]:
     return sa.select(groups.c.group_id, until.label("until")).where(these_groups(context))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _assign(context: TableContext) -> sa.Update:
     return sa.update(groups).where(these_groups(context)).values(assigned=sa.bindparam("who"))

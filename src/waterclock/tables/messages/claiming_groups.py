@@ -9,13 +9,13 @@ import logging
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups
 from waterclock.errors import SchemaError
@@ -289,7 +289,7 @@ _position = attrgetter("position")
 _seq = attrgetter("seq")
 
 
-@lru_cache(maxsize=1)
+@built_once(maxsize=1)
 def _free_groups() -> sa.Select[*tuple[Any, ...]]:
     return (
         sa.select(*FREE_COLUMNS)
@@ -300,7 +300,7 @@ def _free_groups() -> sa.Select[*tuple[Any, ...]]:
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _ungrouped_due(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     return (
@@ -316,7 +316,7 @@ def _ungrouped_due(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _leave_ungrouped(context: TableContext) -> sa.Update:
     rows = context.rows
     return (
@@ -331,7 +331,7 @@ def _leave_ungrouped(context: TableContext) -> sa.Update:
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _first_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     # Positions of a group have no gaps but for acked messages, so the first ones are found without sorting a group.
     rows = context.rows
@@ -354,13 +354,13 @@ def is_out(rows: sa.Table) -> sa.ColumnElement[bool]:
     return rows.c.time_acked.is_(None) & rows.c.claim_id.is_not(None)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _revoke_all(context: TableContext) -> sa.Update:
     rows = context.rows
     return sa.update(rows).where(context.sql.any_of(rows.c.group_id, "groups"), is_out(rows)).values(claim_id=None)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def leave_out(context: TableContext) -> sa.Update:
     """Give messages to a consumer."""
     rows = context.rows

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
@@ -52,6 +52,6 @@ class _SequencedClaim(GroupClaim):
             settle(context, connection, set(chosen).difference(sent))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _note_out(context: TableContext) -> sa.Update:
     return sa.update(groups).where(these_groups(context)).values(ready_at=sa.bindparam("until"))

@@ -8,11 +8,11 @@ replaces it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import ConstraintError, InvalidArgumentError, SchemaError
 from waterclock.tables.catalogue.context import TableContext
@@ -109,7 +109,7 @@ def drop(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) 
     connection.execute(_dropping(context), {"seqs": list(seqs)})
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _dropping(context: TableContext) -> sa.Update:
     rows = context.rows
     return (

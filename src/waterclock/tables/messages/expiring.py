@@ -8,12 +8,12 @@ needs no more privileges than for an ack, and ``explain`` can say what became of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import count
 from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.heads import UNGROUPED, lock_free_groups, settle
@@ -124,7 +124,7 @@ def _expire_these(context: TableContext, connection: SqlConnection, seqs: Sequen
     return expire(context, connection, [row.seq for row in locked]) if locked else 0
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _to_expire(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     over = rows.c.expires_at <= context.backend.now_sql()
@@ -132,7 +132,7 @@ def _to_expire(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     return chosen.order_by(rows.c.seq).with_for_update()
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _first_expired(context: TableContext) -> sa.Select[Any]:
     rows = context.rows
     first = (
@@ -145,7 +145,7 @@ def _first_expired(context: TableContext) -> sa.Select[Any]:
     return sa.select(first.c.seq).where(is_expired(first, sa.bindparam("now", type_=sa.BigInteger)))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _expired(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows, now = context.rows, context.backend.now_sql()
     after, seq = sa.bindparam("after", type_=sa.BigInteger), sa.bindparam("seq", type_=sa.BigInteger)
@@ -164,7 +164,7 @@ def _expired(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _locking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     columns = (rows.c.seq, rows.c.group_id, *([rows.c.routed] if context.options.groups else []))

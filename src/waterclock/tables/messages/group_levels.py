@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
@@ -165,7 +165,7 @@ def at_level() -> tuple[sa.ColumnElement[bool], ...]:
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def looking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, ...]]:
     """Look at everything at once, as `look` does."""
 
@@ -202,7 +202,7 @@ def looking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, .
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _looking_and_locking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     top = looking(context, all_rows=False).cte("top")
     nothing_new = sa.select(top.c.first_new).scalar_subquery().is_(None)
@@ -223,7 +223,7 @@ def _looking_and_locking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     return sa.select(top, free).select_from(top.outerjoin(free, sa.true()))
 
 
-@lru_cache(maxsize=1)
+@built_once(maxsize=1)
 def _earliest_group() -> sa.Select[Any]:
     return (
         sa.select(groups.c.ready_at)
@@ -238,7 +238,7 @@ def is_ungrouped(context: TableContext) -> sa.ColumnElement[bool]:
     return is_waiting(context.rows) & context.rows.c.group_id.is_(None)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _ungrouped_priority(context: TableContext) -> sa.Select[Any]:
     rows = context.rows
     return (
@@ -249,7 +249,7 @@ def _ungrouped_priority(context: TableContext) -> sa.Select[Any]:
     )
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _earliest_ungrouped(context: TableContext) -> sa.Select[Any]:
     rows = context.rows
     return (

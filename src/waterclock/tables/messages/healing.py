@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
 from waterclock import moments
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups, heartbeats
 from waterclock.errors import WaterclockError
@@ -94,7 +94,7 @@ def _behind(context: TableContext, *, begins: bool) -> sa.ColumnElement[bool]:
     return its if begins else its & (groups.c.group_id > sa.bindparam("after", type_=groups.c.group_id.type))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _piece(context: TableContext, *, begins: bool) -> sa.Select[Any, Any, Any]:
     piece = (
         sa.select(groups.c.group_id)
@@ -118,13 +118,13 @@ def _is_wrong(context: TableContext) -> sa.ColumnElement[bool]:
     return wrong | is_ownerless() if context.options.groups == "exclusive" else wrong
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _wrong(context: TableContext, *, begins: bool) -> sa.Select[Any]:
     upto = groups.c.group_id <= sa.bindparam("upto", type_=groups.c.group_id.type)
     return sa.select(groups.c.group_id).where(_behind(context, begins=begins), upto, _is_wrong(context))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _wrong_of(context: TableContext) -> sa.Select[Any]:
     these = context.sql.any_key(groups, context.table_id, (groups.c.table_id, groups.c.group_id), "groups")
     return sa.select(groups.c.group_id).where(these, _is_wrong(context))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.kept import built_once
 from waterclock.database.table_catalogue import groups
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
@@ -178,7 +179,7 @@ def _waits(context: TableContext, now: sa.ColumnElement[int]) -> sa.ColumnElemen
     return waiting & (sa.func.coalesce(rows.c.epoch, 0) < most)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _of_group(context: TableContext, *, is_placed: bool, is_named: bool) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     its = rows.c.group_id == sa.bindparam("group") if is_named else group_of(rows) == UNGROUPED

@@ -12,11 +12,11 @@ import base64
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal, cast
 
 import sqlalchemy as sa
 
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import schedules
 from waterclock.errors import InvalidArgumentError, NotFoundError
@@ -300,24 +300,24 @@ def _changing(context: TableContext, name: str, **values: Any) -> sa.Update:
     return sa.update(schedules).where(*_this(context, name)).values(**values)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _of_name(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     named = schedules.c.name == sa.bindparam("name", type_=schedules.c.name.type)
     return sa.select(schedules).where(schedules.c.table_id == context.table_id, named)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _all(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     return sa.select(schedules).where(schedules.c.table_id == context.table_id).order_by(schedules.c.name)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _earliest(context: TableContext) -> sa.Select[Any, Any]:
     earliest = sa.select(sa.func.min(schedules.c.next_tick)).where(schedules.c.table_id == context.table_id)
     return sa.select(earliest.scalar_subquery(), context.backend.now_sql())
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _due(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     due = schedules.c.table_id == context.table_id, schedules.c.next_tick <= sa.bindparam("now", type_=sa.BigInteger)
     return sa.select(schedules).where(*due).order_by(schedules.c.name).limit(_AT_ONCE).with_for_update(skip_locked=True)

@@ -12,11 +12,11 @@ before the caller's own data are there to be read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import unique_keys
 from waterclock.tables.catalogue.context import TableContext
@@ -218,38 +218,38 @@ def _this(context: TableContext) -> tuple[sa.ColumnElement[bool], ...]:
     return unique_keys.c.table_id == context.table_id, unique_keys.c.unique_key == sa.bindparam("key")
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _locking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     columns = unique_keys.c.table_id, unique_keys.c.unique_key
     return context.sql.lock_keys(unique_keys, context.table_id, columns, "names")
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _used(context: TableContext) -> sa.Select[Any, Any]:
     columns = unique_keys.c.table_id, unique_keys.c.unique_key
     these = context.sql.any_key(unique_keys, context.table_id, columns, "names")
     return sa.select(unique_keys.c.unique_key, unique_keys.c.used_at).where(these)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _using(context: TableContext) -> sa.Update:
     return sa.update(unique_keys).where(*_this(context)).values(used_at=sa.bindparam("now", type_=sa.BigInteger))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _noting(context: TableContext) -> sa.Update:
     noted = {"message_id": sa.bindparam("message"), "until_done": sa.bindparam("until")}
     return sa.update(unique_keys).where(*_this(context)).values(used_at=context.backend.now_sql(), **noted)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _old(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     before = sa.bindparam("before", type_=sa.BigInteger)
     which = unique_keys.c.table_id == context.table_id, unique_keys.c.used_at <= before
     return sa.select(unique_keys).where(*which).order_by(unique_keys.c.used_at)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _looking(context: TableContext, *, locked: bool) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     lives = (sa.func.coalesce(rows.c.expires_at, MAX_NS) > context.backend.now_sql()) & rows.c.ack_held_at.is_(None)
@@ -263,7 +263,7 @@ def _is_unclaimed(rows: sa.Table) -> sa.ColumnElement[bool]:
     return rows.c.claim_id.is_(None) & (rows.c.epoch == 0)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _replacing(context: TableContext, *, until_done: bool) -> sa.Update:
     rows, now = context.rows, context.backend.now_sql()
     free = rows.c.claim_id.is_(None) | (rows.c.time_next <= now) if until_done else _is_unclaimed(rows)

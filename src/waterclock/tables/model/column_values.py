@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
+from waterclock.database.kept import built_once
 from waterclock.database.types import BIGINTS, Json
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
@@ -87,7 +87,7 @@ _CHECKS: tuple[tuple[type[Any], _Check], ...] = (
 """By the first type that a column's is one of; values of all others may be anything but a text that cannot be kept."""
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def column_checks(rows: sa.Table) -> dict[str, _Check]:
     """Give the check of each column's values: it takes the column's name and a value, not None."""
     return {column.name: _check_of(getattr(column.type, "impl_instance", column.type)) for column in rows.columns}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.types import TypeEngine
 
+from waterclock.database.kept import built_once
 from waterclock.database.types import BigInt, Json, Key, LongText, Name
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.quoting import quoted
@@ -260,7 +260,7 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
     return rows
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def user_column_names(rows: sa.Table) -> tuple[str, ...]:
     """Name the columns that are the user's."""
     return tuple(column.name for column in rows.columns if column.name not in OWN_COLUMNS)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.inserting import NewRows
 
@@ -58,14 +58,14 @@ def _known(connection: SqlConnection, rows: sa.Table, messages: dict[Any, dict[s
     return set(connection.scalars(statement, {"ids": sorted(messages)}))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _looking_up(rows: sa.Table) -> sa.Select[Any]:
     # The ids are as the driver has them, so that they are compared as they were sent.
     bare = sa.table(rows.name, sa.column("id"))
     return sa.select(bare.c.id).where(bare.c.id.in_(sa.bindparam("ids", expanding=True))).with_for_update(read=True)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _insert_text(rows: sa.Table, names: tuple[str, ...], dialect: sa.Dialect) -> str:
     # The driver joins rows into one statement only where it sees nothing but placeholders.
     return str(sa.insert(sa.table(rows.name, *(sa.column(name) for name in names))).compile(dialect=dialect))

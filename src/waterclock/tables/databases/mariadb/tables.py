@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.schema import DDL, DropSequence
 
 from waterclock.database.engines.mariadb import NOW
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.claiming_rows import ClaimsInSteps
 from waterclock.tables.databases.inserting import NewRows
@@ -185,7 +185,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         return set(connection.scalars(_COLUMNS, {"name": name}))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _taking(rows: sa.Table) -> sa.Update:
     # The ends are looked up in a value, not joined: a join may walk through the table, and so wait for rows that others
     # have locked, where an update of one table passes them by.

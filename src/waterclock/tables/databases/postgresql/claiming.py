@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
+from waterclock.database.kept import built_once
 from waterclock.tables.databases.claiming_rows import (
     ABOVE_EVERY_PRIORITY,
     BEFORE_EVERY_TIME,
@@ -34,7 +34,7 @@ def key_is(key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElemen
     return key == sa.any_(postgresql.array([value]))
 
 
-@lru_cache(maxsize=1024)
+@built_once(maxsize=1024)
 def claim_statement(
     rows: sa.Table,
     now: sa.ColumnElement[int],

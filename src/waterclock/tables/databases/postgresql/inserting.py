@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -10,6 +9,7 @@ from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql
 
 from waterclock.database.direct import Direct
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.model.schema import PARTITIONED, Text
@@ -56,7 +56,7 @@ def _clock(now: sa.ColumnElement[int]) -> dict[str, Any]:
     return {now.key: now.effective_value} if isinstance(now, sa.BindParameter) else {}
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _many(
     rows: sa.Table, names: tuple[str, ...], now: sa.ColumnElement[int], dialect: sa.Dialect, *, look: bool
 ) -> _Text:
@@ -80,7 +80,7 @@ def _many(
     return _text(insert, types, dialect)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _single(
     rows: sa.Table, names: tuple[str, ...], now: sa.ColumnElement[int], dialect: sa.Dialect, *, look: bool
 ) -> _Text:

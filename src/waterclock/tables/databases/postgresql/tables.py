@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,6 +13,7 @@ from sqlalchemy.types import TypeEngine
 
 from waterclock.database.backend import Backend
 from waterclock.database.direct import Direct
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.changes import Changes
 from waterclock.tables.databases.indexes import index_acked, index_expiring, index_unacked
@@ -130,12 +130,12 @@ def _has_key(
     return at == sa.any_(sa.func.array(places.scalar_subquery()))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _both(one: sa.Update, another: sa.Update | sa.Delete) -> sa.Update | sa.Delete:
     return another.add_cte(one.cte("one"))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _drawing(rows: sa.Table, dialect: sa.Dialect) -> sa.Select[Any]:
     name = sa.func.pg_get_serial_sequence(dialect.identifier_preparer.quote(rows.name), "id")
     return sa.select(sa.func.nextval(name)).select_from(sa.func.generate_series(1, sa.bindparam("count")).alias())
@@ -355,7 +355,7 @@ class PostgresqlTables(TableDialect):
         return Listening(backend, name)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _with_columns(facts: sa.Select[*tuple[Any, ...]]) -> sa.Select[*tuple[Any, ...]]:
     names = sa.func.array(_COLUMNS.scalar_subquery(), type_=sa.ARRAY(sa.Text))
     return facts.add_columns(names.label("column_names"))

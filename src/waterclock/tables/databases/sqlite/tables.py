@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -12,6 +11,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import DDL
 
 from waterclock.database.backend import Backend
+from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.databases.claiming_rows import ClaimsInSteps
@@ -77,7 +77,7 @@ def _pair(name: str) -> list[sa.ColumnElement[int]]:
     return [sa.func.json_extract(listed.c.value, f"$[{place}]", type_=sa.BigInteger) for place in (0, 1)]
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _taking(rows: sa.Table) -> sa.Update:
     seq, until = _pair("ends")
     return (
@@ -211,12 +211,12 @@ class SqliteTables(ClaimsInSteps, TableDialect):
         return SqliteChanges(backend)
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _locking(rows: sa.Table) -> sa.Delete:
     return sa.delete(rows).where(rows.c.seq == sa.literal_column("-1"))
 
 
-@lru_cache(maxsize=256)
+@built_once(maxsize=256)
 def _greatest_id(rows: sa.Table) -> sa.Select[Any]:
     counter = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
     last = sa.select(counter.c.seq).where(counter.c.name == rows.name).scalar_subquery()
@@ -225,7 +225,7 @@ def _greatest_id(rows: sa.Table) -> sa.Select[Any]:
     return sa.select(sa.func.max(sa.func.coalesce(last, 0), sa.func.coalesce(greatest, 0), above))
 
 
-@lru_cache(maxsize=1024)
+@built_once(maxsize=1024)
 def _insert_text(rows: sa.Table, names: tuple[str, ...], count: int, dialect: sa.Dialect) -> str:
     into = sa.table(rows.name, *(sa.column(name) for name in names))
     values = [{name: sa.bindparam(f"{name}_{row}") for name in names} for row in range(count)]
