@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import sqlalchemy as sa
+
 from waterclock.cli.app import run
+from waterclock.connection import connect
+from waterclock.errors import LeaseLostError
 from waterclock.tables.consumers.delivery import Delivery
 
 
@@ -25,6 +32,57 @@ def hold(delivery: Delivery) -> None:
     threading.Event().wait()
 
 
+async def hold_in_the_loop(delivery: Delivery) -> None:
+    """Say that it began, and go on also where it is cancelled."""
+    print(f"began {delivery.payload}\n", end="", flush=True)
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            continue
+
+
+async def hold_the_loop(delivery: Delivery) -> None:
+    """Say that it began, and let nothing else run in the loop."""
+    hold(delivery)
+
+
+def keep_the_interpreter(delivery: Delivery) -> None:
+    """Say that it began, and let nothing else run in the process, as C does that does not let its interpreter go."""
+    print(f"began {delivery.payload}\n", end="", flush=True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    ctypes.PyDLL(None).pause()
+
+
+def ack_late(delivery: Delivery) -> None:
+    """Go on until it sees that its message is not its own any more, and ack it all the same."""
+    print(f"began {delivery.payload}\n", end="", flush=True)
+    while not delivery.cancelled:
+        time.sleep(0.01)
+    try:
+        delivery.ack()
+    except LeaseLostError:
+        print("is refused\n", end="", flush=True)
+
+
+OF_CHILDREN = (
+    "SELECT CASE WHEN query ~ 'LISTE[N]|advisor[y]' THEN 'listens' ELSE 'asks' END"
+    " FROM pg_stat_activity WHERE application_name = 'a child'"
+)
+"""Asks PostgreSQL for the connections of `listen`."""
+
+
+def listen(delivery: Delivery) -> None:
+    """Wait for messages of another table, and write down which connections there are of processes that do."""
+    os.environ["PGAPPNAME"] = "a child"
+    backend = delivery.context.backend
+    database = connect(backend.url.render_as_string(hide_password=False))
+    assert not database.table("others").receive(wait="20ms")
+    with backend.engine.connect() as connection:
+        found = connection.scalars(sa.text(OF_CHILDREN))
+        Path(delivery.payload, str(delivery.id)).write_text("\n".join(found))
+
+
 def torture(delivery: Delivery) -> None:
     """Do what the payload says."""
     does, folder = delivery.payload["does"], Path(delivery.payload["folder"])
@@ -35,8 +93,7 @@ def torture(delivery: Delivery) -> None:
         case "exits":
             os._exit(3)
         case "hangs":
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-            threading.Event().wait()
+            keep_the_interpreter(delivery)
         case "waits to be cancelled":
             while not delivery.cancelled:
                 time.sleep(0.01)
@@ -67,6 +124,24 @@ def breaking() -> Iterator[object]:
     """Give no handlers."""
     raise RuntimeError("no model")
     yield
+
+
+def broken_mark(worker: int) -> Path:
+    """Where a worker's first process says that no other can begin."""
+    return Path(tempfile.gettempdir(), f"waterclock-work-{worker}-breaks")
+
+
+@contextmanager
+def breaking_later() -> Iterator[object]:
+    """Give a handler that ends its process, but no second time."""
+    if broken_mark(os.getppid()).exists():
+        raise RuntimeError("no model any more")
+
+    def end(_: Delivery) -> None:
+        broken_mark(os.getppid()).touch()
+        os._exit(3)
+
+    yield end
 
 
 @contextmanager

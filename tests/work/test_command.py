@@ -8,10 +8,12 @@ import urllib.request
 
 import pytest
 from tests.forked import Forked
-from tests.work.conftest import Waiting, running
+from tests.work.conftest import Waiting, running, until
+from tests.work.shop import broken_mark
 
 from waterclock.connection import connect
 from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.tables.consumers.delivery import Delivery
 from waterclock.work.counts import Counts
 from waterclock.work.metrics import answering
 from waterclock.work.worker import Worker
@@ -68,3 +70,61 @@ def test_a_second_signal_ends_handlers_that_ignore_everything_and_gives_their_me
             os.kill(one.pid, signal.SIGINT)
             assert one.wait() == 0
         assert [(each.payload, each.epoch) for each in orders.receive()] == [("a", 1), ("b", 1), ("c", 1)]
+
+
+@pytest.mark.one_database
+@pytest.mark.parametrize(
+    ("handler", "slots"),
+    [
+        ("hold", "--concurrency"),
+        ("hold_in_the_loop", "--concurrency"),
+        ("hold_the_loop", "--concurrency"),
+        ("keep_the_interpreter", "--processes"),
+    ],
+)
+def test_a_process_whose_handlers_ignore_everything_ends_after_its_grace(
+    database_url: str, handler: str, slots: str
+) -> None:
+    with connect(database_url, "unused") as database:
+        orders = database.create_table("orders", payload="text", max_attempts=1, ack_wait="1h")
+        orders.put("a")
+        words = [f"tests.work.shop:{handler}", "--table", "orders", slots, "1", "--grace", "100ms"]
+        with start(database_url, *words) as one:
+            assert one.stdout.readline() == "began a\n"
+            os.kill(one.pid, signal.SIGTERM)
+            until(lambda: one.poll() is not None)
+            assert one.returncode == 0
+        assert [(each.payload, each.epoch) for each in orders.receive()] == [("a", 1)]
+
+
+@pytest.mark.one_database
+def test_a_worker_whose_process_cannot_be_replaced_ends_with_an_exit_code_that_says_so(database_url: str) -> None:
+    with connect(database_url, "unused") as database:
+        orders = database.create_table("orders", payload="text", min_backoff="1h")
+        orders.put("a")
+        with start(database_url, "tests.work.shop:breaking_later", "--table", "orders", "--processes", "1") as one:
+            try:
+                until(lambda: one.poll() is not None)
+            finally:
+                broken_mark(one.pid).unlink(missing_ok=True)
+            assert one.returncode == 1
+        assert orders.stats().delayed == 1
+
+
+def test_a_worker_that_was_stopped_beyond_its_lease_sees_that_and_its_ack_is_refused(database_url: str) -> None:
+    with connect(database_url, "unused") as database:
+        orders = database.create_table("orders", payload="text", ack_wait="500ms", min_backoff="1ms", jitter=0)
+        orders.put("a")
+        with start(database_url, "tests.work.shop:ack_late", "--table", "orders") as one:
+            assert one.stdout.readline() == "began a\n"
+            os.kill(one.pid, signal.SIGSTOP)
+            found: list[Delivery] = []
+            try:
+                until(lambda: found.extend(orders.receive()) or found)
+            finally:
+                os.kill(one.pid, signal.SIGCONT)
+            assert one.stdout.readline() == "is refused\n"
+            found[0].ack()
+            os.kill(one.pid, signal.SIGTERM)
+            assert one.wait() == 0
+        assert (found[0].epoch, orders.stats().acked, orders.stats().sent) == (2, 1, 2)

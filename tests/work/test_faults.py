@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -12,14 +14,21 @@ import pytest
 from tests.work.conftest import PATIENCE, Waiting, running, until
 
 import waterclock as wc
+from waterclock.tables.consumers.heartbeat import Heartbeat
 from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.message_table import MessageTable
+from waterclock.work.metrics import answering
 
 MakeTable = Callable[..., MessageTable]
 
 
 @pytest.mark.parametrize("kind", ["thread", "task"])
-def test_a_cancel_reaches_a_handler_during_the_drain(orders: MessageTable, kind: str) -> None:
+@pytest.mark.parametrize("is_notified", [True, False], ids=["notified", "polling"])
+def test_a_cancel_reaches_a_handler_during_the_drain_also_where_only_polling_is_possible(
+    orders: MessageTable, kind: str, is_notified: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_notified:  # as where another process cancels
+        monkeypatch.setattr(Heartbeat, "look_now", lambda _: None)
     message_id = orders.put("x")
     began = threading.Event()
     ends: list[str] = []
@@ -145,3 +154,38 @@ def test_while_all_slots_are_taken_leases_are_kept_and_the_worker_answers(make_t
         handler.go_on.set()
         until(lambda: orders.stats().acked == 3)
     assert orders.stats().sent == 3
+
+
+@pytest.mark.one_database
+def test_a_thread_that_is_stuck_in_c_costs_no_slot_and_is_a_metric(make_table: MakeTable) -> None:
+    orders = make_table(min_backoff="1h", ack_wait="1h")
+    orders.put_many([{"payload": "stuck", "priority": 1}, {"payload": "stuck", "priority": 1}])
+    read, write = os.pipe()
+    done: list[int] = []
+
+    def handle(delivery: wc.Delivery) -> None:
+        if delivery.payload == "stuck":
+            os.read(read, 1)  # nothing of Python's reaches a thread in here
+        else:
+            done.append(delivery.payload)
+
+    worker = wc.Worker(orders, handle, concurrency=2, timeout="50ms")
+    with running(worker), answering(":0", lambda: worker.counts, worker.facts, lambda: worker.unfinished) as place:
+
+        def metrics() -> dict[str, float]:
+            with urllib.request.urlopen(f"http://{place}/metrics") as answer:  # our own
+                lines = answer.read().decode().splitlines()
+            return {name: float(value) for name, _, value in (each.rpartition(" ") for each in lines if each[0] != "#")}
+
+        until(lambda: worker.counts.stuck == 2)
+        orders.put_many([{"payload": number} for number in range(20)])
+        until(lambda: len(done) == 20)
+        found = metrics()
+        assert (found["waterclock_worker_stuck"], found["waterclock_worker_slots"]) == (2, 2)
+        assert found['waterclock_worker_messages_total{outcome="stuck"}'] == 2
+        os.write(write, b"..")
+        until(lambda: metrics()["waterclock_worker_stuck"] == 0)
+        assert metrics()["waterclock_worker_slots"] == 2
+    os.close(read)
+    os.close(write)
+    assert (orders.stats().acked, orders.stats().delayed) == (20, 2)

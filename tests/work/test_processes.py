@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from tests.forked import Forked
 from tests.work import shop
 from tests.work.conftest import running, until
 
 import waterclock as wc
 from waterclock.tables.message_table import MessageTable
+from waterclock.work import processes
 
 MakeTable = Callable[..., MessageTable]
 
@@ -79,8 +83,49 @@ def test_a_process_is_recycled_after_some_messages_and_leaves_what_it_entered(
     assert orders.stats().sent in (4, 5)
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_processes_that_take_too_much_memory_are_replaced_and_leave_no_connection_that_listens(
+    make_table: MakeTable, tmp_path: Path
+) -> None:
+    orders, _ = make_table(), make_table("others")
+    engine = orders.context.backend.engine
+
+    def connections() -> list[str]:
+        with engine.connect() as connection:
+            return list(connection.scalars(sa.text(shop.OF_CHILDREN)))
+
+    ids = orders.put_many([{"payload": str(tmp_path)} for _ in range(2)])
+    worker = wc.Worker(orders, shop.listen, processes=1, recycle_above=1)
+    with running(worker):
+        until(lambda: worker.counts.done == 2)
+        until(lambda: worker.facts()["slots"] == 1)  # the third
+        until(lambda: not connections())
+    seen = [(tmp_path / str(each)).read_text().splitlines() for each in ids]
+    assert [each.count("listens") for each in seen] == [1, 1]
+    assert orders.stats().sent == 2
+
+
 @pytest.mark.one_database
-def test_processes_that_cannot_be_started_end_the_worker_with_an_error(orders: MessageTable) -> None:
+def test_a_system_that_starts_no_process_is_asked_again_before_the_worker_ends(
+    orders: MessageTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[SpawnProcess] = []
+
+    def fail(process: SpawnProcess) -> None:
+        tries.append(process)
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(SpawnProcess, "start", fail)
+    with pytest.raises(wc.UnavailableError, match=r"can be started: .* temporarily unavailable"):
+        wc.Worker(orders, shop.handle, processes=1).run()
+    assert len(tries) == 3
+
+
+@pytest.mark.one_database
+def test_processes_that_cannot_be_started_end_the_worker_with_an_error(
+    orders: MessageTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_TRIES", 1)
     with pytest.raises(wc.UnavailableError, match="no process for handlers can be started: RuntimeError: no model"):
         wc.Worker(orders, shop.breaking, processes=1).run()
     with pytest.raises(wc.InvalidArgumentError, match="has to stand in a module"):

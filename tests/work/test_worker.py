@@ -10,9 +10,11 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from tests.work.conftest import PATIENCE, Waiting, running, until
 
 import waterclock as wc
+from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
 
 MakeTable = Callable[..., MessageTable]
@@ -299,6 +301,37 @@ def test_messages_of_kinds_that_a_worker_does_not_know_stay_for_others(orders: M
     assert seen == [kinds[0], *kinds[3:]]
     stats = orders.stats()
     assert (stats.acked, stats.ready, stats.sent) == (3, 4, 3)
+
+
+def test_new_columns_new_kinds_and_a_newer_catalogue_come_while_a_worker_runs(
+    orders: MessageTable, database: Database
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def handle(delivery: wc.Delivery) -> None:
+        seen.append((delivery.payload, delivery.columns.get("region")))
+
+    def run(statement: str) -> None:
+        with database.backend.engine.begin() as connection:
+            connection.execute(sa.text(statement))
+
+    known = {"headers": {"kind": "order"}}
+    worker = wc.Worker(orders, {"order": handle}, concurrency=2)
+    with running(worker):
+        orders.put("old", **known)
+        until(lambda: len(seen) == 1)
+        run("ALTER TABLE orders ADD COLUMN region VARCHAR(9)")
+        run("ALTER TABLE waterclock_message_tables ADD COLUMN of_a_newer_version BIGINT NOT NULL DEFAULT 0")
+        run("UPDATE waterclock_migrations SET version_num = '9999'")
+        newer = database.table("orders")
+        until(lambda: (newer.put("probe", **known, region="eu"), seen[-1] == ("probe", "eu"))[1])
+        newer.put("of a newer program", headers={"kind": "refund"}, region="eu")
+        newer.put("last", **known, region="eu")
+        until(lambda: ("last", "eu") in seen)
+        until(lambda: worker.counts.done == len(seen))
+    assert seen[0] == ("old", None)
+    assert [each.payload for each in newer.peek()] == ["of a newer program"]
+    assert (worker.counts.failed, worker.counts.lost) == (0, 0)
 
 
 def test_a_group_waits_for_a_worker_that_knows_the_kind_of_its_first_message(make_table: MakeTable) -> None:

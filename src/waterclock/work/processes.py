@@ -48,6 +48,9 @@ class _Process:
             raise InvalidArgumentError(
                 f"handler: processes import it by its name, so it has to stand in a module: {error}"
             ) from error
+        except OSError:
+            self.pipe.close()
+            raise
         finally:
             theirs.close()
         self.handled = 0
@@ -163,27 +166,28 @@ class Processes:
         """Start a process, and wait until it can handle messages; None where the worker stops meanwhile."""
         pause = _FIRST_PAUSE
         for last in (*[False] * (_TRIES - 1), True):
-            process = _Process(self._tables, self._around)
-            with self._changed:
-                self._processes.add(process)
+            process: _Process | None = None
             try:
+                process = _Process(self._tables, self._around)
+                with self._changed:
+                    self._processes.add(process)
                 while not process.pipe.poll(_LOOK_EVERY):
                     if self._stopping:
                         self._forget(process)
                         process.bury()
                         return None
                 said = process.pipe.recv()
-            except (EOFError, OSError):
-                self._forget(process)
-                said = Broken(f"it ended at once: {process.bury()}")
-            if isinstance(said, Ready):
+            except (EOFError, OSError) as error:
+                said = Broken(str(error) if process is None else f"it ended at once: {process.bury()}")
+            if process is not None and isinstance(said, Ready):
                 self._lanes.change_slots(1)
                 with self._changed:
                     self._kinds = said.kinds
                     self._changed.notify_all()
                 return process
-            self._forget(process)
-            process.bury()
+            if process is not None:
+                self._forget(process)
+                process.bury()
             if self._stopping:
                 return None
             _log.warning("a process for handlers cannot be started: %s", said.why)
