@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
@@ -14,6 +15,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from waterclock.errors import UnavailableError
 from waterclock.spark.buckets import bucketed_schema
 from waterclock.spark.options import plainly
 from waterclock.spark.packing import CLOCKED_SCHEMA
@@ -88,6 +90,26 @@ def register(spark: SparkSession) -> None:
     """Make ``spark`` know the format ``waterclock``; doing it twice changes nothing.
 
     Lets Spark hand filters to data sources in Python too, which it does not by default.
+
+    Raises
+    ------
+    UnavailableError
+        Where Waterclock itself is in a zip file, as ``--py-files`` brings it.
     """
+    _refuse_zip()
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(WaterclockSource)
+
+
+def _refuse_zip() -> None:
+    """Insist that Waterclock is installed: the process in which Spark plans a stream sees no ``--py-files``.
+
+    Nor do migrations of the catalogue and Java's settings come out of a zip. Refused here, the mistake is seen before
+    a query that runs in replays ends as a stream.
+    """
+    if not Path(__file__).is_file():
+        raise UnavailableError(
+            f"waterclock was imported from {str(Path(__file__).parents[2])!r}, as --py-files gives it to Spark, which"
+            " lets no stream run: install waterclock in the Python of the driver and of all executors, or pack an"
+            " environment for --archives; the page 'Run on a cluster' says how"
+        )
