@@ -326,6 +326,19 @@ def test_what_fails_among_others_is_named_and_undone(
 
 
 @on_postgresql
+def test_what_fails_is_named_also_where_its_answer_comes_while_others_are_sent(backend: Backend) -> None:
+    one = {"of": 1, "what": 1, "yes": True}
+
+    def work(own: Direct) -> None:
+        execute_all(own, [(insert, one), (insert, one), *[(flag, {"of": 1})] * 300], commit=True)
+
+    with pytest.raises(ConstraintError) as refused:
+        backend.transact(work, indexed=True)
+    assert "INSERT INTO things" in str(refused.value.__cause__)
+    assert ids(backend) == []
+
+
+@on_postgresql
 def test_a_transaction_that_is_cut_off_is_tried_again_whole(backend: Backend, opened: list[object]) -> None:
     cut: list[int] = []
 

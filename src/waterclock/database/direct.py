@@ -323,19 +323,23 @@ class Together(Direct):
         self._ahead.clear()
         self._has_begun = True
         cursors: list[Any] = []
+        driver_error = self.dialect.loaded_dbapi.Error
         try:
             with self._at_once(self._connection):
                 for text, given in every:
                     if given is None:
                         cursors.append(self._translated(self._frame.run, self._connection, text))
                     elif isinstance(given, list):
-                        cursors.append(cursor := self._connection.cursor())
+                        cursor = self._connection.cursor()
                         self._translated(cursor.executemany, text, given)
+                        cursors.append(cursor)
                     else:
                         cursors.append(self._translated(self._connection.execute, text, given))
-        except self.dialect.loaded_dbapi.Error as error:
-            unanswered = (at for at, one in enumerate(cursors) if one.pgresult is None or one.pgresult.status > _WELL)
-            raise self._wrapped(error, every[next(unanswered, -1)][0]) from error
+        except (driver_error, exc.DBAPIError) as error:
+            cause = error.orig if isinstance(error, exc.DBAPIError) else error
+            if not isinstance(cause, driver_error):
+                raise
+            raise self._wrapped(cause, every[_failed(cause, cursors, len(every))][0]) from cause
         return cursors
 
     def _found(self, compiled: _Compiled, cursor: Any) -> Found:
@@ -344,6 +348,16 @@ class Together(Direct):
         if compiled.columns:
             found.extend(map(compiled.reading or self._learn(compiled, cursor), cursor.fetchall()))
         return found
+
+
+def _failed(error: Any, cursors: Sequence[Any], count: int) -> int:
+    """Say which of ``count`` statements failed that went at once; ``cursors`` are those of the ones that were sent."""
+    # The server's answer to one may be read while a later one is sent; what the driver refuses itself is the later one.
+    if getattr(error, "sqlstate", None) is not None:
+        for at, cursor in enumerate(cursors):
+            if cursor.pgresult is None or cursor.pgresult.status > _WELL:
+                return at
+    return min(len(cursors), count - 1)
 
 
 def execute_later(connection: SqlConnection, *asked: Asked) -> None:
