@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from tests.moments import ReadFrom, later_each_time
 from tests.services import Service
 
 import waterclock as wc
 from waterclock.errors import ForbiddenError
+from waterclock.moments import replaced
 from waterclock.tables.consumers import subscription
 from waterclock.tables.message_table import MessageTable
 
@@ -148,6 +150,24 @@ def test_a_consumer_that_may_not_delete_still_drops_what_has_expired(
         with roles.owner.backend.engine.connect() as connection:
             dropped = "SELECT COUNT(*) FROM orders WHERE time_acked IS NOT NULL AND acked_by = 0"
             assert connection.execute(sa.text(dropped)).scalar_one() == 2
+
+
+def test_a_consumer_that_may_delete_later_purges_without_a_restart(
+    roles: Roles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription, "_PURGE_EVERY", 0)
+    roles.orders.put_many([{"payload": str(number)} for number in range(4)])
+    with roles.table("consumer").subscribe(limit=1) as deliveries:
+        for _ in range(2):
+            next(deliveries).ack()
+        with roles.owner.backend.engine.begin() as connection:
+            connection.exec_driver_sql("GRANT DELETE ON orders TO consumer")
+            connection.exec_driver_sql("GRANT SELECT, INSERT, UPDATE ON waterclock_table_totals TO consumer")
+        next(deliveries).ack()
+        assert roles.orders.stats().acked == 3
+        with replaced(ReadFrom(later_each_time(61_000_000_000))):
+            next(deliveries)
+        assert roles.orders.stats().acked == 0
 
 
 def test_a_consumer_that_may_not_say_that_it_is_there_works_uncounted(roles: Roles) -> None:

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 _PURGE_EVERY = 1.0  # s
 _PURGE_KEYS_EVERY = 60.0  # s
+_ASK_AGAIN = 60.0  # s after which a purge that was forbidden is tried again, as the right to it may have been granted
 _RETRY_EVERY = 0.2  # s
 _FULL_FOR = 0.05  # s after which one that holds as much as it may looks whether some of it is over
 _LONGEST_PAUSE = 30.0  # s; the database answers, so asking seldom spares it, and its limits may be changed
@@ -91,7 +92,7 @@ class Subscription(Closing):
         self._closed = False
         self._purged_at = -math.inf
         self._keys_purged_at = moments.monotonic()
-        self._forbidden: set[Callable[[TableContext], int]] = set()  # ways to purge
+        self._forbidden: dict[Callable[[TableContext], int], float] = {}  # ways to purge, and when they are tried again
         self._away_since: float | None = None
         self._pause = _RETRY_EVERY
         self.consumer = request.consumer
@@ -384,16 +385,19 @@ class Subscription(Closing):
         self._purged_at = moments.monotonic()
 
     def _purge_by(self, purge: Callable[[TableContext], int], context: TableContext) -> None:
-        """Purge in one way, as long as that is not forbidden: to drop what has expired takes less than to delete."""
-        if purge in self._forbidden:
+        """Purge in one way, unless that was forbidden lately: to drop what has expired takes less than to delete."""
+        if moments.monotonic() < self._forbidden.get(purge, 0):
             return
         try:
             purge(context)
         except ForbiddenError:
-            logger.info(
-                "%s may not %s messages of %r, and leaves that to others",
-                self.consumer,
-                "expire" if purge is expire_some else "delete",
-                context.name,
-            )
-            self._forbidden.add(purge)
+            if purge not in self._forbidden:
+                logger.info(
+                    "%s may not %s messages of %r, and leaves that to others",
+                    self.consumer,
+                    "expire" if purge is expire_some else "delete",
+                    context.name,
+                )
+            self._forbidden[purge] = moments.monotonic() + _ASK_AGAIN
+        else:
+            self._forbidden.pop(purge, None)
