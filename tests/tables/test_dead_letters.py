@@ -270,6 +270,29 @@ def test_a_claim_goes_on_beside_what_belongs_in_a_dead_letter_table_that_was_dro
     assert {one.id for one in dead} >= {late.id, 2}
 
 
+@pytest.mark.parametrize("groups", [None, "sequenced"])
+def test_a_message_that_waits_for_a_missing_dead_letter_table_says_so_and_purges_go_on(
+    make_table: MakeTable, database: Database, clock: MovableClock, groups: str | None
+) -> None:
+    dies = {"max_attempts": 1, "on_expired": "dead_letter", "dead_letter": "orders_dead", "purge_after": "0s"}
+    table = make_table(groups=groups, **dies | ({"on_exhausted": "dead_letter"} if groups else {}))
+    table.put_many([{"id": number, "payload": "tea", "group": str(number)} for number in (1, 2)])
+    table.ack(table.receive(2)[1:])
+    clock.move("1h")
+    table.put("short", id=3, group="3", expires_at=clock.now + 10**9)
+    clock.move("2s")
+    assert "dead letters" not in table.explain(3).reason
+    database.table("orders_dead").drop()
+    table = database.table("orders")
+    for number in (1, 3):
+        assert "it cannot go to the dead letters" in table.explain(number).reason
+        assert "alter(dead_letter='orders_dead') makes it anew" in table.explain(number).reason
+    assert table.purge() == 1
+    with table.subscribe() as deliveries:
+        table.put("coffee", group="4")
+        assert next(deliveries).payload == "coffee"
+
+
 def test_a_message_in_the_middle_of_a_group_dies_and_its_group_goes_on(
     make_table: MakeTable, clock: MovableClock
 ) -> None:

@@ -5,7 +5,6 @@ What both policies of groups share. `claiming_sequenced` and `claiming_exclusive
 
 from __future__ import annotations
 
-import logging
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -18,20 +17,17 @@ import sqlalchemy as sa
 from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups
-from waterclock.errors import SchemaError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
 from waterclock.tables.groups.heads import UNASSIGNED, is_assigned, these_groups
 from waterclock.tables.groups.routing import route_new
-from waterclock.tables.messages.dead_letters import bury, dead_letter_table, exhausted_reason
+from waterclock.tables.messages.dead_letters import bury, exhausted_reason, may_bury
 from waterclock.tables.messages.expiring import expire, expire_first
 from waterclock.tables.messages.group_levels import FREE_COLUMNS, Level, Look, at_level, is_ungrouped, levels, look
 from waterclock.tables.model.claim import Claimed, Wanted
 from waterclock.tables.model.schema import not_acked
 
 _Row = Any
-
-_log = logging.getLogger(__name__)
 
 
 class GroupClaim(ABC):
@@ -130,14 +126,14 @@ class GroupClaim(ABC):
         due = {"of": level.priority, "now": self._now, "count": most}
         found = connection.execute(_ungrouped_due(context), due).all()
         expired = [row.seq for row in found if row.expires_at is not None and row.expires_at <= self._now]
-        if expired and (context.options.on_expired != "dead_letter" or self._may_bury()):
+        if expired and (context.options.on_expired != "dead_letter" or may_bury(self._context)):
             self._expired += expire(context, connection, expired)
         if expired:
             found = [row for row in found if row.expires_at is None or row.expires_at > self._now]
         most_attempts = context.options.max_attempts
         if most_attempts is not None:
             exhausted = [row.seq for row in found if (row.epoch or 0) >= most_attempts]
-            if exhausted and self._may_bury():
+            if exhausted and may_bury(self._context):
                 bury(context, connection, exhausted, exhausted_reason(context))
             if exhausted:
                 found = [row for row in found if row.seq not in exhausted]
@@ -220,11 +216,11 @@ class GroupClaim(ABC):
         buried: list[int] = []
         for group_id, members in by_group.items():
             if any(row.expires_at is not None and row.expires_at <= self._now for row in members):
-                if self._context.options.on_expired == "dead_letter" and not self._may_bury():
+                if self._context.options.on_expired == "dead_letter" and not may_bury(self._context):
                     continue
                 self._expired += expire_first(self._context, self._connection, group_id, self._now, len(members))
             living, exhausted = self._due_prefix(members)
-            if exhausted and not self._may_bury():
+            if exhausted and not may_bury(self._context):
                 continue  # it holds up its group
             buried += exhausted
             if living and most:
@@ -233,14 +229,6 @@ class GroupClaim(ABC):
         if buried:
             bury(self._context, self._connection, buried, exhausted_reason(self._context))
         return chosen
-
-    def _may_bury(self) -> bool:
-        try:
-            dead_letter_table(self._context)
-        except SchemaError as error:
-            _log.warning("messages that should be in it stay, and their groups wait: %s", error)
-            return False
-        return True
 
     def _lease_end(self, members: list[_Row]) -> int:
         # The longest wait of those that go out together.

@@ -7,6 +7,7 @@ replaces it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ from waterclock.tables.model.schema import (
 
 _KEPT = ("id", "message", "headers", "priority", "group_id", "epoch", "time_scheduled", "time_created", "last_error")
 _RETURNED = ("id", "message", "headers", "priority", "group_id", "time_created", "last_error")
+_log = logging.getLogger(__name__)
+
 _CHUNK = 500  # messages moved in one transaction
 
 
@@ -248,6 +251,16 @@ def dead_letter_table(context: TableContext) -> TableContext:
             " makes it anew"
         )
     return context.dead
+
+
+def may_bury(context: TableContext) -> bool:
+    """Say whether the dead-letter table is there; a warning names it where it is gone."""
+    try:
+        dead_letter_table(context)
+    except SchemaError as error:
+        _log.warning("messages that should be in it stay, and their groups wait: %s", error)
+        return False
+    return True
 
 
 def _shared_columns(context: TableContext, dead: TableContext) -> tuple[str, ...]:

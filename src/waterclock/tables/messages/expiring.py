@@ -19,7 +19,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.heads import UNGROUPED, lock_free_groups, settle
 from waterclock.tables.groups.routing import route
 from waterclock.tables.messages import acking
-from waterclock.tables.messages.dead_letters import bury, drop, uncount
+from waterclock.tables.messages.dead_letters import bury, drop, may_bury, uncount
 from waterclock.tables.model.leased import Leased
 from waterclock.tables.model.schema import is_expired, not_acked
 from waterclock.time import MIN_NS
@@ -86,7 +86,8 @@ def expire_first(context: TableContext, connection: SqlConnection, group_id: str
 def expire_some(context: TableContext, pieces: int | None = _PIECES) -> int:
     """Remove messages that have expired and that no consumer has, without a claim; return how many.
 
-    What another transaction has locked is left to that one, or to the next look.
+    What another transaction has locked is left to that one, or to the next look; so is all where the dead-letter table
+    is gone in which it belongs.
 
     Parameters
     ----------
@@ -99,7 +100,7 @@ def expire_some(context: TableContext, pieces: int | None = _PIECES) -> int:
         # Where writers take turns, there is no need for one if nothing has expired.
         with context.backend.snapshot(indexed=True) as connection:
             found = connection.execute(_expired(context), {**after, "count": AT_ONCE}).all()
-        if not found:
+        if not found or (context.options.on_expired == "dead_letter" and not may_bury(context)):
             break
         if context.options.groups and any(row.routed == 0 for row in found):
             context.backend.transact(lambda own: route(context, own), indexed=True)

@@ -7,12 +7,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock.errors import NotFoundError
+from waterclock.errors import NotFoundError, SchemaError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.rate_limit import rate_free_at
 from waterclock.tables.groups.heads import UNGROUPED
 from waterclock.tables.groups.info import GroupInfo, list_groups, most_attempts, seen_locked
+from waterclock.tables.messages.dead_letters import dead_letter_table
 from waterclock.tables.model.schema import CANCELLED, DIED, EXPIRED, REASON, is_expired
 from waterclock.tables.model.states import (
     HOLDS,
@@ -82,13 +83,32 @@ def explain_message(context: TableContext, connection: sa.Connection, message_id
         cancelled=row.expires_at == CANCELLED,
     )
     if context.options.groups is None or (context.options.ungrouped == "free" and not row.group_id):
-        return _explain_ready(context, connection, _explain(row, columns, state_of(columns, now)), None, now)
+        explanation = _explain_ready(context, connection, _explain(row, columns, state_of(columns, now)), None, now)
+        return _explain_unburied(context, columns, explanation)
     found = list_groups(context, connection, [row.group_id or UNGROUPED])
     group = seen_locked(context, found[0]) if found else None
     blocking = _blocking_id(context, connection, row, None if group is None else group.state)
     most = most_attempts(context.options)
     state = state_of(columns, now, blocked=blocking is not None, most=most)
-    return _explain_ready(context, connection, _explain(row, columns, state, group, blocking), group, now)
+    explanation = _explain_ready(context, connection, _explain(row, columns, state, group, blocking), group, now)
+    return _explain_unburied(context, columns, explanation)
+
+
+def _explain_unburied(context: TableContext, columns: MessageColumns, explanation: Explanation) -> Explanation:
+    """Say so where a message stays only because the dead-letter table is gone in which it belongs."""
+    options = context.options
+    belongs = {
+        "expired": options.on_expired == "dead_letter",
+        "ready": options.max_attempts is not None and columns.epoch >= options.max_attempts,
+    }
+    is_there = context.dead is not None or options.dead_letter is None
+    if is_there or columns.time_acked is not None or not belongs.get(explanation.state):
+        return explanation
+    try:
+        dead_letter_table(context)
+    except SchemaError as error:
+        return replace(explanation, reason=f"{explanation.reason}; it cannot go to the dead letters: {error}")
+    return explanation
 
 
 def _explain(
