@@ -13,7 +13,7 @@ from tests.statements import statements_of
 from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.tables.message_table import MessageTable
-from waterclock.time import format_time, to_time
+from waterclock.time import format_time, to_duration, to_time
 
 from .conftest import MovableClock
 
@@ -127,6 +127,36 @@ def test_of_many_processes_with_clocks_of_their_own_one_puts_each_tick(
     assert [table.tick() for table in tables] == [0] * 4
     for one in others:
         one.close()
+
+
+def test_a_clock_that_steps_back_and_a_purge_beside_two_that_tick_leave_one_message_a_tick(
+    database_url: str, make_table: MakeTable, clock: MovableClock, tmp_path: Any
+) -> None:
+    clock.now = NOON
+    jobs = make_table("jobs", payload="json", purge_after="1s")
+    jobs.schedule("hourly", cron="@hourly", payload=1)
+    other = connect(database_url, tmp_path / "ledgers", clock=clock)
+    seen: list[str] = []
+
+    def tick(table: MessageTable) -> None:
+        table.tick()
+        for delivery in table.receive(10):
+            assert delivery.headers is not None
+            seen.append(delivery.headers["waterclock.tick"])
+            delivery.ack()
+
+    with ThreadPoolExecutor(3) as pool:
+        for by in ("1h", "5m", "-5m", "55m", "-5m", "5m", "5m"):
+            clock.now += to_duration(by.removeprefix("-")) * (-1 if by.startswith("-") else 1)
+            purging = pool.submit(jobs.purge)
+            list(pool.map(tick, (jobs, other.table("jobs"))))
+            purging.result()
+    jobs.purge()
+    other.close()
+    assert seen == ["2030-07-01T13:00:00Z", "2030-07-01T14:00:00Z"]
+    stats = jobs.stats()
+    assert (stats.sent, stats.acked, stats.purged) == (2, 1, 1)
+    assert jobs.peek() == []
 
 
 def test_the_heartbeat_of_a_subscription_ticks_and_asks_nothing_where_nothing_is_due(

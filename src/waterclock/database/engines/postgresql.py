@@ -60,6 +60,11 @@ _REFUSALS = {
 }
 
 
+def is_pooled(url: sa.URL) -> bool:
+    """Say whether a URL tells that each transaction may get another session: nothing lasts longer than one."""
+    return url.query.get("prepare_threshold") == "none"
+
+
 class PostgresqlDialect:
     """PostgreSQL's answers."""
 
@@ -74,7 +79,7 @@ class PostgresqlDialect:
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine that outlives a restart of the server."""
         options: dict[str, int | None] = {name: value for name, value in _KEEP_ALIVE.items() if name not in url.query}
-        if url.query.get("prepare_threshold") == "none":  # a URL has texts, and the driver takes None
+        if is_pooled(url):  # a URL has texts, and the driver takes None
             options["prepare_threshold"] = None
             url = url.difference_update_query(["prepare_threshold"])
         engine = sa.create_engine(url, connect_args=options)

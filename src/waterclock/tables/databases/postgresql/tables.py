@@ -13,9 +13,10 @@ from sqlalchemy.types import TypeEngine
 
 from waterclock.database.backend import Backend
 from waterclock.database.direct import Direct
+from waterclock.database.engines.postgresql import is_pooled
 from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
-from waterclock.tables.databases.changes import Changes
+from waterclock.tables.databases.changes import Changes, Polling
 from waterclock.tables.databases.indexes import index_acked, index_expiring, index_unacked
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.json_list import JsonList
@@ -351,8 +352,8 @@ class PostgresqlTables(TableDialect):
         return (set(), None) if row is None else (set(row.column_names), row)
 
     def changes(self, backend: Backend, name: str) -> Changes:
-        """Listen for notifications."""
-        return Listening(backend, name)
+        """Listen for notifications; look again and again where no session stays ours."""
+        return Polling() if is_pooled(backend.url) else Listening(backend, name)
 
 
 @built_once(maxsize=256)
