@@ -27,6 +27,8 @@ PATIENCE = 60.0
 _ZONE = "Asia/Kathmandu"
 _ZONE_OFFSET = "+05:45"
 
+_CONNECTIONS = 450  # tests of several processes at a time, one of them beside 300 that are idle
+
 _PORTS = range(15_000, 32_000)
 
 
@@ -177,6 +179,7 @@ class PostgreSQL(Server):
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": str(self.folder),
             "shared_buffers": "128MB",
+            "max_connections": _CONNECTIONS,
             "fsync": "on",
             "synchronous_commit": "on",
             "timezone": _ZONE,
@@ -224,6 +227,7 @@ class MariaDB(Server):
             f"--init-file={self.folder / 'users.sql'}",
             "--bind-address=127.0.0.1",
             f"--port={self.port}",
+            f"--max-connections={_CONNECTIONS}",
             "--skip-name-resolve",
             "--character-set-server=utf8mb4",  # as Debian and Ubuntu set it; built in is latin1
             f"--default-time-zone={_ZONE_OFFSET}",

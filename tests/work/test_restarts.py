@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import sqlalchemy as sa
@@ -13,6 +15,7 @@ from tests.work.conftest import running, until
 import waterclock as wc
 
 COUNT = 3000
+IDLE = 300
 ENDING = {
     "postgresql": "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND pid <> pg_backend_pid()",
@@ -35,6 +38,51 @@ def end_connections(engine: sa.Engine, kind: str) -> None:
                     connection.execute(sa.text(f"KILL {row.id}"))
                 except sa.exc.OperationalError:
                     continue  # it ended by itself
+
+
+@contextmanager
+def idle_connections(service: Service) -> Generator[None]:
+    """Have connections to the same server that do nothing."""
+    engine = sa.create_engine(service.url, poolclass=sa.NullPool)
+    with ExitStack() as stack:
+        for _ in range(IDLE):
+            stack.enter_context(engine.connect())
+        yield
+        # Those that a restart has ended cannot be left as others are.
+        stack.pop_all()
+    engine.dispose()
+
+
+@pytest.mark.slow
+def test_a_worker_is_as_quick_as_a_new_one_after_a_restart_and_ended_connections_beside_300_idle_ones(
+    server: tuple[Service, str],
+) -> None:
+    service, url = server
+    engine = sa.create_engine(url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+
+    def seconds(table: wc.MessageTable, done: list[int]) -> float:
+        before, began = len(done), time.monotonic()
+        table.put_many([{"payload": number} for number in range(COUNT)])
+        until(lambda: len(done) == before + COUNT)
+        return time.monotonic() - began
+
+    with wc.connect(url) as first, idle_connections(service):
+        old, old_done = first.create_table("old", payload="json", poll_interval="1h"), []
+        with running(wc.Worker(old, lambda one: old_done.append(one.payload), concurrency=8)):
+            old.put(0)
+            until(lambda: len(old_done) == 1)
+            for _ in range(10):
+                end_connections(engine, service.name)
+                threading.Event().wait(0.2)
+            service.restart(immediate=True)
+            with idle_connections(service), wc.connect(url) as second:
+                new, new_done = second.create_table("new", payload="json", poll_interval="1h"), []
+                with running(wc.Worker(new, lambda one: new_done.append(one.payload), concurrency=8)):
+                    # One turn is enough: what is lost for good would be lost in each of them.
+                    until(lambda: seconds(old, old_done) * 0.95 <= seconds(new, new_done))
+                until(lambda: new.stats().acked == len(new_done))
+            until(lambda: old.stats().acked == len(old_done))
+    engine.dispose()
 
 
 @pytest.mark.slow
