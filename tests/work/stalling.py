@@ -19,9 +19,12 @@ class StallingWire:
     ----------
     url
         Where the server seems to be.
+    opened
+        How many connections there have been.
     """
 
     def __init__(self, url: str) -> None:
+        self.opened = 0
         target = sa.make_url(url)
         self._to = (target.host or "127.0.0.1", target.port)
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -53,6 +56,7 @@ class StallingWire:
         with suppress(OSError):
             while True:
                 client, _ = self._listening.accept()
+                self.opened += 1
                 self._all.add(client)
                 if self._is_silent:
                     self._silent.add(client)
