@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
+import venv
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -130,3 +134,54 @@ def test_a_pipeline_on_a_cluster_keeps_its_state_in_as_many_partitions_as_there_
         assert json.loads(plan)["state_partitions"] == 2
         closed = {name for name in expected(database)[0] if int(name.partition("@")[2]) < at[-1]}
         assert set(landed(database)) == closed
+
+
+WHERE_FROM = """
+import sys
+import pandas as pd
+from waterclock.spark.session.session import session
+
+def where(frames):
+    import os, waterclock
+    yield pd.DataFrame({"file": [os.path.relpath(waterclock.__file__)], "python": [sys.executable]})
+
+settings = {"spark.archives": sys.argv[2], "spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1"}
+spark = session("where", sys.argv[1], **settings, **{"spark.ui.enabled": "false"})
+print(spark.range(0, 2, 1, 2).mapInPandas(where, "file STRING, python STRING").first().file)
+"""
+
+
+@pytest.mark.slow  # as above
+def test_executors_take_waterclock_from_a_packed_environment(cluster: Cluster, tmp_path: Path) -> None:
+    packed = packed_environment(tmp_path)
+    python = {"PYSPARK_PYTHON": "./environment/bin/python"}  # the driver's planning takes it from its own folder
+    command = [sys.executable, "-c", WHERE_FROM, cluster.url, f"{packed}#environment"]
+    asked = subprocess.run(command, cwd=tmp_path, env=LOCAL | python, capture_output=True, text=True, check=False)
+    assert asked.stdout.startswith("environment/lib/"), asked.stderr[-3_000:]
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        topic = database.create_topic("telemetry")
+        database.create_table("batches", id_type="text")
+        database.create_topic("rejected")
+        at = [START + n * SECOND for n in range(20)]
+        topic.append([wc.Message(s, "x", time, publish_time=time, receive_time=time) for time in at for s in "abc"])
+        command = [sys.executable, "-m", "waterclock", "pipeline", "run", str(write(tmp_path)), "--once", "--json"]
+        command += ["--master", cluster.url, "--conf", "spark.executor.memory=512m", "--conf", "spark.ui.enabled=false"]
+        command += ["--conf", f"spark.archives={packed}#environment"]
+        done = subprocess.run(command, cwd=tmp_path, env=LOCAL | python, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3_000:]
+        closed = {name for name in expected(database)[0] if int(name.partition("@")[2]) < at[-1]}
+        assert set(landed(database)) == closed
+
+
+def packed_environment(folder: Path) -> Path:
+    """Pack an environment with a Waterclock of its own; all else it takes from the one of the tests, to stay small."""
+    made = folder / "environment"
+    venv.create(made, with_pip=False)
+    libraries = Path(sysconfig.get_path("purelib", vars={"base": str(made), "platbase": str(made)}))
+    package = Path(wc.__file__).parent
+    shutil.copytree(package, libraries / "waterclock", ignore=shutil.ignore_patterns("__pycache__"))
+    (libraries / "others.pth").write_text(sysconfig.get_path("purelib"))
+    packed = folder / "environment.tar.gz"
+    with tarfile.open(packed, "w:gz") as archive:
+        archive.add(made, ".")
+    return packed
