@@ -49,3 +49,18 @@ def cut(text: str) -> str:
         return text
     left_out = len(text) - _TEXT
     return f"{text[: _TEXT - _TEXT_END]}… ({left_out} characters left out) …{text[-_TEXT_END:]}"
+
+
+def said_of(error: BaseException) -> str:
+    """Give an exception's type and text; the type alone where it has no text, or fails to give it."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  # an exception of a handler's may do anything
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def in_a_line(text: str | None) -> str:
+    """Show a text in a line of a log: cut where it is long, and what would move a terminal's cursor as its escape."""
+    shown = cut(text or "")
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in shown)

@@ -16,6 +16,7 @@ from waterclock.connection import Database, connect
 from waterclock.errors import LeaseLostError
 from waterclock.tables.message_table import MessageTable
 
+KEYED = 40  # rows read for each key
 MESSAGES = 2_000
 READ_FOR_EACH = {None: 60, "sequenced": 150, "exclusive": 250}
 """Rows of tables and indexes, for everything that is done; two thirds of them are. Going through all messages at each
@@ -126,3 +127,15 @@ def test_no_work_reads_more_than_a_few_rows_for_each_message(
         work(database.table("orders"), database.table("others"), groups)
     read = rows_read(database_url) - before
     assert read < READ_FOR_EACH[groups] * MESSAGES
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_putting_many_keys_reads_a_few_rows_for_each(database_url: str) -> None:
+    with connect(database_url, "unused") as database:
+        table = database.create_table("orders", payload="text")
+    before = rows_read(database_url)
+    with connect(database_url, "unused") as database:
+        table = database.table("orders")
+        for _ in range(2):
+            table.put_many([{"payload": "x", "unique": f"k{number}"} for number in range(MESSAGES)])
+    assert rows_read(database_url) - before < KEYED * MESSAGES

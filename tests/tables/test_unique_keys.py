@@ -19,6 +19,7 @@ from waterclock.tables.message_table import MessageTable
 from .callers import Open, ways
 from .conftest import MovableClock
 from .kinds import KINDS, group_of
+from .received import payloads
 
 MakeTable = Callable[..., MessageTable]
 
@@ -227,3 +228,22 @@ def test_what_is_put_without_a_key_asks_for_none(database: Database, orders: Mes
 def test_what_is_no_key_is_refused(orders: MessageTable, given: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidArgumentError, match=named):
         orders.put("a", **given)
+
+
+@pytest.mark.parametrize("id_type", ["bigint", "text", "uuid"])
+def test_a_put_whose_id_is_there_takes_no_key(make_table: MakeTable, id_type: str) -> None:
+    table = make_table(id_type=id_type)
+    ours = {"bigint": 5, "text": "five", "uuid": "0199aaaa-0000-7000-8000-000000000005"}[id_type]
+    others = {"bigint": (8, 9), "text": ("eight", "nine"), "uuid": (None, None)}[id_type]
+    first = table.put("1", id=ours, unique="a")
+    assert table.put("2", id=ours, unique="b") == first
+    another, same = table.put_many(
+        [
+            {"payload": "3", "id": ours, "unique": "c"},
+            {"payload": "4", "id": others[0], "unique": "c"},
+            {"payload": "5", "id": others[1], "unique": "b"},
+        ]
+    )[1:]
+    assert len({first, another, same}) == 3
+    assert table.put("6", id=ours, unique="a") == first
+    assert payloads(table) == ["1", "4", "5"]

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from waterclock.cli.common import Common
-from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
+from waterclock.errors import InvalidArgumentError, WaterclockError
+from waterclock.quoting import in_a_line, quoted, said_of
 
 if TYPE_CHECKING:
     from waterclock.cli.output import Output
@@ -84,12 +84,21 @@ def work(
         output = common.output
         with _saying(worker, output), _answering(worker, metrics, output):
             output.talk(f"works on {', '.join(each.name for each in found)}, {processes or concurrency} at a time")
-            worker.run()
+            _run(worker)
         output.talk(_line(worker))
         if worker.unfinished:  # Python would wait for threads of theirs
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(0)
+
+
+def _run(worker: Worker) -> None:
+    try:
+        worker.run()
+    except WaterclockError:
+        raise
+    except Exception as error:
+        raise InvalidArgumentError(f"handler: its factory fails: {in_a_line(said_of(error))}") from error
 
 
 def _found(database: Database, handlers: list[str], table: str | None) -> dict[MessageTable, Any]:
@@ -112,10 +121,11 @@ def _imported(place: str) -> Any:
         raise InvalidArgumentError(f"handler: {quoted(place)} is not MODULE:NAME")
     try:
         found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise InvalidArgumentError(f"handler: there is no module {quoted(module)}, here or installed") from None
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise InvalidArgumentError(f"handler: there is no module {quoted(module)}, here or installed") from None
+        said = in_a_line(said_of(error))
+        raise InvalidArgumentError(f"handler: module {quoted(module)} cannot be imported: {said}") from error
     for part in name.split("."):
         try:
             found = getattr(found, part)

@@ -156,7 +156,7 @@ unique_keys = sa.Table(
         doc="1 where the message has the key until it is acked or dead, 0 where until it is claimed.",
     ),
     sa.Column("used_at", BigInt, nullable=False, doc="When a producer used the key last, or a purge kept it, ns."),
-    sa.Index("waterclock_unique_keys_used_idx", "table_id", "used_at"),
+    sa.Index("waterclock_unique_keys_used_idx", "used_at", "table_id"),
 )
 """One row for each key of messages of which only one waits at a time; it is locked by who puts with the key.
 

@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.errors import InvalidArgumentError, LeaseLostError
+from waterclock.quoting import said_of
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery, hand_over
@@ -107,7 +108,7 @@ def _handle(context: TableContext, lend: _Lend, delivery: Delivery, handler: Bou
     except BaseException as error:
         if not (delivery.over or delivery.undecided):
             with lend() as own:
-                delivery.nack_in(own, None, f"{type(error).__name__}: {error}")
+                delivery.nack_in(own, None, said_of(error))
         raise
     if delivery.over or delivery.undecided:
         return

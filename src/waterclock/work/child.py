@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from waterclock.connection import connect
+from waterclock.quoting import said_of
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
@@ -132,7 +133,7 @@ def serve(
         try:
             child = _Child(pipe, tables, around, loop, stack)
         except BaseException as error:  # noqa: BLE001  # the parent says it
-            pipe.send(Broken(f"{type(error).__name__}: {error}"))
+            pipe.send(Broken(said_of(error)))
             return
         pipe.send(Ready(child.kinds))
         child.serve()

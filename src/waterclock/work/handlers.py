@@ -98,8 +98,25 @@ def is_factory(given: object) -> bool:
 
 
 def entered(factory: Any) -> Entered:
-    """Give the context manager of a factory."""
-    return factory if isinstance(factory, AbstractContextManager | AbstractAsyncContextManager) else factory()
+    """Give the context manager of a factory.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Where it is none: a generator that takes a message, or that is not decorated.
+    """
+    if isinstance(factory, AbstractContextManager | AbstractAsyncContextManager):
+        return factory
+    name = getattr(factory, "__qualname__", "it")
+    remedy = "a handler returns; what yields handlers takes no arguments and has contextlib's decorator contextmanager"
+    if any(
+        each.default is each.empty and each.kind in _BY_PLACE for each in inspect.signature(factory).parameters.values()
+    ):
+        raise InvalidArgumentError(f"handler: {name} yields, and takes arguments; {remedy}")
+    made = factory()
+    if not isinstance(made, AbstractContextManager | AbstractAsyncContextManager):
+        raise InvalidArgumentError(f"handler: {name} yields, and is no context manager; {remedy}")
+    return made
 
 
 def _wants(function: Handler, name: str) -> list[Any]:
@@ -110,6 +127,8 @@ def _wants(function: Handler, name: str) -> list[Any]:
         return [Delivery]
     needed = [each for each in parameters if each.kind in _BY_PLACE and each.default is each.empty]
     hints = _hints(function)
+    if not any(each.kind in (*_BY_PLACE, inspect.Parameter.VAR_POSITIONAL) for each in parameters):
+        raise InvalidArgumentError(f"handler: {name} takes no argument; give it one, the delivery")
     wants = [_want(hints.get(each.name, each.annotation), name) for each in needed] or [Delivery]
     if len(wants) > 2 or wants.count(Delivery) == 2:  # noqa: PLR2004  # the delivery and the payload
         raise InvalidArgumentError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from waterclock.quoting import said_of
 from waterclock.time import Duration, to_duration
 
 
@@ -97,4 +98,4 @@ def outcome_of(error: BaseException) -> Outcome:
         case Discard():
             return Outcome("discard", why=error.why)
         case _:
-            return Outcome("back_off", why=f"{type(error).__name__}: {error}")
+            return Outcome("back_off", why=said_of(error))

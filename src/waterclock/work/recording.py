@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from waterclock import moments
 from waterclock.database.deadlines import answers_within
 from waterclock.errors import LeaseLostError, OrderError, UnavailableError, WaterclockError
+from waterclock.quoting import in_a_line
 from waterclock.tables.messages.dead_letters import dies_when_given_back
 from waterclock.time import format_duration
 from waterclock.work.counts import Counter
@@ -112,7 +113,9 @@ class Recorder:
                 self._counter.note("done")
             else:
                 self._counter.note("discarded")
-                _log.info("message %r of %r is discarded: %s", one.delivery.id, intake.table.name, outcome.why)
+                _log.info(
+                    "message %r of %r is discarded: %s", one.delivery.id, intake.table.name, in_a_line(outcome.why)
+                )
 
     def _apart(self, intake: Intake, each: Handled) -> None:
         one, outcome, dropped = each
@@ -143,7 +146,7 @@ class Recorder:
         if outcome.verb == "dead_letter" and options.dead_letter is not None:
             delivery.dead_letter(outcome.why or "")
             self._counter.note("dead")
-            _log.warning("message %r of %r is a dead letter: %s", delivery.id, name, outcome.why)
+            _log.warning("message %r of %r is a dead letter: %s", delivery.id, name, in_a_line(outcome.why))
             return
         delay = delivery.retry_delay(outcome.delay)
         dies = dies_when_given_back(delivery.context, delivery.leased)
@@ -156,7 +159,12 @@ class Recorder:
         else:
             then = f"next try in {format_duration(delay // _MILLISECOND * _MILLISECOND)}"
         _log.warning(
-            "message %r of %r failed, attempt %d; %s: %s", delivery.id, name, delivery.epoch, then, outcome.why
+            "message %r of %r failed, attempt %d; %s: %s",
+            delivery.id,
+            name,
+            delivery.epoch,
+            then,
+            in_a_line(outcome.why),
         )
 
     def _try(self, work: Callable[[], object]) -> None:

@@ -40,6 +40,9 @@ _STUCK_AFTER = 5 * _SECOND  # ns after its timeout an asynchronous handler that 
 ENDING = 4.0
 """Seconds that a worker takes to end after its grace at the most."""
 
+MOST_SLOTS = 10_000
+"""Messages that a worker handles at a time at the most: a system has no more threads for a process."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -108,6 +111,8 @@ class Worker:
     ) -> None:
         self._given = _tables(table, handler)
         self._slots = check_count(concurrency, "concurrency")
+        if self._slots > MOST_SLOTS:
+            raise InvalidArgumentError(f"concurrency: {concurrency} is more than {MOST_SLOTS}; run several workers")
         self._child_count = _children(processes, self._slots, recycle_after, recycle_above)
         self._recycled = {"recycle_after": recycle_after, "recycle_above": recycle_above}
         self._subscribed = {"consumer": consumer, "where": where, "parameters": parameters, "rate_limit": rate_limit}

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import LeaseLostError
+from waterclock.quoting import said_of
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import explaining
@@ -443,7 +444,7 @@ class Delivery:
         if self.over:
             return
         try:
-            self.nack(error=f"{type(error).__name__}: {error}")
+            self.nack(error=said_of(error))
         except LeaseLostError as lost:
             error.add_note(str(lost))
 

@@ -69,6 +69,7 @@ def put_keyed(context: TableContext, connection: SqlConnection, prepared: Prepar
         _insert_missing(context, connection, [name for name in names if name not in held], now)
         held = _lock(context, connection, names)
     waiting = _waiting(context, connection, held, locks=locks)
+    there = _there(context, connection, prepared)
     new: list[dict[str, Any]] = []
     by_key: dict[str, dict[str, Any]] = {}
     put: list[dict[str, Any] | MessageId] = []
@@ -89,15 +90,27 @@ def put_keyed(context: TableContext, connection: SqlConnection, prepared: Prepar
         if stands is None:
             new.append(row)
             stands = row
-            if key is not None:
+            if key is not None and row["id"] not in there:
                 by_key[key.text] = row
         else:
             existing.append(stands)
         put.append(stands)
     inserted = _put_new(context, connection, prepared, new)
     prepared.tried = True
-    _note(context, connection, prepared.keys, by_key)
+    there.update(inserted.existing)  # meanwhile
+    _note(context, connection, prepared.keys, {key: row for key, row in by_key.items() if row["id"] not in there})
     return PutIds([_id(one) for one in put], [*inserted.existing, *(_id(one) for one in existing)])
+
+
+def _there(context: TableContext, connection: SqlConnection, prepared: PreparedRows) -> set[MessageId]:
+    """Tell which messages with keys are there by their ids: putting them changes nothing, so they get no key."""
+    drawn = {id(row) for row in prepared.nameless}
+    given = [
+        row["id"]
+        for row, key in zip(prepared.rows, prepared.keys, strict=True)
+        if key is not None and id(row) not in drawn
+    ]
+    return set(connection.scalars(_being_there(context), {"ids": sorted(given, key=str)})) if given else set()
 
 
 def _id(one: dict[str, Any] | MessageId) -> MessageId:
@@ -247,6 +260,11 @@ def _old(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     before = sa.bindparam("before", type_=sa.BigInteger)
     which = unique_keys.c.table_id == context.table_id, unique_keys.c.used_at <= before
     return sa.select(unique_keys).where(*which).order_by(unique_keys.c.used_at)
+
+
+@built_once(maxsize=256)
+def _being_there(context: TableContext) -> sa.Select[Any]:
+    return sa.select(context.rows.c.id).where(context.sql.any_of(context.rows.c.id, "ids"))
 
 
 @built_once(maxsize=256)

@@ -22,4 +22,5 @@ def upgrade() -> None:
         sa.Column("used_at", BigInt, nullable=False),
         sa.PrimaryKeyConstraint("table_id", "unique_key", name="waterclock_unique_keys_pkey"),
     )
-    create_index("waterclock_unique_keys_used_idx", "waterclock_unique_keys", ["table_id", "used_at"])
+    # Not by table first: without statistics PostgreSQL takes the table for a key, and would go through all its keys.
+    create_index("waterclock_unique_keys_used_idx", "waterclock_unique_keys", ["used_at", "table_id"])
