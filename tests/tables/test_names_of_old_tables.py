@@ -11,6 +11,7 @@ from tests.catalogues import migrate_only_to, name_groups_as_today
 
 from waterclock.connection import Database
 from waterclock.database import types
+from waterclock.tables.groups import routing
 from waterclock.tables.message_table import MessageTable
 
 from .plain_sql import run
@@ -90,7 +91,8 @@ def test_after_the_migration_texts_are_distinguished_and_all_else_is_as_it_was(
     numbered.put({"a": 1})
     before = shapes(old)
     new = renewed(connect, monkeypatch)
-    assert shapes(new) == renamed(before)
+    after = renamed(before)
+    assert {name: shape for name, shape in shapes(new).items() if name in after} == after  # others are new
     with new.backend.engine.connect() as connection:
         padded = sorted(map(tuple, connection.execute(PADDED)))
     assert padded == [("numbered", "message"), ("orders", "own")]  # what is JSON, and a column of the user's
@@ -111,7 +113,9 @@ def test_messages_of_groups_that_were_one_are_all_sent_each_group_in_order(
     table = old.create_table("orders", payload="text", groups=mode, ack_wait="1h")
     groups = [first, "a", "a ", "a", "a ", "b", "b ", "a  "]
     table.put_many([{"payload": f"{group}{number}", "group": group} for number, group in enumerate(groups)])
-    [out] = table.receive(1)
+    with monkeypatch.context() as patch:  # the names were one for the catalogue, as its older versions knew
+        patch.setattr(routing, "_adding", routing._adding.prefix_with("IGNORE"))
+        [out] = table.receive(1)
     out.nack(delay=0)
     run(old, "UPDATE waterclock_consumers SET lease_until = 1")  # the consumer of before is gone
     new = renewed(connect, monkeypatch)

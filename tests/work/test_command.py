@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
 from tests.forked import Forked
 from tests.work.conftest import Waiting, running, until
 from tests.work.shop import broken_mark
 
+from waterclock.cli.common import Common
+from waterclock.cli.work import work
 from waterclock.connection import connect
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.tables.consumers.delivery import Delivery
@@ -128,3 +132,31 @@ def test_a_worker_that_was_stopped_beyond_its_lease_sees_that_and_its_ack_is_ref
             os.kill(one.pid, signal.SIGTERM)
             assert one.wait() == 0
         assert (found[0].epoch, orders.stats().acked, orders.stats().sent) == (2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("import nosuchmodule", "cannot be imported: ModuleNotFoundError: No module named 'nosuchmodule'"),
+        ("def h(:", "cannot be imported: SyntaxError"),
+        ("def h(): pass", "h takes no argument"),
+        ("def h(delivery): yield", "h yields, and takes arguments"),
+        (
+            "import contextlib\n@contextlib.contextmanager\ndef h():\n raise ValueError('a\\nb')\n yield",
+            "its factory fails: ",
+        ),
+    ],
+)
+def test_a_module_that_is_no_good_is_said_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, said: str
+) -> None:
+    (tmp_path / "no_good.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "no_good", raising=False)
+    url = f"sqlite:///{tmp_path / 'f.db'}"
+    with connect(url) as database:
+        database.create_table("orders")
+    with pytest.raises(InvalidArgumentError) as refused:
+        work(["no_good:h"], table="orders", common=Common(url=url))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -17,6 +17,7 @@ import waterclock as wc
 from waterclock.tables.consumers.heartbeat import Heartbeat
 from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.message_table import MessageTable
+from waterclock.work import worker as worker_module
 from waterclock.work.metrics import answering
 
 MakeTable = Callable[..., MessageTable]
@@ -189,3 +190,85 @@ def test_a_thread_that_is_stuck_in_c_costs_no_slot_and_is_a_metric(make_table: M
     os.close(read)
     os.close(write)
     assert (orders.stats().acked, orders.stats().delayed) == (20, 2)
+
+
+def test_a_blocked_loop_costs_the_messages_whose_handlers_have_not_begun_no_attempt(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_STUCK_AFTER", 0)
+    orders = make_table(max_attempts=1)
+    orders.put_many([{"payload": number} for number in range(4)])
+    go_on = threading.Event()
+
+    async def handle(delivery: wc.Delivery) -> None:
+        if delivery.payload == 0:
+            go_on.wait(PATIENCE)
+
+    worker = wc.Worker(orders, handle, concurrency=4, timeout="300ms")
+    with running(worker):
+        until(lambda: worker.counts.stuck)
+        until(lambda: worker.facts()["running"] == 3)
+        worker._look()
+        go_on.set()
+        until(lambda: worker.counts.done == 3)
+    assert (worker.counts.stuck, worker.counts.failed) == (1, 1)
+
+
+class Unspeakable(Exception):  # noqa: N818  # it is one, and cannot say so
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("kind", ["thread", "task"])
+def test_an_exception_that_cannot_say_what_it_is_ends_no_slot(
+    make_table: MakeTable, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    orders = make_table(max_attempts=1, dead_letter="dead")
+    orders.put_many([{"payload": 1}, {"payload": 2}])
+
+    def in_thread(_: wc.Delivery) -> None:
+        raise Unspeakable
+
+    async def in_task(_: wc.Delivery) -> None:
+        raise Unspeakable
+
+    worker = wc.Worker(orders, in_thread if kind == "thread" else in_task)
+    with running(worker):
+        until(lambda: worker.counts.failed == 2)
+    assert "Unspeakable" in caplog.text
+    assert [one["dead_reason"] for one in orders.dead_letters()] == ["sent 1 times without an ack"] * 2
+
+
+def test_what_a_handler_raises_is_one_line_of_the_log_and_a_reason_may_be_an_exception(
+    make_table: MakeTable, caplog: pytest.LogCaptureFixture
+) -> None:
+    orders = make_table(dead_letter="dead", max_attempts=1)
+    orders.put_many([{"payload": 1}, {"payload": 2}])
+
+    def handle(delivery: wc.Delivery) -> None:
+        if delivery.payload == 1:
+            raise wc.DeadLetter(ValueError("wrong\npress"))
+        raise ValueError("first\nsecond\x1b[31m" + "x" * 10_000)
+
+    worker = wc.Worker(orders, handle)
+    with running(worker):
+        until(lambda: worker.counts.failed + worker.counts.dead == 2)
+    said = [each.getMessage() for each in caplog.records if "message" in each.getMessage()]
+    assert any("ValueError: wrong\\npress" in each for each in said)
+    assert all(each.isprintable() and len(each) < 2_000 for each in said)
+    assert {one["dead_reason"] for one in orders.dead_letters()} >= {"ValueError: wrong\npress"}
+
+
+def test_a_child_process_that_dies_while_one_of_its_own_lives_is_noticed(make_table: MakeTable) -> None:
+    orders = make_table(max_attempts=1)
+    orders.put(1)
+    worker = wc.Worker(orders, forks_and_dies, processes=1)
+    with running(worker):
+        until(lambda: worker.counts.failed)
+    assert worker.counts.replaced == 1
+
+
+def forks_and_dies(_: wc.Delivery) -> None:
+    if os.fork() == 0:
+        threading.Event().wait(PATIENCE / 4)
+    os._exit(1)

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.errors import InvalidArgumentError, LeaseLostError
-from waterclock.quoting import said_of
+from waterclock.quoting import quoted, said_of
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery, hand_over
@@ -22,6 +22,7 @@ from waterclock.tables.messages.claiming import claim_within
 from waterclock.tables.messages.dead_letters import bury_leased
 from waterclock.tables.messages.expiring import expire_claimed
 from waterclock.tables.model.claim import Wanted
+from waterclock.tables.model.options import check_count
 from waterclock.work.handlers import BoundHandler
 from waterclock.work.outcomes import HandlerSays, Outcome, outcome_of
 
@@ -53,12 +54,20 @@ def drain(table: MessageTable, handler: Callable[..., Any], *, connection: Any =
     Raises
     ------
     InvalidArgumentError
-        Where more are due than ``limit``.
+        Where more are due than ``limit``; for an ``async def`` where an event loop runs in this thread.
     """
+    if not isinstance(table, MessageTable):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers need no types
+        raise InvalidArgumentError(f"table: {quoted(table)} is no message table")
+    check_count(limit, "limit")
     context = table.context
     callers = CallerConnections(context.backend)
     lend = _own(context) if connection is None else lambda: callers.use(connection)
     bound = BoundHandler(handler)
+    if bound.is_async and _has_loop():
+        raise InvalidArgumentError(
+            f"handler: {bound.name} is asynchronous, and an event loop runs in this thread; drain from another one:"
+            " await asyncio.to_thread(drain, table, handler)"
+        )
     count = 0
     while (delivery := _take(context, callers, lend)) is not None:
         if count == limit:
@@ -71,6 +80,14 @@ def drain(table: MessageTable, handler: Callable[..., Any], *, connection: Any =
         count += 1
         _handle(context, lend, delivery, bound, connection)
     return count
+
+
+def _has_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _own(context: TableContext) -> _Lend:

@@ -74,12 +74,15 @@ class EventLoop:
     def _pull(self) -> None:
         self._pull_is_due = False
         while (handling := self._lanes.next_now()) is not None:
+            handling.waits_for_loop = True
             task = self._loop.create_task(self._run_one(handling))
             self._tasks[task] = handling
             handling.cancel = lambda task=task: self._loop.call_soon_threadsafe(task.cancel)
             task.add_done_callback(self._forget)
 
     async def _run_one(self, handling: Handling) -> None:
+        handling.began_at = moments.monotonic_ns()
+        handling.waits_for_loop = False
         await self._handle(handling)
 
     def _forget(self, task: asyncio.Task[object]) -> None:

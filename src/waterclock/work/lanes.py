@@ -46,6 +46,8 @@ class Handling:
         Since when it could begin, ns that pass.
     began_at
         When its handler was called, ns that pass; 0 before.
+    waits_for_loop
+        Whether it has a slot, and the event loop has not come to it yet: the time of its handler has not begun.
     asked
         Whether the handler was asked to stop.
     ended
@@ -67,6 +69,7 @@ class Handling:
         "intake",
         "lane",
         "ready_at",
+        "waits_for_loop",
     )
 
     def __init__(self, delivery: Delivery, intake: Intake, claimed_at: int) -> None:
@@ -75,6 +78,7 @@ class Handling:
         self.claimed_at = claimed_at
         self.ready_at = 0
         self.began_at = 0
+        self.waits_for_loop = False
         self.asked = False
         self.ended = False
         self.cancel: Callable[[], object] | None = None

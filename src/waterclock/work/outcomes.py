@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from waterclock.quoting import said_of
+from waterclock.quoting import quoted, said_of
 from waterclock.time import Duration, to_duration
+
+
+def _text_of(why: object) -> str:
+    """Give a reason as a text; often it is the exception that a handler caught."""
+    if isinstance(why, str):
+        return why
+    return said_of(why) if isinstance(why, BaseException) else quoted(why)
 
 
 class HandlerSays(Exception):  # noqa: N818  # none of them is an error: a handler says what is to become of its message
@@ -24,10 +31,10 @@ class Retry(HandlerSays):
         Kept in the column ``last_error``.
     """
 
-    def __init__(self, after: Duration | None = None, why: str | None = None) -> None:
+    def __init__(self, after: Duration | None = None, why: object = None) -> None:
         super().__init__(after, why)
         self.after = None if after is None else to_duration(after, "after")
-        self.why = why
+        self.why = None if why is None else _text_of(why)
 
 
 class Snooze(HandlerSays):
@@ -41,17 +48,17 @@ class Snooze(HandlerSays):
 class DeadLetter(HandlerSays):
     """Move the message to the table's dead-letter table, for the reason ``why``. Where it has none, it backs off."""
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, why: object) -> None:
         super().__init__(why)
-        self.why = why
+        self.why = _text_of(why)
 
 
 class Discard(HandlerSays):
     """Ack the message though it was not handled; ``why`` goes into the log."""
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, why: object) -> None:
         super().__init__(why)
-        self.why = why
+        self.why = _text_of(why)
 
 
 Verb = Literal["ack", "back_off", "snooze", "dead_letter", "discard", "give_back", "skip"]

@@ -10,7 +10,6 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from typing import Any
 
 from waterclock import moments
@@ -28,6 +27,7 @@ _TRIES = 3  # of starting a process, before the worker ends
 _FIRST_PAUSE = 0.2  # s
 _LEAVES = 5.0  # s that a process has to leave what it entered
 _LOOK_EVERY = 0.5  # s
+_LOOK_FOR_END = 1.0  # s
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +61,9 @@ class _Process:
 
     def kill(self) -> None:
         self._process.kill()
+
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
 
     def end(self) -> None:
         """Have it leave what it entered, or else kill it."""
@@ -210,7 +213,7 @@ class Processes:
             process.say((self._intakes[one.intake], one.delivery.facts()))
             one.cancel = lambda: _say(process, "cancel")
             one.delivery.when_cancelled(one.cancel)
-            late = not self._poll(process.pipe, one)
+            late = not self._poll(process, one)
             if not late:
                 ended = process.pipe.recv()
         except (EOFError, OSError):
@@ -232,11 +235,19 @@ class Processes:
         self._finish(one, Outcome("back_off", why=why))
         return None if self._stopping else self._started()
 
-    def _poll(self, pipe: Connection, one: Handling) -> bool:
-        if self._timeout is None:
-            return pipe.poll(None)
-        left = one.began_at + self._timeout - moments.monotonic_ns()
-        return pipe.poll(max(0.0, left / _SECOND))
+    def _poll(self, process: _Process, one: Handling) -> bool:
+        """Wait for its answer, or its end; False: the time is over."""
+        while True:
+            left = _LOOK_FOR_END
+            if self._timeout is not None:
+                left = min(left, (one.began_at + self._timeout - moments.monotonic_ns()) / _SECOND)
+            if process.pipe.poll(max(0.0, left)):
+                return True
+            # Its pipe does not end with it where a process that it started has it open, too.
+            if not process.is_alive() and not process.pipe.poll(0):
+                raise EOFError
+            if left < _LOOK_FOR_END:
+                return False
 
     def _kept(self, process: _Process, memory: int) -> _Process | None:
         process.handled += 1

@@ -131,7 +131,15 @@ class Recorder:
     def _give_up(self, intake: Intake, one: Handling, outcome: Outcome) -> None:
         delivery, name = one.delivery, intake.table.name
         if delivery.over or delivery.undecided:
-            return  # the handler has done it itself
+            # The handler has done it itself.
+            if outcome.verb == "back_off":
+                _log.warning(
+                    "message %r of %r failed, after its handler had ended its delivery: %s",
+                    delivery.id,
+                    name,
+                    in_a_line(outcome.why),
+                )
+            return
         options = delivery.context.options
         if outcome.verb == "skip":
             self._counter.note("lost")

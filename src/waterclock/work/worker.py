@@ -336,7 +336,9 @@ class Worker:
         return outcome_of(error)
 
     def _is_late(self, one: Handling, by: int = 0) -> bool:
-        return self._timeout is not None and moments.monotonic_ns() - one.began_at >= self._timeout + by
+        if self._timeout is None or one.waits_for_loop:
+            return False
+        return moments.monotonic_ns() - one.began_at >= self._timeout + by
 
     def _timed_out(self) -> Outcome:
         return Outcome(

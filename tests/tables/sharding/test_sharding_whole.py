@@ -28,7 +28,7 @@ OF_ONE_DATABASE |= {
     "tick",
 }
 # Parameters that are passed on as they are, or that only a table in one database can have.
-PASSED_ON = {"where", "order", "parameters", "max_groups", "rate_limit", "heartbeat", "group"}
+PASSED_ON = {"where", "order", "parameters", "max_groups", "rate_limit", "heartbeat", "group", "kinds"}
 PASSED_ON |= {"unique", "unique_until", "on_conflict"}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 
@@ -53,7 +53,7 @@ class Selection:
         self._condition = None if where is None else parse_condition(where)
         self._keys = () if order is None else parse_order(order)
         self._parameters = dict(parameters or {})
-        self._kinds = None if kinds is None else sorted(kinds)
+        self._kinds = None if kinds is None else sorted(_checked_kinds(kinds))
         self._bound: tuple[sa.Table, Bound] | None = None
 
     def on(self, context: TableContext) -> Bound:
@@ -92,6 +92,14 @@ class Selection:
 def select_on(context: TableContext, selection: Selection | None) -> Bound:
     """Bind a selection to a table; None selects every message in the table's order."""
     return _EVERYTHING if selection is None else selection.on(context)
+
+
+def _checked_kinds(kinds: object) -> Collection[str]:
+    if isinstance(kinds, Collection) and not isinstance(kinds, str | bytes | bytearray):
+        known = cast("Collection[object]", kinds)
+        if known and all(isinstance(kind, str) for kind in known):
+            return cast("Collection[str]", known)
+    raise InvalidArgumentError(f"kinds: {quoted(kinds)} is no collection of texts; give for example ('paid', 'sent')")
 
 
 def _of_kinds(context: TableContext, kinds: Collection[str]) -> sa.ColumnElement[bool]:

@@ -692,6 +692,7 @@ GROUP_STEPS: Sequence[Step[GroupState]] = (
         usual=("reschedule",),
     ),
     Step("exhausted", "due_later", ("ack", "reschedule", "cancel", "alter", "groups.reroute", "groups.skip_head")),
+    Step("exhausted", "unrouted", ("cancel",)),
     Step("exhausted", "leased", ("extend", "groups.move")),
     Step("exhausted", "draining", ("groups.close",)),
     Step("exhausted", "paused", ("retry", "alter", "groups.move")),
