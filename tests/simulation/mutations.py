@@ -165,6 +165,7 @@ def _is_over(rows: Any, now: Any) -> Any:
 NO_SWEEP: tuple[Replaced, ...] = ((healing, "settle_wrong", _nothing), (healing, "release_ownerless", _nothing))
 _FREE_GROUPS = r"FROM waterclock_groups.*ready_at <="
 _OF_ROWS = r"FROM orders"
+_OF_GROUPS_OR_ROWS = rf"{_FREE_GROUPS}|(?:FROM|JOIN) orders"
 
 MUTATIONS = {
     one.name: one
@@ -176,8 +177,8 @@ MUTATIONS = {
             replaced=((routing, "_route_window", _forget_passed),),
             by_locks=True,
         ),
-        Mutation("claims_lock_no_group", "two_claim", _unlocked(_FREE_GROUPS, skips=True), by_locks=True),
-        Mutation("owners_lock_no_group", "two_claim_to_own", _unlocked(_FREE_GROUPS, skips=True), by_locks=True),
+        Mutation("claims_lock_nothing", "two_claim", _unlocked(_OF_GROUPS_OR_ROWS, skips=True), by_locks=True),
+        Mutation("owners_lock_nothing", "two_claim_to_own", _unlocked(_OF_GROUPS_OR_ROWS, skips=True), by_locks=True),
         Mutation(
             "no_turn_of_routing",
             "an_operator_skips_owned",

@@ -503,6 +503,8 @@ SCENARIOS = {
         Scenario("a_caller_acks_what_is_newest", _a_caller_acks_what_is_newest, _SEQUENCED, ending="frozen"),
         Scenario("a_caller_reads_repeatably", _a_caller_reads_repeatably, _SEQUENCED, ending="frozen"),
         Scenario("plain_sql_keeps_a_row", _plain_sql_keeps_a_message, _ROWS, ending="frozen"),
+        Scenario("plain_sql_keeps_a_message", _plain_sql_keeps_a_message, _SEQUENCED, ending="frozen"),
+        Scenario("plain_sql_keeps_an_owned_message", _plain_sql_keeps_a_message, _EXCLUSIVE, ending="frozen"),
         Scenario("options_change", _options_change, _SEQUENCED),
         Scenario("an_operator_skips", _an_operator_skips, _SEQUENCED, sometimes=("blocked",)),
         Scenario("an_operator_skips_owned", _an_operator_skips, _EXCLUSIVE, sometimes=("blocked",)),

@@ -355,6 +355,40 @@ def test_why_a_locked_group_waits_is_said(sequenced: MessageTable, database: Dat
 
 
 @with_locks_of_rows
+@pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
+def test_a_message_that_plain_sql_keeps_holds_up_its_group_alone(
+    request: pytest.FixtureRequest, database: Database, policy: str
+) -> None:
+    table: MessageTable = request.getfixturevalue(policy)
+    put = [{"id": number, "payload": f"{group}{number}", "group": group} for number, group in enumerate("aabbbc", 1)]
+    table.put_many(put)
+    table.groups.purge("no such group")  # gives all messages their places
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("UPDATE orders SET last_error = 'kept' WHERE id IN (1, 4)"))
+        assert sorted(names(table.receive(1)) + names(table.receive(10))) == ["b3", "c6"]
+        assert (table.explain(1).state, table.groups.info("a").hold) == ("locked", "locked")
+        assert table.explain(2).state == "blocked"
+    assert table.explain(1).state == "ready"
+    assert sorted(names(table.receive(10)))[:2] == ["a1", "a2"]
+
+
+@with_locks_of_rows
+@pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
+def test_a_group_whose_lease_ended_waits_where_plain_sql_keeps_what_was_out(
+    request: pytest.FixtureRequest, database: Database, clock: MovableClock, policy: str
+) -> None:
+    table: MessageTable = request.getfixturevalue(policy)
+    table.put_many([{"id": number, "payload": f"a{number}", "group": "a"} for number in (1, 2)])
+    assert names(table.receive(10)) == ["a1", "a2"]
+    clock.move("1h")
+    table.put("b3", id=3, group="b")
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("UPDATE orders SET last_error = 'kept' WHERE id = 2"))
+        assert names(table.receive(10)) == ["b3"]
+    assert names(table.receive(10)) == ["a1", "a2"]
+
+
+@with_locks_of_rows
 def test_a_callers_ack_by_id_keeps_no_other_group_from_being_routed(
     sequenced: MessageTable, database: Database
 ) -> None:

@@ -178,14 +178,23 @@ class TableDialect(ABC):
         columns: Sequence[sa.Column[Any]],
         belongs: sa.ColumnElement[bool],
         order: sa.Column[int],
+        *,
+        skip_locked: bool = False,
     ) -> sa.Select[*tuple[Any, ...]]:
         """Select rows of another table that belong to rows of ``parents``.
 
         They are looked up parent by parent, by an index that has them in this order, even where a database believes
         that there are hardly any of them.
+
+        Parameters
+        ----------
+        skip_locked
+            Whether to lock them, and leave out those that another transaction has locked. The transaction has locked
+            their parents.
         """
         del order  # the index has it
-        return sa.select(*columns).join_from(parents, columns[0].table, belongs)
+        found = sa.select(*columns).join_from(parents, columns[0].table, belongs)
+        return found.with_for_update(skip_locked=True) if skip_locked else found
 
     def both(self, one: sa.Update, another: sa.Update | sa.Delete) -> Sequence[sa.Update | sa.Delete]:
         """Give what two statements do that change different rows and do not see each other."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups
 from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
@@ -188,15 +189,15 @@ def _with_hold(info: GroupInfo, row: sa.Row[*tuple[Any, ...]] | None, living: se
 
 
 def seen_locked(context: TableContext, info: GroupInfo) -> GroupInfo:
-    """Say so where no consumer gets a group that is ready, or new, because it is locked just now.
+    """Say so where no consumer gets a group that is ready, or new, because it or its next message is locked just now.
 
-    A look at one group: it locks that for a moment, where it is free.
+    A look at one group: it locks both for a moment, where they are free.
     """
     if info.hold is not None or info.state not in ("ready", "unrouted") or context.sql.one_writer:
         return info
     name = [info.group or UNGROUPED]
     try:
-        free = context.backend.transact(lambda own: lock_free_groups(context, own, name))
+        free = context.backend.transact(lambda own: _are_free(context, own, name))
     except WaterclockError:  # who asks may perhaps only read
         return info
     if free:
@@ -204,6 +205,28 @@ def seen_locked(context: TableContext, info: GroupInfo) -> GroupInfo:
     with context.backend.snapshot() as connection:
         there = connection.execute(sa.select(groups.c.group_id).where(these_groups(context)), {"groups": name}).first()
     return replace(info, hold="locked", blocked_by=HOLDS["locked"].reason) if there is not None else info
+
+
+def _are_free(context: TableContext, own: SqlConnection, name: list[str]) -> bool:
+    """Say that no other transaction has locked a group or the message of it that goes out next."""
+    if not lock_free_groups(context, own, name):
+        return False
+    rows = context.rows
+    is_next = (
+        (rows.c.group_id == groups.c.group_id)
+        & (rows.c.position == groups.c.next_position)
+        & rows.c.time_acked.is_(None)
+    )
+    found = [
+        own.execute(
+            context.sql.of_each(groups, [rows.c.seq], is_next, rows.c.position, skip_locked=skips).where(
+                these_groups(context)
+            ),
+            {"groups": name},
+        ).all()
+        for skips in (False, True)
+    ]
+    return len(found[0]) <= len(found[1])
 
 
 def _member_columns(rows: sa.Table) -> list[sa.Column[Any]]:

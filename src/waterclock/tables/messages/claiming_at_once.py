@@ -275,7 +275,7 @@ def _looking_and_locking(context: TableContext, *, all_rows: bool) -> sa.Select[
 
 @built_once(maxsize=256)
 def _giving_out(context: TableContext) -> sa.Update:
-    """Give out the first messages of the groups whose names were kept, up to the first that is not due.
+    """Give out the first messages of the groups whose names were kept, up to the first that is not due, or locked.
 
     None of a group of which a message has expired, or is out though its lease has ended. It returns `columns_read`, as
     they were before, and behind them which group it was and the end of the lease.
@@ -294,27 +294,32 @@ def _giving_out(context: TableContext) -> sa.Update:
             rows.c.ack_held_at.is_(None),
         )
         .order_by(rows.c.position)
-        .offset(sa.literal_column("0"))
+        .with_for_update(skip_locked=True)
         .lateral("first")
     )
-    goes = message.c.time_next <= now
-    lives = message.c.claim_id.is_(None) & (sa.func.coalesce(message.c.expires_at, MAX_NS) > now)
-    if context.options.max_attempts is not None:
-        goes &= sa.func.coalesce(message.c.epoch, 0) < context.options.max_attempts
-    judged = (
+    before = sa.func.lag(message.c.position).over(partition_by=kept.c.nth, order_by=message.c.position)
+    ours = (
         sa.select(
             kept.c.name,
             kept.c.nth,
             group.c.until.label("out_until"),
             message,
-            (
-                sa.func.bool_and(goes).over(partition_by=kept.c.nth, order_by=message.c.position)
-                & sa.func.bool_and(lives).over(partition_by=kept.c.nth)
-            ).label("goes"),
+            sa.func.coalesce(before, group.c.next_position - 1, type_=sa.BigInteger).label("before"),
         )
         .select_from(sa.join(sa.join(kept, group, sa.true()), message, sa.true()))
-        .subquery("judged")
+        .subquery("ours")
     )
+    goes = (ours.c.time_next <= now) & _follows(context, ours)
+    lives = ours.c.claim_id.is_(None) & (sa.func.coalesce(ours.c.expires_at, MAX_NS) > now)
+    if context.options.max_attempts is not None:
+        goes &= sa.func.coalesce(ours.c.epoch, 0) < context.options.max_attempts
+    judged = sa.select(
+        ours,
+        (
+            sa.func.bool_and(goes).over(partition_by=ours.c.nth, order_by=ours.c.position)
+            & sa.func.bool_and(lives).over(partition_by=ours.c.nth)
+        ).label("goes"),
+    ).subquery("judged")
     first = (
         sa.select(judged).where(judged.c.goes).order_by(judged.c.nth, judged.c.position).limit(most).subquery("chosen")
     )
@@ -338,6 +343,19 @@ def _giving_out(context: TableContext) -> sa.Update:
     for name, noted in _noting(context, ends).items():
         statement = statement.add_cte(noted.cte(name))
     return statement
+
+
+def _follows(context: TableContext, ours: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Say that no message lies between one and that before it which another transaction has locked."""
+    between = context.rows.alias("between")
+    locked = sa.exists().where(
+        between.c.group_id == ours.c.name,
+        between.c.position > ours.c.before,
+        between.c.position < ours.c.position,
+        between.c.time_acked.is_(None),
+        between.c.ack_held_at.is_(None),
+    )
+    return sa.case((ours.c.position == ours.c.before + 1, sa.true()), else_=~locked)
 
 
 def _first_of_group(context: TableContext, kept: sa.FromClause, now: sa.ColumnElement[int]) -> sa.FromClause:

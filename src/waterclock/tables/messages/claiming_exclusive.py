@@ -90,8 +90,9 @@ class _ExclusiveClaim(GroupClaim):
 
     def _take_from(self, free: Iterable[Any], most: int, who: str) -> None:
         context, connection = self._context, self._connection
-        chosen = self._choose(free, most)
-        self._revoke_lapsed(chosen)
+        chosen = self._revoke_lapsed(self._choose(free, most))
+        if not chosen:
+            return
         sent = self._due_first(self._first_messages(chosen, most, who), most)
         self._hand_out(sent)
         if who == UNASSIGNED and sent:
@@ -112,13 +113,25 @@ class _ExclusiveClaim(GroupClaim):
         for until, together in by_end.items():
             connection.execute(leave_out(context), self._out_values(together, until))
 
-    def _revoke_lapsed(self, chosen: list[str]) -> None:
-        """Begin groups anew whose first message was not acked in time: those behind it may not overtake it."""
+    def _revoke_lapsed(self, chosen: list[str]) -> list[str]:
+        """Begin groups anew whose first message was not acked in time: those behind it may not overtake it.
+
+        Returns
+        -------
+        list
+            The groups but for those that cannot begin anew, because another transaction has locked a message.
+        """
         context, connection = self._context, self._connection
         lapsed = list(connection.scalars(_lapsed(context), {"groups": chosen, "now": self._now}))
-        if lapsed:
-            connection.execute(_revoke_behind(context), {"groups": lapsed, "now": self._now})
-            settle(context, connection, lapsed)
+        if not lapsed:
+            return chosen
+        free = self._lock_out(lapsed)
+        if free:
+            connection.execute(_revoke_behind(context), {"groups": free, "now": self._now})
+            settle(context, connection, free)
+        self._starts |= dict.fromkeys(free)
+        locked = set(lapsed).difference(free)
+        return [name for name in chosen if name not in locked]
 
 
 @built_once(maxsize=256)

@@ -53,6 +53,7 @@ class GroupClaim(ABC):
         self._room: int | None = None  # for so many more groups that no consumer has; None: for any number
         self._free: tuple[int | None, Sequence[_Row] | None] = (None, None)  # a priority, and what was locked of it
         self._seen: set[tuple[str, str, int | None]] = set()
+        self._starts: dict[str, int | None] = {}  # where messages of chosen groups begin that no consumer has
         # One for all, so that groups whose messages were sent equally often go out in one statement.
         self._swing = random.uniform(-1, 1)  # noqa: S311  # not a secret
         self._expired = 0
@@ -180,18 +181,18 @@ class GroupClaim(ABC):
             if expected >= most:
                 break
             chosen.append(group.group_id)
+            self._starts[group.group_id] = group.next_position
             self._seen.add((group.group_id, group.assigned, group.head))
             expected += max(1, group.tail - (group.next_position or group.tail) + 1)
         self._context.reached.per_group = max(1, min(expected, most) // len(chosen))
         return chosen
 
     def _first_messages(self, chosen: list[str], most: int, who: str) -> dict[str, list[_Row]]:
-        """Give the first messages of groups that may go out next, by group; they are not locked, because these are."""
+        """Give the first messages of groups that may go out next, by group, up to the first that another one locks."""
         context, connection = self._context, self._connection
+        which = {"groups": chosen, "count": most, "who": who, "now": self._now}
         # Their columns are read a dozen times each, which SQLAlchemy's rows are slow at.
-        found = connection.execute(
-            _first_rows(context), {"groups": chosen, "count": most, "who": who, "now": self._now}
-        )
+        found = connection.execute(_first_rows(context), which)
         rows = [SimpleNamespace(**row) for row in found.mappings()] if isinstance(found, sa.CursorResult) else found
         # In the order in which the groups were chosen, which a database would have to find anew.
         by_group: dict[str, list[_Row]] = dict.fromkeys(chosen, _NONE)
@@ -207,8 +208,39 @@ class GroupClaim(ABC):
             members.sort(key=_position)
         if lapsed:
             # Those of them that are not sent again now must not be acked by their former consumer.
-            connection.execute(_revoke_all(context), {"groups": sorted(lapsed)})
+            free = self._lock_out(lapsed)
+            by_group |= dict.fromkeys(lapsed.difference(free), _NONE)
+            connection.execute(_revoke_all(context), {"groups": free})
+        if not context.sql.one_writer:
+            self._end_before_locked(by_group, which)
         return by_group
+
+    def _lock_out(self, names: Iterable[str]) -> list[str]:
+        """Lock what consumers have of groups; return those of which no other transaction has locked any."""
+        wanted = sorted(names)
+        if self._context.sql.one_writer:
+            return wanted
+        found = self._connection.execute(_out_and_locked(self._context), {"groups": wanted}).all()
+        ours = {row.seq for row in found if row.ours}
+        locked = {row.group_id for row in found if row.seq not in ours}
+        return [name for name in wanted if name not in locked]
+
+    def _end_before_locked(self, by_group: dict[str, list[_Row]], which: dict[str, Any]) -> None:
+        """Leave out what comes behind a message that another transaction has locked."""
+        gaps = [
+            name
+            for name, members in by_group.items()
+            if members and members[-1].position - (self._starts[name] or 0) >= len(members)
+        ]
+        if not gaps:
+            return
+        locked: dict[str, int] = {}
+        ours = {row.seq for name in gaps for row in by_group[name]}
+        for row in self._connection.execute(_first_places(self._context), {**which, "groups": gaps}):
+            if row.seq not in ours:
+                locked[row.group_id] = min(row.position, locked.get(row.group_id, row.position))
+        for name, place in locked.items():
+            by_group[name] = [row for row in by_group[name] if row.position < place]
 
     def _due_first(self, by_group: dict[str, list[_Row]], most: int) -> dict[str, list[_Row]]:
         """Choose what goes out of groups; remove what has expired, and bury what has used up its attempts."""
@@ -321,6 +353,19 @@ def _leave_ungrouped(context: TableContext) -> sa.Update:
 
 @built_once(maxsize=256)
 def _first_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    return _first(context, (*columns_read(rows), rows.c.claim_id), skip_locked=True)
+
+
+@built_once(maxsize=256)
+def _first_places(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    return _first(context, (rows.c.seq, rows.c.group_id, rows.c.position))
+
+
+def _first(
+    context: TableContext, columns: Sequence[sa.Column[Any]], *, skip_locked: bool = False
+) -> sa.Select[*tuple[Any, ...]]:
     # Positions of a group have no gaps but for acked messages, so the first ones are found without sorting a group.
     rows = context.rows
     belongs = sa.and_(
@@ -330,14 +375,28 @@ def _first_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
         rows.c.time_acked.is_(None),
         rows.c.ack_held_at.is_(None),
     )
-    return context.sql.of_each(groups, (*columns_read(rows), rows.c.claim_id), belongs, rows.c.position).where(
+    return context.sql.of_each(groups, columns, belongs, rows.c.position, skip_locked=skip_locked).where(
         these_groups(context),
         is_assigned(sa.bindparam("who")),
         sa.func.coalesce(groups.c.paused_until, 0) <= sa.bindparam("now", type_=sa.BigInteger),
     )
 
 
-def is_out(rows: sa.Table) -> sa.ColumnElement[bool]:
+@built_once(maxsize=256)
+def _out_and_locked(context: TableContext) -> sa.CompoundSelect[*tuple[Any, ...]]:
+    """Select what consumers have of groups, and lock those of them that no other transaction has locked, as ours."""
+
+    def out(rows: sa.FromClause) -> sa.Select[Any, Any]:
+        return sa.select(rows.c.seq, rows.c.group_id).where(context.sql.any_of(rows.c.group_id, "groups"), is_out(rows))
+
+    seen = out(context.rows.alias("seen")).subquery("seen")
+    locked = out(context.rows).with_for_update(skip_locked=True).subquery("locked")
+    return sa.union_all(
+        sa.select(seen, sa.literal_column("0").label("ours")), sa.select(locked, sa.literal_column("1").label("ours"))
+    )
+
+
+def is_out(rows: sa.FromClause) -> sa.ColumnElement[bool]:
     """Say that a consumer has a message."""
     return rows.c.time_acked.is_(None) & rows.c.claim_id.is_not(None)
 

@@ -37,7 +37,7 @@ _PIECES = 10
 def expire(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> int:
     """Remove messages from those that wait, as far as they are expired once they are locked; return how many.
 
-    The caller has locked their groups.
+    What another transaction has locked stays. The caller has locked their groups.
     """
     # Plain SQL, which locks no group, may have given one longer since the caller looked.
     found = connection.execute(_to_expire(context), {"seqs": list(seqs)}).all()
@@ -130,7 +130,7 @@ def _to_expire(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     over = rows.c.expires_at <= context.backend.now_sql()
     chosen = sa.select(rows.c.seq, rows.c.group_id).where(context.unacked(), over)
-    return chosen.order_by(rows.c.seq).with_for_update()
+    return chosen.order_by(rows.c.seq).with_for_update(skip_locked=True)
 
 
 @built_once(maxsize=256)

@@ -291,8 +291,8 @@ HOLDS: Mapping[Hold, Meaning] = {
         " poll_interval, mends it",
     ),
     "locked": Meaning(
-        "A transaction under way has locked its group: a claim, an ack, or one of a caller.",
-        "`SKIP LOCKED` passes the group's row by",
+        "A transaction under way has locked its group, or the next message of it: a claim, an ack, or one of a caller.",
+        "`SKIP LOCKED` passes the row of the group or of the message by",
         "a transaction under way has locked its group",
     ),
 }

@@ -306,6 +306,8 @@ class PostgresqlTables(TableDialect):
         columns: Sequence[sa.Column[Any]],
         belongs: sa.ColumnElement[bool],
         order: sa.Column[int],
+        *,
+        skip_locked: bool = False,
     ) -> sa.Select[*tuple[Any, ...]]:
         """Select rows that belong to rows of ``parents``.
 
@@ -313,6 +315,8 @@ class PostgresqlTables(TableDialect):
         begin with those that are left, and look for the parent of each.
         """
         its = sa.select(*columns).where(belongs).order_by(order).correlate(parents)
+        if skip_locked:
+            its = its.with_for_update(skip_locked=True)
         each = its.offset(sa.literal_column("0")).lateral("each")  # keeps it from becoming a join
         return sa.select(*each.c).select_from(sa.join(parents, each, sa.true()))
 
