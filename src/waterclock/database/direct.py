@@ -339,7 +339,10 @@ class Together(Direct):
             cause = error.orig if isinstance(error, exc.DBAPIError) else error
             if not isinstance(cause, driver_error):
                 raise
-            raise self._wrapped(cause, every[_failed(cause, cursors, len(every))][0]) from cause
+            named = self._wrapped(cause, every[_failed(cause, cursors, len(every))][0])
+            if isinstance(error, exc.DBAPIError):
+                named.connection_invalidated |= error.connection_invalidated
+            raise named from cause
         return cursors
 
     def _found(self, compiled: _Compiled, cursor: Any) -> Found:
