@@ -190,6 +190,7 @@ def test_a_pipeline_whose_places_are_not_there_is_refused(database: wc.Database,
         file.check_places()
 
 
+@pytest.mark.slow
 def test_a_stream_writes_the_batches_of_one_process_however_often_it_is_killed_and_started(
     spark: SparkSession, database: wc.Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -133,6 +133,7 @@ def test_filters_spare_the_files_that_hold_nothing_wanted(spark: SparkSession, d
     assert sorted(row.receive_time for row in by_source) == list(range(30, 40))
 
 
+@pytest.mark.slow
 def test_a_script_with_a_mistake_gets_an_error_of_one_line(database: wc.Database) -> None:
     topic = database.create_topic("t")
     topic.append(messages(0, 1))
