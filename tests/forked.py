@@ -75,7 +75,9 @@ class Forked:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        if kind is not None:
+            self.kill()  # a test that has failed may never let it end
         self.wait()
 
     def poll(self) -> int | None:

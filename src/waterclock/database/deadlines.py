@@ -97,6 +97,7 @@ class _Watch:
 def _hang_up(connection: Any) -> None:
     """End a connection's traffic without waiting for anything; its owner closes it."""
     with suppress(Exception):
+        # PyMySQL gives its socket in no other way.
         number = connection.fileno() if hasattr(connection, "fileno") else connection._sock.fileno()  # noqa: SLF001
         with socket.socket(fileno=os.dup(number)) as copy:
             copy.shutdown(socket.SHUT_RDWR)
@@ -143,8 +144,9 @@ class _Opening(float):
 
 
 def _read_for_any_time(connection: Any, _record: Any) -> None:
-    if isinstance(connection._read_timeout, _Opening):  # noqa: SLF001  # the driver has no other way
-        connection._read_timeout = None  # noqa: SLF001
+    # PyMySQL has one limit for the opening and all that is read later, and no other way to change it.
+    if isinstance(connection._read_timeout, _Opening):  # noqa: SLF001  # as above
+        connection._read_timeout = None  # noqa: SLF001  # as above
 
 
 def _begin_anew() -> None:

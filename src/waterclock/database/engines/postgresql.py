@@ -189,7 +189,7 @@ def _without_flush(pipeline: Any) -> Generator[Any, Any, None]:
     """Leave a pipeline as psycopg does, but for the Flush: the server answers a Sync without it."""
     del pipeline._exit_gen  # noqa: SLF001  # it refers to what it is in
     try:
-        pipeline._enqueue_sync()  # noqa: SLF001
+        pipeline._enqueue_sync()  # noqa: SLF001  # as above
         yield from pipeline._communicate_gen()  # noqa: SLF001
     finally:
         yield from pipeline._fetch_gen(flush=False)  # noqa: SLF001
