@@ -41,6 +41,8 @@ def test_what_waits_is_dropped_and_what_is_out_is_finished_or_never_sent_again(
     assert (table.stats().in_flight, table.stats().cancelled) == (3, 2)
     assert [table.explain(one).state for one in (acked, *waits)] == ["leased", "cancelled", "cancelled"]
     assert "the order was withdrawn" in str(table.explain(waits[0]))
+    assert "it is cancelled" in str(table.explain(acked))
+    assert "it is cancelled" not in str(table.explain(stays))
     out[0].ack()
     out[1].nack("1s")
     clock.move("1h")
@@ -70,6 +72,16 @@ def test_what_is_cancelled_becomes_no_dead_letter(
     assert table.receive() == []
     table.purge()
     assert (table.dead_letters(), table.stats().cancelled, table.stats().dead) == ([], 3, 0)
+
+
+def test_what_is_cancelled_does_not_count_as_sent_again(make_table: MakeTable, kind: dict[str, Any]) -> None:
+    table = make_table(**kind)
+    [one, other, third] = table.put_many([{"payload": "tea", **group_of(kind)}] * 3)
+    table.receive(3)
+    table.cancel([one, other])
+    assert table.retry([one, third]) == 1
+    assert table.reschedule([other, third], at=0) == 1
+    assert [each.id for each in table.receive(9)] == [third]
 
 
 def test_a_transaction_of_the_callers_cancels_when_it_commits(

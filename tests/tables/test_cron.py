@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from waterclock.errors import InvalidArgumentError
+from waterclock.tables.model import cron as cron_rules
 from waterclock.tables.model.cron import MOST, check_cron, check_timezone, due_ticks, next_tick
 from waterclock.time import format_time, to_duration, to_time
 
@@ -109,6 +112,43 @@ def test_very_many_missed_ticks_come_a_piece_at_a_time() -> None:
         after = found.seen
     assert len(seen) == len(set(seen)) == 2 * 24 * 60
     assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+@pytest.mark.parametrize(
+    ("cron", "before_last"),
+    [
+        ("* * * * *", "2026-07-01T11:58:00Z"),
+        ("0 3 * * *", "2026-06-30T12:00:00Z"),
+        ("*/20 * 1 1 *", "2026-01-01T20:00:00Z"),
+        ("30 2 * * SUN", "2026-06-27T12:00:00Z"),
+    ],
+)
+def test_after_years_away_what_counts_is_found_without_a_look_at_each_tick(
+    monkeypatch: pytest.MonkeyPatch, cron: str, before_last: str, zone: str
+) -> None:
+    looked = 0
+
+    def counted(*given: Any) -> Iterator[datetime]:
+        nonlocal looked
+        for one in all_ticks(*given):
+            looked += 1
+            yield one
+
+    all_ticks = cron_rules._ticks
+    monkeypatch.setattr(cron_rules, "_ticks", counted)
+    now = to_time("2026-07-01T12:00:30Z")
+    last_missed = ticks(cron, zone, before_last, format_time(now - MINUTE))[-1]
+    looked = 0
+    for catch_up, within in (("none", None), ("one", None), ("one", 10 * DAY), ("all", 2 * MINUTE)):
+        due = due_ticks(cron, zone, now - 9 * 365 * DAY, now, catch_up=catch_up, within=within)  # type: ignore[arg-type]
+        on_time = [one.at for one in due.ticks if not one.caught_up]
+        assert on_time == ([now - now % MINUTE] if cron == "* * * * *" else [])
+        if catch_up == "one" and not on_time:
+            counts = within is None or last_missed >= now - within
+            assert [one.at for one in due.ticks] == ([last_missed] if counts else [])
+        assert due.following == next_tick(cron, zone, now)
+    assert looked < 200
 
 
 def test_looking_often_or_seldom_gives_the_same_ticks() -> None:

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from tests.statements import statements_of
 
+from waterclock import moments
 from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.model.cron import MOST
 from waterclock.time import format_time, to_duration, to_time
 
 from .conftest import MovableClock
+from .plain_sql import run
 
 MakeTable = Callable[..., MessageTable]
 NOON = to_time("2030-07-01T12:00:00Z")
@@ -60,30 +63,30 @@ def test_a_schedule_that_is_new_changed_or_resumed_begins_with_the_next_tick(
     clock.move("1d")
     declare("0 4 * * *")
     assert jobs.tick() == 0
-    jobs.pause_schedule("nightly")
+    jobs.schedules.pause("nightly")
     clock.move("5d")
     assert jobs.tick() == 0
     assert jobs.schedules()[0].paused
-    jobs.resume_schedule("nightly")
+    jobs.schedules.resume("nightly")
     assert jobs.tick() == 0
     clock.move("1d")
     assert jobs.tick() == 1
     before = jobs.schedules()[0].next_tick
-    put = jobs.run_schedule("nightly")
+    put = jobs.schedules.run("nightly")
     assert (jobs.schedules()[0].next_tick, jobs.schedules()[0].last_id) == (before, put)
     assert jobs.unschedule("nightly")
     assert not jobs.unschedule("nightly")
     clock.move("9d")
     assert (jobs.tick(), jobs.schedules()) == (0, [])
     with pytest.raises(NotFoundError, match="nightly"):
-        jobs.run_schedule("nightly")
+        jobs.schedules.run("nightly")
 
 
 def test_a_program_that_declares_all_schedules_removes_those_that_are_gone_from_it(jobs: MessageTable) -> None:
     for name in ("a", "b", "c"):
         jobs.schedule(name, cron="@daily", payload=1)
-    assert jobs.keep_schedules(["b"]) == ["a", "c"]
-    assert jobs.keep_schedules(["b"]) == []
+    assert jobs.schedules.keep(["b"]) == ["a", "c"]
+    assert jobs.schedules.keep(["b"]) == []
     assert [one.name for one in jobs.schedules()] == ["b"]
 
 
@@ -179,6 +182,58 @@ def test_the_heartbeat_of_a_subscription_ticks_and_asks_nothing_where_nothing_is
         ticking.beat()
         assert next(deliveries).payload == "scheduled"
     assert ticking.over
+
+
+def test_a_heartbeat_puts_many_missed_ticks_a_piece_at_a_time(jobs: MessageTable, clock: MovableClock) -> None:
+    with jobs.subscribe(limit=1) as deliveries:
+        jobs.schedule("often", cron="* * * * *", payload="x", catch_up="all")
+        clock.move("4h")
+        deliveries._row.read()
+        ticking = deliveries._ticking
+        ready = 0
+        for put in (MOST, MOST, 240 - 2 * MOST, 0):
+            ticking.beat()
+            assert jobs.stats().ready - ready == put
+            assert (ticking.beat_at <= moments.monotonic_ns()) == (put > 0)  # at once, as there may be more
+            ready += put
+
+
+@pytest.mark.parametrize("id_type", ["text", "uuid"])
+def test_where_ids_are_text_or_uuids_a_tick_gives_one_message_too(
+    make_table: MakeTable, clock: MovableClock, id_type: str
+) -> None:
+    clock.now = NOON
+    table = make_table(id_type=id_type)
+    table.schedule("hourly", cron="@hourly", payload="x", overlap="skip")
+    clock.move("1h")
+    assert (table.tick(), table.tick()) == (1, 0)
+    [first] = table.receive()
+    assert (first.id == "hourly@2030-07-01T13:00:00Z") == (id_type == "text")
+    assert table.schedules()[0].last_id == first.id
+    clock.move("1h")
+    assert table.tick() == 0  # the first is under way
+    assert len({table.schedules.run("hourly"), table.schedules.run("hourly"), first.id}) == 3
+
+
+def test_a_tick_whose_id_is_text_stays_one_message_though_its_schedule_was_set_back(
+    make_table: MakeTable, database: Database, clock: MovableClock
+) -> None:
+    clock.now = NOON
+    table = make_table(id_type="text")
+    table.schedule("hourly", cron="@hourly", payload="x")
+    clock.move("1h")
+    assert table.tick() == 1
+    run(database, f"UPDATE waterclock_schedules SET seen_until = {NOON}, next_tick = {clock.now}")  # noqa: S608  # ours
+    assert database.table("orders").tick() == 0
+    assert table.stats().ready == 1
+
+
+def test_a_name_that_leaves_no_room_in_text_ids_is_refused(make_table: MakeTable) -> None:
+    table = make_table(id_type="text")
+    table.schedule("n" * 200, cron="* * * * *", payload="x")
+    assert len(str(table.schedules.run("n" * 200))) <= 255
+    with pytest.raises(InvalidArgumentError, match="1 to 200 characters"):
+        table.schedule("n" * 201, cron="* * * * *", payload="x")
 
 
 @pytest.mark.parametrize(

@@ -344,7 +344,7 @@ def test_a_group_waits_for_a_worker_that_knows_the_kind_of_its_first_message(mak
         seen.append((delivery.group, delivery.payload))
 
     with running(wc.Worker(orders, {"old": handle}, concurrency=2)):
-        until(lambda: orders.stats().delayed + orders.stats().scheduled == 1)
+        until(lambda: orders.stats().delayed + orders.stats().scheduled == 1 and len(seen) == 2)
         assert sorted(seen) == [("a", "old"), ("b", "old")]
         with running(wc.Worker(orders, {"old": handle, "new": handle})):
             orders.retry([orders.peek(1, group="a")[0].id])
@@ -423,6 +423,13 @@ def test_a_table_that_is_dropped_ends_the_worker_with_an_error(make_table: MakeT
         ({"handler": {}}, "handler: {} is no dict of functions by kind"),
         ({"handler": print, "concurrency": 0}, "concurrency"),
         ({"handler": print, "timeout": "soon"}, "timeout"),
+        ({"handler": print, "timeout": 0}, "timeout"),
+        ({"handler": print, "rate_limit": 0}, "rate_limit"),
+        ({"handler": print, "where": "regoin = 'eu'"}, "where"),
+        ({"handler": print, "where": "id >"}, "where"),
+        ({"handler": print, "where": "id > :low", "parameters": {}}, "low"),
+        ({"handler": print, "consumer": 7}, "consumer"),
+        ({"handler": print, "around": 7}, "around"),
         ({"handler": print, "grace": -1}, "grace"),
     ],
 )

@@ -105,7 +105,7 @@ def ls(table: str | None = None, /, *, common: Common = Common()) -> None:
 def pause(table: str, name: str, /, *, common: Common = Common()) -> None:
     """Put nothing until the schedule is resumed."""
     with common.connect() as database:
-        database.table(table).pause_schedule(name)
+        database.table(table).schedules.pause(name)
         common.output.talk(f"schedule {name} is paused")
 
 
@@ -113,7 +113,7 @@ def pause(table: str, name: str, /, *, common: Common = Common()) -> None:
 def resume(table: str, name: str, /, *, common: Common = Common()) -> None:
     """Go on with the next tick."""
     with common.connect() as database:
-        database.table(table).resume_schedule(name)
+        database.table(table).schedules.resume(name)
         common.output.talk(f"schedule {name} goes on")
 
 
@@ -121,7 +121,7 @@ def resume(table: str, name: str, /, *, common: Common = Common()) -> None:
 def run(table: str, name: str, /, *, common: Common = Common()) -> None:
     """Put the schedule's message now, and print its id."""
     with common.connect() as database:
-        common.output.rows([{"id": str(database.table(table).run_schedule(name))}], ("id",))
+        common.output.rows([{"id": str(database.table(table).schedules.run(name))}], ("id",))
 
 
 @app.command

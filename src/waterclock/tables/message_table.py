@@ -30,6 +30,7 @@ from waterclock.tables.consumers.retrying import nack_all, retry_delayed, retry_
 from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.groups.heads import settle_exhausted
 from waterclock.tables.message_groups import MessageGroups
+from waterclock.tables.message_schedules import MessageSchedules
 from waterclock.tables.messages import acking
 from waterclock.tables.messages.cancelling import cancel, cancel_for_caller
 from waterclock.tables.messages.dead_letters import list_dead_letters, redrive
@@ -39,17 +40,7 @@ from waterclock.tables.messages.peeking import Peeked, peek
 from waterclock.tables.messages.process_heartbeat import changing
 from waterclock.tables.messages.purging import purge_some
 from waterclock.tables.messages.putting import MessageId, PreparedRows, PutIds, check_id, prepare_rows, put_rows
-from waterclock.tables.messages.scheduling import (
-    Overlap,
-    Schedule,
-    keep_schedules,
-    list_schedules,
-    pause_schedule,
-    remove_schedule,
-    run_schedule,
-    set_schedule,
-    tick,
-)
+from waterclock.tables.messages.scheduling import Overlap, remove_schedule, set_schedule, tick
 from waterclock.tables.messages.stats import TableStats, table_stats
 from waterclock.tables.messages.unique_keys import prepare_keys, purge_keys, put_keyed
 from waterclock.tables.model.arguments import check_consumer, check_epoch, check_group, check_reason, many, one_or_many
@@ -323,7 +314,7 @@ class MessageTable:
         Each tick puts one message, by the database's clock, whichever process comes first. Every subscription of the
         table looks, in whichever process, and so does `tick`. One that is new, changed or resumed begins with the next
         tick. The message has the headers ``waterclock.schedule``, ``waterclock.tick`` (the tick's time) and
-        ``waterclock.caught_up`` ("true" or "false").
+        ``waterclock.caught_up`` ("true" or "false"). Where ids are text, its id is ``NAME@TIME``, of the tick.
 
         Parameters
         ----------
@@ -347,43 +338,22 @@ class MessageTable:
         Raises
         ------
         InvalidArgumentError
-            For an argument that cannot be meant, and in a table with text ids, which only you can give.
+            For an argument that cannot be meant.
         """
         with self._loaded() as context:
             rule = {"cron": cron, "timezone": timezone, "catch_up": catch_up, "within": within, "overlap": overlap}
             message = {"payload": payload, "group": group, "headers": headers, "priority": priority}
             set_schedule(context, name, rule, message)
 
-    def schedules(self) -> list[Schedule]:
-        """Look at the table's schedules, in the order of their names."""
-        with self._loaded() as context:
-            return list_schedules(context)
+    @property
+    def schedules(self) -> MessageSchedules:
+        """The table's schedules: ``schedules()`` lists them, its methods pause, resume, run and remove them."""
+        return MessageSchedules(lambda _: self._row.now(), lambda: [self._row.now()])
 
     def unschedule(self, name: str) -> bool:
         """Remove a schedule; what it has put stays. Say whether there was one of this name."""
         with self._loaded() as context:
             return remove_schedule(context, name)
-
-    def keep_schedules(self, names: Iterable[str]) -> list[str]:
-        """Remove all schedules of the table but these, for a program that declares all that there are; return which."""
-        given = many("names", names, "names")
-        with self._loaded() as context:
-            return keep_schedules(context, given)
-
-    def pause_schedule(self, name: str) -> None:
-        """Let a schedule put nothing until it is resumed; NotFoundError where there is none of this name."""
-        with self._loaded() as context:
-            pause_schedule(context, name, paused=True)
-
-    def resume_schedule(self, name: str) -> None:
-        """Let a schedule go on with the next tick; NotFoundError where there is none of this name."""
-        with self._loaded() as context:
-            pause_schedule(context, name, paused=False)
-
-    def run_schedule(self, name: str) -> MessageId:
-        """Put a schedule's message now, beside its ticks, and return its id; NotFoundError where there is none."""
-        with self._loaded() as context:
-            return run_schedule(context, name)
 
     def tick(self) -> int:
         """Put what the table's schedules have due; return how many. Subscriptions do it by themselves."""
@@ -544,7 +514,9 @@ class MessageTable:
             return ack_together(context, self._callers, given, connection)
 
     def reschedule(self, ids: MessageId | Iterable[MessageId], at: Time, epoch: int | None = None) -> int:
-        """Set when messages are sent next (message tables, "Advanced usage"); return how many were not acked.
+        """Set when messages are sent next (message tables, "Advanced usage"); return how many are.
+
+        Those that were acked or cancelled are not.
 
         Parameters
         ----------

@@ -13,11 +13,13 @@ from typing import Any
 from waterclock import moments
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.quoting import quoted
+from waterclock.tables.catalogue.selection import make_selection
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER
 from waterclock.tables.databases.changes import Stop
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.model.options import check_count
+from waterclock.tables.model.arguments import check_consumer
+from waterclock.tables.model.options import check_count, check_rate
 from waterclock.time import Duration, format_duration, to_duration
 from waterclock.work.child import HandledTable
 from waterclock.work.counts import Counter, Counts
@@ -35,6 +37,7 @@ _SECOND = 1_000_000_000
 _LOOK_EVERY = 0.05  # s, while there is something to look at
 _IDLE = 1.0  # s
 _UNWINDING = 1.0  # s that a handler has that was asked to end
+_SHORTEST_TIMEOUT = 1_000_000  # ns
 _STUCK_AFTER = 5 * _SECOND  # ns after its timeout an asynchronous handler that was cancelled is given up
 
 ENDING = 4.0
@@ -115,9 +118,18 @@ class Worker:
             raise InvalidArgumentError(f"concurrency: {concurrency} is more than {MOST_SLOTS}; run several workers")
         self._child_count = _children(processes, self._slots, recycle_after, recycle_above)
         self._recycled = {"recycle_after": recycle_after, "recycle_above": recycle_above}
-        self._subscribed = {"consumer": consumer, "where": where, "parameters": parameters, "rate_limit": rate_limit}
-        self._timeout = None if timeout is None else to_duration(timeout, "timeout")
+        self._subscribed = {
+            "consumer": check_consumer(consumer),
+            "where": where,
+            "parameters": parameters,
+            "rate_limit": None if rate_limit is None else check_rate(rate_limit),
+        }
+        for each, _ in self._given:
+            make_selection(each.context, where, None, parameters)  # refuses what cannot be meant
+        self._timeout = None if timeout is None else to_duration(timeout, "timeout", minimum=_SHORTEST_TIMEOUT)
         self._grace = to_duration(grace, "grace")
+        if around is not None and not callable(around):
+            raise InvalidArgumentError(f"around: {quoted(around)} cannot be called; give a context manager")
         self._around = around
         self._stop = Stop()
         self._stops_at: float | None = None

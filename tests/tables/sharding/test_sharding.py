@@ -13,8 +13,9 @@ from tests.tables.conftest import MovableClock
 
 import waterclock as wc
 from waterclock.database import backend
+from waterclock.tables.messages import drawing_ids
 from waterclock.tables.model.keyspace import keyspace_id
-from waterclock.tables.sharding import drawing_ids, sharded_putting
+from waterclock.tables.sharding import sharded_putting
 from waterclock.tables.sharding.sharded_database import ShardedDatabase
 from waterclock.tables.sharding.sharded_subscription import ShardedSubscription
 from waterclock.tables.sharding.sharded_table import ShardedTable

@@ -9,6 +9,7 @@ from tests.tables.conftest import MovableClock
 
 import waterclock as wc
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages import scheduling
 from waterclock.tables.sharding.sharded_database import ShardedDatabase
 from waterclock.tables.sharding.sharded_subscription import ShardedSubscription
 from waterclock.tables.sharding.sharded_table import ShardedTable
@@ -17,19 +18,9 @@ from .conftest import many
 
 # What only makes sense in one database: its internals, and making it, which the keyspace does.
 OF_ONE_DATABASE = {"context", "create"}
-OF_ONE_DATABASE |= {
-    "schedule",
-    "schedules",
-    "unschedule",
-    "keep_schedules",
-    "pause_schedule",
-    "resume_schedule",
-    "run_schedule",
-    "tick",
-}
 # Parameters that are passed on as they are, or that only a table in one database can have.
 PASSED_ON = {"where", "order", "parameters", "max_groups", "rate_limit", "heartbeat", "group", "kinds"}
-PASSED_ON |= {"unique", "unique_until", "on_conflict"}
+PASSED_ON |= {"unique", "unique_until", "on_conflict", "timezone", "catch_up", "within", "overlap"}
 
 
 def names(kind: type) -> set[str]:
@@ -125,3 +116,42 @@ def test_keys_of_which_one_message_waits_are_refused(orders: ShardedTable) -> No
         orders.put("a", unique="k")
     with pytest.raises(wc.InvalidArgumentError, match="unique: "):
         orders.put_many([{"payload": "a", "unique": "k"}])
+
+
+@pytest.mark.parametrize("id_type", ["bigint", "text", "uuid"])
+def test_each_schedule_is_on_a_shard_and_so_are_its_messages(
+    keyspace: ShardedDatabase, clock: MovableClock, id_type: str
+) -> None:
+    table = keyspace.create_table("jobs", payload="text", jitter=0, id_type=id_type)
+    for name in "abcdef":
+        table.schedule(name, cron="* * * * *", payload=name, catch_up="one")
+    clock.move("90s")
+    assert (table.tick(), table.tick()) == (6, 0)
+    homes = {str(one.payload): table.shard_of(one.id) for one in table.receive(10)}
+    assert sorted(homes) == list("abcdef")
+    assert set(homes.values()) == set(table.shards)
+    first, *others = table.schedules()
+    assert first.last_id is not None
+    assert table.shard_of(first.last_id) == homes["a"]
+    assert (table.ack([first.last_id]), table.stats().acked) == (1, 1)
+    assert table.shard_of(table.schedules.run("b")) == homes["b"]
+    table.schedules.pause("a")
+    clock.move("2m")
+    assert table.tick() == 5
+    table.schedules.resume("a")
+    assert table.schedules.keep(["a", "f"]) == [one.name for one in others[:-1]]
+    assert (table.unschedule("f"), table.unschedule("f")) == (True, False)
+    assert [one.name for one in table.schedules()] == ["a"]
+
+
+def test_a_scheduled_messages_number_that_another_writer_has_drawn_is_drawn_again(
+    keyspace: ShardedDatabase, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = keyspace.create_table("jobs", payload="text", jitter=0)
+    table.schedule("a", cron="* * * * *", payload="ours")
+    theirs = table.schedules.run("a")
+    drawn = iter([theirs, theirs])
+    draw = scheduling.draw_id
+    monkeypatch.setattr(scheduling, "draw_id", lambda where, known: next(drawn, None) or draw(where, known))
+    assert table.schedules.run("a") != theirs
+    assert table.stats().ready == 2

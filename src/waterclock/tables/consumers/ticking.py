@@ -46,7 +46,8 @@ class Ticking:
                 context = self._row.now()
             if context.ticks.due_at < MAX_NS and context.ticks.due_at <= context.backend.now_about():
                 with context.backend.patience(_PATIENCE):
-                    tick(context)
+                    if tick(context, pieces=1):
+                        self.beat_at = now  # there may be more, and others beat in between
         except ForbiddenError:
             _log.info("the schedules of %r are left to other processes: they take rights of their own", context.name)
             self.over = True

@@ -323,7 +323,10 @@ def extend_all(
 
 
 def reschedule(context: TableContext, connection: SqlConnection, ids: Sequence[Any], at: int, epoch: int | None) -> int:
-    """Set when messages are sent next (ns), and their epoch; return how many. Those that are out lose their lease."""
+    """Set when messages are sent next (ns), and their epoch; return how many. Those that are out lose their lease.
+
+    Those that were cancelled lose it, too; they are not counted, since they are not sent again.
+    """
     rows = context.rows
     known, _ = lock_unacked(context, connection, ids)
     sent: Any = 0
@@ -341,7 +344,7 @@ def reschedule(context: TableContext, connection: SqlConnection, ids: Sequence[A
         settle(context, connection, [row.group_id or UNGROUPED for row in known])
     if epoch is not None:
         add_totals(connection, context.table_id, sent=int(sent or 0) - epoch * len(known))
-    return len(known)
+    return sum(row.expires_at != CANCELLED for row in known)
 
 
 @built_once(maxsize=256)
@@ -396,7 +399,14 @@ def _locked_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     return (
         sa.select(
-            rows.c.seq, rows.c.id, rows.c.group_id, rows.c.claim_id, rows.c.position, rows.c.routed, rows.c.ack_held_at
+            rows.c.seq,
+            rows.c.id,
+            rows.c.group_id,
+            rows.c.claim_id,
+            rows.c.position,
+            rows.c.routed,
+            rows.c.ack_held_at,
+            rows.c.expires_at,
         )
         .where(context.unacked())
         .order_by(rows.c.seq)

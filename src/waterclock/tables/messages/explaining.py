@@ -135,6 +135,8 @@ def _explain(
         why=exhausted,
         because=f": {row.last_error}" if row.last_error else "",
     )
+    if state == "leased" and columns.cancelled:
+        reason += "; it is cancelled, and its handler may end it, but it is not sent again"
     waits_for_time = state in ("leased", "scheduled", "backing_off", "ready")
     return Explanation(
         row.id,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
-import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.inserting import new_rows
+from waterclock.tables.messages.drawing_ids import draw_uuid
 from waterclock.tables.model.arguments import many
 from waterclock.tables.model.column_values import column_checks
 from waterclock.tables.model.schema import user_column_names
@@ -106,7 +105,7 @@ def prepare_rows(context: TableContext, messages: Iterable[Mapping[str, Any]]) -
         raise InvalidArgumentError(f"id: message table {context.name!r} has text ids, which only you can give")
     if context.options.id_type == "uuid":
         for row in nameless:
-            row["id"] = _uuid7()
+            row["id"] = draw_uuid()
         return PreparedRows(rows, [], fresh=len(nameless) == len(rows), keys=keys)
     return PreparedRows(rows, nameless, fresh=len(nameless) == len(rows), keys=keys)
 
@@ -297,13 +296,6 @@ def check_id(context: TableContext, value: Any) -> MessageId:
         "uuid": "a UUID, as object or text",
     }
     raise InvalidArgumentError(f"id: {quoted(value)} does not fit message table {context.name!r}; give {wanted[kind]}")
-
-
-def _uuid7() -> uuid.UUID:
-    # RFC 9562, section 5.7: milliseconds first, so that ids made later sort later and stay together in an index.
-    milliseconds = time.time_ns() // 1_000_000
-    random = secrets.randbits(74)
-    return uuid.UUID(int=milliseconds << 80 | 0x7 << 76 | (random >> 62) << 64 | 0b10 << 62 | random & (1 << 62) - 1)
 
 
 def _payload(context: TableContext, value: Any) -> Any:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import base64
 import json
+import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any, Literal, cast
 
 import sqlalchemy as sa
@@ -23,8 +25,10 @@ from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import change
-from waterclock.tables.messages.putting import MessageId, check_id, prepare_rows, put_rows
+from waterclock.tables.messages.drawing_ids import draw_id, draw_uuid
+from waterclock.tables.messages.putting import MessageId, PutIds, check_id, prepare_rows, put_rows
 from waterclock.tables.model.cron import CatchUp, Tick, check_cron, check_timezone, due_ticks, next_tick
+from waterclock.tables.model.keyspace import WHOLE, KeyRange, keyspace_id
 from waterclock.tables.model.schema import not_acked
 from waterclock.tables.model.texts import check_text
 from waterclock.time import MAX_NS, format_time, to_duration
@@ -35,6 +39,7 @@ HEADER, TICK, CAUGHT_UP = "waterclock.schedule", "waterclock.tick", "waterclock.
 """The headers of a message that a schedule put: its name, the tick's time, and "true" where that was missed."""
 
 _LONGEST_NAME = 255
+_LONGEST_NAME_IN_ID = 200  # characters, so that the rest of an id has room behind it
 _AT_ONCE = 100
 _GIVEN = ("cron", "timezone", "message", "catch_up", "within", "overlap")
 
@@ -79,6 +84,13 @@ class Schedule:
     last_id: MessageId | None
 
 
+def check_name(name: object, longest: int = _LONGEST_NAME) -> str:
+    """Return the name of a schedule; InvalidArgumentError where it cannot be one."""
+    if not isinstance(name, str) or not 0 < len(name) <= longest:
+        raise InvalidArgumentError(f"name: {quoted(name)} names no schedule; give a text of 1 to {longest} characters")
+    return check_text("name", name)
+
+
 def set_schedule(context: TableContext, name: str, rule: Mapping[str, Any], message: Mapping[str, Any]) -> None:
     """Make a schedule, or change it; nothing where it is as it was."""
     values: dict[str, Any] = {
@@ -89,7 +101,7 @@ def set_schedule(context: TableContext, name: str, rule: Mapping[str, Any], mess
         "overlap": _choice("overlap", rule["overlap"], ("run", "skip")),
         "message": _packed(context, message),
     }
-    name = _check_name(name)
+    name = check_name(name, _LONGEST_NAME_IN_ID if context.options.id_type == "text" else _LONGEST_NAME)
 
     def work(own: SqlConnection) -> None:
         known = own.execute(_of_name(context).with_for_update(), {"name": name}).first()
@@ -117,8 +129,7 @@ def remove_schedule(context: TableContext, name: str) -> bool:
 
 def keep_schedules(context: TableContext, names: Collection[str]) -> list[str]:
     """Remove all schedules but these; return which."""
-    kept = {_check_name(name) for name in names}
-    return _remove(context, lambda known: known not in kept)
+    return _remove(context, lambda known: known not in names)
 
 
 def _remove(context: TableContext, which: Callable[[str], bool]) -> list[str]:
@@ -153,7 +164,7 @@ def run_schedule(context: TableContext, name: str) -> MessageId:
 
     def work(own: SqlConnection) -> MessageId:
         row = _locked(context, own, name)
-        message_id = _put(context, own, row, [Tick(context.backend.now(own), False)])
+        message_id = _put(context, own, row, [Tick(context.backend.now(own), False)], f"/{secrets.token_hex(4)}")[-1]
         own.execute(_changing(context, name, last_id=str(message_id)))
         return message_id
 
@@ -167,17 +178,23 @@ def list_schedules(context: TableContext) -> list[Schedule]:
     return [_read(context, row) for row in found]
 
 
-def tick(context: TableContext) -> int:
-    """Put what is due by the table's schedules; return how many messages. It asks nothing before the next tick."""
-    put = 0
+def tick(context: TableContext, *, pieces: int | None = None) -> int:
+    """Put what is due by the table's schedules; return how many messages.
+
+    Parameters
+    ----------
+    pieces
+        How many transactions it takes at the most; None: as many as there are.
+    """
+    put = done = 0
     with context.backend.snapshot(indexed=True) as connection:
         due_at, now = connection.execute(_earliest(context)).one()
-    while due_at is not None and due_at <= now:
-        count = context.backend.transact(lambda own: _tick(context, own))
-        put += count
+    while due_at is not None and due_at <= now and done != pieces:
+        some = context.backend.transact(lambda own: _tick(context, own))
+        put, done = put + some, done + 1
         with context.backend.snapshot(indexed=True) as connection:
             due_before, (due_at, now) = due_at, connection.execute(_earliest(context)).one()
-        if due_at == due_before and not count:  # another process is at it
+        if due_at == due_before and not some:  # another process is at it
             break
     context.ticks.due_at = MAX_NS if due_at is None else due_at
     return put
@@ -196,16 +213,47 @@ def _tick(context: TableContext, connection: SqlConnection) -> int:
         if ticks and row.overlap == "skip":
             ticks = [] if _is_under_way(context, connection, row.last_id) else ticks[-1:]
         if ticks:
-            values |= {"last_tick": ticks[-1].at, "last_id": str(_put(context, connection, row, ticks))}
-            put += len(ticks)
+            ids = _put(context, connection, row, ticks)
+            values |= {"last_tick": ticks[-1].at, "last_id": str(ids[-1])}
+            put += len(ids) - len(ids.existing)
         connection.execute(_changing(context, row.name, **values))
     return put
 
 
-def _put(context: TableContext, connection: SqlConnection, row: Any, ticks: list[Tick]) -> MessageId:
+def _put(context: TableContext, connection: SqlConnection, row: Any, ticks: list[Tick], beside: str = "") -> PutIds:
     message = _unpacked(context, row.message)
-    rows = [message | {"headers": {**(message["headers"] or {}), **_headers(row.name, one)}} for one in ticks]
-    return put_rows(context, connection, prepare_rows(context, rows))[-1]
+    rows: list[dict[str, Any]] = [
+        message
+        | {
+            "id": _id_of(context, f"{row.name}@{format_time(one.at)}{beside}"),
+            "headers": {**(message["headers"] or {}), **_headers(row.name, one)},
+        }
+        for one in ticks
+    ]
+    put = put_rows(context, connection, prepare_rows(context, rows))
+    existing = put.existing
+    while existing and context.options.id_type == "bigint":  # others have drawn those numbers
+        taken = [one for one in rows if one["id"] in existing]
+        for one in taken:
+            one["id"] = _id_of(context, "")
+        existing = put_rows(context, connection, prepare_rows(context, taken)).existing
+        put = PutIds(one["id"] for one in rows)
+    return put
+
+
+def _id_of(context: TableContext, text: str) -> MessageId | None:
+    """Give the id of a message: where ids are text, that of its tick; and on a shard one that belongs there.
+
+    None: the database or the put draws one.
+    """
+    options = context.options
+    where = KeyRange.parse(options.key_range, "key_range")
+    if options.id_type == "text":
+        texts = chain([text], (f"{text}#{number}" for number in count(2)))
+        return next(each for each in texts if keyspace_id(each) in where)
+    if options.key_range == WHOLE:
+        return None
+    return draw_id(where, ()) if options.id_type == "bigint" else draw_uuid(where)
 
 
 def _headers(name: str, one: Tick) -> dict[str, str]:
@@ -226,12 +274,7 @@ def _message_id(context: TableContext, text: str) -> MessageId:
 
 
 def _packed(context: TableContext, message: Mapping[str, Any]) -> str:
-    if context.options.id_type == "text":
-        raise InvalidArgumentError(
-            f"schedule: message table {context.name!r} has text ids, which only you can give; use a table whose ids are"
-            " generated"
-        )
-    prepare_rows(context, [message])  # refuses what cannot be put
+    prepare_rows(context, [{**message, "id": _id_of(context, "probe")}])  # refuses what cannot be put
     payload = message["payload"]
     if context.options.payload == "bytes":
         payload = base64.b64encode(bytes(payload)).decode()
@@ -266,14 +309,6 @@ def _read(context: TableContext, row: Any) -> Schedule:
     )
 
 
-def _check_name(name: object) -> str:
-    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
-        raise InvalidArgumentError(
-            f"name: {quoted(name)} names no schedule; give a text of 1 to {_LONGEST_NAME} characters"
-        )
-    return check_text("name", name)
-
-
 def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise InvalidArgumentError(f"{name}: {quoted(value)} is none of {', '.join(map(repr, choices))}")
@@ -286,7 +321,7 @@ def _tell(context: TableContext, connection: SqlConnection) -> None:
 
 
 def _locked(context: TableContext, connection: SqlConnection, name: str) -> Any:
-    row = connection.execute(_of_name(context).with_for_update(), {"name": _check_name(name)}).first()
+    row = connection.execute(_of_name(context).with_for_update(), {"name": check_name(name)}).first()
     if row is None:
         raise NotFoundError(f"message table {context.name!r} has no schedule {quoted(name)}")
     return row

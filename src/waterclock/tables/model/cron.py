@@ -20,8 +20,8 @@ _FIELDS = 5
 ON_TIME = 60 * _SECOND
 """A tick that is seen later than this after its time was missed, ns."""
 
-MOST = 1000
-"""Ticks that are dealt with at once."""
+MOST = 100
+"""Missed ticks of a schedule that are put at once."""
 
 _NAMES = {
     "@hourly": "0 * * * *",
@@ -59,7 +59,7 @@ class Due:
     ticks
         Those for which a message is put, the earliest first.
     seen
-        The last one that was looked at, ns; None: none was.
+        Up to when ticks were looked at, ns; None: as far as before.
     following
         The next one, ns; None: there is none.
     """
@@ -134,22 +134,48 @@ def due_ticks(
     within
         Those that were missed longer ago than this are not put in any case, ns; None: they are.
     """
+    begin = max(after, _counts_from(now, catch_up, within))
+    if catch_up == "one":
+        begin = _before_last(cron, timezone, begin, now - ON_TIME)
     missed: list[int] = []
     on_time: list[int] = []
-    seen: int | None = None
+    seen = begin if begin > after else None
     following: int | None = None
-    for tick in _after(cron, timezone, after):
-        if tick > now or (catch_up == "all" and len(missed) == MOST):
+    for tick in _after(cron, timezone, begin):
+        if tick > now or len(missed) == MOST:
             following = tick
             break
         seen = tick
-        if tick > now - ON_TIME:
-            on_time.append(tick)
-        elif within is None or tick >= now - within:
-            missed = [*missed, tick] if catch_up == "all" else [tick]
-    if catch_up == "none" or (catch_up == "one" and on_time):
+        (on_time if tick > now - ON_TIME else missed).append(tick)
+    if catch_up == "one" and on_time:
         missed = []
     return Due([*(Tick(at, True) for at in missed), *(Tick(at, False) for at in on_time)], seen, following)
+
+
+def _counts_from(now: int, catch_up: CatchUp, within: int | None) -> int:
+    """Say after which time ticks count, ns: those up to then are not looked at one by one, however many they are."""
+    if catch_up == "none":
+        return now - ON_TIME
+    return MIN_NS if within is None else min(now - within - 1, now - ON_TIME)
+
+
+def _before_last(cron: str, timezone: str, begin: int, end: int) -> int:
+    """Give a time shortly before the last tick after one time and up to another; the first time where there is none.
+
+    It halves what lies between, so that a year takes no longer than the ticks of a day would.
+    """
+
+    def ticks_after(at: int) -> bool:
+        following = next_tick(cron, timezone, at)
+        return following is not None and following <= end
+
+    if not ticks_after(begin):
+        return begin
+    low, high = begin, end
+    while high - low > _SECOND:
+        middle = (low + high) // 2
+        low, high = (middle, high) if ticks_after(middle) else (low, middle)
+    return low
 
 
 def _after(cron: str, timezone: str, after: int) -> Iterator[int]:

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from waterclock.errors import InvalidArgumentError, PartlyPutError, UnavailableError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.drawing_ids import draw_id, draw_uuid
 from waterclock.tables.messages.putting import MessageId, PreparedRows, PutIds, check_id, prepare_rows, put_rows
 from waterclock.tables.model.keyspace import KeyRange, keyspace_id
-from waterclock.tables.sharding.drawing_ids import draw_id
 from waterclock.tables.sharding.shard import Shard
 
 _Row = dict[str, Any]
@@ -99,7 +99,9 @@ def put_with(
     for row in drawn:
         row["id"] = ids.draw(home.key_range)
     if table.options.id_type == "uuid":
-        _draw_uuids(table.context, rows, home)
+        for row in rows:
+            if row.get("id") is None:
+                row["id"] = draw_uuid(home.key_range)
     put = table.put_many(rows, connection=connection)
     existing = [message_id for message_id in put.existing if message_id not in ids.drawn]
     taken = set(put.existing) & ids.drawn
@@ -140,15 +142,6 @@ def _put_on(
         return [message_id for message_id in found if message_id not in ids.drawn]
 
     return context.backend.transact(work)
-
-
-def _draw_uuids(context: TableContext, rows: list[_Row], home: Shard) -> None:
-    # Drawn until they belong here, as they come: a UUID is Waterclock's to choose.
-    for row in rows:
-        while row.get("id") is None:
-            [drawn] = prepare_rows(context, [row]).rows
-            if keyspace_id(drawn["id"]) in home.key_range:
-                row["id"] = drawn["id"]
 
 
 def _partly(failures: Mapping[Shard, UnavailableError], missing: list[MessageId], count: int) -> str:

@@ -11,10 +11,12 @@ from waterclock.errors import InvalidArgumentError, SchemaError, UnavailableErro
 from waterclock.quoting import quoted
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.subscription import Subscription
+from waterclock.tables.message_schedules import MessageSchedules
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.explaining import Explanation
 from waterclock.tables.messages.peeking import Peeked
 from waterclock.tables.messages.putting import MessageId, PutIds, check_id
+from waterclock.tables.messages.scheduling import check_name
 from waterclock.tables.messages.stats import TableStats
 from waterclock.tables.model.arguments import many, one_or_many
 from waterclock.tables.model.keyspace import choose, keyspace_id
@@ -132,6 +134,44 @@ class ShardedTable:
             return put_over_shards(self._any().context, rows, self._shards, self._table)
         home = home_of(connection, [shard for shard in self._shards if not shard.rest], self._table)
         return put_with(self._table(home), rows, home, connection, self._elsewhere)
+
+    def schedule(
+        self,
+        name: str,
+        *,
+        cron: str,
+        payload: Any,
+        headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        **rule: Any,
+    ) -> None:
+        """Put a message again and again, as `MessageTable.schedule`, by the clock of the shard where the schedule is.
+
+        Its name decides which that is, and there are its messages: a tick is one transaction in one database.
+
+        Parameters
+        ----------
+        rule
+            The other arguments of `MessageTable.schedule`.
+        """
+        home = self._table(self._shard_of(check_name(name)))
+        home.schedule(name, cron=cron, payload=payload, headers=headers, priority=priority, **rule)
+
+    @property
+    def schedules(self) -> MessageSchedules:
+        """The schedules of all shards, as `MessageTable.schedules`; UnavailableError where one it takes is away."""
+        return MessageSchedules(
+            lambda name: self._table(self._shard_of(name)).context,
+            lambda: [self._table(shard).context for shard in self._shards],
+        )
+
+    def unschedule(self, name: str) -> bool:
+        """Remove a schedule, as `MessageTable.unschedule`."""
+        return self._table(self._shard_of(check_name(name))).unschedule(name)
+
+    def tick(self) -> int:
+        """Put what the schedules of all shards have due, as `MessageTable.tick`."""
+        return sum(self._all(MessageTable.tick, "tick"))
 
     def receive(
         self,

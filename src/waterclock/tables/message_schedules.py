@@ -1,0 +1,65 @@
+"""The schedules of a message table, as people who run it see and handle them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.table_row import explaining
+from waterclock.tables.messages import scheduling
+from waterclock.tables.messages.putting import MessageId
+from waterclock.tables.messages.scheduling import Schedule, check_name
+from waterclock.tables.model.arguments import many
+
+_T = TypeVar("_T")
+
+
+class MessageSchedules:
+    """The schedules of one message table; called, it lists them. Each is in one database, that of its table or shard.
+
+    Parameters
+    ----------
+    home
+        Gives the table in the database where a schedule of a name is.
+    everywhere
+        Gives the table in each of its databases.
+    """
+
+    def __init__(self, home: Callable[[str], TableContext], everywhere: Callable[[], Sequence[TableContext]]) -> None:
+        self._home = home
+        self._everywhere = everywhere
+
+    def __call__(self) -> list[Schedule]:
+        """Look at the table's schedules, in the order of their names."""
+        found: list[Schedule] = []
+        for context in self._everywhere():
+            with explaining(context):
+                found += scheduling.list_schedules(context)
+        return sorted(found, key=lambda one: one.name)
+
+    def pause(self, name: str) -> None:
+        """Let a schedule put nothing until it is resumed; NotFoundError where there is none of this name."""
+        self._on_home(name, lambda context: scheduling.pause_schedule(context, name, paused=True))
+
+    def resume(self, name: str) -> None:
+        """Let a schedule go on with the next tick; NotFoundError where there is none of this name."""
+        self._on_home(name, lambda context: scheduling.pause_schedule(context, name, paused=False))
+
+    def run(self, name: str) -> MessageId:
+        """Put a schedule's message now, beside its ticks, and return its id; NotFoundError where there is none."""
+        return self._on_home(name, lambda context: scheduling.run_schedule(context, name))
+
+    def keep(self, names: Iterable[str]) -> list[str]:
+        """Remove all schedules of the table but these, for a program that declares all that there are; return which."""
+        kept = [check_name(name) for name in many("names", names, "names")]
+        removed: list[str] = []
+        for context in self._everywhere():
+            with explaining(context):
+                removed += scheduling.keep_schedules(context, kept)
+        return sorted(removed)
+
+    def _on_home(self, name: str, work: Callable[[TableContext], _T]) -> _T:
+        context = self._home(check_name(name))
+        with explaining(context):
+            return work(context)
