@@ -13,6 +13,7 @@ from tests.statements import statements_of
 from waterclock import moments
 from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError, NotFoundError
+from waterclock.tables.catalogue.table_row import LOOK_EVERY
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.model.cron import MOST
 from waterclock.time import format_time, to_duration, to_time
@@ -138,7 +139,7 @@ def test_a_clock_that_steps_back_and_a_purge_beside_two_that_tick_leave_one_mess
     clock.now = NOON
     jobs = make_table("jobs", payload="json", purge_after="1s")
     jobs.schedule("hourly", cron="@hourly", payload=1)
-    other = connect(database_url, tmp_path / "ledgers", clock=clock)
+    other = connect(database_url, tmp_path / "ledgers", clock=lambda: clock.now - to_duration("5m"))
     seen: list[str] = []
 
     def tick(table: MessageTable) -> None:
@@ -182,6 +183,28 @@ def test_the_heartbeat_of_a_subscription_ticks_and_asks_nothing_where_nothing_is
         ticking.beat()
         assert next(deliveries).payload == "scheduled"
     assert ticking.over
+
+
+def test_a_process_obeys_changes_of_others_at_its_next_look_also_while_it_is_busy(
+    jobs: MessageTable, database_url: str, clock: MovableClock, tmp_path: Any
+) -> None:
+    def minutes_later() -> int:
+        clock.move("1m")
+        deliveries._row._looked_at -= LOOK_EVERY
+        deliveries._ticking.beat()
+        return jobs.stats().ready
+
+    with jobs.subscribe(limit=1) as deliveries, connect(database_url, tmp_path / "ledgers", clock=clock) as other:
+        theirs = other.table("jobs")
+        assert minutes_later() == 0
+        theirs.schedule("new", cron="* * * * *", payload=1)
+        assert minutes_later() == 1
+        theirs.schedules.pause("new")
+        assert minutes_later() == 1
+        theirs.schedules.resume("new")
+        assert minutes_later() == 2
+        theirs.schedules.keep([])  # the file that declared it declares none any more
+        assert minutes_later() == 2
 
 
 def test_a_heartbeat_puts_many_missed_ticks_a_piece_at_a_time(jobs: MessageTable, clock: MovableClock) -> None:

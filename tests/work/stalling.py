@@ -19,12 +19,15 @@ class StallingWire:
     ----------
     url
         Where the server seems to be.
+    target
+        Where it is.
     opened
         How many connections there have been.
     """
 
     def __init__(self, url: str) -> None:
         self.opened = 0
+        self.target = url
         target = sa.make_url(url)
         self._to = (target.host or "127.0.0.1", target.port)
         self._listening = socket.create_server(("127.0.0.1", 0))

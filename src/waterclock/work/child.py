@@ -154,7 +154,10 @@ class _Child:
         self._homes = [Home(each) for each in tables]
         self._asynchronous = AsyncExitStack()
         stack.callback(lambda: loop.run(self._asynchronous.aclose()))
-        self._handlers = [self._entered(each.handler, stack) for each in tables]
+        # What several tables have, and the shards of one, is entered once.
+        found = {id(each.handler): each.handler for each in tables}
+        known = {key: self._entered(given, stack) for key, given in found.items()}
+        self._handlers = [known[id(each.handler)] for each in tables]
         self._work: queue.SimpleQueue[tuple[int, Mapping[str, Any]] | None] = queue.SimpleQueue()
         self._current: Delivery | None = None
         self.kinds = [each.kinds for each in self._handlers]

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from waterclock import moments
 from waterclock.database.deadlines import answers_within
@@ -18,6 +19,9 @@ from waterclock.tables.message_table import MessageTable
 from waterclock.work.counts import Counter
 from waterclock.work.handlers import Handlers
 from waterclock.work.lanes import Handling, Lanes
+
+if TYPE_CHECKING:
+    from waterclock.work.recording import Recorder
 
 _SECOND = 1_000_000_000
 _SHORTEST_PATIENCE, _LONGEST_PATIENCE = 5.0, 30.0  # s
@@ -41,6 +45,8 @@ class Intake:
         What handles its messages.
     subscription
         What claims them.
+    recorder
+        What tells its database what became of them.
     """
 
     def __init__(
@@ -49,12 +55,14 @@ class Intake:
         handlers: Handlers,
         subscription: Subscription,
         lanes: Lanes,
+        recorder: Recorder,
         counter: Counter,
         failed: Callable[[BaseException], object],
     ) -> None:
         self.table = table
         self.handlers = handlers
         self.subscription = subscription
+        self.recorder = recorder
         self._lanes = lanes
         self._counter = counter
         self._failed = failed
@@ -83,12 +91,18 @@ class Intake:
 
     def _run(self) -> None:
         try:
-            while room := self._lanes.reserve(_AT_ONCE):
+            while self._is_there() and (room := self._lanes.reserve(_AT_ONCE)):
                 with answers_within(self.patience):
                     if not self._take(room):
                         self._wait()
         except BaseException as error:  # noqa: BLE001  # the worker says it, and ends
             self._failed(error)
+
+    def _is_there(self) -> bool:
+        """Wait for a database that is away before there is room: other tables may be in others."""
+        with answers_within(self.patience):
+            self.subscription.wait_until_back()
+        return True
 
     def _wait(self) -> None:
         """Wait for something to do: while nothing happens, a look a second costs less than a claim would."""

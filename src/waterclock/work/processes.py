@@ -136,9 +136,9 @@ class Processes:
                 moments.wait(self._changed, _LOOK_EVERY)
             return self._kinds
 
-    def begin(self, intakes: Sequence[Intake]) -> None:
-        """Handle what comes from these, which are in the order of the tables."""
-        self._intakes = {intake: number for number, intake in enumerate(intakes)}
+    def begin(self, intake: Intake, number: int) -> None:
+        """Handle what comes from an intake, which is that of the table of this number."""
+        self._intakes[intake] = number
 
     def close(self, seconds: float) -> None:
         """End all of them: those that handle nothing leave what they entered, the others are killed."""

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, suppress
 from typing import Any
 
 from waterclock import moments
-from waterclock.errors import InvalidArgumentError, WaterclockError
+from waterclock.database.backend import Backend
+from waterclock.errors import InvalidArgumentError, UnavailableError, WaterclockError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.selection import make_selection
 from waterclock.tables.consumers.delivery import Delivery
@@ -19,7 +20,9 @@ from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER
 from waterclock.tables.databases.changes import Stop
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.model.arguments import check_consumer
+from waterclock.tables.model.keyspace import check_unsharded
 from waterclock.tables.model.options import check_count, check_rate
+from waterclock.tables.sharding.sharded_table import ShardedTable, TablePart
 from waterclock.time import Duration, format_duration, to_duration
 from waterclock.work.child import HandledTable
 from waterclock.work.counts import Counter, Counts
@@ -33,9 +36,12 @@ from waterclock.work.recording import Recorder
 from waterclock.work.signals import stopping_at_signals
 from waterclock.work.threads import Threads
 
+AnyTable = MessageTable | ShardedTable
+
 _SECOND = 1_000_000_000
 _LOOK_EVERY = 0.05  # s, while there is something to look at
 _IDLE = 1.0  # s
+_AWAY = 0.2  # s after which it is seen whether a shard that was away is to be asked again
 _UNWINDING = 1.0  # s that a handler has that was asked to end
 _SHORTEST_TIMEOUT = 1_000_000  # ns
 _STUCK_AFTER = 5 * _SECOND  # ns after its timeout an asynchronous handler that was cancelled is given up
@@ -60,7 +66,8 @@ class Worker:
     Parameters
     ----------
     table
-        The table; or several, each with its handler, as a dict. They share the worker's slots.
+        The table; or several, each with its handler, as a dict. They share the worker's slots, and so do the shards of
+        a sharded one: a shard that is away holds up no other.
     handler
         A function that takes a `Delivery`; or such functions by the header ``kind``, as a dict: messages of other
         kinds are left to other workers. Or a context manager that yields either, for what handlers need as long as the
@@ -86,6 +93,8 @@ class Worker:
     grace
         How long handlers that run may go on once the worker is to stop. What is not done then is given back, due at
         once, and counts no attempt.
+    shard, key_range
+        Which part of a sharded table, as in `ShardedTable.subscribe`; None: all of it.
     around
         A context manager, given each delivery, in which its handler is called.
 
@@ -97,7 +106,7 @@ class Worker:
 
     def __init__(
         self,
-        table: MessageTable | Mapping[MessageTable, Any],
+        table: AnyTable | Mapping[Any, Any],
         handler: Any = None,
         *,
         concurrency: int = 1,
@@ -111,8 +120,11 @@ class Worker:
         around: Callable[[Delivery], Any] | None = None,
         recycle_after: int | None = None,
         recycle_above: int | None = None,
+        shard: str | None = None,
+        key_range: str | None = None,
     ) -> None:
-        self._given = _tables(table, handler)
+        given = _tables(table, handler)
+        self._sources = [one for each, its in given for one in _sources(each, its, shard, key_range)]
         self._slots = check_count(concurrency, "concurrency")
         if self._slots > MOST_SLOTS:
             raise InvalidArgumentError(f"concurrency: {concurrency} is more than {MOST_SLOTS}; run several workers")
@@ -124,7 +136,7 @@ class Worker:
             "parameters": parameters,
             "rate_limit": None if rate_limit is None else check_rate(rate_limit),
         }
-        for each, _ in self._given:
+        for each, _ in given:
             make_selection(each.context, where, None, parameters)  # refuses what cannot be meant
         self._timeout = None if timeout is None else to_duration(timeout, "timeout", minimum=_SHORTEST_TIMEOUT)
         self._grace = to_duration(grace, "grace")
@@ -137,11 +149,12 @@ class Worker:
         self._has_run = False
         self._lanes = Lanes(0 if self._child_count else self._slots)  # of processes, each brings its own
         self._counter = Counter()
-        self._recorder = Recorder(self._lanes, self._counter)
+        self._recorders: dict[Backend, Recorder] = {}
         self._loop: EventLoop | None = None
         self._threads: Threads | None = None
         self._processes: Processes | None = None
         self._intakes: list[Intake] = []
+        self._changing = threading.Lock()
         self._given_up: list[Handling] = []
 
     @property
@@ -213,40 +226,70 @@ class Worker:
         self._stop_within(self._grace / _SECOND)
 
     def _start(self, stack: ExitStack) -> None:
-        if self._child_count:
-            handlers = self._start_processes(self._child_count)
-        else:
-            handlers = {table: self._enter(given, stack) for table, given in self._given}
+        handlers = self._start_processes(self._child_count) if self._child_count else self._entered(stack)
         if self._stops_at is not None:
             return
-        every = [each for known in handlers.values() for each in known.all]
+        every = [each for known in handlers for each in known.all]
         only_async = all(each.is_async for each in every)
         if self._loop is None and self._processes is None and any(each.is_async for each in every):
             self._loop = EventLoop(self._lanes, self._await)
-        for table, known in handlers.items():
-            kinds = None if table.options.groups else known.kinds
-            subscription = table.subscribe(kinds=kinds, **self._subscribed)  # type: ignore[arg-type]
-            subscription.patience = math.inf  # a database that is away is waited for
-            intake = Intake(table, known, subscription, self._lanes, self._counter, self._fail)
-            self._intakes.append(intake)
+        ready: list[Intake] = []
+        away: list[int] = []
+        for number, known in enumerate(handlers):
+            try:
+                ready.append(self._intake(number, known))
+            except UnavailableError:
+                if not self._sources[number].is_shard:
+                    raise
+                away.append(number)
         self._lanes.when_waiting = self._stop.nudge
-        self._recorder.start()
-        if self._processes is not None:
-            self._processes.begin(self._intakes)
-        elif only_async and self._loop is not None:
+        if only_async and self._loop is not None:
             self._loop.start()
-        else:
+        elif self._processes is None:
             self._threads = Threads(self._lanes, self._slots, self._call)
             self._threads.start()
-        for intake in self._intakes:
+        for intake in ready:
             intake.start()
+        for number in away:
+            moments.start(threading.Thread(target=self._begin_when_back, args=(number, handlers[number]), daemon=True))
 
-    def _start_processes(self, count: int) -> dict[MessageTable, Handlers]:
+    def _intake(self, number: int, handlers: Handlers) -> Intake:
+        """Make what takes one table's messages."""
+        table = self._sources[number].open()
+        kinds = None if table.options.groups else handlers.kinds
+        subscription = table.subscribe(kinds=kinds, **self._subscribed)  # type: ignore[arg-type]
+        subscription.patience = math.inf  # a database that is away is waited for
+        with self._changing:
+            recorder = self._recorders.get(table.context.backend)
+            if recorder is None:  # a database that is away holds up no other
+                recorder = self._recorders[table.context.backend] = Recorder(self._lanes, self._counter)
+                recorder.start()
+            intake = Intake(table, handlers, subscription, self._lanes, recorder, self._counter, self._fail)
+            if self._processes is not None:
+                self._processes.begin(intake, number)
+            self._intakes.append(intake)
+        return intake
+
+    def _begin_when_back(self, number: int, handlers: Handlers) -> None:
+        """Wait for a shard that is away, and then take its messages, too."""
+        while self._stops_at is None:
+            moments.sleep(_AWAY)
+            try:
+                intake = self._intake(number, handlers)
+            except UnavailableError:
+                continue
+            except BaseException as error:  # noqa: BLE001  # the worker says it, and ends
+                self._fail(error)
+                return
+            if self._stops_at is None:
+                intake.start()
+            else:
+                intake.subscription.close()
+            return
+
+    def _start_processes(self, count: int) -> Sequence[Handlers]:
         """Start the children, and learn from them which kinds they know."""
-        tables = [
-            HandledTable(table.context.backend.url.render_as_string(hide_password=False), table.name, given)
-            for table, given in self._given
-        ]
+        tables = [HandledTable(one.url, one.name, one.handler) for one in self._sources]
         self._processes = Processes(
             count,
             tables,
@@ -260,11 +303,14 @@ class Worker:
         )
         kinds = self._processes.start(lambda: self._stops_at is not None)
         if kinds is None:
-            return {}
-        return {
-            table: Handlers(_in_child if known is None else dict.fromkeys(known, _in_child))
-            for (table, _), known in zip(self._given, kinds, strict=True)
-        }
+            return []
+        return [Handlers(_in_child if known is None else dict.fromkeys(known, _in_child)) for known in kinds]
+
+    def _entered(self, stack: ExitStack) -> Sequence[Handlers]:
+        """Give the handlers of each table; what several have, and the shards of one, is entered once."""
+        found = {id(one.handler): one.handler for one in self._sources}
+        known = {key: self._enter(given, stack) for key, given in found.items()}
+        return [known[id(one.handler)] for one in self._sources]
 
     def _enter(self, given: Any, stack: ExitStack) -> Handlers:
         if not is_factory(given):
@@ -362,7 +408,7 @@ class Worker:
         if not one.decide():
             return False  # its time was up, and the message is not its own any more
         dropped = self._lanes.end(one, goes_on=outcome.verb in ("ack", "discard", "skip"))
-        self._recorder.put(one, outcome, dropped)
+        one.intake.recorder.put(one, outcome, dropped)
         if self._stops_at is not None:
             self._stop.nudge()
         return True
@@ -413,7 +459,7 @@ class Worker:
         _log.warning("the handler of message %r goes on after its time; another takes its slot", one.delivery.id)
         self._ask(one)
         dropped = self._lanes.end(one, goes_on=False)
-        self._recorder.put(one, self._timed_out(), dropped)
+        one.intake.recorder.put(one, self._timed_out(), dropped)
         if self._threads is not None:
             self._threads.replace()
 
@@ -433,7 +479,9 @@ class Worker:
     # -- ending
 
     def _begin_to_stop(self) -> None:
-        for intake in self._intakes:
+        with self._changing:
+            intakes = list(self._intakes)
+        for intake in intakes:
             intake.stop()
         late = self._lanes.close()
         if late:
@@ -459,14 +507,17 @@ class Worker:
         if ours:
             _log.warning("%d handlers run on after the grace; their messages are given back", len(ours))
         _within(left() / 2, lambda: self._give_back(ours))
-        recorded = self._recorder.close(left() / 2)
+        until_recorded = moments.monotonic() + left() / 2
+        with self._changing:
+            recorders = list(self._recorders.values())
+        recorded = [each.close(max(0.0, until_recorded - moments.monotonic())) for each in recorders]
         claimed = [intake.join(left() / 2) for intake in self._intakes]
         _within(left() / 2, self._close_subscriptions)
         if self._loop is not None:
             self._loop.close(left())
         if self._processes is not None:
             self._processes.close(left())
-        if not (recorded and all(claimed)):
+        if not (all(recorded) and all(claimed)):
             _log.warning("the database does not answer; what it has not learnt is sent again after its lease")
 
     def _wait_for_unwinding(self) -> None:
@@ -481,17 +532,52 @@ class Worker:
                 intake.subscription.close()
 
 
-def _tables(table: Any, handler: Any) -> list[tuple[MessageTable, Any]]:
+class _Source:
+    """A table that a worker takes messages of, in one database.
+
+    Attributes
+    ----------
+    name, handler
+        The table's, and what handles its messages.
+    url
+        Its database.
+    """
+
+    def __init__(self, table: MessageTable | TablePart, name: str, handler: Any) -> None:
+        self._table = table
+        self.name = name
+        self.handler = handler
+        if isinstance(table, TablePart):
+            self.url = table.url
+        else:
+            self.url = table.context.backend.url.render_as_string(hide_password=False)
+
+    @property
+    def is_shard(self) -> bool:
+        """Whether others of the table's databases may be there where this one is away."""
+        return isinstance(self._table, TablePart)
+
+    def open(self) -> MessageTable:
+        """Open it; UnavailableError where its shard is away, or was found so lately."""
+        return self._table.open() if isinstance(self._table, TablePart) else self._table
+
+
+def _sources(table: AnyTable, handler: Any, shard: str | None, key_range: str | None) -> list[_Source]:
+    if isinstance(table, ShardedTable):
+        return [_Source(part, table.name, handler) for part in table.parts(shard, key_range)]
+    check_unsharded(table.name, table.options.key_range, shard, key_range)
+    return [_Source(table, table.name, handler)]
+
+
+def _tables(table: Any, handler: Any) -> list[tuple[AnyTable, Any]]:
     given = dict(table) if isinstance(table, Mapping) else {table: handler}
     if isinstance(table, Mapping) and handler is not None:
         raise InvalidArgumentError("handler: each table has one of its own, so give none beside them")
     if not given:
         raise InvalidArgumentError("table: there is none; give one")
     for each, its_handler in given.items():
-        if not isinstance(each, MessageTable):
-            raise InvalidArgumentError(
-                f"table: {quoted(each)} is no message table; of a sharded one, give each shard's"
-            )
+        if not isinstance(each, AnyTable):
+            raise InvalidArgumentError(f"table: {quoted(each)} is no message table")
         if its_handler is None:
             raise InvalidArgumentError(f"handler: table {each.name!r} has none; give a function")
         if not is_factory(its_handler):

@@ -220,6 +220,16 @@ class Subscription(Closing):
         except RefusedError as error:
             self._row.check(error)
 
+    def wait_until_back(self) -> None:
+        """Where the database was away when it was asked last, wait until it answers again, or this is stopped."""
+        while self._away_since is not None and not self._stop.is_set():
+            try:
+                self._row.last_seen.backend.now()
+            except UnavailableError:
+                self._stop.wait(_RETRY_EVERY)
+            else:
+                return
+
     def nudge(self) -> None:
         """End a `wait`; other threads call it."""
         self._stop.nudge()

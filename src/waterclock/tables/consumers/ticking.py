@@ -11,7 +11,6 @@ from waterclock.tables.messages.scheduling import tick
 from waterclock.time import MAX_NS
 
 _SECOND = 1_000_000_000
-_LOADS_EVERY = 10 * _SECOND
 _PATIENCE = 1.0  # s; other beats are not held up for longer
 _log = logging.getLogger(__name__)
 
@@ -19,8 +18,8 @@ _log = logging.getLogger(__name__)
 class Ticking:
     """Looks at a table's schedules once a second, where it has any, until its subscription is closed or given up.
 
-    It asks the database where a tick is due. Where schedules change, the table is loaded anew: its subscription does so
-    within a second, and while that is busy, this does every ten seconds.
+    It asks the database where a tick is due. Where schedules change, the table is loaded anew: by its subscription, or
+    by this while that is busy.
 
     Attributes
     ----------
@@ -33,7 +32,6 @@ class Ticking:
     def __init__(self, row: TableRow) -> None:
         self._row = row
         self.over = False
-        self._loads_at = moments.monotonic_ns() + _LOADS_EVERY
         self.beat_at = moments.monotonic_ns() + _SECOND
 
     def beat(self) -> None:
@@ -41,9 +39,7 @@ class Ticking:
         context, now = self._row.last_seen, moments.monotonic_ns()
         self.beat_at = now + _SECOND
         try:
-            if now >= self._loads_at:
-                self._loads_at = now + _LOADS_EVERY
-                context = self._row.now()
+            context = self._row.now()
             if context.ticks.due_at < MAX_NS and context.ticks.due_at <= context.backend.now_about():
                 with context.backend.patience(_PATIENCE):
                     if tick(context, pieces=1):

@@ -53,14 +53,17 @@ class Shard:
     ----------
     key_range
         Which keyspace ids it holds.
+    url
+        Of the database.
     name
         The key range as text, which is also the shard's name.
     reason
         Why it was found away; None where it was not.
     """
 
-    def __init__(self, key_range: KeyRange, open_database: Callable[[], Opened]) -> None:
+    def __init__(self, key_range: KeyRange, url: str, open_database: Callable[[str], Opened]) -> None:
         self.key_range = key_range
+        self.url = url
         self.name = str(key_range)
         self._open_database = open_database
         self._opened: Opened | None = None
@@ -74,7 +77,7 @@ class Shard:
         """The database; UnavailableError where it cannot be opened now."""
         with self._lock:
             if self._opened is None:
-                self._opened = self._open_database()
+                self._opened = self._open_database(self.url)
             return self._opened
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NoReturn
 
 from waterclock.closing import Closing
@@ -39,7 +38,7 @@ class ShardedDatabase(Closing):
         by_range = {KeyRange.parse(text, "shards"): url for text, url in urls.items()}
         if len(set(urls.values())) < len(urls):
             raise InvalidArgumentError("shards: two of them have the same URL; every shard is a database of its own")
-        self._shards = [Shard(one, partial(open_database, by_range[one])) for one in ranges]
+        self._shards = [Shard(one, by_range[one], open_database) for one in ranges]
         self._open()
 
     @property

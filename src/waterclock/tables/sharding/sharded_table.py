@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar, Unpack
 
 from waterclock.errors import InvalidArgumentError, SchemaError, UnavailableError, WaterclockError
 from waterclock.quoting import quoted
+from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.message_schedules import MessageSchedules
@@ -31,6 +32,33 @@ from waterclock.time import Duration, Time, to_duration
 
 _T = TypeVar("_T")
 _Part = TypeVar("_Part")
+
+
+class TablePart:
+    """A sharded table on one shard, which may be away.
+
+    Attributes
+    ----------
+    url
+        The shard's database.
+    """
+
+    def __init__(self, shard: Shard, open_table: Callable[[Shard], MessageTable]) -> None:
+        self._shard = shard
+        self._open_table = open_table
+        self.url = shard.url
+
+    def open(self) -> MessageTable:
+        """Open it; UnavailableError where the shard is away, or was found so lately and is left alone for now."""
+        if self._shard.rest:
+            raise UnavailableError(f"shard {self._shard.name} is away: {self._shard.reason}")
+        try:
+            table = self._open_table(self._shard)
+        except UnavailableError as error:
+            self._shard.note_away(error)
+            raise
+        self._shard.note_back()
+        return table
 
 
 class ShardedTable:
@@ -72,6 +100,11 @@ class ShardedTable:
         return self._name
 
     @property
+    def context(self) -> TableContext:
+        """What is known of the table on a shard that is there; UnavailableError where none is."""
+        return self._any().context
+
+    @property
     def options(self) -> TableOptions:
         """The table's options, which are the same on every shard but for the key range."""
         return self._any().options
@@ -80,6 +113,10 @@ class ShardedTable:
     def shards(self) -> list[str]:
         """The shards' names, which are their key ranges, in order."""
         return [shard.name for shard in self._shards]
+
+    def parts(self, shard: str | None = None, key_range: str | None = None) -> list[TablePart]:
+        """Give the table on each shard, or on those that are named as in `subscribe`, for who reads each by itself."""
+        return [TablePart(one, self._table) for one in self._chosen(shard, key_range)]
 
     def shard_of(self, id: MessageId) -> str:  # noqa: A002  # the column's name, which the interface has too
         """Name the shard on which the message with this id is, or would be."""
@@ -231,8 +268,7 @@ class ShardedTable:
         Subscription | ShardedSubscription
             One that reads all these shards in turn. A shard that is away does not stop the others.
         """
-        chosen = choose([one.key_range for one in self._shards], shard, key_range)
-        shards = [one for one in self._shards if one.key_range in chosen]
+        shards = self._chosen(shard, key_range)
         if len(shards) == 1:
             return self._table(shards[0]).subscribe(consumer, limit, **how)
         return ShardedSubscription(shards, self._table, consumer, limit, **how)
@@ -400,6 +436,10 @@ class ShardedTable:
     def _shard_of(self, message_id: MessageId) -> Shard:
         place = keyspace_id(message_id)
         return next(shard for shard in self._shards if place in shard.key_range)
+
+    def _chosen(self, shard: str | None, key_range: str | None) -> list[Shard]:
+        chosen = choose([one.key_range for one in self._shards], shard, key_range)
+        return [one for one in self._shards if one.key_range in chosen]
 
     def _split(self, given: Iterable[Any]) -> dict[Shard, list[Any]]:
         context = self._any().context
