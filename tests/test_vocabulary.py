@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 import waterclock as wc
-from waterclock.database import table_catalogue, topic_catalogue
+from waterclock.database import table_catalogue, topic_catalogue, upkeep_catalogue
 from waterclock.database.catalogue import metadata
 
 ROOT = Path(__file__).parent.parent
@@ -132,7 +132,8 @@ def modules() -> dict[str, tuple[list[str], list[str]]]:
 
 def columns(url: str) -> Generator[tuple[str, str]]:
     """Name the tables of the catalogue, those of messages, and their columns."""
-    assert {table_catalogue.message_tables, topic_catalogue.topics} <= set(metadata.tables.values())
+    known = {table_catalogue.message_tables, topic_catalogue.topics, upkeep_catalogue.upkeep}
+    assert known <= set(metadata.tables.values())
     yield from ((table.name, column.name) for table in metadata.tables.values() for column in table.columns)
     with wc.connect(url) as database:
         database.create_table("orders", groups="sequenced", dead_letter="dead")

@@ -11,7 +11,7 @@ from alembic.migration import MigrationContext
 from tests.catalogues import migrate_only_to
 from tests.killed import killed_after_each_change
 
-from waterclock.database import table_catalogue, topic_catalogue
+from waterclock.database import table_catalogue, topic_catalogue, upkeep_catalogue
 from waterclock.database.backend import Backend
 from waterclock.database.catalogue import metadata
 from waterclock.database.engines import mariadb
@@ -19,7 +19,7 @@ from waterclock.database.migrating import HEAD, catalogue_version
 from waterclock.errors import SchemaError, UnavailableError
 from waterclock.topics.topic import Topic
 
-CATALOGUES = (table_catalogue, topic_catalogue)  # importing them fills the metadata
+CATALOGUES = (table_catalogue, topic_catalogue, upkeep_catalogue)  # importing them fills the metadata
 
 
 @pytest.fixture

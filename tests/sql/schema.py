@@ -13,11 +13,11 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.types import TypeEngine
 
-from waterclock.database import table_catalogue, topic_catalogue
+from waterclock.database import table_catalogue, topic_catalogue, upkeep_catalogue
 from waterclock.database.catalogue import metadata
 from waterclock.tables.model.schema import message_rows
 
-_MODULES = (topic_catalogue, table_catalogue)
+_MODULES = (topic_catalogue, table_catalogue, upkeep_catalogue)
 _DIALECTS = {"SQLite": sqlite.dialect(), "PostgreSQL": postgresql.dialect(), "MariaDB": mysql.dialect()}
 _SPELLING = re.compile(r" (CHARACTER SET|COLLATE) \w+")
 

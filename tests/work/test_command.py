@@ -20,6 +20,7 @@ from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.work.counts import Counts
 from waterclock.work.metrics import answering
+from waterclock.work.upkeep import Upkeep
 from waterclock.work.worker import Worker
 
 
@@ -33,11 +34,13 @@ def test_a_worker_handles_until_sigterm_and_ends_well(database_url: str) -> None
         mails = database.create_table("mails", payload="text")
         mails.put("m")
         orders.put_many([{"payload": str(number)} for number in range(5)])
-        with start(database_url, "tests.work.shop:handle@mails", "tests.work.shop:handle", "--table", "orders") as one:
+        words = ["tests.work.shop:handle@mails", "tests.work.shop:handle", "--table", "orders", "--upkeep"]
+        with start(database_url, *words) as one:
             assert {one.stdout.readline() for _ in range(6)} == {
                 "handled m\n",
                 *(f"handled {number}\n" for number in range(5)),
             }
+            until(lambda: any(task.ran_at is not None for task in Upkeep(database).status()))
             os.kill(one.pid, signal.SIGTERM)
             assert one.wait() == 0
         assert (orders.stats().acked, mails.stats().acked) == (5, 1)

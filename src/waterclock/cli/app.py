@@ -43,6 +43,12 @@ SIGTERM and SIGINT stop it: it takes nothing more, lets handlers end for the gra
 one ends it at once. Says every 30 seconds on stderr how far it is.
 """
 
+_UPKEEP = """Do what runs by itself for all topics and message tables; say what ran when.
+
+Seals and compacts topics and enforces their retention; purges tables, puts what schedules have due, and frees groups
+that no living consumer has. Once, or again and again with --every 1m. Many may run at once: each task is done by one.
+"""
+
 COMMANDS = {
     "demo": ("demo:demo", _DEMO),
     "doctor": ("doctor:doctor", _DOCTOR),
@@ -52,6 +58,7 @@ COMMANDS = {
     "group": ("group:app", _GROUP),
     "schedule": ("schedule:app", "Messages that are put again and again, at times that a rule of cron gives."),
     "work": ("work:work", _WORK),
+    "upkeep": ("upkeep:app", _UPKEEP),
     "batch": ("batch:batch", "Cut messages into batches by event time and print one line a batch."),
     "pipeline": ("pipeline:app", "Run pipelines from files: topic, batching, outputs, on Spark."),
     "backup": ("backup:backup", _BACKUP),

@@ -67,6 +67,10 @@ class Output:
         if not self.quiet:
             print(text, file=sys.stderr)
 
+    def complain(self, text: str) -> None:
+        """Say to the person what failed, also where all other talk is unwanted."""
+        print(f"waterclock: {text}", file=sys.stderr)
+
     @contextmanager
     def progress(self, what: str) -> Generator[Callable[[int, int], None]]:
         """Show on a terminal how far something is; give what takes how many are done and how many there are."""

@@ -8,7 +8,9 @@ import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from waterclock.cli.common import Common
 from waterclock.errors import InvalidArgumentError, WaterclockError
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from waterclock.work.worker import Worker
 
 _SAY_EVERY = 30.0  # s
+_UPKEEP_EVERY = 60_000_000_000  # ns
+_UPKEEP_ENDS = 2.0  # s that a task of upkeep under way has, once the worker has ended
 
 
 def work(
@@ -35,6 +39,7 @@ def work(
     rate_limit: float | None = None,
     timeout: str | None = None,
     grace: str = "30s",
+    upkeep: Annotated[bool, Parameter(negative="")] = False,
     metrics: str | None = None,
     common: Common = Common(),
 ) -> None:
@@ -64,6 +69,8 @@ def work(
         How long a handler may take, for example 5m.
     grace
         How long handlers may go on once it is to stop.
+    upkeep
+        Do the upkeep of all topics and message tables of the database beside it, as `waterclock upkeep --every 1m`.
     metrics
         Address at which Prometheus can ask what it does: 0.0.0.0:9109.
     """
@@ -82,7 +89,7 @@ def work(
             grace=grace,
         )
         output = common.output
-        with _saying(worker, output), _answering(worker, metrics, output):
+        with _saying(worker, output), _answering(worker, metrics, output), _keeping_up(database, output, wanted=upkeep):
             output.talk(f"works on {', '.join(each.name for each in found)}, {processes or concurrency} at a time")
             _run(worker)
         output.talk(_line(worker))
@@ -132,6 +139,28 @@ def _imported(place: str) -> Any:
         except AttributeError:
             raise InvalidArgumentError(f"handler: module {quoted(module)} has no {quoted(name)}") from None
     return found
+
+
+@contextmanager
+def _keeping_up(database: Database, output: Output, *, wanted: bool) -> Generator[None]:
+    """Do the upkeep of the database meanwhile; a task under way at the end is left, as its next run completes it."""
+    if not wanted:
+        yield
+        return
+    from waterclock import moments
+    from waterclock.cli.upkeep import tell
+    from waterclock.work.upkeep import Upkeep
+
+    runner = Upkeep(database)
+    keeping = threading.Thread(
+        target=runner.run_for_ever, args=(_UPKEEP_EVERY, lambda task: tell(output, task)), daemon=True
+    )
+    moments.start(keeping)
+    try:
+        yield
+    finally:
+        runner.stop()
+        moments.join(keeping, _UPKEEP_ENDS)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from waterclock.database.engines.engine_dialect import EngineDialect
 from waterclock.errors import SchemaError
 
-HEAD = "0015"
+HEAD = "0016"
 """The catalogue version that this library needs."""
 
 _VERSION_TABLE = "waterclock_migrations"

@@ -73,11 +73,13 @@ def next_lapse(context: TableContext, connection: SqlConnection) -> int | None:
     ).scalar()
 
 
-def release_lapsed(context: TableContext, connection: SqlConnection, now: int) -> None:
-    """Take the groups of consumers whose lease has ended."""
-    for name in list(connection.scalars(_lapsed(), {"table": context.table_id, "now": now})):
+def release_lapsed(context: TableContext, connection: SqlConnection, now: int) -> int:
+    """Take the groups of consumers whose lease has ended, some thousand of each; return how many consumers they are."""
+    lapsed = list(connection.scalars(_lapsed(), {"table": context.table_id, "now": now}))
+    for name in lapsed:
         if _end(context, connection, name, now):
             connection.execute(sa.delete(consumers).where(*_one(context, name)))
+    return len(lapsed)
 
 
 def release_idle(context: TableContext, connection: SqlConnection, now: int) -> None:

@@ -20,7 +20,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups, heartbeats
 from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.groups.consumers import is_ownerless, release_ownerless
+from waterclock.tables.groups.consumers import is_ownerless, release_idle, release_lapsed, release_ownerless
 from waterclock.tables.groups.heads import contradicts, lock_free_groups, settle
 from waterclock.tables.messages.process_heartbeat import LASTS
 from waterclock.time import MAX_NS
@@ -53,7 +53,7 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
     began = moments.monotonic_ns()
     try:
         last, found, processes = _look(context, sweeps.after)
-        healed = bool(found) and context.backend.transact(lambda own: settle_wrong(context, own, found), indexed=True)
+        healed = context.backend.transact(lambda own: settle_wrong(context, own, found), indexed=True) if found else 0
     except BaseException as error:
         sweeps.give_up(every)
         if not isinstance(error, WaterclockError):
@@ -62,20 +62,50 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
         _log.info("cannot look through the groups of %r now: %s", context.name, error)
         return False
     sweeps.end(last, moments.monotonic_ns() - began, processes, every)
-    return healed
+    return bool(healed)
 
 
-def settle_wrong(context: TableContext, connection: SqlConnection, names: Sequence[str]) -> bool:
-    """Settle those of these groups that contradict their messages and are not locked; say whether there were some."""
+def heal_all(context: TableContext) -> int:
+    """Look at all groups now, for who has no consumers: release what dead consumers hold, and settle what is wrong.
+
+    Returns
+    -------
+    int
+        How many consumers were dead, and how many groups were wrong.
+    """
+    if context.options.groups is None:
+        return 0
+    healed = 0
+    if context.options.groups == "exclusive":
+        while dead := context.backend.transact(lambda own: _release(context, own)):
+            healed += dead
+    last: str | None = None
+    while True:
+        last, found, _ = _look(context, last)
+        if found:
+            healed += context.backend.transact(lambda own, found=found: settle_wrong(context, own, found), indexed=True)
+        if last is None:
+            return healed
+
+
+def _release(context: TableContext, connection: sa.Connection) -> int:
+    now = context.backend.now(connection)
+    if context.options.group_idle is not None:
+        release_idle(context, connection, now)
+    return release_lapsed(context, connection, now)
+
+
+def settle_wrong(context: TableContext, connection: SqlConnection, names: Sequence[str]) -> int:
+    """Settle those of these groups that contradict their messages and are not locked; return how many there were."""
     locked = lock_free_groups(context, connection, names)
     wrong = list(connection.scalars(_wrong_of(context), {"groups": locked})) if locked else []
     if not wrong:
-        return False
+        return 0
     if context.options.groups == "exclusive":
         release_ownerless(context, connection, wrong)
     settle(context, connection, wrong)
     _log.info("settled %d groups of %r that said something else than their messages", len(wrong), context.name)
-    return True
+    return len(wrong)
 
 
 def _look(context: TableContext, after: str | None) -> tuple[str | None, list[str], int]:

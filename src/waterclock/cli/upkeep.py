@@ -1,0 +1,93 @@
+"""``waterclock upkeep``: what runs by itself for all topics and message tables, and when it ran last."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cyclopts import App
+
+from waterclock.cli.common import Common
+from waterclock.cli.output import span
+from waterclock.time import format_time, to_duration
+
+if TYPE_CHECKING:
+    from waterclock.cli.output import Output
+    from waterclock.work.upkeep import Task
+
+app = App(name="upkeep")
+
+_SECOND = 1_000_000_000
+
+
+@app.default
+def run(*, every: str | None = None, common: Common = Common()) -> int:
+    """Do the upkeep of all topics and message tables of the database, once or again and again.
+
+    SIGTERM and SIGINT end it after the task under way, a second one at once. Exit code 1 where a task failed, after all
+    others are done.
+
+    Parameters
+    ----------
+    every
+        Do what is due again and again, with this pause, for example 1m; without it everything, once.
+    """
+    from waterclock.work.signals import stopping_at_signals
+    from waterclock.work.upkeep import Upkeep
+
+    pause = None if every is None else to_duration(every, "every", minimum=_SECOND)
+    output = common.output
+    with common.connect() as database:
+        runner = Upkeep(database)
+
+        def stop(*, again: bool) -> None:
+            if again:
+                raise KeyboardInterrupt
+            runner.stop()
+
+        with stopping_at_signals(stop):
+            if pause is not None:
+                runner.run_for_ever(pause, lambda task: tell(output, task))
+                return 0
+            failed = 0
+            for task in runner.run():
+                tell(output, task)
+                failed += task.error is not None
+            return 1 if failed else 0
+
+
+@app.command
+def status(*, common: Common = Common()) -> None:
+    """Say of each topic and message table what ran when, what is due, and what failed."""
+    from waterclock.work.upkeep import Upkeep
+
+    with common.connect() as database:
+        rows = [_shown(task) for task in Upkeep(database).status()]
+        common.output.rows(rows, ("kind", "name", "task", "ran_at", "took", "did", "due_at", "owner", "error"))
+
+
+def tell(output: Output, task: Task) -> None:
+    """Say of a task that is done what it did, where it did something, or why it failed; with --json always."""
+    if output.as_json:
+        facts = _shown(task)
+        output.facts({name: facts[name] for name in ("kind", "name", "task", "took", "did", "error")})
+    elif task.error is not None:
+        output.complain(str(task))
+    elif task.did:
+        output.talk(str(task))
+
+
+def _shown(task: Task) -> dict[str, Any]:
+    def time(ns: int | None) -> str | None:
+        return None if ns is None else format_time(ns)
+
+    return {
+        "kind": task.kind,
+        "name": task.name,
+        "task": task.task,
+        "ran_at": time(task.ran_at),
+        "took": span(task.took),
+        "did": task.did,
+        "due_at": "now" if task.due_at is None else time(task.due_at),
+        "owner": task.owner,
+        "error": task.error,
+    }

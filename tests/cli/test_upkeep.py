@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import shutil
+import signal
+
+import pytest
+
+from waterclock.cli import upkeep
+from waterclock.cli.app import FAILED, WRONG_USAGE
+
+from .conftest import Shell
+
+
+def test_upkeep_runs_once_and_its_status_says_what_failed(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    shell("table", "add", "orders")
+    assert {row["due_at"] for row in shell.json("upkeep", "status")} == {"now"}
+    assert [row["task"] for row in shell.json("upkeep")] == ["seal", "compact", "tick", "release", "purge"]
+    shutil.rmtree(shell.folder / "factory.db-ledgers")
+    shell("upkeep", "--quiet", expect=FAILED)
+    assert "waterclock: seal of topic 'telemetry' failed: the ledger store" in shell.said
+    rows = {row["task"]: row for row in shell.json("upkeep", "status")}
+    assert "is not there" in rows["seal"]["error"]
+    assert (rows["purge"]["did"], rows["purge"]["error"]) == (0, None)
+    assert rows["seal"]["due_at"] > rows["seal"]["ran_at"]
+
+
+def test_upkeep_goes_on_until_a_signal_ends_it_after_the_task_under_way(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell("table", "add", "orders")
+    done: list[str] = []
+
+    def signalled(_: object, task: object) -> None:
+        done.append(str(task))
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(upkeep, "tell", signalled)
+    shell("upkeep", "--every", "1h")
+    assert len(done) == 1
+    shell("upkeep", "--every", "0s", expect=WRONG_USAGE)
