@@ -93,10 +93,17 @@ def test_the_first_window_of_any_source_says_when_to_come_again():
     stream = EventTimeStream(rule, PLAIN)
     two = [times(("a", 130 * MS, 130 * MS)), times(("a", 100 * MS, 100 * MS), source="y")]
     stream.take(joined(two, PLAIN), 0)
-    assert (stream.wakes_at, stream.open_sources) == (171, 2)
+    assert (stream.wakes_at, stream.open_batches) == (171, 2)
     assert starts(stream.take(nothing(PLAIN), 171)) == [("y", 100 * MS)]
-    assert (stream.wakes_at, stream.open_sources) == (201, 1)
+    assert (stream.wakes_at, stream.open_batches) == (201, 1)
     assert EventTimeStream.restore(stream.state(), rule, PLAIN).wakes_at == 201
+
+
+def test_every_window_of_a_source_that_is_not_closed_is_counted():
+    rule = EventTimeRule.checked("50ms", "200ms", 0, "split")
+    stream = EventTimeStream(rule, PLAIN)
+    stream.take(times(*(("a", at * MS, 300 * MS) for at in (110, 200, 220, 300)), ("b", 210 * MS, 300 * MS)), 0)
+    assert stream.open_batches == 4  # of a, 220 opens a window of its own
 
 
 def test_a_promise_that_was_broken_is_late_and_not_lost():
@@ -114,7 +121,7 @@ def test_a_source_is_forgotten_once_the_promise_says_as_much_as_it_remembers():
     assert len(stream.state()) > with_one
     assert starts(stream.take(nothing(PLAIN), 8)) == [("y", 3 * MS)]
     assert len(stream.state()) <= with_one  # y knows no more than what is promised
-    assert (stream.wakes_at, stream.open_sources) == (9, 0)
+    assert (stream.wakes_at, stream.open_batches) == (9, 0)
     stream.take(nothing(PLAIN), 9)
     assert stream.wakes_at is None
     assert stream.state() == EventTimeStream(EventTimeRule.checked("1ms", "1ms", 0, "split"), PLAIN).state()

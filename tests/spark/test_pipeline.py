@@ -153,13 +153,14 @@ def test_several_pipelines_in_a_file_share_its_settings(tmp_path: Path) -> None:
     assert file.spark == {"spark.driver.memory": "1g", "spark.sql.ansi.enabled": "true"}
     by_time, by_rate = file.pipelines
     assert (by_time.name, by_rate.name) == ("by-time", "by-rate")
-    assert by_rate.rule == {"gated": frozenset({"s0"}), "timeout": math.inf}
+    assert by_rate.rule == {"gated": frozenset({"s0"}), "timeout": math.inf, "forget_after": "1h"}
     assert [output.url.rpartition("/")[2] for output in by_time.outputs] == ["f.db", "other.db"]
     for old, new, says in (
         ('"by-rate"\n[', '"by-time"\n[', "two pipelines have the name 'by-time'"),
         ('/by-rate"', '/by-time"', "two pipelines have the run.checkpoint"),
         ('gated = ["s0"]', "gated = [0]", "line 32: batching.gated: [0] must be true, false, or a list of streams"),
         ("timeout = inf", "timeout = 2.0", "line 33: batching.timeout = 2.0: timeout: 2.0 is a float"),
+        ('forget_after = "1h"', 'forget_after = "0s"', "line 34: batching.forget_after = '0s': forget_after: '0s'"),
         ('name = "by-rate"', "", "line 25: pipeline.name is missing"),
     ):
         with pytest.raises(wc.InvalidArgumentError) as refused:
@@ -252,6 +253,7 @@ topic = "telemetry"
 by = "rate"
 gated = ["s0"]
 timeout = inf
+forget_after = "1h"
 [[pipeline.output]]
 what = "batches"
 table = "rates"

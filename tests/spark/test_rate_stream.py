@@ -57,6 +57,10 @@ def many(messages: list[Message], chance: random.Random) -> ManySources:
     return from_packed(pa.Table.from_batches(rows), POSITIONED) if rows else nothing(POSITIONED)
 
 
+def received_from(arrivals: list[list[Message]]) -> int:
+    return min((m.receive_time or 0 for call in arrivals for m in call), default=0)
+
+
 def one_by_one(arrivals: list[list[Message]], chosen: dict[str, Any]) -> Results:
     batcher = RateAwareBatcher(**chosen, clock=frozen)
     batches: list[Batch] = [batch for call in arrivals for batch in batcher.add(call)] + batcher.flush()
@@ -64,16 +68,28 @@ def one_by_one(arrivals: list[list[Message]], chosen: dict[str, Any]) -> Results
 
 
 @settings(max_examples=100)
-@given(calls(), options, st.lists(st.integers(0, 60), max_size=5), st.randoms(use_true_random=False))
+@given(
+    calls(),
+    options,
+    st.none() | st.integers(1, 3 * SECOND),
+    st.lists(st.integers(0, 60), max_size=5),
+    st.randoms(use_true_random=False),
+)
 def test_a_stream_gives_what_the_batcher_gives_wherever_it_is_cut_and_restored(
-    arrivals: list[list[Message]], chosen: dict[str, Any], cuts: list[int], chance: random.Random
+    arrivals: list[list[Message]],
+    chosen: dict[str, Any],
+    forget_after: int | None,
+    cuts: list[int],
+    chance: random.Random,
 ) -> None:
     arrivals = numbered([call for call in arrivals if call])
+    chosen = chosen | {"forget_after": forget_after}
     checked = RateOptions.checked(**{"batch_length": "1s", "timeout": None, "gated": True, **chosen})
     stream = RateStream(checked)
     outcomes: list[pa.RecordBatch] = []
     for first, stop in pairwise([0, *sorted(cuts), len(arrivals)]):
-        outcomes.append(stream.take(many([m for call in arrivals[first:stop] for m in call], chance)))
+        promised = received_from(arrivals[stop:]) // 10**6 if chance.random() < 0.5 else 0
+        outcomes.append(stream.take(many([m for call in arrivals[first:stop] for m in call], chance), promised))
         stream = RateStream.restore(stream.state(), checked)
     outcomes.append(stream.take(nothing(POSITIONED), flush=True))
     expected = one_by_one(arrivals, chosen)
@@ -111,6 +127,22 @@ def test_sources_are_judged_apart_in_a_replay() -> None:
     rows = [p for calls in by_source.values() for p in packed([m for c in calls for m in c], random.Random(1))]  # noqa: S311
     found = results_in_rows(judge_by_rate(rows, PLAIN_OPTIONS))
     assert {s: found.batches[s] for s in "ab"} == {s: one_by_one(by_source[s], {}).batches[s] for s in "ab"}
+
+
+def test_a_source_that_a_promise_forgets_leaves_nothing_in_the_state() -> None:
+    options = RateOptions.checked("1s", None, gated=True, forget_after="10s")
+    empty = RateStream(options).state()
+    stream = RateStream(options)
+    calls = numbered([[message("det", at * 10**8)] for at in range(38)])
+    others = [[m.replace(source="other", stream="log") for m in call] for call in calls]
+    first = stream.take(many([m for call in calls + others[:1] for m in call], random.Random(1)))  # noqa: S311
+    assert (stream.wakes_at, stream.open_batches) == (10_001, 1)
+    assert {row["source"] for row in stream.take(nothing(POSITIONED), 10_001).to_pylist()} == set()
+    assert (stream.wakes_at, stream.open_batches) == (13_701, 1)
+    stream = RateStream.restore(stream.state(), options)
+    last = stream.take(nothing(POSITIONED), 13_701)
+    assert results_in_rows([first, last]).batches["s"] == one_by_one(calls, {}).batches["s"]
+    assert (stream.wakes_at, stream.is_empty, stream.state()) == (None, True, empty)
 
 
 def test_an_entry_in_two_micro_batches_is_refused_with_what_to_do() -> None:

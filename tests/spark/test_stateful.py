@@ -55,7 +55,7 @@ def starts(rows: list[Row]) -> list[int]:
 
 def test_messages_close_the_windows_of_their_own_source():
     spark = by_event_time()
-    assert spark.test(0, row(("a", 100, 100))) == [Row(bucket=0, open_sources=1, outcomes=None)]
+    assert spark.test(0, row(("a", 100, 100))) == [Row(bucket=0, open_batches=1, outcomes=None)]
     rows = spark.test(0, row(("a", 200, 200), entry=1))
     (found,) = given_out(rows)
     assert (found["source"], found["count"], found["rejection"]) == ("x", 1, None)
@@ -111,6 +111,17 @@ def test_a_rate_is_learned_over_micro_batches():
     # The first call is the first batch; then the stream must show its rate before it gates.
     assert starts(found)[:3] == [-1, 0, 1_000]
     assert sum(r["count"] for r in given_out(found)) + 10 >= 100
+
+
+def test_a_silent_source_of_a_rate_is_forgotten_when_the_watermark_has_passed_its_silence():
+    options = RateOptions.checked("1s", None, gated=True, forget_after="10s")
+    spark = TwsTester(RateProcessor(options, 4), timeMode="EventTime", eventTimeExtractor=lambda _: MAX_NS)
+    spark.test(0, row(("det", 0, 0)))
+    assert starts(spark.test(0, row(("det", 100, 100), entry=1))) == []
+    assert given_out(spark.setWatermark(10_100)) == []
+    assert starts(spark.setWatermark(10_101)) == [0]
+    assert spark.peekValueState("batcher", 0) is None
+    assert list(spark.handle._timers.getAllKeysWithTimers()) == []
 
 
 def test_an_entry_in_two_micro_batches_stops_the_query():

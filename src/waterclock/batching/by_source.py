@@ -45,7 +45,8 @@ class BySource:
     factory
         Makes the batcher of a source, for example ``lambda: EventTimeBatcher("500ms", "400ms")`` or
         ``lambda: RateAwareBatcher("1s")``. A rate-aware batcher gets those messages of a list that are its source's in
-        one call; it has no deadline, and `advance` has it look whether its window has stalled.
+        one call; it has no deadline, and `advance` has it look whether its window has stalled, and whether it is to be
+        forgotten (``forget_after``).
 
     Notes
     -----
@@ -104,7 +105,7 @@ class BySource:
             self._closed += lane.batcher.advance(self._now)
             lane.advanced = self._now
             self._note_touched(source, lane)
-        self._closed += self._by_rate.look()
+        self._closed += self._by_rate.look() + self._by_rate.advance(self._now)
         return self._take_closed()
 
     def flush(self) -> list[Batch]:
@@ -164,7 +165,8 @@ class BySource:
 
         By rate, a source counts as silent by its batcher's clock. What comes later begins anew: its first call is a
         batch, and its streams' rates are learned again. A batch may have the identity of an earlier one where event
-        times that were batched come again.
+        times that were batched come again. A replay does not know of it; the batcher's ``forget_after`` is a rule that
+        holds there too.
 
         Rejections that wait to be taken keep their source.
 

@@ -153,7 +153,7 @@ def _facts(progress: Progress, *, named: bool) -> dict[str, Any]:
         "messages": progress.messages,
         "batches": progress.batches,
         "lag": progress.lag,
-        "open_sources": progress.open_sources,
+        "open_batches": progress.open_batches,
         "rejected": progress.rejected,
     }
 

@@ -33,7 +33,8 @@ class Assignment(NamedTuple):
     Attributes
     ----------
     starts, ends
-        Its batch's window, int64 ns; 0 where the row is in no batch.
+        Its batch's window, int64 ns; 0 where the row is in no batch. Where `assign_judged` finds the window open still,
+        only its start, as far as messages have come.
     conflicts
         A conflict cut that window, or put it apart: the batch's reason is ``conflict``; uint8, 1 or 0.
     verdicts

@@ -270,10 +270,10 @@ def _cut_source(
         for place in range(begin, k):
             row = rows[place]
             if verdicts[row] == ACCEPTED:
+                starts[row] = start
                 if open_still:
                     verdicts[row] = UNDECIDED
                 else:
-                    starts[row] = start
                     ends[row] = end
                     conflicts[row] = conflict
 

@@ -9,6 +9,7 @@ from waterclock.batching.batch import Batch
 from waterclock.batching.rate.gate import Gate
 from waterclock.batching.rate.long_call import warn_of_long_call
 from waterclock.batching.rate.rule import ERA, Gated, RateRule, RateWindow, placed, plausible_range
+from waterclock.batching.rate.silence import Silence
 from waterclock.batching.rate.stall import StallWatch
 from waterclock.batching.rate.state import from_bytes, to_bytes
 from waterclock.batching.rate.window import Assembly
@@ -17,7 +18,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
 from waterclock.moments import monotonic
 from waterclock.quoting import quoted
-from waterclock.time import Duration
+from waterclock.time import Duration, Time, to_time
 
 _event_time = attrgetter("event_time")
 _stream = attrgetter("stream")
@@ -96,6 +97,11 @@ class RateAwareBatcher:
         asked once for each name, or again after many thousands of others; where it raises, the call changes nothing.
     clock
         Seconds that pass, for the stall rule only. A clock that jumps back restarts its count.
+    forget_after
+        How long a source may be silent, above zero; default None: for ever. Where all messages of a call were received
+        longer than this after the last one before, the batcher gives out everything first, as `flush` does, and then
+        takes the call as a new batcher would: it is a batch (``start``), and rates are learned again. Only receive
+        times decide, so a replay gives the same batches.
 
     Raises
     ------
@@ -109,10 +115,13 @@ class RateAwareBatcher:
 
     Notes
     -----
+    What is forgotten includes where windows began. So where a source sends event times again that were batched before
+    a silence longer than ``forget_after``, a batch may have the identity of an earlier one.
+
     Source: *RateAwareMessageBatcher* of ESS livedata.
     """
 
-    __slots__ = ("_assembly", "_gate", "_rule", "_sources", "_stall")
+    __slots__ = ("_assembly", "_gate", "_rule", "_silence", "_sources", "_stall")
 
     def __init__(
         self,
@@ -120,10 +129,12 @@ class RateAwareBatcher:
         timeout: Duration | float | None = None,
         gated: Gated = True,
         clock: Callable[[], float] = monotonic,
+        forget_after: Duration | None = None,
     ) -> None:
         self._rule = RateRule.checked(batch_length, timeout)
         self._gate = Gate(gated)
         self._stall = StallWatch(clock)
+        self._silence = Silence.checked(forget_after)
         self._sources: set[str] = set()  # one, once there was a message
         self._assembly: Assembly | None = None
 
@@ -143,8 +154,9 @@ class RateAwareBatcher:
         Raises
         ------
         InvalidArgumentError
-            For a message of another source and for what is no list of messages. The batcher is then as it was before,
-            as it is where ``gated`` or ``clock`` raise.
+            For a message of another source, for what is no list of messages, and for a message without receive time
+            where ``forget_after`` goes by it. The batcher is then as it was before, as it is where ``gated`` or
+            ``clock`` raise.
         """
         return self.take(self.check(messages))
 
@@ -167,6 +179,8 @@ class RateAwareBatcher:
             ) from None
         if sources != self._sources:
             self._refuse_others(sources)
+        if self._silence.after is not None:
+            self._silence.check(messages)
         if self._gate.asks:
             self._gate.ask(map(_stream, messages))
         if len(times) > 1 and max(times) - min(times) > ERA * self._in_force.batch_length:
@@ -175,6 +189,8 @@ class RateAwareBatcher:
 
     def take(self, messages: list[Message]) -> list[Batch]:
         """Take in messages as `add` does, which `check` has returned."""
+        if self._silence.after is not None and self._silence.ends_with(messages):
+            return self._forget() + self.take(messages)
         stall, assembly = self._stall, self._assembly
         stall.look()
         if assembly is None:
@@ -196,13 +212,20 @@ class RateAwareBatcher:
         batch_length = window.end - window.start
         stuck = False
         if assembly.high_water > high_water:
-            if stall.unmoved or stall.elsewhere:
-                stall.moved(assembly.high_water if rivalled else None)
+            stall.moved(assembly.high_water if rivalled else None)
         elif messages and not rivalled:
             stuck = self._is_stuck(messages, high_water, window, len(assembly.active) - held)
         if stuck or stall.is_overdue(batch_length):
             self._recover(assembly, batches)
         return batches
+
+    def advance(self, now: Time) -> list[Batch]:
+        """Promise that nothing received at or before ``now`` (ns) comes later, so that the source may be forgotten.
+
+        What is open is then given out at once and not with the next call. Without ``forget_after`` nothing happens.
+        """
+        at = self.forgotten_at
+        return self._forget() if at is not None and at <= to_time(now, "now") else []
 
     def flush(self) -> list[Batch]:
         """Give out everything, window by window, as at the end of the data; an empty window gives no batch."""
@@ -300,6 +323,11 @@ class RateAwareBatcher:
         return self._stall.clock() - self._stall.since
 
     @property
+    def forgotten_at(self) -> int | None:
+        """The earliest ``now`` for which `advance` forgets the source, ns; None where there is none to forget."""
+        return self._silence.forgotten_at
+
+    @property
     def tracked_streams(self) -> set[str]:
         """Streams that gate, or may come to gate once their rate is known."""
         return set() if self._assembly is None else set(self._assembly.tracks)
@@ -313,7 +341,7 @@ class RateAwareBatcher:
     def state(self) -> bytes:
         """Write down everything that the batcher knows, options included, for `restore`."""
         gated = None if callable(self._gate.gated) else self._gate.gated
-        return to_bytes(self._rule, gated, self._stall, self._assembly)
+        return to_bytes(self._rule, gated, self._stall, self._silence, self._assembly)
 
     @classmethod
     def restore(
@@ -345,6 +373,7 @@ class RateAwareBatcher:
             )
         batcher = cls(gated=known.gated if known.gated is not None else gated or False, clock=clock)
         batcher._rule = known.rule
+        batcher._silence = known.silence
         batcher._stall.since -= known.waited
         batcher._stall.unmoved, batcher._stall.elsewhere = known.unmoved, known.elsewhere
         batcher._assembly = known.assembly(batcher._gate)
@@ -363,6 +392,15 @@ class RateAwareBatcher:
                 f"source: {quoted(min(others))} came to the batcher of {quoted(min(known))}; use BySource for many"
                 " sources"
             )
+
+    def _forget(self) -> list[Batch]:
+        """Give out everything, and be as new; a length that was set stays."""
+        batches = self.flush()
+        if self._assembly is not None:
+            self._rule = self._assembly.pending or self._assembly.rule
+        self._assembly = None
+        self._silence.clock = None
+        return batches
 
     def _begin(self, messages: list[Message]) -> list[Batch]:
         """Start: the first call's messages are the first batch; the first window begins at the newest plausible one."""

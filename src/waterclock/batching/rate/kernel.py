@@ -25,6 +25,7 @@ from waterclock.time import MAX_NS, MIN_NS
 Ints = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.int32]
 Table = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the test for negative indices
 
 # The columns of a track.
@@ -1059,6 +1060,7 @@ def _flush(known: Known, messages: Waiting, out: Out) -> None:
 # Arrow's memory is read-only, and Numba compiles for that only where the signature says so.
 _times_in = types.Array(types.int64, 1, "C", readonly=True)
 _codes_in = types.Array(types.uint32, 1, "C", readonly=True)
+_flags_in = types.Array(types.boolean, 1, "C", readonly=True)
 _ints = types.Array(types.int64, 1, "C")
 _tables = types.Array(types.int64, 2, "C")
 _rows = types.Array(types.int32, 1, "C")
@@ -1118,7 +1120,7 @@ def run(
 
 @njit(
     types.int64(
-        *[_codes_in, _times_in, _times_in, _times_in, _times_in, _times_in, types.boolean],
+        *[_codes_in, _times_in, _times_in, _times_in, _times_in, _times_in, _flags_in],
         *[_tables] * 3,
         *[_rows] * 3,
         *[_ints] * 9,
@@ -1134,7 +1136,7 @@ def run_many(
     calls: Ints,
     call_bounds: Ints,
     track_bounds: Ints,
-    flush: bool,
+    flush: Flags,
     facts: Table,
     tracks: Table,
     rings: Table,
@@ -1155,16 +1157,17 @@ def run_many(
 
     Source s has the messages ``bounds[s]`` to ``bounds[s + 1]``, the calls ``call_bounds[s]`` to before
     ``call_bounds[s + 1] - 1``, whose places count from its first message, the tracks ``track_bounds[s]`` to
-    ``track_bounds[s + 1]`` and a row of ``facts``. Afterwards it has the batches ``batch_bounds[s]`` to
-    ``batch_bounds[s + 1]``, the last of which ends before ``given[until[…]]``, and what it keeps stands in ``kept``,
-    whose number is returned. ``joined`` and what is known of batches have a place more for each source.
+    ``track_bounds[s + 1]`` and a row of ``facts``; ``flush[s]`` says whether to give out all of it. Afterwards it has
+    the batches ``batch_bounds[s]`` to ``batch_bounds[s + 1]``, the last of which ends before ``given[until[…]]``, and
+    what it keeps stands in ``kept``, whose number is returned. ``joined`` and what is known of batches have a place
+    more for each source.
     """
     none = np.empty(0, np.int64)
     batches = given_out = keeps = 0
     for source in range(len(bounds) - 1):
         first, stop = bounds[source], bounds[source + 1]
         first_call, last_call = call_bounds[source], call_bounds[source + 1]
-        if flush or last_call - first_call > 1:
+        if flush[source] or last_call - first_call > 1:
             known, own = facts[source], slice(track_bounds[source], track_bounds[source + 1])
             place = first + source
             known[JOINED] = known[ACTIVE_FROM] = known[BATCHES] = known[ALL_PILED] = 0
@@ -1172,7 +1175,7 @@ def run_many(
                 tracks[row, ROOT] = NONE
                 tracks[row, PILED] = 0
             run(
-                rows[first:stop], times[first:stop], calls[first_call:last_call], none, flush,
+                rows[first:stop], times[first:stop], calls[first_call:last_call], none, flush[source],
                 known, tracks[own], rings[own], left[first:stop], right[first:stop], waits_for[first:stop],
                 joined[place:], starts[place:], ends[place:], closed[place:], reasons[place:], until[place:],
             )  # fmt: skip

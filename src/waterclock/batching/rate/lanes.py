@@ -27,7 +27,8 @@ class RateLanes:
     """A rate-aware batcher for each source, and when it may stall.
 
     A source with anything buffered stands in the heap of its clock, with a time at or before the one at which its
-    window stalls: what closes a window moves that time on, and the look at the old one finds the new one.
+    window stalls: what closes a window moves that time on, and the look at the old one finds the new one. One that is
+    to be forgotten after a silence stands in another heap, with a time at or before that, in the same way.
 
     Attributes
     ----------
@@ -39,6 +40,8 @@ class RateLanes:
         self.batchers: dict[str, RateAwareBatcher] = {}
         self._watches: dict[object, _Watch] = {}  # by clock, or by its id where it cannot be a key
         self._watched: set[str] = set()
+        self._silences: list[tuple[int, str]] = []  # kept as a heap
+        self._heard: set[str] = set()  # those in it
 
     def __contains__(self, source: object) -> bool:
         return source in self.batchers
@@ -62,6 +65,28 @@ class RateLanes:
         closed = batcher.take(messages)
         if source not in self._watched:
             self._watch(source, batcher)
+        if source not in self._heard:
+            self._hear(source, batcher)
+        return closed
+
+    def advance(self, now: int) -> list[Batch]:
+        """Forget the sources that have been silent for too long, by the promise that nothing received by ``now`` comes.
+
+        A source that comes again gets a batcher of its own, as one that is met.
+        """
+        closed: list[Batch] = []
+        while self._silences and self._silences[0][0] <= now:
+            source = heappop(self._silences)[1]
+            self._heard.discard(source)
+            batcher = self.batchers.get(source)
+            if batcher is None:
+                continue
+            if batcher.forgotten_at is not None and batcher.forgotten_at <= now:
+                closed += batcher.advance(now)
+                del self.batchers[source]
+                self._watched.discard(source)
+            else:
+                self._hear(source, batcher)
         return closed
 
     def look(self) -> list[Batch]:
@@ -106,6 +131,11 @@ class RateLanes:
             del self.batchers[source]
             self._watched.discard(source)
         return len(gone)
+
+    def _hear(self, source: str, batcher: RateAwareBatcher) -> None:
+        if batcher.forgotten_at is not None:
+            heappush(self._silences, (batcher.forgotten_at, source))
+            self._heard.add(source)
 
     def _watch(self, source: str, batcher: RateAwareBatcher) -> None:
         stalls_at = batcher.stalls_at

@@ -114,7 +114,9 @@ class RateAwareMany:
             place = np.searchsorted(known, keys)
         return self.pairs[place, 2]
 
-    def add(self, rows: Ints, times: Ints, bounds: Ints, begins: npt.NDArray[np.bool_], *, flush: bool) -> ManyBatches:
+    def add(
+        self, rows: Ints, times: Ints, bounds: Ints, begins: npt.NDArray[np.bool_], flush: npt.NDArray[np.bool_]
+    ) -> ManyBatches:
         """Take in the messages of many calls, and give out the batches that close.
 
         Parameters
@@ -128,7 +130,7 @@ class RateAwareMany:
         begins
             Which messages are the first of a call; none of those that were kept.
         flush
-            Give out everything in the end.
+            Of which sources to give out everything in the end.
         """
         kernel = compiled()
         count, sources = len(times), len(bounds) - 1
@@ -157,6 +159,27 @@ class RateAwareMany:
             given[: count - keeps],
             kept,
         )
+
+    def take(self, wanted: Ints) -> npt.NDArray[np.intp]:
+        """Know some of the sources only, in this order, and give that of the messages that are kept.
+
+        Parameters
+        ----------
+        wanted
+            Their numbers, once each; of the others no message is kept.
+        """
+        first, counts = self.track_bounds[wanted], np.diff(self.track_bounds)[wanted]
+        self.track_bounds = np.concatenate([[0], np.cumsum(counts)])
+        rows = np.arange(self.track_bounds[-1]) + np.repeat(first - self.track_bounds[:-1], counts)
+        number = np.full(len(self.facts), -1)
+        number[wanted] = np.arange(len(wanted))
+        self.facts, self.tracks, self.rings = self.facts[wanted], self.tracks[rows], self.rings[rows]
+        pairs = self.pairs[number[self.pairs[:, 0]] >= 0]
+        pairs[:, 0] = number[pairs[:, 0]]
+        self.pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+        order = np.argsort(number[self.kept_sources], kind="stable")
+        self.kept_sources, self.waits_for = number[self.kept_sources][order], self.waits_for[order]
+        return order
 
     def _kept_places(self, bounds: Ints, begins: npt.NDArray[np.bool_]) -> Ints:
         """Find the messages that were kept: those of a source before its first call."""

@@ -18,6 +18,7 @@ from waterclock.batching.facts import count, each, flag, maybe, moment, parsed, 
 from waterclock.batching.rate.period import NEVER
 from waterclock.batching.rate.pulse_grid import PulseGrid
 from waterclock.batching.rate.rule import Gated, RateRule
+from waterclock.batching.rate.silence import Silence
 from waterclock.batching.rate.stall import Elsewhere, StallWatch
 from waterclock.batching.rate.starts import Run, Starts
 from waterclock.batching.rate.stream import Track
@@ -35,7 +36,9 @@ _MOST_FACTS = 2**28
 """Bytes of facts, far more than any source's streams have: zeros compressed to a thousandth do not fill the memory."""
 
 
-def to_bytes(rule: RateRule, gated: Gated | None, stall: StallWatch, assembly: Assembly | None) -> bytes:
+def to_bytes(
+    rule: RateRule, gated: Gated | None, stall: StallWatch, silence: Silence, assembly: Assembly | None
+) -> bytes:
     """Write the state; ``gated`` is None where a function chooses."""
     facts: dict[str, Any] = {
         "version": _VERSION,
@@ -44,6 +47,7 @@ def to_bytes(rule: RateRule, gated: Gated | None, stall: StallWatch, assembly: A
         "waited": stall.clock() - stall.since,
         "unmoved": stall.unmoved,
         "elsewhere": stall.elsewhere,
+        "silence": astuple(silence),
         "assembly": None,
     }
     messages: list[Message] = []
@@ -84,6 +88,8 @@ class RateState:
         Seconds for which the window had waited.
     unmoved, elsewhere
         See `StallWatch`.
+    silence
+        When the source is forgotten.
     """
 
     rule: RateRule
@@ -91,6 +97,7 @@ class RateState:
     waited: float
     unmoved: int
     elsewhere: list[Elsewhere]
+    silence: Silence
     _facts: dict[str, Any] | None
     _messages: Iterator[Message]
 
@@ -158,6 +165,7 @@ def from_bytes(data: bytes) -> RateState:
             waited=float(facts["waited"]),
             unmoved=count(facts["unmoved"]),
             elsewhere=each(facts["elsewhere"], _elsewhere),
+            silence=_silence(*facts.get("silence", [None, None])),  # earlier versions forgot nothing
             _facts=facts["assembly"],
             _messages=iter(from_arrow(columns)),
         )
@@ -178,6 +186,10 @@ def _elsewhere(written: list[Any]) -> Elsewhere:
     oldest, newest, covered, calls, *mark = written
     # Earlier versions wrote no mark, and took nothing for a backlog.
     return Elsewhere(moment(oldest), moment(newest), count(covered), count(calls), moment(*mark or [MIN_NS]))
+
+
+def _silence(after: Any, clock: Any) -> Silence:
+    return Silence(maybe(after, count), maybe(clock, moment))
 
 
 def _run(written: list[Any]) -> Run:

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.batching.rate.rule import RateRule
+from waterclock.batching.rate.silence import checked_silence
 from waterclock.connection import connect
 from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError, WaterclockError
 from waterclock.message import Position
@@ -408,10 +409,11 @@ def _event_time_rule(table: _Table) -> dict[str, Any]:
 
 
 def _rate_rule(table: _Table) -> dict[str, Any]:
-    rule = _lengths(table, ("batch_length",))
+    rule = _lengths(table, ("batch_length", "forget_after", "max_skew"))
     timeout = table.take("timeout", (str, float), "a length of time in quotes, or inf for none")
     if timeout is not None:
         rule["timeout"] = timeout
+    table.check("forget_after", lambda: checked_silence(rule.get("forget_after")))
     length = rule.get("batch_length", "1s")
     table.check("timeout", lambda: RateRule.checked(length, cast("Any", timeout)))
     gated = table.take("gated", (bool, list), "true, false, or a list of streams")

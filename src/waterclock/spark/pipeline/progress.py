@@ -16,7 +16,7 @@ from waterclock.batching.event_time.rule import REJECTIONS
 from waterclock.connection import connect
 from waterclock.message import Position
 from waterclock.spark.pipeline.file import Source
-from waterclock.spark.streaming.stateful import OPEN_SOURCES
+from waterclock.spark.streaming.stateful import OPEN_BATCHES
 
 OUTCOMES = "outcomes"
 """What Spark observes of the outcomes of a micro-batch, by this name."""
@@ -54,8 +54,8 @@ class Progress:
         Messages of the topic that are not read yet; None where that is not known yet.
     position
         Where the first of these stands; None where that is not known yet.
-    open_sources
-        Sources with messages whose batch is not closed; None in a replay and through Spark Connect.
+    open_batches
+        Windows with messages that are not closed yet; None in a replay and through Spark Connect.
     rejections
         Messages that are in no batch, by the reason, since the start; none where ``batches`` is None.
     state_rows
@@ -71,7 +71,7 @@ class Progress:
     reported
         When Spark made the newest report, as it says; None before there is one.
     open_by_bucket
-        ``open_sources`` of each bucket of the state, as of the last micro-batch that changed it.
+        ``open_batches`` of each bucket of the state, as of the last micro-batch that changed it.
     """
 
     pipeline: str = ""
@@ -81,7 +81,7 @@ class Progress:
     rate: float = 0.0
     lag: int | None = None
     position: str | None = None
-    open_sources: int | None = None
+    open_batches: int | None = None
     rejections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_REASONS, 0))
     state_rows: int | None = None
     state_bytes: int | None = None
@@ -124,10 +124,10 @@ class Progress:
                 continue
             if OUTCOMES in one.observedMetrics:
                 self.count(one.observedMetrics[OUTCOMES].asDict())
-            if OPEN_SOURCES in one.observedMetrics:
-                changed = one.observedMetrics[OPEN_SOURCES].buckets
-                self.open_by_bucket |= {each["bucket"]: each["open_sources"] for each in changed}
-                self.open_sources = sum(self.open_by_bucket.values())
+            if OPEN_BATCHES in one.observedMetrics:
+                changed = one.observedMetrics[OPEN_BATCHES].buckets
+                self.open_by_bucket |= {each["bucket"]: each["open_batches"] for each in changed}
+                self.open_batches = sum(self.open_by_bucket.values())
         latest, end = _offset(newest.sources[0].latestOffset), _offset(newest.sources[0].endOffset)
         if "ordinal" in latest and "ordinal" in end:
             self.lag, self.position = latest["ordinal"] - end["ordinal"], end["position"]

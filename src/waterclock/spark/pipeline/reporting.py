@@ -103,7 +103,7 @@ def facts(progress: Progress, lag_seconds: float | None) -> dict[str, Any]:
         "lag_messages": progress.lag,
         "lag_seconds": lag_seconds,
         "batches": progress.batches,
-        "open_sources": progress.open_sources,
+        "open_batches": progress.open_batches,
         "rejected": progress.rejections,
         "state_rows": progress.state_rows,
         "state_bytes": progress.state_bytes,
@@ -118,7 +118,7 @@ def line(progress: Progress, lag_seconds: float | None) -> str:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in progress.rejections.items() if count)
     said = [
         f"{progress.messages:,} messages, {progress.rate:,.0f}/s, {behind}",
-        f"{_shown(progress.batches)} batches, {_shown(progress.open_sources)} sources open",
+        f"{_shown(progress.batches)} batches, {_shown(progress.open_batches)} open",
         f"{_shown(progress.rejected)} rejected" + (f" ({reasons})" if reasons else ""),
     ]
     if progress.state_bytes is not None:
@@ -144,7 +144,7 @@ def families(
             "How long the first of these has been in the topic; asked every 30 s.",
             lambda one: lag_seconds.get(one.pipeline),
         ),
-        ("open_sources", "Sources with an open batch.", lambda one: one.open_sources),
+        ("open_batches", "Batches that are not closed yet.", lambda one: one.open_batches),
         ("state_rows", "Rows of the state.", lambda one: one.state_rows),
         ("state_bytes", "What the state takes of the executors' memory.", lambda one: one.state_bytes),
     ]

@@ -149,6 +149,8 @@ def rate_aware_batches(
     timeout: Duration | float | None = None,
     gated: Gated = True,
     buckets: int | None = None,
+    forget_after: Duration | None = None,
+    max_skew: Duration = "10s",
 ) -> DataFrame:
     """Batch messages by the rates of their streams, as `waterclock.RateAwareBatcher` does for each source.
 
@@ -159,10 +161,14 @@ def rate_aware_batches(
         source and stream (STRING), event_time and receive_time (BIGINT ns, or TIMESTAMP) and their position: ledger,
         entry (BIGINT) and index (INT). The messages of one entry arrived together: a source's share of it is one call
         of its batcher.
-    batch_length, timeout, gated
-        As of `waterclock.RateAwareBatcher`; a function for ``gated`` must be one that can be pickled.
+    batch_length, timeout, gated, forget_after
+        As of `waterclock.RateAwareBatcher`; a function for ``gated`` must be one that can be pickled. Without
+        ``forget_after`` a stream's state keeps every source that it has ever seen.
     buckets
         As of `event_time_batches`.
+    max_skew
+        Of a stream with ``forget_after`` only: how far a receive time may lie behind the newest one of earlier
+        micro-batches, of any source. See Notes.
 
     Returns
     -------
@@ -181,8 +187,13 @@ def rate_aware_batches(
     A stream must deliver entries whole and in order, as the format ``waterclock`` does; it fails where one goes on in a
     later micro-batch. The part of the stall rule that looks at a clock does not apply, so that replays agree; the part
     that looks at event times does. No message is rejected.
+
+    With ``forget_after``, a call that comes after a silence begins its source anew, live and in a replay. A stream does
+    not wait for that call: where the receive times of other sources have passed the silence's end by ``max_skew``, it
+    gives out what is open of the source, and nothing of it is left in the state. While the topic keeps ``max_skew``,
+    the batches are those of a replay. Of a source that is forgotten already, a message which breaks it begins anew.
     """
-    return batches_of(rate_aware_outcomes(df, batch_length, timeout, gated, buckets))
+    return batches_of(rate_aware_outcomes(df, batch_length, timeout, gated, buckets, forget_after, max_skew))
 
 
 def rate_aware_outcomes(
@@ -191,6 +202,8 @@ def rate_aware_outcomes(
     timeout: Duration | float | None = None,
     gated: Gated = True,
     buckets: int | None = None,
+    forget_after: Duration | None = None,
+    max_skew: Duration = "10s",
 ) -> DataFrame:
     """Find the batch of every message, as packed rows for `batches_of`.
 
@@ -201,7 +214,8 @@ def rate_aware_outcomes(
     DataFrame
         Columns `waterclock.spark.streaming.outcome_rows.OUTCOMES_SCHEMA`; ``rejection`` is null everywhere.
     """
-    options = RateOptions.checked(batch_length, timeout, gated)
+    options = RateOptions.checked(batch_length, timeout, gated, forget_after)
+    skew = to_duration(max_skew, "max_skew")
     buckets = _buckets(df, buckets)
     record = _record(df)
     if record != POSITIONED:
@@ -210,7 +224,7 @@ def rate_aware_outcomes(
             ' together: read the topic with format "waterclock" and option "packed"'
         )
     if df.isStreaming:
-        return rate_stream(_bucketed(df, record, buckets), options, buckets)
+        return rate_stream(_bucketed(df, record, buckets), options, skew, buckets)
     return _by_source(_packed(df, record), record).mapInArrow(
         freezing_imports(judge_by_rate, options=options), OUTCOMES_SCHEMA
     )

@@ -17,7 +17,7 @@ from waterclock.checksum import framed
 from waterclock.errors import DamagedError, InvalidArgumentError
 from waterclock.spark.many_sources import ManySources, joined, many_from_cell, nothing
 from waterclock.spark.packing import POSITIONED
-from waterclock.spark.streaming.event_time_rows import outcome_rows
+from waterclock.spark.streaming.event_time_rows import begins, outcome_rows
 from waterclock.spark.streaming.outcome_rows import OUTCOMES
 from waterclock.spark.streaming.stream_state import REMEDY, state_parts
 from waterclock.time import MAX_NS, MIN_NS
@@ -44,9 +44,14 @@ class EventTimeStream:
         The checked options.
     record
         `waterclock.spark.packing.PLAIN` or `POSITIONED`.
+
+    Attributes
+    ----------
+    open_batches
+        How many windows the last `take` has left open, as far as their messages have come.
     """
 
-    __slots__ = ("_clocks", "_earliest", "_kept", "_record", "_rule")
+    __slots__ = ("_clocks", "_earliest", "_kept", "_record", "_rule", "open_batches")
 
     def __init__(self, rule: EventTimeRule, record: np.dtype[Any]) -> None:
         self._rule = rule
@@ -54,6 +59,7 @@ class EventTimeStream:
         self._kept = nothing(record)  # messages of open windows, in reading order, and all sources that are known
         self._clocks = np.empty(0, np.int64)  # of these sources, ns
         self._earliest: int | None = None  # event time of what is open
+        self.open_batches = 0
 
     def take(self, arrived: ManySources, watermark: int) -> pa.RecordBatch:
         """Take in messages, perhaps none, and give out what is decided.
@@ -88,6 +94,8 @@ class EventTimeStream:
         nows = np.maximum(clocks, MIN_NS + 1) - 1
         found = assign_judged(many.sources, many.streams, event_times, verdicts, self._rule, nows)
         self._keep(many, verdicts, clocks, promised)
+        open_ = found.order[verdicts[found.order] == UNDECIDED]
+        self.open_batches = int(np.count_nonzero(begins(many.sources[open_], found.starts[open_]))) if len(open_) else 0
         if (found.verdicts == UNDECIDED).all():
             return _NOTHING
         return outcome_rows(many, found, self._rule)
@@ -104,9 +112,9 @@ class EventTimeStream:
         return min(latest, MAX_NS - 1) // _NS_PER_MS + 1
 
     @property
-    def open_sources(self) -> int:
-        """How many sources have messages whose batch is not closed."""
-        return int(np.count_nonzero(np.bincount(self._kept.sources)))
+    def is_empty(self) -> bool:
+        """Whether nothing is remembered."""
+        return not len(self._clocks)
 
     def state(self) -> bytes:
         """Write down everything that is known, options included, for `restore`."""

@@ -44,8 +44,8 @@ _BATCH_FIELDS = [
 OUTCOMES = pa.schema([*ROWS, ("rejection", pa.string()), ("batches", pa.list_(pa.struct(_BATCH_FIELDS)))])
 """`OUTCOMES_SCHEMA` as Arrow writes it."""
 
-CELL_SCHEMA = "bucket INT, open_sources BIGINT, outcomes BINARY"
-"""The columns of outcomes on their way out of it; one row a bucket says how many sources have something open."""
+CELL_SCHEMA = "bucket INT, open_batches BIGINT, outcomes BINARY"
+"""The columns of outcomes on their way out of it; one row a bucket says how many batches are open."""
 
 # Spark hands 10,000 rows of any size to Python at once, and Arrow takes 2 GiB of bytes in a column.
 _LARGEST_CELL = 2**17

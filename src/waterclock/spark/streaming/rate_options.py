@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from waterclock.batching.rate.rule import Gated, RateRule, gate_chooser
+from waterclock.batching.rate.silence import checked_silence
 from waterclock.time import Duration
 
 
@@ -14,9 +15,16 @@ class RateOptions(NamedTuple):
     batch_length: Duration
     timeout: Duration | float | None
     gated: Gated
+    forget_after: int | None = None
 
     @classmethod
-    def checked(cls, batch_length: Duration, timeout: Duration | float | None, gated: Gated) -> RateOptions:
+    def checked(
+        cls,
+        batch_length: Duration,
+        timeout: Duration | float | None,
+        gated: Gated,
+        forget_after: Duration | None = None,
+    ) -> RateOptions:
         """Check what the user gave.
 
         Raises
@@ -26,7 +34,8 @@ class RateOptions(NamedTuple):
         """
         RateRule.checked(batch_length, timeout)
         gate_chooser(gated)
-        return cls(batch_length, timeout, gated if callable(gated) or isinstance(gated, bool) else frozenset(gated))
+        chosen = gated if callable(gated) or isinstance(gated, bool) else frozenset(gated)
+        return cls(batch_length, timeout, chosen, checked_silence(forget_after))
 
     def facts(self) -> list[Any]:
         """Write the options down, for comparison with those of a checkpoint; of a function, that it is one."""
@@ -34,4 +43,5 @@ class RateOptions(NamedTuple):
         ratio = None if rule.factor is None else list(rule.factor.as_integer_ratio())
         gated = self.gated
         chosen = "a function" if callable(gated) else gated if isinstance(gated, bool) else sorted(gated)
-        return [rule.batch_length, ratio, chosen]
+        # Without the last one as earlier versions wrote them, whose checkpoints go on.
+        return [rule.batch_length, ratio, chosen] + ([] if self.forget_after is None else [self.forget_after])

@@ -17,6 +17,7 @@ from waterclock.batching.rate.long_call import warn
 from waterclock.batching.rate.many import ManyBatches, RateAwareMany
 from waterclock.batching.rate.many_state import from_arrays, to_arrays
 from waterclock.batching.rate.rule import RateRule, gate_chooser
+from waterclock.batching.rate.silence import UNHEARD
 from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed
 from waterclock.errors import DamagedError, InvalidArgumentError
@@ -24,15 +25,20 @@ from waterclock.quoting import quoted
 from waterclock.spark.many_sources import ManySources, from_packed, joined, many_from_cell, nothing
 from waterclock.spark.packing import POSITIONED, cells, encoded, local_streams
 from waterclock.spark.streaming.event_time_rows import begins
+from waterclock.spark.streaming.lives import Lives
 from waterclock.spark.streaming.outcome_rows import BATCH, OUTCOMES, REASONS, batch_structs
 from waterclock.spark.streaming.rate_options import RateOptions
 from waterclock.spark.streaming.slices import slices
 from waterclock.spark.streaming.stream_state import REMEDY, state_parts
+from waterclock.time import MAX_NS, MIN_NS
+
+Flags = npt.NDArray[np.bool_]
 
 _VERSION = 2
 _FORM = b"WCT3"
 _NAME = "the state of batching by rate"
 _NO_ENTRY = -1
+_NS_PER_MS = 1_000_000
 
 # What the rule knows of a source takes 3 kB while it runs.
 _SOURCES_AT_ONCE = 4096
@@ -43,15 +49,21 @@ _NOTHING = pa.RecordBatch.from_pylist([], OUTCOMES)
 class RateStream:
     """Batches many sources, each like `waterclock.RateAwareBatcher`, from their messages; an entry is one call.
 
-    It remembers what the rule knows of every source, the messages that wait, and the last entry that it took.
+    It remembers what the rule knows of every source, the messages that wait, and the last entry that it took. Where
+    sources are forgotten after a silence, it also remembers each one's greatest receive time.
 
     Parameters
     ----------
     options
         The checked options.
+
+    Attributes
+    ----------
+    open_batches
+        How many windows with messages the last `take` has left open.
     """
 
-    __slots__ = ("_entries", "_kept", "_options", "_rule", "_rules")
+    __slots__ = ("_clocks", "_entries", "_kept", "_options", "_rule", "_rules", "open_batches")
 
     def __init__(self, options: RateOptions) -> None:
         self._options = options
@@ -59,14 +71,19 @@ class RateStream:
         self._rules = RateAwareMany(self._rule)
         self._kept = nothing(POSITIONED)  # in the order in which the rule keeps them, and all sources and streams
         self._entries = np.empty((0, 2), np.int64)  # of each source, ledger and entry
+        self._clocks = np.empty(0, np.int64)  # of each source, ns; used where sources are forgotten
+        self.open_batches = 0
 
-    def take(self, arrived: ManySources, *, flush: bool = False) -> pa.RecordBatch:
+    def take(self, arrived: ManySources, watermark: int = 0, *, flush: bool = False) -> pa.RecordBatch:
         """Take in messages in any order, all of each entry that occurs, and give out the batches that close.
 
         Parameters
         ----------
         arrived
             Messages with positions.
+        watermark
+            A promise, ms since the epoch: what any source receives before it is among these or came earlier.
+            0 promises nothing. By it sources are forgotten, and nothing else.
         flush
             Give out everything in the end.
 
@@ -88,32 +105,35 @@ class RateStream:
         order = np.argsort(many.sources, kind="stable")
         is_new = order >= len(self._kept.messages)
         ordered = many.take(order)
-        sources, times = ordered.sources, np.ascontiguousarray(ordered.messages["event_time"])
-        calls = is_new & begins(is_new, sources, ordered.messages["ledger"], ordered.messages["entry"])
+        calls = is_new & begins(is_new, ordered.sources, ordered.messages["ledger"], ordered.messages["entry"])
         self._note_entries(ordered, np.flatnonzero(is_new))
+        lives = self._lives(ordered, is_new, calls, watermark)
+        if len(lives.sources) > len(ordered.source_names):
+            order = np.argsort(lives.of_message, kind="stable")
+            ordered, is_new, calls = lives.name(ordered).take(order), is_new[order], calls[order]
+        times = np.ascontiguousarray(ordered.messages["event_time"])
         self._warn_of_long_calls(ordered, times, is_new, calls)
-        streams = max(1, len(many.stream_names))
-        gate = gate_chooser(self._options.gated)
-        rows = self._rules.admit(
-            len(many.source_names),
-            sources.astype(np.int64) * streams + ordered.streams,
-            streams,
-            lambda met: np.array([gate(name) for name in many.stream_names.take(pa.array(met)).to_pylist()], np.bool_),
-        )
-        bounds = np.concatenate([[0], np.cumsum(np.bincount(sources, minlength=len(many.source_names)))])
-        found = self._rules.add(rows, times, bounds, calls, flush=flush)
-        self._kept = ordered.take(found.kept)
+        found = self._rules.add(self._rows(ordered), times, _bounds(ordered), calls, lives.ends | flush)
+        self._keep(ordered.take(found.kept), lives)
         return _outcome_rows(ordered, found) if len(found.starts) else _NOTHING
 
     @property
-    def open_sources(self) -> int:
-        """How many sources it knows, which keep what is in the window in progress."""
-        return len(self._entries)
+    def wakes_at(self) -> int | None:
+        """The watermark, ms, at which to `take` again though nothing has come; None where no source is forgotten."""
+        if self._options.forget_after is None or not len(self._clocks):
+            return None
+        return min(int(self._clocks.min()) + self._options.forget_after, MAX_NS - 1) // _NS_PER_MS + 1
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no source is known."""
+        return not len(self._entries)
 
     def state(self) -> bytes:
         """Write down everything that is known, options included, for `restore`."""
         shapes, arrays = to_arrays(self._rules)
-        entries = np.ascontiguousarray(self._entries.T).tobytes()
+        known = self._entries if self._options.forget_after is None else np.c_[self._entries, self._clocks]
+        entries = np.ascontiguousarray(known.T).tobytes()
         facts = [_VERSION, self._options.facts(), shapes, len(arrays), len(entries)]
         return framed(_FORM, json.dumps(facts).encode(), b"\n", arrays, entries, self._kept.to_cell())
 
@@ -143,11 +163,61 @@ class RateStream:
         restored = cls(options)
         restored._kept = many_from_cell(rest[arrays + entries :], POSITIONED, _NAME)
         with read_as(_NAME):
-            restored._entries = np.frombuffer(rest[arrays : arrays + entries], np.int64).reshape(2, -1).T.copy()
+            known = np.frombuffer(rest[arrays : arrays + entries], np.int64)
+            if options.forget_after is None:
+                restored._entries = known.reshape(2, -1).T.copy()
+            else:
+                *places, restored._clocks = known.reshape(3, -1)
+                restored._entries = np.stack(places, axis=1)
             restored._rules = from_arrays(restored._rule, shapes, rest[:arrays], restored._kept.sources)
         if {len(restored._entries), len(restored._rules.facts)} != {len(restored._kept.source_names)}:
             raise DamagedError(f"{_NAME} is damaged: its sources are not those that its rules know")
         return restored
+
+    def _rows(self, ordered: ManySources) -> npt.NDArray[np.int64]:
+        """Give the row of each message's track, among those of its source."""
+        streams = max(1, len(ordered.stream_names))
+        gate = gate_chooser(self._options.gated)
+        return self._rules.admit(
+            len(ordered.source_names),
+            ordered.sources.astype(np.int64) * streams + ordered.streams,
+            streams,
+            lambda met: np.array(
+                [gate(name) for name in ordered.stream_names.take(pa.array(met)).to_pylist()], np.bool_
+            ),
+        )
+
+    def _lives(self, ordered: ManySources, is_new: Flags, calls: Flags, watermark: int) -> Lives:
+        """Find the silences after which sources begin anew, and the sources from which nothing can come in time."""
+        after = self._options.forget_after
+        if after is None:
+            return Lives.endless(ordered)
+        clocks = np.full(len(ordered.source_names), UNHEARD)
+        clocks[: len(self._clocks)] = self._clocks
+        self._clocks = clocks
+        promised = min(watermark * _NS_PER_MS, MAX_NS) if watermark > 0 else MIN_NS
+        return Lives.parted(ordered, is_new, calls, clocks, after, promised)
+
+    def _keep(self, kept: ManySources, lives: Lives) -> None:
+        """Remember what is open, and of each source the life that goes on."""
+        stays = lives.go_on
+        if len(stays) < len(lives.sources):
+            order = self._rules.take(lives.last[stays])
+            self._entries, self._clocks = self._entries[stays], self._clocks[stays]
+            kept = self._without_streams(kept.take(order))._replace(
+                source_names=kept.source_names.take(pa.array(lives.last[stays])),
+                sources=self._rules.kept_sources.astype(np.int32),
+            )
+        self._kept = kept
+        self.open_batches = int(np.count_nonzero(np.bincount(kept.sources)))
+
+    def _without_streams(self, kept: ManySources) -> ManySources:
+        """Leave the names of streams out that none of the sources has sent."""
+        pairs = self._rules.pairs
+        met, pairs[:, 1] = np.unique(pairs[:, 1], return_inverse=True)
+        number = np.zeros(len(kept.stream_names), np.int32)
+        number[met] = np.arange(len(met), dtype=np.int32)
+        return kept._replace(stream_names=kept.stream_names.take(pa.array(met)), streams=number[kept.streams])
 
     def _number_streams(self, names: pa.Array) -> None:
         """Go over to numbers of streams among ``names``, which hold those that are known, in the same order."""
@@ -181,8 +251,8 @@ class RateStream:
         self,
         ordered: ManySources,
         times: npt.NDArray[np.int64],
-        is_new: npt.NDArray[np.bool_],
-        calls: npt.NDArray[np.bool_],
+        is_new: Flags,
+        calls: Flags,
     ) -> None:
         arrived = np.flatnonzero(is_new)
         bounds = np.append(np.flatnonzero(calls[arrived]), len(arrived))
@@ -216,6 +286,11 @@ def judge_by_rate(rows: Iterable[pa.RecordBatch], options: RateOptions) -> Itera
         cuts = np.flatnonzero(begins(encoded(part.column("source"))[1]))[::_SOURCES_AT_ONCE].tolist()
         for first, stop in pairwise([*cuts, len(part)]):
             yield RateStream(options).take(from_packed(part.slice(first, stop - first), POSITIONED), flush=True)
+
+
+def _bounds(ordered: ManySources) -> npt.NDArray[np.int64]:
+    """Say where the messages of each source begin, which lie source by source, and where the last end."""
+    return np.concatenate([[0], np.cumsum(np.bincount(ordered.sources, minlength=len(ordered.source_names)))])
 
 
 def _outcome_rows(ordered: ManySources, found: ManyBatches) -> pa.RecordBatch:

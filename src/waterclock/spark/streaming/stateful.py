@@ -7,8 +7,9 @@ the watermark. What is late is for the batcher to say.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -40,24 +41,61 @@ _NS_PER_MS = 1_000_000
 _STATE = "batcher"
 """As it was called when each source had a state of its own: Spark compares the keys of equal names, and refuses."""
 
-OPEN_SOURCES = "waterclock_open_sources"
-"""The metric that a stream observes: ``buckets``, of those that a micro-batch changed how many sources are open."""
+OPEN_BATCHES = "waterclock_open_batches"
+"""The metric that a stream observes: ``buckets``, of those that a micro-batch changed how many batches are open."""
 
 _Key = tuple[int]
 
 
-class EventTimeProcessor(StatefulProcessor):
-    """Batches the sources of buckets by event time. Every bucket that remembers something has one timer."""
+class Stream(Protocol):
+    """What batches the sources of a bucket: `EventTimeStream` or `RateStream`."""
 
-    def __init__(self, rule: EventTimeRule, record: np.dtype[Any], buckets: int) -> None:
-        self._rule = rule
+    @property
+    def open_batches(self) -> int:
+        """How many windows with messages the last `take` has left open."""
+        ...
+
+    @property
+    def wakes_at(self) -> int | None:
+        """The watermark, ms, at which to `take` again though nothing has come; None for none."""
+        ...
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to remember."""
+        ...
+
+    def take(self, arrived: ManySources, watermark: int) -> pa.RecordBatch:
+        """Take in messages, perhaps none, and give out what is decided."""
+        ...
+
+    def state(self) -> bytes:
+        """Write down everything that is known."""
+        ...
+
+
+class _Processor(StatefulProcessor):
+    """Keeps the streams of buckets: the state of each, and where it is to be woken, one timer.
+
+    Parameters
+    ----------
+    record
+        `waterclock.spark.packing.PLAIN` or `POSITIONED`.
+    buckets
+        How many there are.
+    wakes
+        Whether streams are to be woken, and so whether the watermark counts.
+    """
+
+    def __init__(self, record: np.dtype[Any], buckets: int, *, wakes: bool) -> None:
         self._record = record
         self._buckets = buckets
+        self._wakes = wakes
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the state of the bucket that Spark is handling."""
         self._handle = handle
-        self._state = handle.getValueState(_STATE, "state BINARY, buckets INT, timer BIGINT")
+        self._state = handle.getValueState(_STATE, "state BINARY, buckets INT" + (", timer BIGINT" * self._wakes))
 
     def handleInputRows(  # noqa: N802  # Spark's name
         self,
@@ -66,11 +104,7 @@ class EventTimeProcessor(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803  # Spark passes it by this name
     ) -> Iterator[Row]:
         """Take in a bucket's rows of a micro-batch."""
-        stream, timer = self._known()
-        watermark = timerValues.getCurrentWatermarkInMs()
-        outcomes = stream.take(_messages(rows, self._record), watermark)
-        self._remember(stream, timer, watermark)
-        yield from _rows(key, stream.open_sources, outcomes)
+        yield from self._take(key, _messages(rows, self._record), timerValues, None)
 
     def handleExpiredTimer(  # noqa: N802  # Spark's name
         self,
@@ -78,72 +112,74 @@ class EventTimeProcessor(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803  # Spark passes it by this name
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803  # Spark passes it by this name
     ) -> Iterator[Row]:
-        """Close the batches that are due though nothing came; forget sources without open batches."""
-        stream, timer = self._known()
-        if timer == expiredTimerInfo.getExpiryTimeInMs():
-            timer = None
-        watermark = timerValues.getCurrentWatermarkInMs()
-        outcomes = stream.take(nothing(self._record), watermark)
-        self._remember(stream, timer, watermark)
-        yield from _rows(key, stream.open_sources, outcomes)
+        """Close the batches that are due though nothing came; forget sources of which nothing is to be known."""
+        yield from self._take(key, nothing(self._record), timerValues, expiredTimerInfo.getExpiryTimeInMs())
 
     def close(self) -> None:
         """End a task."""
         freeze_imports()
 
-    def _known(self) -> tuple[EventTimeStream, int | None]:
+    @abstractmethod
+    def _new(self) -> Stream:
+        """Make the stream of a bucket of which nothing is known."""
+
+    @abstractmethod
+    def _restored(self, state: bytes) -> Stream:
+        """Make it of its state."""
+
+    def _take(self, key: _Key, arrived: ManySources, timers: TimerValues, expired: int | None) -> Iterator[Row]:
         known = self._state.get()
         if known is None:
-            return EventTimeStream(self._rule, self._record), None
-        _check_buckets(known[1], self._buckets)
-        return EventTimeStream.restore(bytes(known[0]), self._rule, self._record), known[2]
+            stream, timer = self._new(), None
+        else:
+            _check_buckets(known[1], self._buckets)
+            stream, timer = self._restored(bytes(known[0])), known[2] if self._wakes else None
+        watermark = timers.getCurrentWatermarkInMs() if self._wakes else 0
+        outcomes = stream.take(arrived, watermark)
+        self._remember(stream, None if timer == expired else timer, watermark)
+        yield from _rows(key, stream.open_batches, outcomes)
 
-    def _remember(self, stream: EventTimeStream, timer: int | None, watermark: int) -> None:
+    def _remember(self, stream: Stream, timer: int | None, watermark: int) -> None:
         """Write down what is known, and see to it that one timer comes, no later than something is due."""
         due = stream.wakes_at
         if timer is not None and (due is None or not watermark < timer <= due):
             self._handle.deleteTimer(timer)
             timer = None
-        if due is None:
+        if stream.is_empty:
             self._state.clear()
             return
-        if timer is None:
+        if timer is None and due is not None:
             self._handle.registerTimer(due)
             timer = due
-        self._state.update((stream.state(), self._buckets, timer))
+        self._state.update((stream.state(), self._buckets) + ((timer,) * self._wakes))
 
 
-class RateProcessor(StatefulProcessor):
-    """Batches the sources of buckets by rate, which asks no clock: there are no timers."""
+class EventTimeProcessor(_Processor):
+    """Batches the sources of buckets by event time."""
+
+    def __init__(self, rule: EventTimeRule, record: np.dtype[Any], buckets: int) -> None:
+        super().__init__(record, buckets, wakes=True)
+        self._rule = rule
+
+    def _new(self) -> Stream:
+        return EventTimeStream(self._rule, self._record)
+
+    def _restored(self, state: bytes) -> Stream:
+        return EventTimeStream.restore(state, self._rule, self._record)
+
+
+class RateProcessor(_Processor):
+    """Batches the sources of buckets by rate, which asks no clock but to forget them."""
 
     def __init__(self, options: RateOptions, buckets: int) -> None:
+        super().__init__(POSITIONED, buckets, wakes=options.forget_after is not None)
         self._options = options
-        self._buckets = buckets
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        """Open the state of the bucket that Spark is handling."""
-        self._state = handle.getValueState(_STATE, "state BINARY, buckets INT")
+    def _new(self) -> Stream:
+        return RateStream(self._options)
 
-    def handleInputRows(  # noqa: N802  # Spark's name
-        self,
-        key: _Key,
-        rows: Iterator[Any],
-        timerValues: TimerValues,  # noqa: ARG002, N803  # Spark passes it by this name
-    ) -> Iterator[Row]:
-        """Take in a bucket's rows of a micro-batch."""
-        known = self._state.get()
-        if known is None:
-            stream = RateStream(self._options)
-        else:
-            _check_buckets(known[1], self._buckets)
-            stream = RateStream.restore(bytes(known[0]), self._options)
-        outcomes = stream.take(_messages(rows, POSITIONED))
-        self._state.update((stream.state(), self._buckets))
-        yield from _rows(key, stream.open_sources, outcomes)
-
-    def close(self) -> None:
-        """End a task."""
-        freeze_imports()
+    def _restored(self, state: bytes) -> Stream:
+        return RateStream.restore(state, self._options)
 
 
 def event_time_stream(
@@ -151,24 +187,30 @@ def event_time_stream(
 ) -> DataFrame:
     """Batch a stream of bucketed messages by event time; see `waterclock.spark.event_time_outcomes`."""
     _check_provider(bucketed)
-    clocked = bucketed.withColumn("clock", F.timestamp_micros("clock")).withWatermark(
-        "clock", f"{-(-max_skew // _NS_PER_MS)} milliseconds"
-    )
-    return _outcomes(clocked.drop("clock"), EventTimeProcessor(rule, record, buckets), "EventTime")
+    return _outcomes(_clocked(bucketed, max_skew), EventTimeProcessor(rule, record, buckets), "EventTime")
 
 
-def rate_stream(bucketed: DataFrame, options: RateOptions, buckets: int) -> DataFrame:
+def rate_stream(bucketed: DataFrame, options: RateOptions, max_skew: int, buckets: int) -> DataFrame:
     """Batch a stream of bucketed messages by rate; see `waterclock.spark.rate_aware_outcomes`."""
     _check_provider(bucketed)
-    return _outcomes(bucketed.drop("clock"), RateProcessor(options, buckets), "None")
+    processor = RateProcessor(options, buckets)
+    if options.forget_after is None:
+        return _outcomes(bucketed.drop("clock"), processor, "None")
+    return _outcomes(_clocked(bucketed, max_skew), processor, "EventTime")
+
+
+def _clocked(bucketed: DataFrame, max_skew: int) -> DataFrame:
+    """Have Spark make its watermark of how far the receive clock has come."""
+    clocked = bucketed.withColumn("clock", F.timestamp_micros("clock"))
+    return clocked.withWatermark("clock", f"{-(-max_skew // _NS_PER_MS)} milliseconds").drop("clock")
 
 
 def _outcomes(bucketed: DataFrame, processor: StatefulProcessor, time_mode: str) -> DataFrame:
     cells = bucketed.groupBy("bucket").transformWithState(
         statefulProcessor=processor, outputStructType=CELL_SCHEMA, outputMode="Append", timeMode=time_mode
     )
-    ran = F.when(F.isnotnull("bucket"), F.struct("bucket", "open_sources"))
-    return cells.observe(OPEN_SOURCES, F.collect_list(ran).alias("buckets")).mapInArrow(
+    ran = F.when(F.isnotnull("bucket"), F.struct("bucket", "open_batches"))
+    return cells.observe(OPEN_BATCHES, F.collect_list(ran).alias("buckets")).mapInArrow(
         freezing_imports(expand), OUTCOMES_SCHEMA
     )
 
@@ -194,7 +236,7 @@ def _messages(rows: Iterator[Any], record: np.dtype[Any]) -> ManySources:
     return joined([many_from_cell(row["rows"], record) for row in rows], record)
 
 
-def _rows(key: _Key, open_sources: int, outcomes: pa.RecordBatch) -> Iterator[Row]:
-    yield Row(bucket=key[0], open_sources=open_sources, outcomes=None)
+def _rows(key: _Key, open_batches: int, outcomes: pa.RecordBatch) -> Iterator[Row]:
+    yield Row(bucket=key[0], open_batches=open_batches, outcomes=None)
     for cell in outcome_cells(outcomes):
-        yield Row(bucket=None, open_sources=None, outcomes=cell)
+        yield Row(bucket=None, open_batches=None, outcomes=cell)
