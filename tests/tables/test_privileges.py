@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from tests.moments import ReadFrom, later_each_time
+from tests.moments import ReadFrom, SteppedHeartbeat, later_each_time
 from tests.services import Service
 
 import waterclock as wc
@@ -18,6 +18,7 @@ from waterclock.errors import ForbiddenError
 from waterclock.moments import replaced
 from waterclock.tables.consumers import subscription
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.process_heartbeat import process_heartbeat
 
 from .database_programs import ProgramError, run_program
 
@@ -178,6 +179,23 @@ def test_a_consumer_that_may_not_say_that_it_is_there_works_uncounted(roles: Rol
         next(deliveries).ack()
         assert roles.orders.stats().subscribers == 0
     assert roles.orders.stats().acked == 1
+
+
+def test_a_consumer_that_may_say_later_that_it_is_there_counts_without_a_restart(roles: Roles) -> None:
+    rights = "INSERT, UPDATE, DELETE ON waterclock_heartbeats {} consumer"
+    with roles.owner.backend.engine.begin() as connection:
+        connection.exec_driver_sql(f"REVOKE {rights.format('FROM')}")
+    table = roles.table("consumer")
+    heartbeat = SteppedHeartbeat(later_each_time(31_000_000_000))
+    with table.subscribe():
+        beating = process_heartbeat(table.context)
+        heartbeat.add(beating)
+        with roles.owner.backend.engine.begin() as connection:
+            connection.exec_driver_sql(f"GRANT {rights.format('TO')}")
+        heartbeat.beat()
+        assert roles.orders.stats().subscribers == 0  # it does not ask at each beat
+        heartbeat.beat()
+        assert roles.orders.stats().subscribers == 1
 
 
 def test_the_auditor_sees_all_and_changes_nothing(roles: Roles) -> None:

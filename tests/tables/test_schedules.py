@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from tests.moments import SteppedHeartbeat, later_each_time
 from tests.statements import statements_of
 
 from waterclock import moments
 from waterclock.connection import Database, connect
-from waterclock.errors import InvalidArgumentError, NotFoundError
+from waterclock.errors import ForbiddenError, InvalidArgumentError, NotFoundError
 from waterclock.tables.catalogue.table_row import LOOK_EVERY
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.model.cron import MOST
@@ -257,6 +258,27 @@ def test_a_name_that_leaves_no_room_in_text_ids_is_refused(make_table: MakeTable
     assert len(str(table.schedules.run("n" * 200))) <= 255
     with pytest.raises(InvalidArgumentError, match="1 to 200 characters"):
         table.schedule("n" * 201, cron="* * * * *", payload="x")
+
+
+def test_a_consumer_that_may_put_later_what_is_scheduled_does_so_without_a_restart(
+    jobs: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.schedule("hourly", cron="@hourly", payload="scheduled", catch_up="one")
+    heartbeat = SteppedHeartbeat(later_each_time(31_000_000_000))
+    monkeypatch.setattr("waterclock.tables.consumers.subscription.heartbeat_of", lambda _backend: heartbeat)
+    with jobs.subscribe() as deliveries:
+        with monkeypatch.context() as patch:
+            patch.setattr("waterclock.tables.consumers.ticking.tick", _forbid)
+            clock.move("2h")
+            heartbeat.beat()
+        heartbeat.beat()
+        assert jobs.stats().ready == 0  # it does not ask each second
+        heartbeat.beat()
+        assert next(deliveries).payload == "scheduled"
+
+
+def _forbid(_context: object, **_options: object) -> None:
+    raise ForbiddenError("denied")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,9 @@ from waterclock.tables.model.schema import ACKED_DAY, reflect_rows
 LOOK_EVERY = 1.0
 """Seconds after which a table that is open notices that its options changed, or that it was paused or dropped."""
 
+ASK_AGAIN = 60.0
+"""Seconds after which what the database forbade is tried again, as the right to it may have been granted."""
+
 _FACTS = sa.select(message_tables.c.table_id, message_tables.c.revision).where(
     message_tables.c.name == sa.bindparam("name", type_=sa.String)
 )

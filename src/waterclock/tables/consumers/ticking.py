@@ -6,7 +6,7 @@ import logging
 
 from waterclock import moments
 from waterclock.errors import ForbiddenError, WaterclockError
-from waterclock.tables.catalogue.table_row import TableRow
+from waterclock.tables.catalogue.table_row import ASK_AGAIN, TableRow
 from waterclock.tables.messages.scheduling import tick
 from waterclock.time import MAX_NS
 
@@ -26,7 +26,7 @@ class Ticking:
     beat_at
         When it looks next, in ns of the monotonic clock.
     over
-        Whether it is closed, or may not put.
+        Whether it is closed.
     """
 
     def __init__(self, row: TableRow) -> None:
@@ -35,7 +35,7 @@ class Ticking:
         self.beat_at = moments.monotonic_ns() + _SECOND
 
     def beat(self) -> None:
-        """Put what is due; what fails is tried again a second later."""
+        """Put what is due; what fails is tried again a second later, and what was forbidden a minute later."""
         context, now = self._row.last_seen, moments.monotonic_ns()
         self.beat_at = now + _SECOND
         try:
@@ -46,7 +46,7 @@ class Ticking:
                         self.beat_at = now  # there may be more, and others beat in between
         except ForbiddenError:
             _log.info("the schedules of %r are left to other processes: they take rights of their own", context.name)
-            self.over = True
+            self.beat_at = now + int(ASK_AGAIN * _SECOND)
         except WaterclockError as error:
             _log.info("the schedules of %r are looked at again later: %s", context.name, error)
 

@@ -26,6 +26,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import heartbeats
 from waterclock.errors import ForbiddenError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.table_row import ASK_AGAIN
 
 _SECOND = 1_000_000_000
 
@@ -101,7 +102,7 @@ class ProcessHeartbeat:
         self._subscriptions: WeakSet[OpenSubscription] = WeakSet()
         self._sent = Lately()
         self._has_row = False
-        self._forbidden = False
+        self._forbidden_until = 0
         self.session = secrets.randbits(63)
         self.beat_at = moments.monotonic_ns() + BEAT_EVERY
 
@@ -121,7 +122,7 @@ class ProcessHeartbeat:
     def over(self) -> bool:
         """Whether it needs no beat any more."""
         with self._counting:
-            return not self._subscriptions or self._forbidden or self._backend() is None
+            return not self._subscriptions or self._backend() is None
 
     def note_sent(self, count: int) -> None:
         """Note that so many messages were claimed; fewer than none where some were given back unstarted."""
@@ -143,18 +144,23 @@ class ProcessHeartbeat:
             return len(self._subscriptions), self._sent.count(moments.monotonic_ns())
 
     def beat(self, patience: float = _PATIENCE) -> None:
-        """Write this process's row. What fails is tried again at the next time: figures stop no consumer."""
+        """Write this process's row. What fails is tried again at the next time: figures stop no consumer.
+
+        What the database forbade is tried again after `ASK_AGAIN`.
+        """
         backend = self._backend()
         with moments.holding(self._writing):
-            self.beat_at = moments.monotonic_ns() + BEAT_EVERY
+            now = moments.monotonic_ns()
+            self.beat_at = max(now + BEAT_EVERY, self._forbidden_until)
             subscribers, sent = self.now()
-            if backend is None or self._forbidden or not (subscribers or sent or self._has_row):
+            if backend is None or now < self._forbidden_until or not (subscribers or sent or self._has_row):
                 return
             try:
                 with at_most(patience + _PATIENCE), backend.patience(patience):
                     backend.transact(lambda own: self._write(own, backend.now(own), subscribers, sent))
             except WaterclockError as error:
-                self._forbidden = isinstance(error, ForbiddenError)
+                if isinstance(error, ForbiddenError):
+                    self.beat_at = self._forbidden_until = now + int(ASK_AGAIN * _SECOND)
                 _log.info("cannot write this process's heartbeat: %s", error)
             else:
                 self._has_row = bool(subscribers or sent)
