@@ -31,6 +31,11 @@ _log = logging.getLogger(__name__)
 
 _SECOND = 1_000_000_000
 _TOKENS_FOR = 0.01  # s
+_FIRST_PAUSE = 0.005  # s
+
+LONGEST_PAUSE = 0.1
+"""Seconds after which a consumer claims again what is due and was not to be had: what is free again waits no longer."""
+
 _ALL: Bound = (None, ())
 
 
@@ -77,12 +82,13 @@ def receive_waiting(
     context = row.now()
     changes = context.sql.changes(context.backend, context.name)
     stop = Stop()
+    in_vain = 0
     try:
         while not (found := receive(row, callers, limit, request)):
             left = until - moments.monotonic()
             if left <= 0:
                 break
-            pause(row, changes, stop, left, request)
+            in_vain = pause(row, changes, stop, left, request, in_vain)
     finally:
         changes.close()
     return found
@@ -182,19 +188,43 @@ def pause(
     stop: Stop,
     longest: float | None,
     request: Request,
-) -> None:
-    """Wait until something changed, or is due, or a poll interval is over; at most ``longest`` seconds."""
+    in_vain: int,
+) -> int:
+    """Wait until something changed, or is due, or a poll interval is over; at most ``longest`` seconds.
+
+    Parameters
+    ----------
+    in_vain
+        How many claims in a row found nothing although something was due, up to the one before the last.
+
+    Returns
+    -------
+    int
+        The same with the last one.
+    """
     context = row.last_seen
     try:
-        _pause(context, changes, stop, longest, request)
+        return _pause(context, changes, stop, longest, request, in_vain)
     except RefusedError:
         # As in `receive`. What changed, or was made anew, is looked at by the next claim.
         fresh = row.read()
         if fresh.table_id == context.table_id and fresh.rows.columns.keys() == context.rows.columns.keys():
             raise
+        return 0
 
 
-def _pause(context: TableContext, changes: Changes, stop: Stop, longest: float | None, request: Request) -> None:
+def pause_after(in_vain: int) -> float:
+    """Say how many seconds a consumer leaves alone what is due after so many claims in a row that did not get it. Pure.
+
+    Others have it locked, or it waits for something that no claim can do. The first time it may just have become due,
+    so the next claim comes at once; then pauses double up to `LONGEST_PAUSE`.
+    """
+    return 0.0 if in_vain <= 1 else min(_FIRST_PAUSE * 2 ** min(in_vain - 2, 10), LONGEST_PAUSE)
+
+
+def _pause(
+    context: TableContext, changes: Changes, stop: Stop, longest: float | None, request: Request, in_vain: int
+) -> int:
     where, _ = select_on(context, request.selection)
     changes.arm()
     with context.backend.snapshot(indexed=True) as connection:
@@ -204,11 +234,17 @@ def _pause(context: TableContext, changes: Changes, stop: Stop, longest: float |
         # What waits is known, so changes tell nothing new. A claim for each message would be dear, so wait for several.
         seconds = max((free_at - now) / _SECOND, _TOKENS_FOR)
         stop.wait(min(seconds, LOOK_EVERY, math.inf if longest is None else longest))
-        return
+        return 0
     if context.paused_until is not None and due is not None:
         due = max(due, context.paused_until)
     # Options that changed and tables that were dropped are noticed while waiting, too.
     seconds = min(context.options.poll_interval / _SECOND, LOOK_EVERY)
+    in_vain = in_vain + 1 if due is not None and due <= now else 0
     if due is not None:
-        seconds = min(seconds, max(0, due - now) / _SECOND)
-    changes.wait(seconds if longest is None else min(seconds, longest), stop)
+        seconds = min(seconds, pause_after(in_vain) if in_vain else (due - now) / _SECOND)
+    seconds = seconds if longest is None else min(seconds, longest)
+    if in_vain and not changes.tells:
+        stop.wait(seconds)  # to look more often would be to claim more often
+    else:
+        changes.wait(seconds, stop)
+    return in_vain

@@ -14,7 +14,7 @@ from waterclock.closing import Closing
 from waterclock.errors import ForbiddenError, NotFoundError, RefusedError, TimedOutError, UnavailableError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.catalogue.table_row import LOOK_EVERY, TableRow
+from waterclock.tables.catalogue.table_row import ASK_AGAIN, LOOK_EVERY, TableRow
 from waterclock.tables.consumers.consumer_heartbeat import keep_alive
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard
@@ -38,7 +38,6 @@ logger = logging.getLogger(__name__)
 
 _PURGE_EVERY = 1.0  # s
 _PURGE_KEYS_EVERY = 60.0  # s
-_ASK_AGAIN = 60.0  # s after which a purge that was forbidden is tried again, as the right to it may have been granted
 _RETRY_EVERY = 0.2  # s
 _FULL_FOR = 0.05  # s after which one that holds as much as it may looks whether some of it is over
 _LONGEST_PAUSE = 30.0  # s; the database answers, so asking seldom spares it, and its limits may be changed
@@ -95,6 +94,7 @@ class Subscription(Closing):
         self._forbidden: dict[Callable[[TableContext], int], float] = {}  # ways to purge, and when they are tried again
         self._away_since: float | None = None
         self._pause = _RETRY_EVERY
+        self._in_vain = 0
         self.consumer = request.consumer
         self.patience = 60.0
         self._looked_at = 0
@@ -211,7 +211,7 @@ class Subscription(Closing):
             if rate_pause:
                 self._stop.wait(min(rate_pause, LOOK_EVERY / 2))
             else:
-                pause(self._row, self._changes, self._stop, None, self._request)
+                self._wait_for_more()
         except TimedOutError as error:
             self._back_off(error)
         except UnavailableError as error:
@@ -229,6 +229,9 @@ class Subscription(Closing):
                 self._stop.wait(_RETRY_EVERY)
             else:
                 return
+
+    def _wait_for_more(self) -> None:
+        self._in_vain = pause(self._row, self._changes, self._stop, None, self._request, self._in_vain)
 
     def nudge(self) -> None:
         """End a `wait`; other threads call it."""
@@ -289,7 +292,7 @@ class Subscription(Closing):
             self._waiting.extend(self._claim(room))
             self._looked_at = now
             if not self._waiting:
-                pause(self._row, self._changes, self._stop, None, self._request)
+                self._wait_for_more()
         else:
             # What ends a delivery nudges; a lease may also just end.
             self._stop.wait(min(LOOK_EVERY, (min(one.lease_until for one in self._handed_out) - now) / _SECOND))
@@ -299,6 +302,8 @@ class Subscription(Closing):
         self._claims = True
         found = receive(self._row, self._callers, room, self._request)
         self._claims = False
+        if found:
+            self._in_vain = 0
         if self._rate is not None:
             self._rate_due = self._rate.taken(self._rate_due, moments.monotonic_ns(), len(found))
         return found
@@ -408,6 +413,6 @@ class Subscription(Closing):
                     "expire" if purge is expire_some else "delete",
                     context.name,
                 )
-            self._forbidden[purge] = moments.monotonic() + _ASK_AGAIN
+            self._forbidden[purge] = moments.monotonic() + ASK_AGAIN
         else:
             self._forbidden.pop(purge, None)

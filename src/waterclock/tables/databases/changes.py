@@ -69,7 +69,15 @@ class Stop:
 
 
 class Changes(Protocol):
-    """Waits for changes of a table."""
+    """Waits for changes of a table.
+
+    Attributes
+    ----------
+    tells
+        Whether a wait ends when something changed, and else goes on for as long as it may.
+    """
+
+    tells: bool
 
     def arm(self) -> bool:
         """Make sure that every commit from now on ends the next wait; False where that may not be so.
@@ -89,6 +97,8 @@ class Changes(Protocol):
 
 class Polling:
     """Looks again after a while that grows from wait to wait, for databases that tell nothing."""
+
+    tells = False
 
     def __init__(self) -> None:
         self._interval = _FIRST_LOOK

@@ -68,6 +68,8 @@ TRIGGERS = (
 class Listening:
     """Waits for PostgreSQL's notifications about one table, on the connection that all who wait here share."""
 
+    tells = True
+
     def __init__(self, backend: Backend, table: str) -> None:
         self._backend = backend
         self._table = table

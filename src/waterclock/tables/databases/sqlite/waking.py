@@ -31,6 +31,8 @@ _SHOWS_WITHIN = 0.02  # s from the write to the commit that follows it; a sync t
 class SqliteChanges:
     """Looks at SQLite's data version when its log was written to."""
 
+    tells = True
+
     def __init__(self, backend: Backend) -> None:
         # The driver's own connection, because one of SQLAlchemy's would begin a transaction, which sees no changes;
         # and none of the pool's, because a subscription keeps it for as long as it lives.
@@ -43,7 +45,8 @@ class SqliteChanges:
         prepare_for_forks(self)
 
     def arm(self) -> bool:
-        """Nothing to do: the version that was seen last is the one to compare with."""
+        """Compare with the version that is seen now: what was committed before, the look that follows sees."""
+        self._seen = self._version()
         return True
 
     def wait(self, seconds: float, stop: Stop) -> None:

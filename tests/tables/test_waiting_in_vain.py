@@ -1,0 +1,130 @@
+"""What is due and not to be had is asked for again and again, but not without a pause."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
+
+import pytest
+import sqlalchemy as sa
+
+from waterclock.connection import Database
+from waterclock.moments import Moments, replaced
+from waterclock.tables.consumers import receiving
+from waterclock.tables.consumers.receiving import LONGEST_PAUSE, pause_after
+from waterclock.tables.message_table import MessageTable
+
+from .conftest import MovableClock
+
+_SECOND = 1_000_000_000
+_ENOUGH = 60.0  # s for what the database tells of at once
+
+each_policy = pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
+
+
+class Skipping(Moments):
+    """Waits for nothing: the seconds of each wait for changes are over at once.
+
+    Attributes
+    ----------
+    waits
+        Those seconds, one after the other.
+    """
+
+    def __init__(self) -> None:
+        self._ahead = 0
+        self.waits: list[float] = []
+
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns() + self._ahead
+
+    def poll(self, descriptors: Collection[int], seconds: float) -> set[int]:
+        assert len(self.waits) < 1000, "it waits without a pause"
+        self.waits.append(seconds)
+        self._ahead += int(seconds * _SECOND)
+        return super().poll(descriptors, 0)
+
+
+class Putting(Skipping):
+    """Puts a message elsewhere when a consumer has come to its longest pause, which has to end with that."""
+
+    def __init__(self, put: Callable[[], object], *, tells: bool) -> None:
+        super().__init__()
+        self._put: Callable[[], object] | None = put
+        self._tells = tells
+
+    def poll(self, descriptors: Collection[int], seconds: float) -> set[int]:
+        if self._put is None or seconds < LONGEST_PAUSE / 2:
+            return super().poll(descriptors, seconds)
+        put, self._put = self._put, None
+        put()
+        if not self._tells:
+            return super().poll(descriptors, seconds)
+        ready = Moments.poll(self, descriptors, _ENOUGH)
+        assert ready, "nothing tells of the put"
+        return ready
+
+
+@contextmanager
+def kept(table: MessageTable, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """Keep what is in a table from its consumers although it is due, for the time being."""
+    backend = table.context.backend
+    if table.context.sql.one_writer:  # which locks no rows
+        with monkeypatch.context() as patch:
+            seen = list(table.peek())
+            claim = receiving.claim
+            patch.setattr(
+                receiving, "claim", lambda context, wanted: claim(context, wanted) if table.peek() != seen else []
+            )
+            yield
+        return
+    with backend.engine.begin() as plain:
+        plain.execute(sa.text("UPDATE orders SET last_error = 'kept'"))
+        yield
+
+
+def test_pauses_begin_with_the_second_claim_in_vain_and_double_up_to_a_tenth_of_a_second() -> None:
+    pauses = [pause_after(in_vain) for in_vain in range(40)]
+    assert pauses[:6] == [0, 0, 0.005, 0.01, 0.02, 0.04]
+    assert pauses[-1] == max(pauses) == LONGEST_PAUSE
+    assert pauses == sorted(pauses)
+
+
+@each_policy
+@pytest.mark.parametrize("way", ["receive", "subscribe"])
+def test_what_is_locked_is_claimed_again_after_pauses_that_grow(
+    make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch, groups: str | None, way: str
+) -> None:
+    table = make_table(groups=groups)
+    table.put("tea")
+    moments = Skipping()
+    with kept(table, monkeypatch), table.subscribe() as deliveries, replaced(moments):
+        if way == "receive":
+            assert table.receive(wait="1s") == []
+        else:
+            until = moments.monotonic_ns() + _SECOND
+            while moments.monotonic_ns() < until:
+                assert deliveries.take(1) == []
+                deliveries.wait()
+    pauses = [seconds for seconds in moments.waits if seconds > 0.001]
+    assert len(moments.waits) < 30
+    assert 0.05 < max(pauses) <= LONGEST_PAUSE
+
+
+@each_policy
+def test_a_change_ends_the_pause_after_claims_in_vain(
+    make_table: Callable[..., MessageTable],
+    connect: Callable[..., Database],
+    clock: MovableClock,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: str | None,
+) -> None:
+    table = make_table(groups=groups)
+    table.put("tea")
+    elsewhere = connect(clock=clock).table("orders")
+    tells = table.context.backend.dialect.name != "mysql"
+    putting = Putting(lambda: elsewhere.put("milk", group="b" if groups else None), tells=tells)
+    with kept(table, monkeypatch), replaced(putting):
+        found = table.receive(wait="1h")
+    assert "milk" in [one.payload for one in found]
