@@ -16,7 +16,6 @@ COMMENTS = {
     r"^PRAGMA busy_timeout=30000": "A reader waits at the most so long, ms.",
     r"^BEGIN IMMEDIATE": "Takes the write lock at once.",
     r"^SET TRANSACTION ISOLATION LEVEL REPEATABLE READ": "All reads of the transaction see the same state.",
-    r"SET LOCAL plan_cache_mode": "The plan uses indexes, for any size that the server believes a table has.",
     r"idle_in_transaction_session_timeout": "The server ends the transaction of a process that stops in the"
     " middle of it, so that its locks do not stay.",
     # the clock

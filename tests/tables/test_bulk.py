@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from tests.statements import statements_of
 
 from waterclock.connection import Database
+from waterclock.errors import InvalidArgumentError
 from waterclock.tables.catalogue import table_row
 from waterclock.tables.consumers import retrying
 from waterclock.tables.message_table import MessageTable
@@ -37,6 +38,30 @@ def test_many_deliveries_are_given_back_together(orders: MessageTable, clock: Mo
     assert orders.stats().delayed == 6
     clock.move("5s")
     assert payloads(orders) == [str(number) for number in range(2, 8)]
+
+
+@pytest.mark.parametrize("policy", [None, "sequenced", "exclusive"])
+def test_many_deliveries_of_several_claims_are_held_together_and_what_is_lost_is_noted(
+    make_table: MakeTable, clock: MovableClock, policy: str | None
+) -> None:
+    table = make_table("calls", payload="text", groups=policy, ack_wait="30s", jitter=0)
+    table.put_many([{"payload": "x", "group": f"g{number}"} for number in range(6)])
+    held = [*table.receive(2, consumer="a"), *table.receive(4, consumer="a")]
+    until = [one.lease_until for one in held]
+    table.ack(held[1].id)
+    held[2].ack()
+    assert table.extend(reversed([*held, held[0]]), "10m") == 4
+    assert [one.lost for one in held] == [False, True, False, False, False, False]
+    assert all(one.lease_until == clock.now + 600_000_000_000 for one in held[:1] + held[3:])
+    assert table.extend(held, "1s") == 4  # never shorter
+    assert [one.lease_until > before for one, before in zip(held, until, strict=True)] == [
+        True, False, False, True, True, True,
+    ]  # fmt: skip
+    clock.move("9m")
+    assert table.receive(consumer="b") == []
+    assert table.extend([], "1h") == 0
+    with pytest.raises(InvalidArgumentError, match="is no delivery"):
+        table.extend([held[0].id], "1h")  # pyright: ignore[reportArgumentType]  # the error is the point
 
 
 @pytest.mark.parametrize("groups", ["sequenced", "exclusive"])

@@ -24,6 +24,7 @@ from waterclock.tables.catalogue.selection import make_selection
 from waterclock.tables.catalogue.table_row import TableRow, change, drop, load
 from waterclock.tables.consumers.acking_together import ack_together
 from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.extending import extend_together
 from waterclock.tables.consumers.heartbeat import heartbeat_of
 from waterclock.tables.consumers.receiving import Request, receive, receive_waiting
 from waterclock.tables.consumers.retrying import nack_all, retry_delayed, retry_ids
@@ -536,12 +537,17 @@ class MessageTable:
 
         Those whose lease was lost are noted so (`Delivery.lost`) and left alone.
         """
-        context, given = self._row.now(), many("deliveries", deliveries, "deliveries")
-        for one in given:
-            if not isinstance(one, Delivery):
-                raise InvalidArgumentError(f"deliveries: {quoted(one)} is no delivery; give what receive returned")
+        context, given = self._row.now(), _deliveries(deliveries)
         with changing(context):
             return nack_all(context, given, None if delay is None else to_duration(delay, "delay"))
+
+    def extend(self, deliveries: Iterable[Delivery], duration: Duration) -> int:
+        """Keep deliveries for ``duration`` from now on, as `Delivery.extend` does; return how many are still ours.
+
+        Those whose lease was lost are noted so (`Delivery.lost`).
+        """
+        context, given = self._row.now(), _deliveries(deliveries)
+        return extend_together(context, given, to_duration(duration, "duration"))
 
     def retry(self, ids: MessageId | Iterable[MessageId] | None = None) -> int:
         """Send messages now that are to be sent later, as if for the first time; return how many.
@@ -708,3 +714,11 @@ def message_table_names(backend: Backend) -> list[str]:
     """Name every message table, in alphabetical order."""
     with backend.snapshot() as connection:
         return list(connection.scalars(sa.select(message_tables.c.name).order_by(message_tables.c.name)))
+
+
+def _deliveries(given: Iterable[Delivery]) -> list[Delivery]:
+    deliveries = many("deliveries", given, "deliveries")
+    for one in deliveries:
+        if not isinstance(one, Delivery):
+            raise InvalidArgumentError(f"deliveries: {quoted(one)} is no delivery; give what receive returned")
+    return deliveries

@@ -78,6 +78,7 @@ def test_deliveries_of_all_shards_are_given_back_together(orders: ShardedTable, 
     deliveries = orders.receive(8)
     deliveries[0].ack()
     orders.ack(deliveries[1].id)
+    assert orders.extend(deliveries, "1h") == 6
     assert orders.nack(deliveries, "5s") == 6
     assert deliveries[1].lost
     assert orders.receive(8) == []

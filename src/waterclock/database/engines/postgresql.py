@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -28,10 +28,14 @@ _PLANNING = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_m
 _SILENCE = f"SET LOCAL idle_in_transaction_session_timeout = '{LONGEST_SILENCE}s'"
 _KEEP_ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 """So that a server that has vanished is noticed within a minute; seconds, and a count."""
-_INDEXES_ONLY = "SELECT " + ", ".join(f"set_config('{setting}', 'off', false)" for setting in _PLANNING)
+_INDEXES_ONLY: Mapping[str, str] = dict.fromkeys(_PLANNING, "off")
 _ANY_PLAN = f"SELECT set_config(name, reset_val, false) FROM pg_settings WHERE name IN {_PLANNING}"  # noqa: S608  # ours
-# Groups' statements are much to plan and little to run: with plans made each time, an ack took a third longer.
-_BEGIN = ("BEGIN", "SET LOCAL plan_cache_mode = force_generic_plan")
+_DIRECT = {
+    **_INDEXES_ONLY,
+    # Groups' statements are much to plan and little to run: with plans made each time, an ack took a third longer.
+    "plan_cache_mode": "force_generic_plan",
+    "idle_in_transaction_session_timeout": f"{LONGEST_SILENCE}s",
+}
 _TRANSIENT = {
     "25P03",  # idle_in_transaction_session_timeout
     "40001",  # serialization_failure
@@ -74,17 +78,24 @@ class PostgresqlDialect:
     frame: Frame | None
 
     def __init__(self) -> None:
-        self.frame = Frame(_BEGIN, "COMMIT", "ROLLBACK", "", "", _run, _together)
+        self.frame = _framed("BEGIN")
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine that outlives a restart of the server."""
         options: dict[str, int | None] = {name: value for name, value in _KEEP_ALIVE.items() if name not in url.query}
-        if is_pooled(url):  # a URL has texts, and the driver takes None
+        pooled = is_pooled(url)
+        if pooled:  # a URL has texts, and the driver takes None
             options["prepare_threshold"] = None
             url = url.difference_update_query(["prepare_threshold"])
+            # What is set for a session would be so for the next one to whom the pooler gives it.
+            self.frame, self.commits_each = (
+                _framed("BEGIN ISOLATION LEVEL READ COMMITTED", _setting(_DIRECT, for_session=False)),
+                False,
+            )
         engine = sa.create_engine(url, connect_args=options)
-        event.listen(engine, "connect", _set_up)
-        event.listen(engine, "begin", _begin)
+        if not pooled:
+            event.listen(engine, "connect", _set_up)
+        event.listen(engine, "begin", _begin_pooled if pooled else _begin)
         ping_after_idling(engine)
         return engine
 
@@ -98,8 +109,8 @@ class PostgresqlDialect:
     def set_up_direct(self, connection: Any) -> None:
         """Keep plans, and such only as stay good."""
         connection.autocommit = True
-        connection.execute(_INDEXES_ONLY)
-        connection.execute(_SILENCE.replace("LOCAL", "SESSION"))
+        if self.commits_each:  # else each transaction does
+            connection.execute(_setting(_DIRECT, for_session=True))
 
     def is_whole(self, connection: Any) -> bool:
         """Ask the driver, which knows of a transaction, of a statement under way and of a lost connection."""
@@ -168,6 +179,16 @@ class PostgresqlDialect:
         """Nothing to do: the lock ends with the transaction."""
 
 
+def _framed(*begin: str) -> Frame:
+    return Frame(begin, "COMMIT", "ROLLBACK", "", "", _run, _together)
+
+
+def _setting(values: Mapping[str, str], *, for_session: bool) -> str:
+    """Write what sets these, for the session or until the transaction ends."""
+    local = "false" if for_session else "true"
+    return "SELECT " + ", ".join(f"set_config('{name}', '{value}', {local})" for name, value in values.items())
+
+
 def _run(connection: Any, text: str) -> Any:
     return connection.execute(text, prepare=False)
 
@@ -210,8 +231,17 @@ def _begin(connection: sa.Connection) -> None:
         # Outside the transaction, so that a rollback does not undo it; for the session, so that it is seldom needed.
         driver: Any = connection.connection.driver_connection
         driver.autocommit = True
-        connection.exec_driver_sql(_INDEXES_ONLY if indexed else _ANY_PLAN)
+        connection.exec_driver_sql(_setting(_INDEXES_ONLY, for_session=True) if indexed else _ANY_PLAN)
         driver.autocommit = False
         connection.info[_INDEXED] = indexed
+    if options.get(OURS):
+        connection.exec_driver_sql(_SILENCE)
+
+
+def _begin_pooled(connection: sa.Connection) -> None:
+    """Set what `_begin` does for the transaction alone: the session is another client's next."""
+    options = connection.get_execution_options()
+    if options.get(_INDEXED):
+        connection.exec_driver_sql(_setting(_INDEXES_ONLY, for_session=False))
     if options.get(OURS):
         connection.exec_driver_sql(_SILENCE)

@@ -295,9 +295,7 @@ class Delivery:
         length = to_duration(duration, "duration")
         self._decide("extend")
         with explaining(self.context):
-            held = self.context.backend.transact(
-                lambda own: acking.extend(self.context, own, self.leased, length), indexed=True
-            )
+            held = acking.run(self.context, lambda own: acking.extend(self.context, own, self.leased, length))
         if held is None:
             raise self._lost("extend")
         self.extended(held)

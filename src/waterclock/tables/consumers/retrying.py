@@ -12,6 +12,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.undecided import decide
 from waterclock.tables.messages import acking
+from waterclock.tables.messages.acking import back_off_at_once, is_one_update
 from waterclock.tables.messages.dead_letters import bury, dies_when_given_back, exhausted_reason
 
 _CHUNK = 500  # messages in one transaction, so that no consumer waits long for them
@@ -27,9 +28,13 @@ def nack_all(context: TableContext, deliveries: Iterable[Delivery], delay: int |
     for chunk in _chunks(ours):
         # What dies is put into another table.
         dies = any(dies_when_given_back(context, one.leased) for one in chunk)
-        given_back = context.backend.transact(
-            lambda own, chunk=chunk: _nack_chunk(context, own, chunk, delay), indexed=not dies
-        )
+        if not dies and is_one_update(context, [one.leased for one in chunk]):
+            delays = [(one.leased, one.retry_delay(delay)) for one in chunk]
+            given_back = context.backend.alone(lambda own, delays=delays: back_off_at_once(context, own, delays))
+        else:
+            given_back = context.backend.transact(
+                lambda own, chunk=chunk: _nack_chunk(context, own, chunk, delay), indexed=not dies
+            )
         for one, kept in zip(chunk, given_back, strict=True):
             if kept:
                 one.end("nack")

@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from waterclock.database.direct import Asked, execute_all, execute_later
 from waterclock.database.kept import built_once
@@ -78,6 +79,30 @@ def back_off_all(context: TableContext, connection: SqlConnection, delays: Seque
     settle(context, connection, [one.group_id or UNGROUPED for one in firsts])
     execute_all(connection, [], commit=True)
     return [one in firsts for one in held]
+
+
+def is_one_update(context: TableContext, leased: Sequence[Leased]) -> bool:
+    """Say whether giving these back, or holding them, is one statement: an update that says which it changed."""
+    one_claim = len({one.claim_id for one in leased}) == 1
+    return one_claim and not context.options.groups and context.backend.engine.dialect.update_returning
+
+
+def back_off_at_once(
+    context: TableContext, connection: SqlConnection, delays: Sequence[tuple[Leased, int]]
+) -> list[bool]:
+    """Give messages back as `back_off_all` does, where that `is_one_update`."""
+    pairs = [(one.seq, min(delay, FARTHEST)) for one, delay in delays]
+    of = {"pairs": pairs, "by": delays[0][0].claim_id}
+    changed = set(connection.scalars(_backing_off_pairs(context), of))
+    return [one.seq in changed for one, _ in delays]
+
+
+@built_once(maxsize=256)
+def _backing_off_pairs(context: TableContext) -> sa.Update:
+    rows = context.rows
+    update, delay = context.sql.update_pairs(rows)
+    back = {"time_next": context.backend.now_sql() + delay, "claim_id": None}
+    return update.where(_of_claim(rows), not_acked(rows)).values(back).returning(rows.c.seq)
 
 
 def _firsts(leased: Iterable[Leased]) -> set[Leased]:
@@ -220,15 +245,50 @@ def extend(context: TableContext, connection: SqlConnection, leased: Leased, dur
 
     In a group those that went out together are held together.
     """
-    duration = min(duration, FARTHEST)
-    if context.options.groups:
-        _extend_group(context, connection, [leased], duration)
-    else:
-        of = {"seqs": [leased.seq], "by": leased.claim_id, "duration": duration}
-        execute_later(connection, (_extending(context, "message"), of))
-    ends = _lease_ends(context), {"seqs": [leased.seq]}
-    [found] = execute_all(connection, [ends], commit=True)
+    if not context.options.groups:
+        return extend_rows(context, connection, [leased], duration).get((leased.seq, leased.claim_id))
+    _extend_group(context, connection, [leased], min(duration, FARTHEST))
+    [found] = execute_all(connection, [_asking_ends(context, [leased])], commit=True)
     return next((_held(row) for row in found if row.claim_id == leased.claim_id), None)
+
+
+def extend_rows(
+    context: TableContext, connection: SqlConnection, leased: Sequence[Leased], duration: int
+) -> dict[tuple[int, int], Held]:
+    """Hold messages of one claim of a table without groups, as `extend` does.
+
+    Returns
+    -------
+    dict
+        As `extend_all` gives it.
+    """
+    of = {"seqs": [one.seq for one in leased], "by": leased[0].claim_id, "duration": min(duration, FARTHEST)}
+    if not is_one_update(context, leased):
+        execute_later(connection, (_extending(context, "message"), of))
+        [found] = execute_all(connection, [_asking_ends(context, leased)], commit=True)
+        return _held_by(found)
+    held = _held_by(connection.execute(_extending_rows(context), of))
+    if len(held) < len(leased):  # what is lost, or is held for longer already
+        held |= _held_by(connection.execute(*_asking_ends(context, leased)))
+    return held
+
+
+def _held_by(found: Iterable[_Row]) -> dict[tuple[int, int], Held]:
+    return {(row.seq, row.claim_id): _held(row) for row in found}
+
+
+def _asking_ends(context: TableContext, leased: Sequence[Leased]) -> Asked:
+    return _lease_ends(context), {"seqs": [one.seq for one in leased]}
+
+
+@built_once(maxsize=256)
+def _extending_rows(context: TableContext) -> ReturningUpdate[Any, Any, Any, Any]:
+    return _extending(context, "message").returning(*_of_lease(context))
+
+
+def _of_lease(context: TableContext) -> tuple[sa.Column[Any], sa.Column[Any], sa.Column[Any], sa.Column[Any]]:
+    rows = context.rows
+    return rows.c.seq, rows.c.claim_id, rows.c.time_next, rows.c.expires_at
 
 
 def _held(row: _Row) -> Held:
@@ -287,9 +347,7 @@ def _extending(context: TableContext, what: Literal["message", "claim", "group"]
 @built_once(maxsize=256)
 def _lease_ends(context: TableContext) -> sa.Select[Any, Any, Any, Any]:
     rows = context.rows
-    return sa.select(rows.c.seq, rows.c.claim_id, rows.c.time_next, rows.c.expires_at).where(
-        context.unacked(), rows.c.claim_id.is_not(None)
-    )
+    return sa.select(*_of_lease(context)).where(context.unacked(), rows.c.claim_id.is_not(None))
 
 
 def extend_all(
@@ -318,8 +376,7 @@ def extend_all(
             sa.update(rows).where(context.unacked(), rows.c.time_next < until).values(time_next=until),
             {"seqs": [row.seq for row in locked if (row.seq, row.claim_id) in wanted]},
         )
-    found = connection.execute(_lease_ends(context), {"seqs": [one.seq for one in leased]})
-    return {(row.seq, row.claim_id): _held(row) for row in found}
+    return _held_by(connection.execute(*_asking_ends(context, leased)))
 
 
 def reschedule(context: TableContext, connection: SqlConnection, ids: Sequence[Any], at: int, epoch: int | None) -> int:

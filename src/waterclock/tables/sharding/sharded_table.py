@@ -296,6 +296,16 @@ class ShardedTable:
             )
         )
 
+    def extend(self, deliveries: Iterable[Delivery], duration: Duration) -> int:
+        """Keep deliveries for ``duration`` from now on, as `MessageTable.extend`; return how many are still ours."""
+        return sum(
+            self._each(
+                self._split(many("deliveries", deliveries, "deliveries")),
+                lambda table, part: table.extend(part, duration),
+                "extend",
+            )
+        )
+
     def retry(self, ids: MessageId | Iterable[MessageId] | None = None) -> int:
         """Send messages now that are to be sent later, as `MessageTable.retry`, on every shard."""
         if ids is None:

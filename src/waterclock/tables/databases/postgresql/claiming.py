@@ -14,6 +14,7 @@ from waterclock.tables.databases.claiming_rows import (
     BELOW_EVERY_PRIORITY,
     columns_read,
 )
+from waterclock.tables.databases.postgresql.bigints import Bigints
 from waterclock.tables.model.backoff import Backoff
 from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
 
@@ -127,9 +128,8 @@ def _levels(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.CTE:
     due among the first `_LOOKED_AT`, or else to the last level of those, in which nothing more can be due: a level has
     its oldest first.
     """
-    given = sa.func.unnest(_bigints("known"), _bigints("lows")).table_valued(
-        sa.column("priority", sa.BigInteger), sa.column("low", sa.BigInteger)
-    )
+    marks = [sa.bindparam(name, type_=Bigints()) for name in ("known", "lows")]
+    given = sa.func.unnest(*marks).table_valued(sa.column("priority", sa.BigInteger), sa.column("low", sa.BigInteger))
     given = given.render_derived("given")
     levels = sa.select(
         sa.cast(sa.literal_column(str(ABOVE_EVERY_PRIORITY)), sa.BigInteger).label("priority"),
@@ -153,9 +153,12 @@ def _levels(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.CTE:
     first_due, all_near = near.subquery("first_due"), near.subquery("all_near")
     nearest = sa.select(first_due.c.priority).where(first_due.c.time_next <= now).limit(sa.literal_column("1"))
     lowest = sa.select(sa.func.min(all_near.c.priority))
-    between = sa.select(
-        sa.func.coalesce(nearest.scalar_subquery(), lowest.scalar_subquery()).label("priority")
-    ).lateral("between")
+    # The offset keeps it from being asked once for each place that names it.
+    between = (
+        sa.select(sa.func.coalesce(nearest.scalar_subquery(), lowest.scalar_subquery()).label("priority"))
+        .offset(sa.literal_column("0"))
+        .lateral("between")
+    )
     step = (
         sa.select(
             sa.func.coalesce(between.c.priority, known.c.priority),
@@ -165,7 +168,3 @@ def _levels(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.CTE:
         .where(sa.or_(between.c.priority.is_not(None), known.c.priority.is_not(None)))
     )
     return levels.union_all(step)
-
-
-def _bigints(name: str) -> sa.BindParameter[Any]:
-    return sa.bindparam(name, type_=postgresql.ARRAY(sa.BigInteger))

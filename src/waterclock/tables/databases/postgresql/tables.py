@@ -21,6 +21,7 @@ from waterclock.tables.databases.indexes import index_acked, index_expiring, ind
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.json_list import JsonList
 from waterclock.tables.databases.postgresql import adopting
+from waterclock.tables.databases.postgresql.bigints import Bigints
 from waterclock.tables.databases.postgresql.claiming import claim_statement, key_is
 from waterclock.tables.databases.postgresql.inserting import insert_fresh, insert_unknown
 from waterclock.tables.databases.postgresql.partitions import PostgresqlDays, insert_unacked
@@ -75,25 +76,6 @@ _GROUP_TRIGGERS = (
     )
     EXECUTE FUNCTION %(moved)s()""",
 )
-
-
-class _Bigints(sa.types.UserDefinedType[Any]):
-    """A list of whole numbers, written as PostgreSQL reads it: the driver takes five times as long."""
-
-    cache_ok = True
-    render_bind_cast = True
-
-    def get_col_spec(self, **_options: Any) -> str:
-        """Name the type."""
-        return "BIGINT[]"
-
-    def bind_processor(self, dialect: sa.Dialect) -> Any:
-        """Write them in one go; asyncpg, over which a caller's connection may go, takes nothing but lists."""
-        return list if dialect.driver == "asyncpg" else _written
-
-
-def _written(values: Sequence[int]) -> str:
-    return "{" + ",".join(map(str, values)) + "}"
 
 
 def _by_priority(one: Claimed) -> tuple[int, int, int]:
@@ -222,7 +204,7 @@ class PostgresqlTables(TableDialect):
 
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Say that ``column`` is in the array bound as ``name``: one parameter for any length."""
-        listed = _Bigints() if isinstance(column.type, sa.BigInteger) else sa.ARRAY(column.type)
+        listed = Bigints() if isinstance(column.type, sa.BigInteger) else sa.ARRAY(column.type)
         return column == sa.any_(sa.bindparam(name, type_=listed))
 
     def computed_any_of(self, value: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:

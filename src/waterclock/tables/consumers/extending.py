@@ -1,0 +1,35 @@
+"""Extending the leases of many deliveries at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.table_row import explaining
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.undecided import decide
+from waterclock.tables.messages.acking import AT_ONCE, extend_all, extend_rows, run
+from waterclock.tables.model.leased import Held, Leased
+
+
+def extend_together(context: TableContext, deliveries: Sequence[Delivery], duration: int) -> int:
+    """Hold deliveries for ``duration`` ns from now; return how many are still leased. The others are noted as lost."""
+    decide(context, deliveries, "extend")
+    ours = list(dict.fromkeys(one for one in deliveries if not one.over))
+    extend = extend_all if context.options.groups else extend_rows
+    held: dict[tuple[int, int], Held] = {}
+    for some in _of_one_claim(ours):
+        with explaining(context):
+            held |= run(context, lambda own, some=some: extend(context, own, some, duration))
+    for one in ours:
+        one.extended(held.get((one.leased.seq, one.leased.claim_id)))
+    return sum(not one.lost for one in ours)
+
+
+def _of_one_claim(deliveries: Sequence[Delivery]) -> Iterator[list[Leased]]:
+    claims: dict[int, list[Leased]] = {}
+    for one in deliveries:
+        claims.setdefault(one.leased.claim_id, []).append(one.leased)
+    for leased in claims.values():
+        for start in range(0, len(leased), AT_ONCE):
+            yield leased[start : start + AT_ONCE]
