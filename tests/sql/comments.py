@@ -56,8 +56,10 @@ COMMENTS = {
     r"^UPDATE waterclock_table_totals": "What is deleted stays counted.",
     # groups
     r"^WHERE waterclock_message_tables\.table_id": "The turn to route: one consumer at a time.",
-    r"^SELECT seen\.seq, seen": "The next messages that are new, or were changed by plain SQL. Those that another"
-    " transaction has locked, and what follows them in their groups, are left to the next one.",
+    r"^SELECT seen\.seq, seen\.group_id": "What the consumer has. A group of which another transaction has locked a"
+    " part is put off.",
+    r"^SELECT seen\.seq, seen\.(?!group_id)": "The next messages that are new, or were changed by plain SQL. Those"
+    " that another transaction has locked, and what follows them in their groups, are left to the next one.",
     r"^INSERT INTO waterclock_groups": "Begins groups that are new.",
     r"position=pairs\.number": "Places go on behind the last one of the group, in the order of insertion.",
     r"^    head=|^SET head=": "The first message of the group that is not acked, and what follows from it.",

@@ -16,7 +16,7 @@ from waterclock.database.table_catalogue import consumers, groups
 from waterclock.errors import LeaseLostError
 from waterclock.tables.groups import routing
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages import acking, healing
+from waterclock.tables.messages import acking, dead_letters, healing
 
 from .conftest import MovableClock
 from .grouped import lease_until, names, put
@@ -386,6 +386,104 @@ def test_a_group_whose_lease_ended_waits_where_plain_sql_keeps_what_was_out(
         plain.execute(sa.text("UPDATE orders SET last_error = 'kept' WHERE id = 2"))
         assert names(table.receive(10)) == ["b3"]
     assert names(table.receive(10)) == ["a1", "a2"]
+
+
+@with_locks_of_rows
+@pytest.mark.parametrize("end", ["closes", "dies"])
+@pytest.mark.parametrize("kept", [11, 12, 13])
+def test_a_group_of_a_consumer_that_is_gone_waits_for_what_plain_sql_keeps_of_it_and_no_other_group_does(
+    exclusive: MessageTable,
+    database: Database,
+    clock: MovableClock,
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
+    kept: int,
+) -> None:
+    monkeypatch.setattr("waterclock.tables.groups.consumers._RELEASED_AT_ONCE", 1)
+    put(exclusive, "b1")
+    exclusive.receive(1, consumer="x")
+    exclusive.put_many([{"id": number, "payload": f"a{number}", "group": "a"} for number in (11, 12, 13)])
+    assert names(exclusive.receive(2, consumer="x")) == ["a11", "a12"]
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("UPDATE orders SET last_error = 'kept' WHERE id = :kept"), {"kept": kept})
+        if end == "closes":
+            exclusive.subscribe("x").close()
+        else:
+            clock.move("30s")
+        found = [*exclusive.receive(consumer="y"), *exclusive.receive(consumer="y")]
+        assert sorted(names(found)) == (["a11", "a12"] if kept == 13 else []) + ["b1"]
+        clock.move("30s")
+        if kept != 13:
+            assert (exclusive.groups.info("a").hold, exclusive.explain(11).state) == ("locked", "locked")
+    clock.move("1s")
+    found = exclusive.receive(consumer="y")
+    assert [name for name in names(found) if name != "b1"] == (["a13"] if kept == 13 else ["a11", "a12", "a13"])
+
+
+@pytest.mark.usefixtures("looking_often")
+@with_locks_of_rows
+def test_a_group_of_an_owner_whose_row_is_gone_waits_for_what_plain_sql_keeps_of_it(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="exclusive", poll_interval="1ns")
+    put(table, "a1", "a2")
+    assert names(table.receive(1, consumer="x")) == ["a1"]
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.delete(consumers))
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("UPDATE orders SET last_error = 'kept' WHERE message = 'a1'"))
+        assert table.receive(consumer="y") == []
+    assert names(table.receive(consumer="y")) == ["a1", "a2"]
+
+
+@with_locks_of_rows
+@pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
+def test_a_heartbeat_holds_on_to_what_plain_sql_does_not_keep(
+    request: pytest.FixtureRequest, database: Database, policy: str
+) -> None:
+    table: MessageTable = request.getfixturevalue(policy)
+    put(table, "a1", "a2", "a3")
+    leased = [one.leased for one in table.receive(2)]
+    before = table.receive(1)
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("UPDATE orders SET last_error = 'kept' WHERE message IN ('a2', 'a3')"))
+        hour = 3600 * 1_000_000_000
+        held = database.backend.transact_within(1, lambda own: acking.extend_all(table.context, own, leased, hour))
+    first, second = (held[one.seq, one.claim_id].until for one in leased)
+    assert (first - second > hour // 2, len(before)) == (True, policy == "exclusive")
+
+
+@pytest.mark.usefixtures("looking_often")
+@with_locks_of_rows
+def test_an_ack_waits_for_no_ack_behind_it_that_plain_sql_keeps(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="sequenced", ack_order="hold", poll_interval="1ns")
+    put(table, "a1", "a2", "a3")
+    first, second, third = table.receive(3)
+    table.ack([second, third])
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("UPDATE orders SET last_error = 'kept' WHERE message = 'a2'"))
+        database.backend.transact_within(1, lambda own: acking.ack_leased(table.context, own, [first.leased]))
+        assert (table.stats().acked, table.stats().held) == (1, 2)
+    assert table.receive() == []
+    assert table.stats().acked == 3
+
+
+@with_locks_of_rows
+def test_a_claim_that_removes_what_it_met_waits_for_no_message_that_plain_sql_keeps(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table()
+    put(table, "a1", "a2")
+    leased = [one.leased for one in table.receive(2)]
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("UPDATE orders SET last_error = 'kept' WHERE message = 'a1'"))
+        seqs = [one.seq for one in leased]
+        ours = database.backend.transact_within(
+            1, lambda own: dead_letters.uncount(table.context, own, seqs, leased[0].claim_id)
+        )
+    assert ours == seqs[1:]
 
 
 @with_locks_of_rows

@@ -12,9 +12,18 @@ from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.groups.heads import UNASSIGNED, belongs_to, has_something_out, settle, these_groups
+from waterclock.tables.groups.heads import (
+    UNASSIGNED,
+    Out,
+    belongs_to,
+    has_something_out,
+    lock_out,
+    settle,
+    these_groups,
+)
 
 _RELEASED_AT_ONCE = 1000
+_TAKEN_AT_ONCE = 5000
 
 _COUNTED_AT_MOST = 1000
 """Groups that a claim counts before it shares them: where there are more, it takes its share of so many."""
@@ -214,12 +223,9 @@ def is_ownerless() -> sa.ColumnElement[bool]:
 
 def release_ownerless(context: TableContext, connection: SqlConnection, names: Sequence[str]) -> None:
     """Take those of these groups, which are locked, that are assigned to a consumer that is not there."""
-    found = list(
-        connection.scalars(sa.select(groups.c.group_id).where(these_groups(context), is_ownerless()), {"groups": names})
-    )
-    if found:
-        connection.execute(_taking_back(context), {"groups": found, "now": context.backend.now(connection)})
-    _release(context, connection, found)
+    ownerless = sa.select(groups.c.group_id).where(these_groups(context), is_ownerless())
+    out = lock_out(context, connection, connection.scalars(ownerless, {"groups": names}))
+    _take_back(context, connection, out, context.backend.now(connection))
 
 
 def _end(context: TableContext, connection: SqlConnection, name: str, now: int) -> bool:
@@ -236,16 +242,35 @@ def _end(context: TableContext, connection: SqlConnection, name: str, now: int) 
 
 
 def _release_some(context: TableContext, connection: SqlConnection, name: str, now: int) -> bool:
-    """Take some thousand groups of a consumer that are not locked; True where there may be more of them.
+    """Take some thousand groups of a consumer that are free; True where there may be more of them.
 
-    Those that are locked are not waited for: who has them may be waiting for this transaction.
+    Those that are locked, or of which it has a message that is, are not waited for: who has them may be waiting for
+    this transaction.
     """
-    found = list(connection.scalars(_assigned(context), {"table": context.table_id, "who": name}))
-    if found:
-        # Else another consumer would get later messages while this one still has the earlier ones.
-        connection.execute(_taking_back(context), {"groups": found, "now": now})
-    _release(context, connection, found)
-    return len(found) == _RELEASED_AT_ONCE
+    after: str | None = None
+    found: list[str] = []
+    taken = 0
+    while taken < _RELEASED_AT_ONCE:
+        its = {"table": context.table_id, "who": name, "after": after}
+        found = list(connection.scalars(_assigned(context, begins=after is None), its))
+        out = lock_out(context, connection, found)
+        _take_back(context, connection, out, now)
+        taken += len(out.names)
+        if len(found) < _RELEASED_AT_ONCE:
+            return False
+        after = found[-1]
+    return True
+
+
+def _take_back(context: TableContext, connection: SqlConnection, out: Out, now: int) -> None:
+    """Release groups, and take back what a consumer has of them.
+
+    Else another consumer would get later messages while that one still has the earlier ones.
+    """
+    for start in range(0, len(out.seqs), _TAKEN_AT_ONCE):
+        some = out.seqs[start : start + _TAKEN_AT_ONCE]
+        connection.execute(_taking_back(context), {"seqs": some, "now": now})
+    _release(context, connection, out.names)
 
 
 def _release(context: TableContext, connection: SqlConnection, names: list[str]) -> None:
@@ -375,10 +400,11 @@ def _has_to_go(context: TableContext) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 @built_once(maxsize=256)
-def _assigned(context: TableContext) -> sa.Select[Any]:
+def _assigned(context: TableContext, *, begins: bool = True) -> sa.Select[Any]:
+    behind = sa.true() if begins else groups.c.group_id > sa.bindparam("after", type_=groups.c.group_id.type)
     return (
         sa.select(groups.c.group_id)
-        .where(*_has_to_go(context))
+        .where(*_has_to_go(context), behind)
         # In the index's order, else all of them are read and sorted for each thousand. It waits for no lock.
         .order_by(groups.c.group_id)
         .limit(_RELEASED_AT_ONCE)
@@ -422,9 +448,5 @@ def _releasing(context: TableContext) -> sa.Update:
 
 @built_once(maxsize=256)
 def _taking_back(context: TableContext) -> sa.Update:
-    rows = context.rows
-    return (
-        sa.update(rows)
-        .where(context.sql.any_of(rows.c.group_id, "groups"), rows.c.time_acked.is_(None), rows.c.claim_id.is_not(None))
-        .values(time_next=sa.bindparam("now", type_=sa.BigInteger), claim_id=None)
-    )
+    now = sa.bindparam("now", type_=sa.BigInteger)
+    return sa.update(context.rows).where(context.unacked()).values(time_next=now, claim_id=None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -72,6 +73,64 @@ def locking_free(context: TableContext, name: str = "groups") -> sa.Select[*tupl
     """Lock those of the groups that are bound as ``name`` that no other transaction has locked."""
     key = groups.c.table_id, groups.c.group_id
     return context.sql.lock_keys(groups, context.table_id, key, name, skip_locked=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """What consumers have of groups, as far as no other transaction has locked some of it.
+
+    Attributes
+    ----------
+    names
+        The groups of which nothing is locked.
+    seqs
+        What consumers have of those.
+    """
+
+    names: list[str]
+    seqs: list[int]
+
+
+def lock_out(context: TableContext, connection: SqlConnection, group_ids: Iterable[str]) -> Out:
+    """Lock what consumers have of groups, which the transaction has locked; wait for no message.
+
+    A group of which another transaction has locked one is left out: those behind it must not overtake it.
+    """
+    names = sorted(set(group_ids))
+    if not names:
+        return Out([], [])
+    found = connection.execute(_out_and_locked(context), {"groups": names}).all()
+    ours = {row.seq for row in found if row.ours}
+    locked = {row.group_id for row in found if row.seq not in ours}
+    return Out(
+        [name for name in names if name not in locked],
+        sorted({row.seq for row in found if row.group_id not in locked}),
+    )
+
+
+def is_out(rows: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Say that a consumer has a message."""
+    return rows.c.time_acked.is_(None) & rows.c.claim_id.is_not(None)
+
+
+@built_once(maxsize=256)
+def _out_and_locked(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]:
+    def out(rows: sa.FromClause) -> sa.Select[Any, Any]:
+        return sa.select(rows.c.seq, rows.c.group_id).where(context.sql.any_of(rows.c.group_id, "groups"), is_out(rows))
+
+    return _seen_and_locked(context, out)
+
+
+def _seen_and_locked(
+    context: TableContext, choose: Callable[[sa.FromClause], sa.Select[Any, Any]]
+) -> sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]:
+    """Select messages, and lock those of them that no other transaction has locked, which are ours."""
+    yes = sa.literal_column("1").label("ours")
+    if context.sql.one_writer:
+        return choose(context.rows).add_columns(yes)
+    seen = choose(context.rows.alias("seen")).subquery("seen")
+    locked = choose(context.rows).with_for_update(skip_locked=True).subquery("locked")
+    return sa.union_all(sa.select(seen, sa.literal_column("0").label("ours")), sa.select(locked, yes))
 
 
 @built_once(maxsize=256)
@@ -204,10 +263,10 @@ def contradicts(context: TableContext) -> sa.ColumnElement[bool]:
     """Say that settling a group would change what decides on when and to whom it goes."""
     noted = _noted(context)
     deciding = [name for name in ("head", "next_position", "ready_at", "idle_since") if name in noted]
-    return sa.or_(
-        *(groups.c[name].is_distinct_from(noted[name]) for name in deciding),
-        groups.c.head.is_(None) & sa.and_(*_needless()),
-    )
+    wrong = [groups.c[name].is_distinct_from(noted[name]) for name in deciding]
+    if context.options.ack_order == "hold":
+        wrong.append(_has_held_first(context))
+    return sa.or_(*wrong, groups.c.head.is_(None) & sa.and_(*_needless()))
 
 
 def _noted(context: TableContext) -> dict[str, Any]:
@@ -291,30 +350,47 @@ def _needless() -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def _ack_held_back(context: TableContext, connection: SqlConnection, names: list[str]) -> None:
-    """Ack what was held back and has nothing before it any more."""
+    """Ack what was held back and has nothing before it any more, up to the first that another transaction has locked.
+
+    A look through the groups, or the next claim, goes on with that one.
+    """
     for row in connection.execute(_first_without_ack(context), {"groups": names}).all():
-        until = MAX_NS if row.until is None else row.until
-        connection.execute(_acking_held_back(context), {"of": row.group_id, "until": until})
+        values = {"of": row.group_id, "until": MAX_NS if row.until is None else row.until}
+        found = connection.execute(_held_and_locked(context), values).all()
+        ours = {one.seq for one in found if one.ours}
+        locked = min((one.position for one in found if one.seq not in ours), default=MAX_NS)
+        seqs = sorted({one.seq for one in found if one.position < locked})
+        if seqs:
+            connection.execute(_acking_held_back(context), {"seqs": seqs})
 
 
 @built_once(maxsize=256)
 def _first_without_ack(context: TableContext) -> sa.Select[Any, Any]:
     rows = context.rows
     unacked = first_of(context, rows.c.position, rows.c.position.is_not(None), rows.c.ack_held_at.is_(None))
-    first_is_acked = first_of(context, rows.c.ack_held_at, rows.c.position.is_not(None)).is_not(None)
-    return sa.select(groups.c.group_id, unacked.label("until")).where(these_groups(context), first_is_acked)
+    return sa.select(groups.c.group_id, unacked.label("until")).where(these_groups(context), _has_held_first(context))
+
+
+def _has_held_first(context: TableContext) -> sa.ColumnElement[bool]:
+    """Say that a group's first message was acked, and nothing holds that ack back any more."""
+    rows = context.rows
+    return first_of(context, rows.c.ack_held_at, rows.c.position.is_not(None)).is_not(None)
+
+
+@built_once(maxsize=256)
+def _held_and_locked(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]:
+    def held(rows: sa.FromClause) -> sa.Select[Any, Any]:
+        return sa.select(rows.c.seq, rows.c.position).where(
+            rows.c.group_id == sa.bindparam("of"),
+            rows.c.position < sa.bindparam("until", type_=sa.BigInteger),
+            rows.c.time_acked.is_(None),
+            rows.c.ack_held_at.is_not(None),
+        )
+
+    return _seen_and_locked(context, held)
 
 
 @built_once(maxsize=256)
 def _acking_held_back(context: TableContext) -> sa.Update:
-    rows = context.rows
-    return (
-        sa.update(rows)
-        .where(
-            rows.c.group_id == sa.bindparam("of"),
-            rows.c.position < sa.bindparam("until"),
-            rows.c.time_acked.is_(None),
-            rows.c.ack_held_at.is_not(None),
-        )
-        .values(time_acked=context.backend.now_sql(), time_next=None, ack_held_at=None)
-    )
+    acked = {"time_acked": context.backend.now_sql(), "time_next": None, "ack_held_at": None}
+    return sa.update(context.rows).where(context.unacked()).values(acked)

@@ -13,7 +13,7 @@ from waterclock.database.table_catalogue import groups
 from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.consumers import living_consumers
-from waterclock.tables.groups.heads import UNASSIGNED, UNGROUPED, lock_free_groups, these_groups
+from waterclock.tables.groups.heads import UNASSIGNED, UNGROUPED, lock_free_groups, lock_out, these_groups
 from waterclock.tables.groups.routing import group_of, is_unrouted
 from waterclock.tables.model.options import TableOptions
 from waterclock.tables.model.schema import CANCELLED
@@ -189,11 +189,12 @@ def _with_hold(info: GroupInfo, row: sa.Row[*tuple[Any, ...]] | None, living: se
 
 
 def seen_locked(context: TableContext, info: GroupInfo) -> GroupInfo:
-    """Say so where no consumer gets a group that is ready, or new, because it or its next message is locked just now.
+    """Say so where no consumer gets a group that is ready, or new, because it or a message of it is locked just now.
 
-    A look at one group: it locks both for a moment, where they are free.
+    A look at one group: it locks what a consumer would lock for a moment, where that is free.
     """
-    if info.hold is not None or info.state not in ("ready", "unrouted") or context.sql.one_writer:
+    may_go = info.hold is None or (info.hold == "owner_away" and not info.pinned)
+    if not may_go or info.state not in ("ready", "unrouted") or context.sql.one_writer:
         return info
     name = [info.group or UNGROUPED]
     try:
@@ -208,8 +209,8 @@ def seen_locked(context: TableContext, info: GroupInfo) -> GroupInfo:
 
 
 def _are_free(context: TableContext, own: SqlConnection, name: list[str]) -> bool:
-    """Say that no other transaction has locked a group or the message of it that goes out next."""
-    if not lock_free_groups(context, own, name):
+    """Say that no other transaction has locked a group, what is out of it, or the message that goes out next."""
+    if not lock_free_groups(context, own, name) or not lock_out(context, own, name).names:
         return False
     rows = context.rows
     is_next = (

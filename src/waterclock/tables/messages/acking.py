@@ -22,7 +22,7 @@ from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.groups import acking as group_acking
 from waterclock.tables.groups import consumers
 from waterclock.tables.groups.acking import release_behind
-from waterclock.tables.groups.heads import UNGROUPED, by_name, lock_groups, locking_groups, settle
+from waterclock.tables.groups.heads import UNGROUPED, by_name, is_out, lock_groups, locking_groups, settle
 from waterclock.tables.groups.routing import route
 from waterclock.tables.model.leased import Acked, Held, Leased
 from waterclock.tables.model.schema import CANCELLED, ack_values, is_cancelled, not_acked
@@ -247,6 +247,8 @@ def extend(context: TableContext, connection: SqlConnection, leased: Leased, dur
     """
     if not context.options.groups:
         return extend_rows(context, connection, [leased], duration).get((leased.seq, leased.claim_id))
+    _lock(context, connection, [leased])
+    execute_later(connection, (_locked_rows(context), {"seqs": [leased.seq]}))
     _extend_group(context, connection, [leased], min(duration, FARTHEST))
     [found] = execute_all(connection, [_asking_ends(context, [leased])], commit=True)
     return next((_held(row) for row in found if row.claim_id == leased.claim_id), None)
@@ -264,7 +266,7 @@ def extend_rows(
     """
     of = {"seqs": [one.seq for one in leased], "by": leased[0].claim_id, "duration": min(duration, FARTHEST)}
     if not is_one_update(context, leased):
-        execute_later(connection, (_extending(context, "message"), of))
+        execute_later(connection, (_extending(context, one=True), of))
         [found] = execute_all(connection, [_asking_ends(context, leased)], commit=True)
         return _held_by(found)
     held = _held_by(connection.execute(_extending_rows(context), of))
@@ -283,7 +285,7 @@ def _asking_ends(context: TableContext, leased: Sequence[Leased]) -> Asked:
 
 @built_once(maxsize=256)
 def _extending_rows(context: TableContext) -> ReturningUpdate[Any, Any, Any, Any]:
-    return _extending(context, "message").returning(*_of_lease(context))
+    return _extending(context, one=True).returning(*_of_lease(context))
 
 
 def _of_lease(context: TableContext) -> tuple[sa.Column[Any], sa.Column[Any], sa.Column[Any], sa.Column[Any]]:
@@ -309,36 +311,43 @@ def _cancelled(context: TableContext) -> sa.Select[Any, Any]:
 
 
 def _extend_group(context: TableContext, connection: SqlConnection, leased: Sequence[Leased], duration: int) -> None:
-    """Hold all that is out of a group, where one of these messages of it is: others may be acked, or rescheduled."""
+    """Hold all that is out of a group, where one of these messages of it is: others may be acked, or rescheduled.
+
+    What another transaction has locked keeps its lease as it is: no consumer can claim it before that ends.
+    """
     first, seqs = leased[0], [one.seq for one in leased]
     _lock(context, connection, [first])
-    holder = connection.execute(_holder(context), {"seqs": seqs, "by": first.claim_id}).first()
-    if holder is None:
+    which = {"seqs": seqs, "by": first.claim_id, "of": first.group_id}
+    out = connection.execute(_unlocked_out(context, "claim" if first.position is None else "group"), which).all()
+    ours = [row for row in out if row.claim_id == first.claim_id and row.seq in seqs]
+    if not ours:
         return
-    until = holder.now + duration
+    until = ours[0].now + duration
     if context.options.groups == "exclusive":
-        consumers.renew(context, connection, holder.consumer or "", until)
-    values = {"seqs": seqs, "by": first.claim_id, "of": first.group_id, "until": until}
-    execute_later(connection, (_extending(context, "claim" if first.position is None else "group"), values))
+        consumers.renew(context, connection, ours[0].consumer or "", until)
+    execute_later(connection, (_extending(context), {"seqs": [row.seq for row in out], "until": until}))
     settle(context, connection, [first.group_id or UNGROUPED])
 
 
 @built_once(maxsize=256)
-def _holder(context: TableContext) -> sa.Select[Any, Any]:
-    rows = context.rows
-    ours = context.unacked() & (rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger))
-    return sa.select(rows.c.consumer, context.backend.now_sql().label("now")).where(ours).limit(1)
-
-
-@built_once(maxsize=256)
-def _extending(context: TableContext, what: Literal["message", "claim", "group"]) -> sa.Update:
-    """Hold what a claim has of the messages bound as ``seqs``, or all that is out of the group bound as ``of``."""
+def _unlocked_out(context: TableContext, what: Literal["claim", "group"]) -> sa.Select[*tuple[Any, ...]]:
+    """Lock what a claim has of the messages bound as ``seqs``, or all that is out of the group bound as ``of``."""
     rows = context.rows
     which = context.unacked() & (rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger))
     if what == "group":
-        which = (rows.c.group_id == sa.bindparam("of")) & rows.c.claim_id.is_not(None) & rows.c.time_acked.is_(None)
+        which = (rows.c.group_id == sa.bindparam("of")) & is_out(rows)
+    columns = rows.c.seq, rows.c.claim_id, rows.c.consumer, context.backend.now_sql().label("now")
+    return sa.select(*columns).where(which).with_for_update(skip_locked=True)
+
+
+@built_once(maxsize=256)
+def _extending(context: TableContext, *, one: bool = False) -> sa.Update:
+    """Hold messages until a time; ``one``: what a claim has of them, for a duration."""
+    rows = context.rows
+    which = context.unacked()
     until: sa.ColumnElement[int] = sa.bindparam("until", type_=sa.BigInteger)
-    if what == "message":
+    if one:
+        which &= rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger)
         until = context.backend.now_sql() + sa.bindparam("duration", type_=sa.BigInteger)
     # So that no index answers it: a planner that is misled would go through all that is due before.
     return sa.update(rows).where(which, sa.func.coalesce(rows.c.time_next, 0) < until).values(time_next=until)

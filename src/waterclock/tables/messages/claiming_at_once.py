@@ -22,10 +22,10 @@ from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, columns_read
 from waterclock.tables.groups import consumers
-from waterclock.tables.groups.heads import UNASSIGNED, first_of, is_assigned, settling_kept
+from waterclock.tables.groups.heads import UNASSIGNED, first_of, is_assigned, is_out, settling_kept
 from waterclock.tables.groups.routing import is_much_new, routing_at_once
 from waterclock.tables.messages.claiming_exclusive import trying
-from waterclock.tables.messages.claiming_groups import count_of, is_out
+from waterclock.tables.messages.claiming_groups import count_of
 from waterclock.tables.messages.group_levels import FREE_COLUMNS, looking
 from waterclock.tables.model.claim import Claimed, Wanted
 from waterclock.tables.model.schema import not_acked

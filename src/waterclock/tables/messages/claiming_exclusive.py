@@ -13,8 +13,17 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups import consumers
-from waterclock.tables.groups.heads import UNASSIGNED, first_of, is_assigned, lock_groups, settle, these_groups
-from waterclock.tables.messages.claiming_groups import GroupClaim, is_out, leave_out
+from waterclock.tables.groups.heads import (
+    UNASSIGNED,
+    first_of,
+    is_assigned,
+    is_out,
+    lock_groups,
+    lock_out,
+    settle,
+    these_groups,
+)
+from waterclock.tables.messages.claiming_groups import GroupClaim, leave_out
 from waterclock.tables.model.claim import Claimed, Wanted
 
 _T = TypeVar("_T")
@@ -125,12 +134,12 @@ class _ExclusiveClaim(GroupClaim):
         lapsed = list(connection.scalars(_lapsed(context), {"groups": chosen, "now": self._now}))
         if not lapsed:
             return chosen
-        free = self._lock_out(lapsed)
-        if free:
-            connection.execute(_revoke_behind(context), {"groups": free, "now": self._now})
-            settle(context, connection, free)
-        self._starts |= dict.fromkeys(free)
-        locked = set(lapsed).difference(free)
+        out = lock_out(context, connection, lapsed)
+        if out.names:
+            connection.execute(_revoke_behind(context), {"seqs": out.seqs, "now": self._now})
+            settle(context, connection, out.names)
+        self._starts |= dict.fromkeys(out.names)
+        locked = set(lapsed).difference(out.names)
         return [name for name in chosen if name not in locked]
 
 
@@ -149,7 +158,7 @@ def _revoke_behind(context: TableContext) -> sa.Update:
     early = rows.c.time_next > sa.bindparam("now", type_=sa.BigInteger)
     return (
         sa.update(rows)
-        .where(context.sql.any_of(rows.c.group_id, "groups"), is_out(rows))
+        .where(context.unacked())
         # The epoch first: MariaDB reads what it has set in the same statement.
         .ordered_values(
             (rows.c.epoch, sa.case((early, rows.c.epoch - 1), else_=rows.c.epoch)),

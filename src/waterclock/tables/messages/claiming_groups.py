@@ -19,7 +19,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
-from waterclock.tables.groups.heads import UNASSIGNED, is_assigned, these_groups
+from waterclock.tables.groups.heads import UNASSIGNED, is_assigned, lock_out, these_groups
 from waterclock.tables.groups.routing import route_new
 from waterclock.tables.messages.dead_letters import bury, exhausted_reason, may_bury
 from waterclock.tables.messages.expiring import expire, expire_first
@@ -208,22 +208,12 @@ class GroupClaim(ABC):
             members.sort(key=_position)
         if lapsed:
             # Those of them that are not sent again now must not be acked by their former consumer.
-            free = self._lock_out(lapsed)
-            by_group |= dict.fromkeys(lapsed.difference(free), _NONE)
-            connection.execute(_revoke_all(context), {"groups": free})
+            out = lock_out(context, connection, lapsed)
+            by_group |= dict.fromkeys(lapsed.difference(out.names), _NONE)
+            connection.execute(_revoke_all(context), {"seqs": out.seqs})
         if not context.sql.one_writer:
             self._end_before_locked(by_group, which)
         return by_group
-
-    def _lock_out(self, names: Iterable[str]) -> list[str]:
-        """Lock what consumers have of groups; return those of which no other transaction has locked any."""
-        wanted = sorted(names)
-        if self._context.sql.one_writer:
-            return wanted
-        found = self._connection.execute(_out_and_locked(self._context), {"groups": wanted}).all()
-        ours = {row.seq for row in found if row.ours}
-        locked = {row.group_id for row in found if row.seq not in ours}
-        return [name for name in wanted if name not in locked]
 
     def _end_before_locked(self, by_group: dict[str, list[_Row]], which: dict[str, Any]) -> None:
         """Leave out what comes behind a message that another transaction has locked."""
@@ -383,28 +373,9 @@ def _first(
 
 
 @built_once(maxsize=256)
-def _out_and_locked(context: TableContext) -> sa.CompoundSelect[*tuple[Any, ...]]:
-    """Select what consumers have of groups, and lock those of them that no other transaction has locked, as ours."""
-
-    def out(rows: sa.FromClause) -> sa.Select[Any, Any]:
-        return sa.select(rows.c.seq, rows.c.group_id).where(context.sql.any_of(rows.c.group_id, "groups"), is_out(rows))
-
-    seen = out(context.rows.alias("seen")).subquery("seen")
-    locked = out(context.rows).with_for_update(skip_locked=True).subquery("locked")
-    return sa.union_all(
-        sa.select(seen, sa.literal_column("0").label("ours")), sa.select(locked, sa.literal_column("1").label("ours"))
-    )
-
-
-def is_out(rows: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Say that a consumer has a message."""
-    return rows.c.time_acked.is_(None) & rows.c.claim_id.is_not(None)
-
-
-@built_once(maxsize=256)
 def _revoke_all(context: TableContext) -> sa.Update:
-    rows = context.rows
-    return sa.update(rows).where(context.sql.any_of(rows.c.group_id, "groups"), is_out(rows)).values(claim_id=None)
+    # By their keys, here and elsewhere: by group, MariaDB would wait for any other of its messages that is locked.
+    return sa.update(context.rows).where(context.unacked()).values(claim_id=None)
 
 
 @built_once(maxsize=256)

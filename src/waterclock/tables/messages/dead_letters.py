@@ -147,11 +147,14 @@ def bury_claimed(context: TableContext, connection: SqlConnection, seqs: Sequenc
 
 
 def uncount(context: TableContext, connection: SqlConnection, seqs: Sequence[int], claim_id: int) -> list[int]:
-    """Lock messages that a claim still has and counted as sent, which they were not; return which."""
+    """Lock messages that a claim still has and counted as sent, which they were not; return which.
+
+    Those that another transaction has locked stay with the claim until their lease ends.
+    """
     rows = context.rows
     these = context.unacked()
     taken = sa.select(rows.c.seq).where(these, rows.c.claim_id == claim_id)
-    ours = list(connection.scalars(taken.order_by(rows.c.seq).with_for_update(), {"seqs": list(seqs)}))
+    ours = list(connection.scalars(taken.order_by(rows.c.seq).with_for_update(skip_locked=True), {"seqs": list(seqs)}))
     if ours:
         connection.execute(sa.update(rows).where(these).values(epoch=rows.c.epoch - 1), {"seqs": ours})
     return ours

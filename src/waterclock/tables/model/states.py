@@ -291,7 +291,7 @@ HOLDS: Mapping[Hold, Meaning] = {
         " poll_interval, mends it",
     ),
     "locked": Meaning(
-        "A transaction under way has locked its group, or the next message of it: a claim, an ack, or one of a caller.",
+        "A transaction under way, ours or a caller's, has locked its group, or a message of it that is next or out.",
         "`SKIP LOCKED` passes the row of the group or of the message by",
         "a transaction under way has locked its group",
     ),
