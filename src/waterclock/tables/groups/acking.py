@@ -125,15 +125,23 @@ def _are_starts(noted: dict[str, sa.Row[Any]], messages: Sequence[Leased | _Row]
 
     Else the database has to be asked: a gap may have been acked before.
     """
+    starting = _starting(noted, messages)
+    return all(one.position is not None and (one.group_id or UNGROUPED) in starting for one in messages)
+
+
+def _starting(noted: dict[str, sa.Row[Any]], messages: Sequence[Leased | _Row]) -> set[str]:
+    """Name the groups of which these messages are the first ones, without a gap."""
     places: dict[str, list[int]] = {}
     for one in messages:
-        if one.position is None:
-            return False
-        places.setdefault(one.group_id or UNGROUPED, []).append(one.position)
-    return all(
-        name in noted and min(positions) == noted[name].head and len(positions) == 1 + max(positions) - min(positions)
+        if one.position is not None:
+            places.setdefault(one.group_id or UNGROUPED, []).append(one.position)
+    return {
+        name
         for name, positions in places.items()
-    )
+        if name in noted
+        and min(positions) == noted[name].head
+        and len(positions) == 1 + max(positions) - min(positions)
+    }
 
 
 def _lost(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> frozenset[Leased]:
@@ -155,7 +163,9 @@ def _ack(
     grouped = [row for row in messages if row.position is not None]
     if context.options.ack_order == "hold":
         # Settling acks those of them that have nothing before them; what is new and passes others gets its place first.
-        held = {row.seq for row in (*grouped, *later)}
+        # Where the next claim settles, the first ones of a group are acked without it.
+        starting = _starting(noted, grouped) if _leaves_settling(context, connection) else set[str]()
+        held = {row.seq for row in (*grouped, *later) if (row.group_id or UNGROUPED) not in starting}
         connection.execute(_holding_back(context, by_claim=by_claim), {"seqs": sorted(held)})
         chosen["seqs"] = [row.seq for row in messages if row.seq not in held]
     elif context.options.ack_order == "strict" and not _are_starts(noted, messages):
@@ -168,8 +178,7 @@ def _settle_acked(
     context: TableContext, connection: SqlConnection, acked: Iterable[Leased | _Row], noted: dict[str, sa.Row[Any]]
 ) -> None:
     places = [(one.group_id or UNGROUPED, one.position, one.seq) for one in acked if one.position is not None]
-    if places and _locks_what_it_looks_at(context, connection):
-        # The next claim settles the groups, as it does after plain SQL.
+    if places and _leaves_settling(context, connection):
         connection.execute(_leaving(context), {"seqs": [seq for _, _, seq in places]})
         return
     last: dict[str, int] = {}
@@ -184,10 +193,13 @@ def _settle_acked(
         settle(context, connection, last, may_end=bool(ending) or context.options.ack_order == "hold")
 
 
-def _locks_what_it_looks_at(context: TableContext, connection: SqlConnection) -> bool:
-    """Say whether the server may lock rows and gaps that settling only looks at, until a caller's transaction ends."""
-    # What is held back is acked by settling alone.
-    return context.sql.deletes_wait and context.options.ack_order != "hold" and not context.backend.is_ours(connection)
+def _leaves_settling(context: TableContext, connection: SqlConnection) -> bool:
+    """Say whether the next claim settles the groups, as it does after plain SQL, because here it cannot be done well.
+
+    In a caller's transaction the server may lock rows and gaps that settling only looks at, until that ends, or show
+    acks as they were when it began.
+    """
+    return context.sql.deletes_wait and not context.backend.is_ours(connection)
 
 
 def _check_order(context: TableContext, connection: SqlConnection, messages: Iterable[Leased | _Row]) -> None:
