@@ -599,7 +599,7 @@ class MessageTable:
                 with self._callers.use(connection) as theirs:
                     return cancel_for_caller(context, theirs, plain, why)
             with changing(context):
-                count = acking.run(context, lambda own: cancel(context, own, plain, why))
+                count = acking.run(context, lambda own: cancel(context, own, plain, why), several=len(plain) > 1)
             if count:
                 heartbeat_of(context.backend).look_now()
             return count

@@ -12,7 +12,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.undecided import decide
 from waterclock.tables.messages import acking
-from waterclock.tables.messages.acking import is_one_statement
+from waterclock.tables.messages.acking import is_of_one_claim
 from waterclock.tables.messages.process_heartbeat import note_acked
 from waterclock.tables.messages.putting import check_id
 from waterclock.tables.model.leased import Acked, Leased
@@ -39,12 +39,14 @@ def ack_together(context: TableContext, callers: CallerConnections, given: Seque
 def _ack(context: TableContext, deliveries: Sequence[Delivery], ids: Sequence[Any]) -> tuple[int, frozenset[Leased]]:
     decide(context, deliveries, "ack")
     leased = _leased(deliveries)
-    one_statement = is_one_statement(leased, ids)
 
     def work(own: SqlConnection) -> tuple[Acked, int]:
         return _write(context, own, leased, ids)
 
-    acked, by_id = acking.run(context, work) if one_statement else context.backend.transact(work)
+    if (leased and ids) or not is_of_one_claim(leased):
+        acked, by_id = context.backend.transact(work)
+    else:
+        acked, by_id = acking.run(context, work, several=len(ids) > 1)
     for delivery in deliveries:
         if delivery.leased in acked.lost:
             delivery.lose()
@@ -81,5 +83,11 @@ def _leased(deliveries: Sequence[Delivery]) -> list[Leased]:
 def _write(
     context: TableContext, connection: SqlConnection, leased: Sequence[Leased], ids: Sequence[Any]
 ) -> tuple[Acked, int]:
+    if leased and ids:
+        acking.lock_together(context, connection, leased, ids)
+    elif ids and not context.options.groups:  # those in groups are found and locked by one who looks at the groups
+        acking.lock_rows(context, connection, (), ids)
+    elif not (is_of_one_claim(leased) and context.backend.is_ours(connection)):  # which goes down an index, in order
+        acking.lock_together(context, connection, leased, ())
     acked = acking.ack_leased(context, connection, leased)
     return acked, acking.ack_ids(context, connection, ids) if ids else 0

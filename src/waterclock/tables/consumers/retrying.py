@@ -51,6 +51,7 @@ def _nack_chunk(
     if not dying:
         return acking.back_off_all(context, connection, [(one.leased, one.retry_delay(delay)) for one in chunk])
     if context.options.groups:  # one that goes back takes those behind it along
+        acking.lock_together(context, connection, [one.leased for one in chunk], ())
         return [one.nack_in(connection, delay, None) for one in chunk]
     kept = acking.still_leased(context, connection, [one.leased for one in chunk])
     ours = [one for one, still in zip(chunk, kept, strict=True) if still]

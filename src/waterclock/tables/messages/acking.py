@@ -47,18 +47,50 @@ _CLAIMS_AT_ONCE = 500
 and SQLite 32,766."""
 
 
-def run(context: TableContext, work: Callable[[SqlConnection], _T]) -> _T:
-    """Run a function of this file in a transaction of our own; without groups it is one statement in nearly all cases.
+def run(context: TableContext, work: Callable[[SqlConnection], _T], *, several: bool = False) -> _T:
+    """Run a function of this file in a transaction of our own.
 
-    What follows such a statement only looks, so that each may commit by itself.
+    Parameters
+    ----------
+    several
+        Whether it is several statements also without groups; else what follows the first only looks, so that each may
+        commit by itself.
     """
-    return context.backend.transact(work, indexed=True) if context.options.groups else context.backend.alone(work)
+    whole = several or context.options.groups
+    return context.backend.transact(work, indexed=True) if whole else context.backend.alone(work)
 
 
-def is_one_statement(leased: Sequence[Leased], ids: Sequence[Any]) -> bool:
-    """Say whether acking these is one statement."""
-    several = len({one.claim_id for one in leased}) + bool(ids) > 1
-    return not several and len(leased) <= AT_ONCE and len(ids) <= AT_ONCE
+def is_of_one_claim(leased: Sequence[Leased]) -> bool:
+    """Say whether one claim took these, no more than a statement acks."""
+    return len({one.claim_id for one in leased}) <= 1 and len(leased) <= AT_ONCE
+
+
+def lock_rows(context: TableContext, connection: SqlConnection, seqs: Sequence[int], ids: Sequence[Any]) -> None:
+    """Lock messages in one order, for any order of the caller's, before statements that would lock them in another.
+
+    Else two of them could wait for each other, and the server would end one.
+    """
+    if context.sql.one_writer or len(seqs) + len(ids) <= 1:
+        return
+    every = sorted({*seqs, *(row.seq for row in _known(context, connection, ids))})
+    execute_later(connection, *[(_locked_rows(context), {"seqs": list(some)}) for some in _pieces(every, AT_ONCE)])
+
+
+def lock_together(
+    context: TableContext, connection: SqlConnection, leased: Sequence[Leased], ids: Sequence[Any]
+) -> None:
+    """Lock what several statements are about as `lock_rows` does, and the groups before the rows."""
+    if not context.options.groups or len(leased) + len(ids) <= 1:
+        lock_rows(context, connection, [one.seq for one in leased], ids)
+        return
+    every = [*leased, *_known(context, connection, ids)]
+    names = [one.group_id or UNGROUPED for one in every if one.position is not None]
+    execute_later(connection, locking_groups(context, names))
+    lock_rows(context, connection, [one.seq for one in every], ())
+
+
+def _known(context: TableContext, connection: SqlConnection, ids: Sequence[Any]) -> list[_Row]:
+    return [row for some in _pieces(ids, AT_ONCE) for row in connection.execute(_of_ids(context), {"ids": list(some)})]
 
 
 def back_off_all(context: TableContext, connection: SqlConnection, delays: Sequence[tuple[Leased, int]]) -> list[bool]:
@@ -204,7 +236,7 @@ def put_off(context: TableContext, connection: SqlConnection, leased: Leased, de
 def give_back(context: TableContext, connection: SqlConnection, leased: Iterable[Leased]) -> None:
     """Return messages whose handling has not begun, as if they had never been sent. Those whose lease is lost stay."""
     rows = context.rows
-    ours = list(leased)
+    ours = sorted(leased, key=attrgetter("seq"))
     if not ours:
         return
     _lock(context, connection, ours)
@@ -487,9 +519,13 @@ def _lock(context: TableContext, connection: SqlConnection, leased: Iterable[Lea
 
 
 def _ack_ids_of_rows(context: TableContext, connection: SqlConnection, ids: Sequence[Any]) -> int:
-    """Ack messages by id; return how many were not acked before. A consumer that has one finds its lease lost."""
+    """Ack messages by id; return how many were not acked before. A consumer that has one finds its lease lost.
+
+    Nothing may follow in the transaction, which may be committed.
+    """
     statement = _acking_ids(context.rows, context.sql, context.backend.now_sql())
-    return sum(connection.execute(statement, {"ids": list(some)}).rowcount for some in _pieces(ids, AT_ONCE))
+    asked = [(statement, {"ids": list(some)}) for some in _pieces(ids, AT_ONCE)]
+    return sum(found.rowcount for found in execute_all(connection, asked, commit=True))
 
 
 def _ack_leased_rows(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> Acked:
@@ -498,11 +534,10 @@ def _ack_leased_rows(context: TableContext, connection: SqlConnection, leased: S
     The claim's number stays on the row as ``acked_by``. So where the answer to an ack was lost, and the delivery tries
     again, its ack differs from every other.
     """
-    by_claim = sorted(leased, key=attrgetter("claim_id"))
-    is_one_claim = not leased or by_claim[0].claim_id == by_claim[-1].claim_id
+    is_one_claim = len({one.claim_id for one in leased}) <= 1
     changed = 0
     missed: list[Leased] = []
-    for some in _pieces(by_claim, AT_ONCE if is_one_claim else _CLAIMS_AT_ONCE):
+    for some in _pieces(sorted(leased, key=attrgetter("seq")), AT_ONCE if is_one_claim else _CLAIMS_AT_ONCE):
         values: dict[str, Any] = {"seqs": [one.seq for one in some]}
         if is_one_claim:
             values["by"] = some[0].claim_id

@@ -16,14 +16,14 @@ from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.heads import UNGROUPED, settle
-from waterclock.tables.messages.acking import AT_ONCE, lock_unacked
+from waterclock.tables.messages.acking import AT_ONCE, lock_rows, lock_unacked
 from waterclock.tables.model.schema import CANCELLED, EXPIRED, is_cancelled, not_acked
 
 
 def cancel(context: TableContext, connection: SqlConnection, ids: Sequence[Any], reason: str | None) -> int:
     """Cancel messages by id; return how many were not acked, expired or cancelled before."""
     if not context.options.groups:
-        return _by_ids(connection, _cancelling(context), ids, reason)
+        return _by_ids(context, connection, _cancelling(context), ids, reason)
     known, _ = lock_unacked(context, connection, ids)
     if not known:
         return 0
@@ -41,10 +41,13 @@ def cancel_for_caller(context: TableContext, connection: SqlConnection, ids: Seq
     """
     if not context.options.groups:
         return cancel(context, connection, ids, reason)
-    return _by_ids(connection, _marking(context, by="ids"), ids, reason)
+    return _by_ids(context, connection, _marking(context, by="ids"), ids, reason)
 
 
-def _by_ids(connection: SqlConnection, statement: sa.Update, ids: Sequence[Any], reason: str | None) -> int:
+def _by_ids(
+    context: TableContext, connection: SqlConnection, statement: sa.Update, ids: Sequence[Any], reason: str | None
+) -> int:
+    lock_rows(context, connection, (), ids)
     pieces = (list(ids[start : start + AT_ONCE]) for start in range(0, len(ids), AT_ONCE))
     return sum(connection.execute(statement, {"ids": some, "why": reason}).rowcount for some in pieces)
 
