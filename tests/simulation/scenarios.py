@@ -226,13 +226,17 @@ def _two_of_one_name(world: World) -> None:
 
 
 def _a_caller_puts(world: World) -> None:
-    """A caller puts in its own long transaction, which commits after others have put and taken."""
+    """A caller puts in its own long transactions, which end after others have put and taken: one rolls back."""
     world.starts_with("a")
     world.add("x", world.receives("x", "x"))
     world.add("y", world.receives("y", "y"))
     world.add("putter", world.puts("putter", [["a"], ["b"]]))
 
     def puts() -> None:
+        with world.transaction("caller") as own:
+            world.table("caller").put("x", group="a", connection=own)
+            world.step("think")
+            own.rollback()
         with world.transaction("caller") as own:
             message = world.table("caller").put("x", group="a", connection=own)
             world.step("think")

@@ -81,6 +81,41 @@ def test_a_group_is_free_when_the_callers_ack_is_committed_and_not_when_it_is_ro
     assert payloads(sequenced, 1) == ["2"]
 
 
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
+@pytest.mark.parametrize("acks", [False, True])
+@pytest.mark.parametrize("end", range(4))
+def test_a_rollback_of_what_a_caller_put_into_a_group_strands_nothing_whenever_it_comes(
+    request: pytest.FixtureRequest, database: Database, policy: str, acks: bool, end: int
+) -> None:
+    table: MessageTable = request.getfixturevalue(policy)
+    table.put("1", group="a")
+    with database.backend.engine.connect() as caller:
+        table.put("2", group="a", connection=caller)
+
+        def reach(moment: int) -> None:
+            if moment == end:
+                caller.rollback()
+
+        reach(0)
+        [first] = table.receive(1, consumer="x")
+        if acks and end > 0:
+            first.ack(connection=caller)
+        reach(1)
+        assert table.receive(consumer="y") == []
+        if not (acks and end > 1):  # else the caller has it still
+            first.ack()
+        reach(2)
+        assert table.receive(consumer="y") == []
+        reach(3)
+    first.ack()
+    table.put("3", group="a")
+    [last] = [*table.receive(consumer="y"), *table.receive(consumer="x")]
+    last.ack()
+    assert (last.payload, table.stats().acked) == ("3", 2)
+    assert [one.state for one in table.groups.list()] == ["idle"] * (policy == "exclusive")
+
+
 def test_the_callers_own_rows_and_the_message_are_committed_together(orders: MessageTable, database: Database) -> None:
     engine = database.backend.engine
     with engine.begin() as connection:
