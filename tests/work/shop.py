@@ -57,8 +57,9 @@ def keep_the_interpreter(delivery: Delivery) -> None:
 def ack_late(delivery: Delivery) -> None:
     """Go on until it sees that its message is not its own any more, and ack it all the same."""
     print(f"began {delivery.payload}\n", end="", flush=True)
-    while not delivery.cancelled:
-        time.sleep(0.01)
+    cancelled = threading.Event()
+    delivery.when_cancelled(cancelled.set)
+    assert cancelled.wait(60)
     try:
         delivery.ack()
     except LeaseLostError:

@@ -121,7 +121,7 @@ def test_a_worker_whose_process_cannot_be_replaced_ends_with_an_exit_code_that_s
 @pytest.mark.slow  # stopped within a heartbeat it keeps its transaction, and the test waits for long
 def test_a_worker_that_was_stopped_beyond_its_lease_sees_that_and_its_ack_is_refused(database_url: str) -> None:
     with connect(database_url, "unused") as database:
-        orders = database.create_table("orders", payload="text", ack_wait="500ms", min_backoff="1ms", jitter=0)
+        orders = database.create_table("orders", payload="text", ack_wait="2s", min_backoff="1ms", jitter=0)
         orders.put("a")
         with start(database_url, "tests.work.shop:ack_late", "--table", "orders") as one:
             assert one.stdout.readline() == "began a\n"

@@ -17,6 +17,7 @@ import waterclock as wc
 from waterclock.tables.consumers.heartbeat import Heartbeat
 from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.message_table import MessageTable
+from waterclock.work import event_loop
 from waterclock.work import worker as worker_module
 from waterclock.work.metrics import answering
 
@@ -212,6 +213,37 @@ def test_a_blocked_loop_costs_the_messages_whose_handlers_have_not_begun_no_atte
         go_on.set()
         until(lambda: worker.counts.done == 3)
     assert (worker.counts.stuck, worker.counts.failed) == (1, 1)
+
+
+@pytest.mark.parametrize("beside", ["nothing", "threads"])
+def test_what_waits_for_a_loop_that_is_blocked_goes_to_other_workers_uncounted(
+    make_table: MakeTable, beside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_loop, "_BLOCKED_FOR", 100_000_000)
+    orders = make_table(max_attempts=1)
+    orders.put_many([{"payload": number, "headers": {"kind": "async"}} for number in range(4)])
+    go_on = threading.Event()
+    done: list[int] = []
+
+    async def handle(delivery: wc.Delivery) -> None:
+        if delivery.payload == 0:
+            go_on.wait(PATIENCE)  # what it must not do
+        done.append(delivery.payload)
+
+    handlers: dict[str, Any] = {"async": handle}
+    if beside == "threads":
+        handlers["plain"] = print
+    worker = wc.Worker(orders, handlers, concurrency=4)
+    with running(worker):
+        until(lambda: worker.counts.given_back == 3)
+        with running(wc.Worker(orders, lambda delivery: done.append(delivery.payload))):
+            until(lambda: len(done) == 3)
+        assert sorted(done) == [1, 2, 3]
+        go_on.set()
+        until(lambda: worker.counts.done == 1)
+        orders.put(4, headers={"kind": "async"})
+        until(lambda: worker.counts.done == 2)
+    assert (worker.counts.failed, worker.counts.lost, orders.stats().sent) == (0, 0, 5)
 
 
 class Unspeakable(Exception):  # noqa: N818  # it is one, and cannot say so

@@ -59,6 +59,28 @@ class Invoice(pydantic.BaseModel):
     due: dt.date
 
 
+@dataclass
+class Range:
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        if self.first / self.last > 1:
+            raise ValueError(f"{self.first} is after {self.last}")
+
+
+@dataclass
+class Tree:
+    of: Tree | None = None
+
+
+def nested(depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for _ in range(depth):
+        found = {"of": found}
+    return found
+
+
 ORDER = Order(
     uuid.UUID(int=17),
     dt.datetime(2026, 7, 1, 12, tzinfo=dt.UTC),
@@ -143,6 +165,10 @@ def test_a_batch_is_put_as_it_is_and_handled_as_one(make_table: MakeTable) -> No
         (Invoice, {"number": "x"}, "number"),
         (dict[str, int], {"a": "b"}, r"\['a'\]: 'b' is no int"),
         (Line, "no json", "'no json' is no Line, and no JSON"),
+        (Range, {"first": 2, "last": 1}, "ValueError: 2 is after 1"),
+        (list[Range], [{"first": 1, "last": 0}], r"\[0\]: ZeroDivisionError: division by zero"),
+        (Line, "[" * 100_000, "the payload is nested too deeply for Line"),
+        (Tree, nested(2_000), "the payload is nested too deeply for Tree"),
     ],
 )
 def test_what_does_not_fit_says_where_and_why(kind: Any, value: Any, why: str) -> None:

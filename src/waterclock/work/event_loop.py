@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, TypeVar
 
 from waterclock import moments
 from waterclock.work.lanes import Handling, Lanes
 
 _T = TypeVar("_T")
-_BLOCKED_FOR = 1_000_000_000  # ns
+_BLOCKED_FOR = 1_000_000_000  # ns after which what waits for the loop is left to other workers
 _LEAVES = 1.0  # s for tasks that were cancelled
 _log = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ class EventLoop:
         self._loop = asyncio.new_event_loop()
         self._stack = AsyncExitStack()
         self._tasks: dict[asyncio.Task[object], Handling] = {}
+        self._beginning = threading.Lock()
+        self._pulls = False
         self._pull_is_due = False
         self._asked_at = 0
         self._answered = True
@@ -51,11 +54,12 @@ class EventLoop:
         """Run something in the loop, and wait for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def submit(self, work: Coroutine[Any, Any, _T], handling: Handling) -> _T:
+    def submit(self, handle: Callable[[], Coroutine[Any, Any, object]], handling: Handling) -> None:
         """Run one handler in the loop for a thread that waits for it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        handling.waits_for_loop = True
+        future = asyncio.run_coroutine_threadsafe(self._run_one(handling, handle), self._loop)
         handling.cancel = future.cancel
-        return future.result()
+        future.result()
 
     def enter(self, manager: Any) -> Any:
         """Enter an asynchronous context manager, which is left when the loop is closed."""
@@ -63,6 +67,7 @@ class EventLoop:
 
     def start(self) -> None:
         """Begin to take messages from the lanes."""
+        self._pulls = True
         self._lanes.when_ready = self._call_pull
         self._call_pull()
 
@@ -75,39 +80,60 @@ class EventLoop:
         self._pull_is_due = False
         while (handling := self._lanes.next_now()) is not None:
             handling.waits_for_loop = True
-            task = self._loop.create_task(self._run_one(handling))
+            task = self._loop.create_task(self._run_one(handling, partial(self._handle, handling)))
             self._tasks[task] = handling
             handling.cancel = lambda task=task: self._loop.call_soon_threadsafe(task.cancel)
             task.add_done_callback(self._forget)
 
-    async def _run_one(self, handling: Handling) -> None:
+    async def _run_one(self, handling: Handling, handle: Callable[[], Awaitable[object]]) -> None:
+        with self._beginning:
+            handling.waits_for_loop = False
+            if handling.decided:
+                return  # it went back meanwhile
         handling.began_at = moments.monotonic_ns()
-        handling.waits_for_loop = False
-        await self._handle(handling)
+        await handle()
 
     def _forget(self, task: asyncio.Task[object]) -> None:
         del self._tasks[task]
         self._pull()
 
-    def watch(self) -> None:
-        """Say where a handler has kept the loop from going on for long; called now and then from another thread."""
+    def watch(self) -> bool:
+        """Say whether a handler has kept the loop from going on for long; called often, from another thread."""
         now = moments.monotonic_ns()
         if self._answered:
             self._answered, self._said_blocked, self._asked_at = False, False, now
             self._loop.call_soon_threadsafe(self._answer)
-            return
-        if now - self._asked_at < _BLOCKED_FOR or self._said_blocked:
-            return
-        self._said_blocked = True
+            return False
+        if now - self._asked_at < _BLOCKED_FOR:
+            return False
+        if not self._said_blocked:
+            self._said_blocked = True
+            self._say_blocked()
+        if self._pulls:
+            self._lanes.pause()
+            if self._answered:  # meanwhile, and so it saw no pause
+                self._lanes.go_on()
+        return True
+
+    def _say_blocked(self) -> None:
         task = asyncio.current_task(self._loop)
         handling = None if task is None else self._tasks.get(task)
         which = "a task" if handling is None else f"the handler of message {handling.delivery.id!r}"
         _log.warning(
-            "%s blocks the event loop, so no other handler goes on; await instead, or use asyncio.to_thread", which
+            "%s blocks the event loop, so no other handler goes on, and what has not begun is left to other workers;"
+            " await instead, or use asyncio.to_thread",
+            which,
         )
+
+    def take_back(self, running: Sequence[Handling]) -> list[Handling]:
+        """Take back what has waited for the loop for so long that it is left to other workers."""
+        before = moments.monotonic_ns() - _BLOCKED_FOR
+        with self._beginning:
+            return [one for one in running if one.waits_for_loop and one.began_at <= before and one.decide()]
 
     def _answer(self) -> None:
         self._answered = True
+        self._lanes.go_on()
 
     def close(self, seconds: float) -> None:
         """Leave what was entered, and end the loop, within so many seconds at the most."""

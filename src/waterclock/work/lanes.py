@@ -131,6 +131,7 @@ class Lanes:
         self._unrecorded = 0
         self._turn: deque[object] = deque()
         self._closed = False
+        self._paused = False
         self._mean = _LONG
         self._began_at = 0
         self.when_ready: Callable[[], object] | None = None
@@ -141,6 +142,17 @@ class Lanes:
         with self._lock:
             self._slots += by
             self._has_room.notify_all()
+
+    def pause(self) -> None:
+        """Have no room for messages until `go_on`: what they would wait for does not come."""
+        self._paused = True
+
+    def go_on(self) -> None:
+        """Have room again."""
+        if self._paused:
+            with self._lock:
+                self._paused = False
+                self._has_room.notify_all()
 
     @property
     def running(self) -> list[Handling]:
@@ -171,6 +183,8 @@ class Lanes:
             return room
 
     def _room(self) -> int:
+        if self._paused:
+            return 0
         taken = len(self._running) + len(self._ready) + self._reserved
         return min(self._slots + self._ahead() - taken, _MOST_UNRECORDED - self._unrecorded)
 

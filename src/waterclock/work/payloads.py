@@ -19,7 +19,7 @@ from typing import Any
 
 from waterclock.database.kept import built_once
 from waterclock.errors import DamagedError, SchemaError
-from waterclock.quoting import quoted
+from waterclock.quoting import quoted, said_of
 
 _PLAIN = (str, int, float, bool, bytes, type(None))
 _BY_TEXT: dict[type, Callable[[str], Any]] = {
@@ -38,6 +38,8 @@ _LISTS: dict[Any, Callable[[list[Any]], Any]] = {
     frozenset: frozenset,
 }
 _MAPPINGS = (dict, Mapping)
+_OF_VALUES = (ValueError, TypeError, LookupError, ArithmeticError, AssertionError)
+"""What a type raises of itself for values that it does not take; other errors may not come again."""
 
 
 class MisfitError(Exception):
@@ -59,6 +61,13 @@ def read_payload(kind: Any, payload: Any) -> Any:
     MisfitError
         Where it does not fit; says where, and why.
     """
+    try:
+        return _read_payload(kind, payload)
+    except RecursionError:
+        raise MisfitError(f"the payload is nested too deeply for {_name(kind)}") from None
+
+
+def _read_payload(kind: Any, payload: Any) -> Any:
     if kind in _PLAIN and type(payload) is kind:
         return payload
     if _is_batch(kind):
@@ -128,10 +137,15 @@ def _read(kind: Any, value: Any, where: str) -> Any:
 
 def _read_checked(kind: Any, value: Any, where: str) -> Any:
     """Read what checks by itself what it is made of."""
+    return _made(kind.model_validate if _is_model(kind) else kind, where, value)
+
+
+def _made(make: Callable[..., Any], where: str, *given: Any, **fields_of_it: Any) -> Any:
+    """Make an object of a type that may refuse what it is given, as a dataclass can in ``__post_init__``."""
     try:
-        return kind.model_validate(value) if _is_model(kind) else kind(value)
-    except ValueError as error:
-        raise MisfitError(_at(where, str(error))) from None
+        return make(*given, **fields_of_it)
+    except _OF_VALUES as error:
+        raise MisfitError(_at(where, said_of(error))) from None
 
 
 def _read_plain(kind: Any, value: Any, where: str) -> Any:
@@ -165,7 +179,7 @@ def _read_fields(kind: Any, value: Any, where: str) -> Any:
         if name in value
     }
     make: Callable[..., Any] = kind
-    return make(**read) if is_dataclass(kind) else {**value, **read}
+    return _made(make, where, **read) if is_dataclass(kind) else {**value, **read}
 
 
 @built_once(maxsize=256)

@@ -336,9 +336,10 @@ class Worker:
                     self._enter_around(one, stack)
                 one.delivery.when_cancelled(lambda: _cancel(one))
                 handler = one.intake.handlers.find(one.delivery)
-                result = None if handler is None else handler(one.delivery)
                 if handler is not None and handler.is_async and self._loop is not None:
-                    self._loop.submit(self._within_timeout(result), one)
+                    self._loop.submit(lambda: self._within_timeout(handler(one.delivery)), one)
+                elif handler is not None:
+                    handler(one.delivery)
             outcome = ACK
         except BaseException as error:  # noqa: BLE001  # what a handler raises ends its message, and no worker
             outcome = self._outcome(one, error)
@@ -430,8 +431,9 @@ class Worker:
         late = self._lanes.take_back()
         self._give_back(late)
         running = self._lanes.running
-        if self._loop is not None and running:
-            self._loop.watch()
+        if self._loop is not None and running and self._loop.watch():
+            for one in self._loop.take_back(running):
+                self._pass_on(one)
         for one in running:
             if one.delivery.lost and not one.asked:
                 _log.warning(
@@ -461,6 +463,14 @@ class Worker:
         dropped = self._lanes.end(one, goes_on=False)
         one.intake.recorder.put(one, self._timed_out(), dropped)
         if self._threads is not None:
+            self._threads.replace()
+
+    def _pass_on(self, one: Handling) -> None:
+        """Leave a message to other workers that has a slot, and whose handler has not begun."""
+        dropped = self._lanes.end(one, goes_on=False)
+        one.intake.recorder.put(one, GIVE_BACK, dropped)
+        if self._threads is not None:
+            _cancel(one)  # its thread waits for it, and ends
             self._threads.replace()
 
     def _ask(self, one: Handling) -> None:

@@ -105,12 +105,12 @@ def _checked_kinds(kinds: object) -> Collection[str]:
 def _of_kinds(context: TableContext, kinds: Collection[str]) -> sa.ColumnElement[bool]:
     """Find what a header says in the text of the headers, which is an object of texts: a quote in one is escaped.
 
-    So no header's text can look like it. A sign in a kind that `LIKE` takes for any sign may find others of the length.
+    So no header's text can look like it. Signs that may be escaped as well are looked for in either form.
     """
-    headers = context.rows.c.headers
     written = {json.dumps(kind, ensure_ascii=is_ascii) for kind in kinds for is_ascii in (True, False)}
-    patterns = [f'%"{KIND}":{space}{text}%' for text in sorted(written) for space in (" ", "")]
-    return sa.or_(*(context.sql.like(headers, pattern) for pattern in patterns))
+    written |= {text.replace("/", "\\/") for text in written}
+    parts = [f'"{KIND}":{space}{text}' for text in sorted(written) for space in (" ", "")]
+    return sa.or_(*(context.sql.has_in_it(context.rows.c.headers, part) for part in parts))
 
 
 def make_selection(

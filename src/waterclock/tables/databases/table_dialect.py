@@ -258,6 +258,10 @@ class TableDialect(ABC):
         # The backslash, which escapes there, escapes itself.
         return column.like(sa.literal(pattern.replace("\\", "\\\\"), sa.String()))
 
+    def has_in_it(self, column: sa.ColumnElement[Any], part: str) -> sa.ColumnElement[bool]:
+        """Say that a text has another in it, case by case, whatever signs that one is of."""
+        return sa.func.instr(column, sa.literal(part, sa.String()), type_=sa.Integer()) > 0
+
     def changes(self, backend: Backend, name: str) -> Changes:
         """Watch the database for changes of the table of this name."""
         del backend, name

@@ -337,6 +337,10 @@ class PostgresqlTables(TableDialect):
         row = connection.execute(_with_columns(facts), {"name": name, "quoted": quoted}).first()
         return (set(), None) if row is None else (set(row.column_names), row)
 
+    def has_in_it(self, column: sa.ColumnElement[Any], part: str) -> sa.ColumnElement[bool]:
+        """Say it with strpos: instr has no place here."""
+        return sa.func.strpos(column, sa.literal(part, sa.String()), type_=sa.Integer()) > 0
+
     def changes(self, backend: Backend, name: str) -> Changes:
         """Listen for notifications; look again and again where no session stays ours."""
         return Polling() if is_pooled(backend.url) else Listening(backend, name)
