@@ -232,6 +232,13 @@ def test_a_file_of_messages_is_cut_into_batches_and_drawn(shell: Shell) -> None:
     assert "<svg" in (shell.folder / "out.svg").read_text()
 
 
+@pytest.mark.parametrize("place", [".", "nowhere/out.svg"])
+def test_a_place_where_nothing_can_be_drawn_is_named(shell: Shell, place: str) -> None:
+    file = write_messages(shell.folder, {})
+    shell("batch", file, "--window", "500ms", "--max-delay", "400ms", "--svg", place, expect=FAILED)
+    assert f"cannot use '{place}': " in shell.said
+
+
 def test_a_topic_is_cut_into_batches(shell: Shell) -> None:
     shell("topic", "add", "telemetry")
     shell("topic", "append", "telemetry", write_messages(shell.folder, {}))
@@ -265,6 +272,7 @@ def test_the_doctor_fails_where_the_database_cannot_be_opened(shell: Shell) -> N
         (["topic", "ls", "--url", "oracle://x"], WRONG_USAGE, "oracle"),
         (["batch", "nowhere.jsonl", "--window", "5", "--max-delay", "1s"], WRONG_USAGE, "'5' is not a duration"),
         (["table", "add", "no-hyphens"], WRONG_USAGE, "no-hyphens"),
+        (["topic", "ls", "--url", f"sqlite:///{'x' * 300}"], FAILED, "File name too long"),
     ],
 )
 def test_wrong_usage_exits_with_two_and_failure_with_one(shell: Shell, words: list[str], code: int, says: str) -> None:

@@ -53,6 +53,7 @@ def values(connection: sa.Connection) -> list[int]:
         ("postgresql:///x?host=a:5432&host=b:99999", "a port that is none"),
         ("postgresql:///x?host=a&port=abc", "a port that is none"),
         ("sqlite://host:99999/x", "a port that is none"),
+        ("sqlite:///x.db?jurnal=wal", "'jurnal', which is no option"),
     ],
 )
 def test_a_url_that_cannot_be_meant_is_refused(url: str, word: str) -> None:

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from cyclopts import App, CycloptsError
 
 from waterclock.errors import InvalidArgumentError, WaterclockError
+from waterclock.quoting import quoted
 from waterclock.urls import redacted, shown
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -129,6 +130,8 @@ def _complaint(error: Exception, arguments: list[str]) -> str | None:
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
         remedy = f"run: pip install 'waterclock[{extra}]'"
         return None if extra is None else f"this needs {error.name}, which is not installed; {remedy}"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"cannot use {quoted(str(error.filename))}: {error.strerror}; name another place"
     return None
 
 

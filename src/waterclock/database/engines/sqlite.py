@@ -15,6 +15,7 @@ from waterclock.database.engines.sqlite_file import file_of, open_also_read_only
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.turns import Turns
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 from waterclock.urls import shown
 
 PAGE_SIZE = 16_384
@@ -22,6 +23,8 @@ PAGE_SIZE = 16_384
 
 _BEGIN = "waterclock_begin"
 _READER_PATIENCE = 30.0  # seconds; a reader waits only while another process opens, closes or repairs the database
+_OPTIONS = ("cached_statements", "check_same_thread", "detect_types", "isolation_level", "timeout", "uri")
+"""What the query of a URL may give; SQLAlchemy leaves all else out with a warning."""
 _TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _REFUSALS = {
     sqlite3.SQLITE_FULL: FULL,
@@ -57,6 +60,12 @@ class SqliteDialect:
             raise InvalidArgumentError(
                 f"url: {shown(url)!r} is a database in memory, which no other process or restart can see;"
                 " name a file: sqlite:///factory.db"
+            )
+        unknown = [name for name in url.query if name not in _OPTIONS]
+        if unknown and "uri" not in url.query:
+            raise InvalidArgumentError(
+                f"url: {shown(url)!r} has {quoted(unknown[0])}, which is no option of Python's sqlite3; leave it out,"
+                " or add uri=true where it is one of SQLite's own"
             )
         engine = sa.create_engine(url, connect_args={"timeout": _READER_PATIENCE, "check_same_thread": False})
         open_also_read_only(engine)
