@@ -182,5 +182,14 @@ def connect(database_url: str, tmp_path: Path) -> Generator[Callable[..., Databa
 
 
 @pytest.fixture
+def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let servers wait a second, and not longer, for a client that has a transaction open and says nothing."""
+    from waterclock.database.engines import engine_dialect, mariadb, postgresql  # noqa: PLC0415
+
+    for engine in (postgresql, mariadb):
+        monkeypatch.setattr(engine, "_SILENCE", engine._SILENCE.replace(str(engine_dialect.LONGEST_SILENCE), "1"))
+
+
+@pytest.fixture
 def database(connect: Callable[..., Database]) -> Database:
     return connect()

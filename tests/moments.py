@@ -1,4 +1,4 @@
-"""Moments that tests decide: clocks that they set, and heartbeats that beat when they say so."""
+"""Moments that tests decide, by clocks that they set and heartbeats that beat when they say so, or wait for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from itertools import count
 
 from waterclock.moments import Moments, replaced
 from waterclock.tables.consumers.heartbeat import Heartbeat
+
+PATIENCE = 30  # s; far more than is needed, where a machine is busy
+
+
+def until(comes_true: Callable[[], object]) -> None:
+    """Wait for what another thread or process does."""
+    give_up_at = time.monotonic() + PATIENCE
+    while not comes_true():
+        assert time.monotonic() < give_up_at, "it does not come true"
+        time.sleep(0.001)
 
 
 class ReadFrom(Moments):

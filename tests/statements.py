@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,23 +17,39 @@ Statement = tuple[str, Any]
 
 @contextmanager
 def statements_of(backend: Backend, *tables: str) -> Generator[list[Statement]]:
-    """Collect what is sent while the block runs, by SQLAlchemy or without it; of some tables, or of all."""
+    """Collect what is sent while the block runs; of some tables, or of all."""
     seen: list[Statement] = []
-    translated = Direct._translated
 
-    def note(_connection: Any, _cursor: Any, text: str, parameters: Any, *_: Any) -> None:
-        if not tables or any(name in text for name in tables):
+    def note(text: str, parameters: Any) -> None:
+        if parameters is not None and (not tables or any(name in text for name in tables)):
             seen.append((text, parameters))
 
+    with noted(backend, note):
+        yield seen
+
+
+@contextmanager
+def noted(backend: Backend, note: Callable[[str, Any], None]) -> Generator[None]:
+    """Note each statement with its parameters, whether it goes by SQLAlchemy or without it.
+
+    Without it, what begins or ends a transaction has the parameters None.
+    """
+    translated = Direct._translated
+
+    def note_execution(_connection: Any, _cursor: Any, text: str, parameters: Any, *_: Any) -> None:
+        note(text, parameters)
+
     def note_and_execute(self: Direct, execute: Any, *given: Any) -> Any:
-        if isinstance(given[0], str):  # else it begins or ends a transaction
-            note(None, None, *given)
+        if isinstance(given[0], str):
+            note(*given)
+        else:
+            note(given[1], None)
         return translated(self, execute, *given)
 
-    event.listen(backend.engine, "before_cursor_execute", note)
+    event.listen(backend.engine, "before_cursor_execute", note_execution)
     Direct._translated = note_and_execute
     try:
-        yield seen
+        yield
     finally:
         Direct._translated = translated
-        event.remove(backend.engine, "before_cursor_execute", note)
+        event.remove(backend.engine, "before_cursor_execute", note_execution)

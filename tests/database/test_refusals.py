@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
-import traceback
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 from tests.catalogues import sqlite_with_catalogue
+from tests.database.child import Child
 from tests.services import Service
 
 from waterclock.connection import connect
@@ -41,22 +41,14 @@ def without_privileges(work: Callable[[], str]) -> str:
     """Run something as a user whom permissions bind; the superuser is bound by none."""
     if os.getuid() != 0:
         return work()
-    near, far = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([])
-            os.setgid(UNPRIVILEGED)
-            os.setuid(UNPRIVILEGED)
-            answer = work()
-        except BaseException:  # noqa: BLE001  # the child must not go on as a second pytest
-            answer = traceback.format_exc()
-        os.write(far, answer.encode()[-60_000:])
-        os._exit(0)
-    os.close(far)
-    os.waitpid(child, 0)
-    with os.fdopen(near, "rb") as answers:
-        return answers.read().decode()
+
+    def work_without() -> str:
+        os.setgroups([])
+        os.setgid(UNPRIVILEGED)
+        os.setuid(UNPRIVILEGED)
+        return work()
+
+    return Child(work_without).go()
 
 
 def filled(path: Path) -> Path:

@@ -6,29 +6,20 @@ import fcntl
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from tests.moments import PATIENCE, until
 
 from waterclock.database import backend as backend_module
 from waterclock.database import turns as turns_module
 from waterclock.database.backend import Backend
 from waterclock.database.turns import Turns
 from waterclock.errors import RefusedError, UnavailableError
-
-PATIENCE = 30
-
-
-def until(done: Callable[[], object]) -> None:
-    give_up_at = time.monotonic() + PATIENCE
-    while not done():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.001)
 
 
 @pytest.fixture

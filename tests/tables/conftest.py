@@ -12,6 +12,8 @@ from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
 from waterclock.time import Duration, to_duration
 
+from .kinds import KINDS
+
 
 class MovableClock:
     """Stands still until it is moved. Starts now, because plain SQL reads the real one."""
@@ -57,3 +59,22 @@ def sequenced(make_table: Callable[..., MessageTable]) -> MessageTable:
 @pytest.fixture
 def exclusive(make_table: Callable[..., MessageTable]) -> MessageTable:
     return make_table(groups="exclusive")
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def renew(
+    old: Database, connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch, clock: MovableClock
+) -> Callable[[], Database]:
+    """Migrate the database of an earlier version that a file's own `old` has made."""
+
+    def migrate_and_open() -> Database:
+        monkeypatch.undo()
+        old.backend.close()
+        return connect(clock=clock)
+
+    return migrate_and_open

@@ -16,15 +16,10 @@ from waterclock.tables.consumers.heartbeat import LOOK_EVERY
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
-from .kinds import KINDS, group_of
+from .kinds import group_of
 from .plain_sql import run
 
 MakeTable = Callable[..., MessageTable]
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return KINDS[request.param]
 
 
 def test_what_waits_is_dropped_and_what_is_out_is_finished_or_never_sent_again(

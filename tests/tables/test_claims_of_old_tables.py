@@ -35,18 +35,6 @@ def old(connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch, clock
     return database
 
 
-@pytest.fixture
-def renew(
-    old: Database, connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch, clock: MovableClock
-) -> Callable[[], Database]:
-    def migrate_and_open() -> Database:
-        monkeypatch.undo()
-        old.backend.close()
-        return connect(clock=clock)
-
-    return migrate_and_open
-
-
 def age(database: Database, *names: str) -> None:
     """Give tables the columns and triggers that they had before."""
     for name in names:

@@ -17,17 +17,12 @@ from waterclock.tables.messages import claiming_groups, expiring
 from waterclock.time import format_time, to_duration
 
 from .conftest import MovableClock
-from .kinds import KINDS, group_of
+from .kinds import group_of
 from .plain_sql import run
 from .plans import complaints
 
 MakeTable = Callable[..., MessageTable]
 POLICIES = ("sequenced", "exclusive")
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return KINDS[request.param]
 
 
 def payloads(table: MessageTable, limit: int = 100) -> list[Any]:

@@ -29,18 +29,6 @@ def old(connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch, clock
     return connect(clock=clock)
 
 
-@pytest.fixture
-def renew(
-    old: Database, connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch, clock: MovableClock
-) -> Callable[[], Database]:
-    def migrate_and_open() -> Database:
-        monkeypatch.undo()
-        old.backend.close()
-        return connect(clock=clock)
-
-    return migrate_and_open
-
-
 def age(database: Database, *names: str) -> None:
     """Take away what tables had not before."""
     for name in names:

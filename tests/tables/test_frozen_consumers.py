@@ -6,49 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
+from tests.frozen import frozen
 
 from waterclock.connection import Database
-from waterclock.database.engines.engine_dialect import LONGEST_SILENCE
 from waterclock.tables.message_table import MessageTable
 
 from .consuming import claim
 
 with_a_server = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-
-
-@contextmanager
-def frozen_claim(table: MessageTable) -> Generator[None]:
-    """Have a claim under way in another thread, which says nothing more to the server while the block runs."""
-    begun, go_on = threading.Event(), threading.Event()
-
-    def freeze() -> None:
-        begun.set()
-        go_on.wait()
-
-    thread = threading.Thread(target=claim, args=(table, freeze))
-    thread.start()
-    try:
-        assert begun.wait(30)
-        yield
-    finally:
-        go_on.set()
-        thread.join(60)
-        assert not thread.is_alive()
-
-
-@pytest.fixture
-def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("postgresql", "mariadb"):
-        module = f"waterclock.database.engines.{name}"
-        silence = getattr(sys.modules[module], "_SILENCE")  # noqa: B009  # of the module's own
-        monkeypatch.setattr(f"{module}._SILENCE", silence.replace(str(LONGEST_SILENCE), "1"))
 
 
 def taken(table: MessageTable, count: int) -> set[str]:
@@ -67,7 +37,8 @@ def taken(table: MessageTable, count: int) -> set[str]:
 def test_the_server_ends_the_claim_of_a_client_that_says_nothing(connect: Callable[..., Database], groups: str) -> None:
     table = connect().create_table("orders", payload="text", groups=groups)
     table.put("a1", group="a")
-    with frozen_claim(connect().table("orders")):
+    frozen_table = connect().table("orders")
+    with frozen(lambda freeze: claim(frozen_table, freeze)):
         table.put("b1", group="b")
         assert taken(table, 2) == {"a1", "b1"}
 

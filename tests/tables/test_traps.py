@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import event
 from tests.services import Service
+from tests.statements import noted
 
 from waterclock.connection import Database
 from waterclock.connection import connect as connect_to
 from waterclock.database.backend import Backend
-from waterclock.database.direct import Direct
 from waterclock.tables.message_table import MessageTable
 
 
@@ -60,25 +59,14 @@ def transactions(backend: Backend) -> Generator[list[list[str]]]:
     """Collect the statements of each transaction."""
     seen: list[list[str]] = []
 
-    def note(_connection: Any, _cursor: Any, text: str, *_: Any) -> None:
+    def note(text: str, _: Any) -> None:
         if text.startswith("BEGIN"):
             seen.append([])
         if seen:
             seen[-1].append(text)
 
-    translated = Direct._translated
-
-    def note_and_execute(self: Direct, execute: Any, *given: Any) -> Any:
-        note(self, None, next(one for one in given if isinstance(one, str)))
-        return translated(self, execute, *given)
-
-    event.listen(backend.engine, "before_cursor_execute", note)
-    Direct._translated = note_and_execute
-    try:
+    with noted(backend, note):
         yield seen
-    finally:
-        Direct._translated = translated
-        event.remove(backend.engine, "before_cursor_execute", note)
 
 
 def test_no_transaction_of_sqlite_reads_first_and_writes_later(sqlite_table: MessageTable) -> None:

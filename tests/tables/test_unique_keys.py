@@ -18,15 +18,10 @@ from waterclock.tables.message_table import MessageTable
 
 from .callers import Open, ways
 from .conftest import MovableClock
-from .kinds import KINDS, group_of
+from .kinds import group_of
 from .received import payloads
 
 MakeTable = Callable[..., MessageTable]
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return KINDS[request.param]
 
 
 def test_one_message_waits_for_a_key_and_a_put_while_it_runs_or_backs_off_starts_another(

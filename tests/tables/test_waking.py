@@ -94,12 +94,7 @@ def watched(sqlite_url: str, tmp_path: Path) -> Generator[tuple[MessageTable, Sq
         changes.close()
 
 
-def test_on_linux_sqlites_log_tells_of_a_commit(
-    watched: tuple[MessageTable, SqliteChanges], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(waking, "GLANCE_EVERY_WITH_INOTIFY", FAR)
-    monkeypatch.setattr(waking, "_SHOWS_WITHIN", FAR)  # a busy disk may take longer to sync
-    table, changes = watched
+def wakes_at_a_put(table: MessageTable, changes: SqliteChanges) -> None:
     flag = Waits()
     thread = threading.Thread(target=changes.wait, args=(FAR, flag))
     thread.start()
@@ -107,6 +102,15 @@ def test_on_linux_sqlites_log_tells_of_a_commit(
     table.put("a")
     thread.join(60)
     assert not thread.is_alive()
+
+
+def test_on_linux_sqlites_log_tells_of_a_commit(
+    watched: tuple[MessageTable, SqliteChanges], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waking, "GLANCE_EVERY_WITH_INOTIFY", FAR)
+    monkeypatch.setattr(waking, "_SHOWS_WITHIN", FAR)  # a busy disk may take longer to sync
+    table, changes = watched
+    wakes_at_a_put(table, changes)
 
 
 def test_what_else_is_written_in_the_folder_wakes_no_consumer_and_hides_no_nudge(
@@ -144,13 +148,7 @@ def test_a_consumer_waits_also_where_the_library_of_inotify_is_not_installed(
         table = database.create_table("orders", payload="text")
         changes = SqliteChanges(database.backend)
         assert changes._log is None
-        flag = Waits()
-        thread = threading.Thread(target=changes.wait, args=(FAR, flag))
-        thread.start()
-        assert flag.begun.wait(60)
-        table.put("a")
-        thread.join(60)
-        assert not thread.is_alive()
+        wakes_at_a_put(table, changes)
         changes.close()
 
 

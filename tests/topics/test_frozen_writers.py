@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.frozen import frozen
 
 from waterclock.connection import Database
-from waterclock.database.engines.engine_dialect import LONGEST_SILENCE
 from waterclock.message import Message, Position
 from waterclock.topics.storage import Storage
 from waterclock.topics.topic import Topic
@@ -33,35 +33,23 @@ with_a_server = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"
 
 
 @contextmanager
-def frozen(topic: Topic, verb: str, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+def frozen_writer(topic: Topic, verb: str, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     """Have a verb under way in another thread, which has the topic's lock and says nothing more to the server."""
-    locked, go_on = threading.Event(), threading.Event()
     present = Storage.present
-    thread = threading.Thread(target=lambda: VERBS[verb](topic), name=verb)
 
-    def freeze(storage: Storage, row: Any) -> Any:
-        if threading.current_thread() is thread and not locked.is_set():
-            locked.set()
-            go_on.wait()
-        return present(storage, row)
+    def write(freeze: Callable[[], None]) -> None:
+        writer = threading.current_thread()
 
-    monkeypatch.setattr(Storage, "present", freeze)
-    thread.start()
-    try:
-        assert locked.wait(30)
+        def freeze_first(storage: Storage, row: Any) -> Any:
+            if threading.current_thread() is writer:
+                freeze()
+            return present(storage, row)
+
+        monkeypatch.setattr(Storage, "present", freeze_first)
+        VERBS[verb](topic)
+
+    with frozen(write):
         yield
-    finally:
-        go_on.set()
-        thread.join(60)
-        assert not thread.is_alive()
-
-
-@pytest.fixture
-def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("postgresql", "mariadb"):
-        module = f"waterclock.database.engines.{name}"
-        silence = getattr(sys.modules[module], "_SILENCE")  # noqa: B009  # of the module's own
-        monkeypatch.setattr(f"{module}._SILENCE", silence.replace(str(LONGEST_SILENCE), "1"))
 
 
 @with_a_server
@@ -74,7 +62,7 @@ def test_the_server_ends_the_lock_of_a_client_that_says_nothing(
     for _ in range(2):
         topic.append([Message("a", "b", 1)])
     truncated = topic.head
-    with frozen(connect().topic("telemetry"), verb, monkeypatch):
+    with frozen_writer(connect().topic("telemetry"), verb, monkeypatch):
         first = topic.append([Message("a", "b", 2)]).first
         assert first is not None
         assert first >= truncated

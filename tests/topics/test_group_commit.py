@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event, exc
+from tests.moments import PATIENCE, until
 from tests.topics.conftest import MakeTopic
 from tests.topics.flows import published
 
@@ -34,15 +34,6 @@ from waterclock.topics.appending import Appended
 from waterclock.topics.group_commit import Line, Waiting, line_of
 from waterclock.topics.producers import take_over
 from waterclock.topics.topic import Topic
-
-PATIENCE = 30
-
-
-def until(done: Callable[[], object]) -> None:
-    give_up_at = time.monotonic() + PATIENCE
-    while not done():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.001)
 
 
 def messages(times: Sequence[int]) -> list[Message]:
