@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
+from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError, UnavailableError
 from waterclock.quoting import quoted
 from waterclock.time import MAX_NS
 from waterclock.time_columns import as_nanoseconds
@@ -262,19 +262,17 @@ def _pack(table: pa.Table, record: np.dtype[Any]) -> pa.RecordBatch:
     columns = columns_of(table, record)
     source_names, sources = encoded(columns["source"])
     stream_names, streams = encoded(columns["stream"])
-    # NumPy sorts 16-bit numbers by radix, six times as fast as wider ones.
-    order = np.argsort(sources.astype(np.uint16) if len(source_names) <= 2**16 else sources, kind="stable")
-    if record == POSITIONED:
-        position = [columns[name].to_numpy() for name in ("ledger", "entry", "index")]
-        if not _is_ascending(position):
-            order = np.lexsort((*reversed(position), sources))
     streams_of, numbers = local_streams(sources, len(source_names), streams, stream_names)
-    messages = np.empty(len(order), record)
-    for name in record.names or ():
-        messages[name] = numbers if name == "stream" else columns[name].to_numpy()
-    # Indexing would copy records field by field.
-    messages = messages.take(order)
-    bounds, row_sources = _rows(np.bincount(sources, minlength=len(source_names)), _LARGEST_CELL // record.itemsize)
+    fields = [columns[name].to_numpy() for name in record.names or () if name != "stream"]
+    fields.insert((record.names or ()).index("stream"), numbers)
+    if record == POSITIONED and not compiled().is_ascending(*fields[-3:]):
+        order = np.lexsort(fields[:-4:-1])
+        sources, *fields = (field[order] for field in (sources, *fields))
+    counts = np.bincount(sources, minlength=len(source_names))
+    messages = np.empty(len(sources), record)
+    absent = [np.empty(0, kind) for kind in (np.int64, np.int64, np.int32)] if record == PLAIN else []
+    compiled().scatter(sources.astype(np.uint32), np.cumsum(counts) - counts, *fields, *absent, words(messages))
+    bounds, row_sources = _rows(counts, _LARGEST_CELL // record.itemsize)
     return pa.record_batch(
         {
             "source": source_names.take(pa.array(row_sources)),
@@ -286,10 +284,27 @@ def _pack(table: pa.Table, record: np.dtype[Any]) -> pa.RecordBatch:
     )
 
 
-def _is_ascending(position: list[npt.NDArray[Any]]) -> bool:
-    """Tell whether messages are in order of position already, as those of a topic are."""
-    ledger, entry, index = (np.diff(part) for part in position)
-    return bool(((ledger > 0) | ((ledger == 0) & ((entry > 0) | ((entry == 0) & (index >= 0))))).all())
+def compiled() -> Any:
+    """Give the compiled functions.
+
+    Raises
+    ------
+    UnavailableError
+        Where no folder can be written in which Numba could keep them.
+    """
+    try:
+        # Importing Numba takes several times as long as all else; planning a read does not need it.
+        from waterclock.spark import packing_kernel  # noqa: PLC0415
+    except RuntimeError as error:
+        raise UnavailableError(
+            f"Numba finds no folder for its compiled code ({error}); set NUMBA_CACHE_DIR to one that can be written"
+        ) from error
+    return packing_kernel
+
+
+def words(messages: Records) -> npt.NDArray[np.uint32]:
+    """See records as rows of numbers of four bytes, in place where they lie as these must."""
+    return np.require(messages.view(np.uint32), requirements=["A"]).reshape(len(messages), messages.itemsize // 4)
 
 
 def _field(messages: Records, name: str, kind: pa.DataType) -> pa.Array:

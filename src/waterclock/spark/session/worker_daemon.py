@@ -20,6 +20,7 @@ _FOR_TASKS = (
     "pyspark.worker",
     "waterclock.batching.event_time.kernel",
     "waterclock.batching.rate.kernel",
+    "waterclock.spark.packing_kernel",
     "waterclock.spark.streaming.judging",
     "waterclock.spark.streaming.stateful",
 )

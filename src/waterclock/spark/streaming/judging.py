@@ -11,7 +11,7 @@ import pyarrow as pa
 from waterclock.batching.event_time.columns import assign_arrays, read_clocks
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.spark.many_sources import from_packed, nothing
-from waterclock.spark.packing import POSITIONED, reading_order
+from waterclock.spark.packing import POSITIONED, compiled, reading_order, words
 from waterclock.spark.streaming.event_time_rows import outcome_rows
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
 from waterclock.spark.streaming.slices import slices
@@ -54,7 +54,7 @@ def judge(batches: Iterable[pa.RecordBatch], record: np.dtype[Any], rule: EventT
 
 def _judge(packed: pa.Table, record: np.dtype[Any], rule: EventTimeRule) -> pa.RecordBatch:
     many = from_packed(packed, record)
-    if record == POSITIONED:
+    if record == POSITIONED and not compiled().is_in_order(many.sources.astype(np.uint32), words(many.messages)):
         many = many.take(reading_order(many.messages, many.sources))
     event_times, received = (np.ascontiguousarray(many.messages[name]) for name in ("event_time", "receive_time"))
     if record == POSITIONED:
