@@ -52,6 +52,16 @@ def by_several_clocks(
 
 def cpu_seconds() -> float:
     """Add up the processor time of this process and all that it started: the JVM and its Python workers."""
+    return sum(_family().values()) / TICKS_PER_S
+
+
+def descendants() -> list[int]:
+    """Give the numbers of the processes that this one started, and of those that they did."""
+    return [process for process in _family() if process != os.getpid()]
+
+
+def _family() -> dict[int, int]:
+    """Give this process and all that it started, with the processor time of each in ticks."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -62,7 +72,7 @@ def cpu_seconds() -> float:
         process = int(stat.parent.name)
         parents[process] = int(fields[1])
         ticks[process] = sum(map(int, fields[11:15]))  # also of children that have ended
-    return sum(used for process, used in ticks.items() if _is_ours(process, parents)) / TICKS_PER_S
+    return {process: used for process, used in ticks.items() if _is_ours(process, parents)}
 
 
 def _is_ours(process: int, parents: dict[int, int]) -> bool:
