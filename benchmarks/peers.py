@@ -134,8 +134,7 @@ class Waterclock(Verbs):
         self._table.nack(held, 0)
 
     def extend(self, held: Sequence[Any]) -> None:
-        for one in held:
-            one.extend("1h")
+        self._table.extend(held, "1h")
 
     def put_beside(self) -> None:
         if self._theirs is None:
