@@ -136,7 +136,7 @@ def frequent_statements(table: MessageTable, database: Database) -> dict[str, An
         stop = Stop()
         stop.set()
         changes = table._context.sql.changes(database.backend, "orders")
-        pause(table._row, changes, stop, 0, Request("x"))
+        pause(table._row, changes, stop, 0, Request("x"), 0)
         changes.close()
     ours = {text: values for text, values in seen if text.split()[0] in ("SELECT", "WITH", "UPDATE", "DELETE")}
     ours = {text: values for text, values in ours.items() if "WHERE" in text}

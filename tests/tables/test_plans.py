@@ -43,7 +43,7 @@ def test_no_frequent_statement_reads_or_sorts_the_table(
         stop = Stop()
         stop.set()
         changes = table._context.sql.changes(database.backend, "orders")
-        pause(table._row, changes, stop, 0, Request(None))
+        pause(table._row, changes, stop, 0, Request(None), 0)
         changes.close()
         table.purge()
     ours = [(text, values) for text, values in seen if "orders" in text and can_be_explained(text)]
