@@ -66,6 +66,8 @@ class Hold:
 class Quiet:
     """Wakes no consumer: when a notification comes is chance, and so that one comes at all is tested elsewhere."""
 
+    tells = False
+
     def arm(self) -> bool:
         return True
 

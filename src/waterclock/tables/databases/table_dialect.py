@@ -259,7 +259,7 @@ class TableDialect(ABC):
         return column.like(sa.literal(pattern.replace("\\", "\\\\"), sa.String()))
 
     def has_in_it(self, column: sa.ColumnElement[Any], part: str) -> sa.ColumnElement[bool]:
-        """Say that a text has another in it, case by case, whatever signs that one is of."""
+        """Say that a text has another in it, case by case, for any signs in that one."""
         return sa.func.instr(column, sa.literal(part, sa.String()), type_=sa.Integer()) > 0
 
     def changes(self, backend: Backend, name: str) -> Changes:
