@@ -1,11 +1,17 @@
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
 
+import pytest
+import sqlalchemy as sa
+
+from waterclock.connection import Database
 from waterclock.errors import NotFoundError
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
+
+MakeTable = Callable[..., MessageTable]
 
 
 def test_explain_says_why_a_message_is_not_out(orders: MessageTable, clock: MovableClock) -> None:
@@ -35,3 +41,36 @@ def test_explain_names_the_message_that_holds_a_group(sequenced: MessageTable) -
 def test_explain_does_not_know_a_message_that_never_was(orders: MessageTable) -> None:
     with pytest.raises(NotFoundError, match="message 7"):
         orders.explain(7)
+
+
+def test_a_group_of_a_table_that_is_paused_or_has_used_up_its_rate_says_so(
+    make_table: MakeTable, clock: MovableClock
+) -> None:
+    table = make_table(groups="sequenced")
+    table.put_many([{"payload": "x", "group": name} for name in "ab"])
+    table.pause()
+    found = table.groups.info("a")
+    assert (found.hold, found.blocked_by, found.due_at) == ("paused", "its table is paused until it is resumed", None)
+    table.pause(clock.now + 5)
+    assert [(one.hold, one.due_at) for one in table.groups.list()] == [("paused", clock.now + 5)] * 2
+    table.resume()
+    table.alter(rate_limit=1)
+    [delivery] = table.receive(1)
+    waits = "b" if delivery.group == "a" else "a"
+    assert table.groups.info(waits).hold == table.explain(3 - delivery.id).state == "rate"
+    clock.move("1s")
+    assert table.groups.info(waits).hold is None
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_message_in_no_group_that_another_transaction_has_locked_is_said_to_be(
+    orders: MessageTable, database: Database
+) -> None:
+    orders.put("x")
+    rows = sa.table("orders", sa.column("id"))
+    with database.backend.engine.begin() as other:
+        other.execute(sa.select(rows).with_for_update())
+        found = orders.explain(1)
+        assert (found.state, found.reason) == ("locked", "is due, but a transaction under way has locked it")
+        assert orders.receive() == []
+    assert orders.explain(1).state == "ready"

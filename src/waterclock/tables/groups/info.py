@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -12,6 +12,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups
 from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.rate_limit import rate_free_at
 from waterclock.tables.groups.consumers import living_consumers
 from waterclock.tables.groups.heads import UNASSIGNED, UNGROUPED, lock_free_groups, lock_out, these_groups
 from waterclock.tables.groups.routing import group_of, is_unrouted
@@ -166,14 +167,51 @@ def list_groups(
     later = members_at(groups.c.next_position) if context.options.groups == "exclusive" else {}
     there = counts.keys() | found.keys()
     listed = sorted(there) if names is None else [name for name in names if name in there]
+    table_hold = held_by_table(context, connection, now)
     infos: list[GroupInfo] = []
     for name in listed:
         head = heads.get(name)
         is_out = head is not None and head.leased and head.time_next > now
         members = Members(head, later.get(name) if is_out else head)
         info = _info(context, name, found.get(name), members, counts.get(name), now)
-        infos.append(_with_hold(info, found.get(name), living, now) if info.state in ("ready", "unrouted") else info)
+        if info.state in ("ready", "unrouted"):
+            info = (
+                _with_hold(info, found.get(name), living, now)
+                if table_hold is None
+                else _with_table_hold(info, table_hold)
+            )
+        infos.append(info)
     return infos
+
+
+class TableHold(NamedTuple):
+    """What keeps all messages of a table from going out: in a word, in words, and until when, ns."""
+
+    hold: Hold
+    reason: str
+    until: int
+
+
+def held_by_table(context: TableContext, connection: sa.Connection, now: int) -> TableHold | None:
+    """Say whether a table is paused, or has used up its rate; None where neither is so."""
+    paused_until = context.paused_until
+    if paused_until is not None and paused_until > now:
+        return TableHold("paused", paused("its table", paused_until), paused_until)
+    free_at = rate_free_at(context, connection)
+    if free_at is not None and free_at > now:
+        return TableHold("rate", HOLDS["rate"].reason.format(when=format_time(free_at)), free_at)
+    return None
+
+
+def paused(what: str, until: int) -> str:
+    """Say in words that something is paused until then, ns."""
+    words = " until it is resumed" if until == MAX_NS else f" until {format_time(until)}"
+    return HOLDS["paused"].reason.format(what=what, until=words)
+
+
+def _with_table_hold(info: GroupInfo, held: TableHold) -> GroupInfo:
+    due_at = None if held.until == MAX_NS else max(info.due_at or 0, held.until)
+    return replace(info, hold=held.hold, blocked_by=held.reason, due_at=due_at)
 
 
 def _with_hold(info: GroupInfo, row: sa.Row[*tuple[Any, ...]] | None, living: set[str], now: int) -> GroupInfo:
@@ -205,7 +243,12 @@ def seen_locked(context: TableContext, info: GroupInfo) -> GroupInfo:
         return info
     with context.backend.snapshot() as connection:
         there = connection.execute(sa.select(groups.c.group_id).where(these_groups(context)), {"groups": name}).first()
-    return replace(info, hold="locked", blocked_by=HOLDS["locked"].reason) if there is not None else info
+    return replace(info, hold="locked", blocked_by=locked("its group")) if there is not None else info
+
+
+def locked(what: str) -> str:
+    """Say in words that another transaction has locked something."""
+    return HOLDS["locked"].reason.format(what=what)
 
 
 def _are_free(context: TableContext, own: SqlConnection, name: list[str]) -> bool:

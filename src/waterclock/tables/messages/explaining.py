@@ -7,16 +7,23 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock.errors import NotFoundError, SchemaError
+from waterclock.errors import NotFoundError, SchemaError, WaterclockError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.catalogue.rate_limit import rate_free_at
 from waterclock.tables.groups.heads import UNGROUPED
-from waterclock.tables.groups.info import GroupInfo, list_groups, most_attempts, seen_locked
+from waterclock.tables.groups.info import (
+    GroupInfo,
+    TableHold,
+    held_by_table,
+    list_groups,
+    locked,
+    most_attempts,
+    paused,
+    seen_locked,
+)
 from waterclock.tables.messages.dead_letters import dead_letter_table
-from waterclock.tables.model.schema import CANCELLED, DIED, EXPIRED, REASON, is_expired
+from waterclock.tables.model.schema import CANCELLED, DIED, EXPIRED, REASON, is_expired, not_acked
 from waterclock.tables.model.states import (
-    HOLDS,
     MESSAGES,
     GroupState,
     Hold,
@@ -84,7 +91,7 @@ def explain_message(context: TableContext, connection: sa.Connection, message_id
     )
     if context.options.groups is None or (context.options.ungrouped == "free" and not row.group_id):
         explanation = _explain_ready(context, connection, _explain(row, columns, state_of(columns, now)), None, now)
-        return _explain_unburied(context, columns, explanation)
+        return _explain_unburied(context, columns, _explain_locked(context, explanation))
     found = list_groups(context, connection, [row.group_id or UNGROUPED])
     group = seen_locked(context, found[0]) if found else None
     blocking = _blocking_id(context, connection, row, None if group is None else group.state)
@@ -92,6 +99,26 @@ def explain_message(context: TableContext, connection: sa.Connection, message_id
     state = state_of(columns, now, blocked=blocking is not None, most=most)
     explanation = _explain_ready(context, connection, _explain(row, columns, state, group, blocking), group, now)
     return _explain_unburied(context, columns, explanation)
+
+
+def _explain_locked(context: TableContext, explanation: Explanation) -> Explanation:
+    """Say so where no consumer gets a message that is ready, because another transaction has locked it just now.
+
+    It locks the message for a moment, where it is free.
+    """
+    if explanation.state != "ready" or context.sql.one_writer:
+        return explanation
+    rows = context.rows
+    its = sa.select(rows.c.seq).where(rows.c.id == explanation.id, not_acked(rows))
+    free = its.with_for_update(skip_locked=True)
+    try:
+        is_free = context.backend.transact(lambda own: own.execute(free).first() is not None)
+    except WaterclockError:  # who asks may perhaps only read
+        return explanation
+    with context.backend.snapshot() as later:
+        if is_free or later.execute(its).first() is None:
+            return explanation
+    return replace(explanation, state="locked", reason=f"is due, but {locked('it')}")
 
 
 def _explain_unburied(context: TableContext, columns: MessageColumns, explanation: Explanation) -> Explanation:
@@ -154,17 +181,13 @@ def _explain_ready(
     """Say what keeps a message from going out that is ready."""
     if explanation.state != "ready":
         return explanation
-    pauses = {"its table": context.paused_until, "its group": None if group is None else group.paused_until}
-    for what, until in pauses.items():
-        if until is not None and until > now:
-            forever = until == MAX_NS
-            words = " until it is resumed" if forever else f" until {format_time(until)}"
-            reason = HOLDS["paused"].reason.format(what=what, until=words)
-            return replace(explanation, state="paused", reason=reason, due_at=None if forever else until)
-    free_at = rate_free_at(context, connection)
-    if free_at is not None and free_at > now:
-        reason = HOLDS["rate"].reason.format(when=format_time(free_at))
-        return replace(explanation, state="rate", reason=reason, due_at=free_at)
+    held = held_by_table(context, connection, now)
+    until = None if group is None else group.paused_until
+    if until is not None and until > now and (held is None or held.hold != "paused"):
+        held = TableHold("paused", paused("its group", until), until)
+    if held is not None:
+        due_at = None if held.until == MAX_NS else held.until
+        return replace(explanation, state=held.hold, reason=f"is due, but {held.reason}", due_at=due_at)
     if group is not None and group.hold is not None:
         return replace(explanation, state=group.hold, reason=f"is due, but {group.blocked_by}")
     return explanation

@@ -272,12 +272,12 @@ HOLDS: Mapping[Hold, Meaning] = {
     "paused": Meaning(
         "Its table or its group is paused.",
         "`paused_until` of either is to come",
-        "is due, but {what} is paused{until}",
+        "{what} is paused{until}",
     ),
     "rate": Meaning(
         "The table has sent as many messages as its `rate_limit` allows.",
         "`rate_next` of the table is to come",
-        "is due, but the table's rate_limit sends nothing until {when}",
+        "the table's rate_limit sends nothing until {when}",
     ),
     "owner_away": Meaning(
         "Its group is with a consumer that is not there. Where it is not pinned, the next claim takes it over.",
@@ -291,9 +291,9 @@ HOLDS: Mapping[Hold, Meaning] = {
         " poll_interval, mends it",
     ),
     "locked": Meaning(
-        "A transaction under way, ours or a caller's, has locked its group, or a message of it that is next or out.",
+        "A transaction under way, ours or a caller's, has locked it, its group, or what of that is next or out.",
         "`SKIP LOCKED` passes the row of the group or of the message by",
-        "a transaction under way has locked its group",
+        "a transaction under way has locked {what}",
     ),
 }
 """What keeps a message that is ready from going out."""
