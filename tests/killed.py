@@ -26,8 +26,10 @@ def killing(step: Callable[..., Any], moment: str) -> Callable[..., Any]:
     return killed
 
 
-def killed_after_each_change(work: Callable[[], T]) -> tuple[T, int]:
+def killed_after_each_change(work: Callable[[], T], *, every: int = 1) -> tuple[T, int]:
     """Do some work again and again: killed after its first statement that changes something, after the second, ….
+
+    With ``every`` after the first, and then after each so many more.
 
     Returns
     -------
@@ -40,7 +42,7 @@ def killed_after_each_change(work: Callable[[], T]) -> tuple[T, int]:
         nonlocal steps
         if not facts[2].lstrip().startswith(("SELECT", "SHOW", "PRAGMA")):
             steps += 1
-            if steps > deaths:  # one step further each time
+            if steps > deaths * every:  # further each time
                 raise Killed
 
     event.listen(sa.Engine, "after_cursor_execute", die)

@@ -67,7 +67,7 @@ def one_by_one(arrivals: list[list[Message]], chosen: dict[str, Any]) -> Results
     return results_of(batches, [])
 
 
-@settings(max_examples=100)
+@settings(max_examples=settings.default.max_examples * 3 // 10)  # of many calls each
 @given(
     calls(),
     options,
