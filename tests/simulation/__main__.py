@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from itertools import groupby
 
 from tests.simulation.scenarios import SCENARIOS
-from tests.simulation.schedules import MUTATIONS, Schedule, find, has, kind_of, shrink, strategies
+from tests.simulation.schedules import MUTATIONS, Schedule, find, has, kind_of, shrink, strategies, takes_locks
 from tests.simulation.stages import stage_on
 from tests.simulation.world import Outcome, play
 
@@ -36,13 +37,15 @@ def search(scenario: str, database: str, count: str = "200", name: str | None = 
 
 def find_deliberate(name: str, database: str, count: str = "200") -> int:
     """Search for a schedule that finds a deliberate fault, and store it."""
-    with stage_on(database) as stage:
+    with stage_on(database) as stage, stage_on("sqlite") as sqlite:
         found = find(stage, MUTATIONS[name], int(count))
+        by_locks = found is not None and takes_locks(stage, sqlite, MUTATIONS[name])
     if found is None:
         print(f"{count} schedules do not find {name} on {database}")
         return 1
-    found.write(f"deliberate/{name}")
-    print(f"{name} is found on {database}: {found.about}; {len(found.runs)} runs")
+    replace(found, takes_locks=by_locks).write(f"deliberate/{name}")
+    how = ", by locks alone" if by_locks else ""
+    print(f"{name} is found on {database}{how}: {found.about}; {len(found.runs)} runs")
     return 0
 
 

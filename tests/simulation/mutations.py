@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from tests.simulation.gate import Rewrite
 
 from waterclock.database.kept import forget_built
+from waterclock.tables.catalogue import totals
 from waterclock.tables.groups import consumers, heads, routing
 from waterclock.tables.messages import (
     acking,
@@ -21,6 +22,7 @@ from waterclock.tables.messages import (
     expiring,
     group_commands,
     healing,
+    purging,
 )
 from waterclock.tables.model.leased import Acked
 
@@ -43,15 +45,12 @@ class Mutation:
         Changes statements.
     replaced
         What stands in for functions.
-    by_locks
-        Whether it takes rows that are locked, or seen by two transactions at once, so that no single thread shows it.
     """
 
     name: str
     scenario: str
     rewrite: Rewrite = str
     replaced: tuple[Replaced, ...] = ()
-    by_locks: bool = False
 
     @contextmanager
     def made(self) -> Generator[None]:
@@ -67,6 +66,16 @@ class Mutation:
 def _unlocked(table: str, *, skips: bool) -> Rewrite:
     """Lock nothing of a table, in statements that skip what is locked or in those that wait for it."""
     return _relocked(table, "", skips=skips)
+
+
+def _waiting(table: str) -> Rewrite:
+    """Wait for what is locked of a table, in statements that skip it."""
+    return _relocked(table, " FOR UPDATE", skips=True)
+
+
+def _skipping(table: str) -> Rewrite:
+    """Skip what is locked of a table, in statements that wait for it."""
+    return _relocked(table, " FOR UPDATE SKIP LOCKED", skips=False)
 
 
 def _relocked(table: str, other: str, *, skips: bool) -> Rewrite:
@@ -158,12 +167,39 @@ def _any_of_free(context: Any) -> sa.Select[Any]:
     return sa.select(*columns).where(context.unacked()).with_for_update(skip_locked=True)
 
 
+def _look_at(context: Any, connection: Any, names: Any) -> dict[str, Any]:
+    table = heads.groups
+    chosen = sa.select(table).where(table.c.table_id == context.table_id, table.c.group_id.in_(list(names)))
+    return {row.group_id: row for row in connection.execute(chosen)}
+
+
+def _of_names(context: Any, name: str = "groups") -> sa.Select[Any]:
+    return sa.select(heads.groups).where(heads.these_groups(context, name))
+
+
+def _all_names(_context: Any, _connection: Any, names: Any) -> list[str]:
+    return sorted(names)
+
+
+def _all_of(_claim: Any, names: Any) -> list[str]:
+    return sorted(names)
+
+
+def _write_totals(connection: Any, table_id: int, *, purged: int = 0, sent: int = 0) -> None:
+    """Add to what was read before, as what others added meanwhile were not there."""
+    table = totals.totals
+    its = table.c.table_id == table_id
+    known = connection.execute(sa.select(table.c.purged, table.c.sent).where(its)).one()
+    connection.execute(sa.update(table).where(its).values(purged=known.purged + purged, sent=known.sent + sent))
+
+
 def _is_over(rows: Any, now: Any) -> Any:
     return rows.c.expires_at <= now
 
 
 NO_SWEEP: tuple[Replaced, ...] = ((healing, "settle_wrong", _nothing), (healing, "release_ownerless", _nothing))
 _FREE_GROUPS = r"FROM waterclock_groups.*ready_at <="
+_NAMED_GROUPS = r"FROM waterclock_groups(?!.*ready_at <=)"
 _OF_ROWS = r"FROM orders"
 _OF_GROUPS_OR_ROWS = rf"{_FREE_GROUPS}|(?:FROM|JOIN) orders"
 
@@ -175,36 +211,41 @@ MUTATIONS = {
             "passed_windows_are_forgotten",
             "a_hot_group",
             replaced=((routing, "_route_window", _forget_passed),),
-            by_locks=True,
         ),
-        Mutation("claims_lock_nothing", "two_claim", _unlocked(_OF_GROUPS_OR_ROWS, skips=True), by_locks=True),
-        Mutation("owners_lock_nothing", "two_claim_to_own", _unlocked(_OF_GROUPS_OR_ROWS, skips=True), by_locks=True),
+        Mutation("claims_lock_nothing", "two_claim", _unlocked(_OF_GROUPS_OR_ROWS, skips=True)),
+        Mutation("owners_lock_nothing", "two_claim_to_own", _unlocked(_OF_GROUPS_OR_ROWS, skips=True)),
         Mutation(
             "no_turn_of_routing",
             "an_operator_skips_owned",
             _unlocked("waterclock_message_tables", skips=True),
-            by_locks=True,
         ),
         Mutation(
             "commands_take_no_turn",
             "an_operator_skips_owned",
             replaced=((group_commands, "take_turn", _nothing),),
-            by_locks=True,
         ),
         Mutation(
             "one_that_left_keeps_locked_groups",
             "one_leaves",
             replaced=((consumers, "_end", _end_at_once), *NO_SWEEP),
-            by_locks=True,
         ),
-        Mutation("rows_are_not_locked", "rows", _unlocked(_OF_ROWS, skips=True), by_locks=True),
+        Mutation("rows_are_not_locked", "rows", _unlocked(_OF_ROWS, skips=True)),
         Mutation(
             "a_name_is_taken_but_once",
             "two_of_one_name",
             replaced=((claiming, "ConstraintError", NeverError),),
-            by_locks=True,
         ),
-        Mutation("purges_lock_no_row", "two_purgers", _unlocked(_OF_ROWS, skips=True), by_locks=True),
+        Mutation("purges_lock_no_row", "two_purgers", _unlocked(_OF_ROWS, skips=True)),
+        Mutation("claims_lock_no_group", "two_claim", _unlocked(_FREE_GROUPS, skips=True)),
+        Mutation("claims_wait_for_groups", "a_caller_keeps_a_group", _waiting(_FREE_GROUPS)),
+        Mutation("owners_wait_for_groups", "a_caller_keeps_an_owned_group", _waiting(_FREE_GROUPS)),
+        Mutation("routing_waits_for_rows", "a_caller_acks_what_is_new", _waiting(rf"{_OF_ROWS}.*routed = 0")),
+        Mutation("routing_locks_no_group", "a_hot_group", replaced=((routing, "locking_free", _of_names),)),
+        Mutation("keys_are_not_locked", "one_key", _unlocked("FROM waterclock_unique_keys", skips=False)),
+        Mutation("keys_that_are_locked_are_skipped", "one_key", _skipping("FROM waterclock_unique_keys")),
+        Mutation("ticks_are_not_locked", "two_tick", _unlocked("FROM waterclock_schedules", skips=True)),
+        Mutation("expiry_locks_no_row", "rows_expire", _unlocked(_OF_ROWS, skips=True)),
+        Mutation("totals_are_written_over", "two_purgers", replaced=((purging, "add_totals", _write_totals),)),
         # Ownership and leases
         Mutation(
             "the_dead_keep_their_groups", "one_dies", replaced=((consumers, "release_lapsed", _nothing), *NO_SWEEP)
@@ -231,7 +272,6 @@ MUTATIONS = {
             "what_was_given_longer_is_removed",
             "some_are_given_longer",
             replaced=((expiring, "_to_expire", _any_of), (expiring, "_locking", _any_of_free)),
-            by_locks=True,
         ),
         Mutation("what_is_out_expires", "some_expire", replaced=((expiring, "is_expired", _is_over),)),
         Mutation("no_sweep", "the_head_is_deleted", replaced=NO_SWEEP),

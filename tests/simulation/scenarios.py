@@ -32,6 +32,7 @@ _HARMS = ("crash", "lose", "stall", "freeze", "jump")
 
 
 def _two_receive(world: World) -> None:
+    world.lets_all_end = True
     world.starts_with("a", "a", "b")
     world.add("x", world.receives("x", "x"))
     world.add("y", world.receives("y", "y"))
@@ -40,6 +41,7 @@ def _two_receive(world: World) -> None:
 
 def _two_claim(world: World) -> None:
     """Groups are there already, ready for the first consumer that asks."""
+    world.lets_all_end = True
     world.starts_with("a", "a", "b", "b")
     world.table("operator").groups.purge("no such group")  # gives all messages their places
     world.add("x", world.receives("x", "x", limit=1, rounds=3))
@@ -473,6 +475,23 @@ def _two_tick(world: World) -> None:
     world.add("z", world.receives("z", "z"))
 
 
+def _two_at_a_rate(world: World) -> None:
+    """Two consumers share a rate limit of one message a second."""
+    world.starts_with("a", "b", "a", "b")
+    world.apart = _SECOND
+    world.add("x", world.receives("x", "x"))
+    world.add("y", world.receives("y", "y"))
+    world.add("putter", world.puts("putter", [["b"]]))
+
+
+def _two_work(world: World) -> None:
+    """Two workers call handlers in two threads each, which fail and take their time."""
+    world.starts_with("a", "a", "b")
+    world.add("x", world.works("x", "x", fails=1))
+    world.add("y", world.works("y", "y", handling=0.7 * LEASE / _SECOND))
+    world.add("putter", world.puts("putter", [["a", "b"], ["a"]]))
+
+
 SCENARIOS = {
     one.name: one
     for one in (
@@ -533,6 +552,10 @@ SCENARIOS = {
         Scenario("one_key", _one_key, _SEQUENCED, ("crash", "stall"), ("x",), ending="living"),
         Scenario("rows_of_one_key", _one_key, _ROWS, ("crash", "stall"), ("x",), ending="living"),
         Scenario("two_tick", _two_tick, _ROWS, ("crash", "stall", "jump"), ("x",), ending="living"),
+        Scenario("two_at_a_rate", _two_at_a_rate, _ROWS | {"rate_limit": 1.0}, ("crash", "stall"), ("x",)),
+        Scenario("two_work", _two_work, _SEQUENCED, ("crash", "lose", "stall"), ("x", "y"), sometimes=("sent again",)),
+        Scenario("two_work_to_own", _two_work, _EXCLUSIVE, ("crash", "lose", "stall"), ("x", "y")),
+        Scenario("rows_are_worked_on", _two_work, _ROWS, ("crash", "lose", "stall"), ("x", "y")),
         Scenario("an_operator_commands", _an_operator_commands, _EXCLUSIVE, sometimes=("blocked",)),
     )
 }

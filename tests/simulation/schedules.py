@@ -12,7 +12,7 @@ from tests.simulation.gate import Rewrite
 from tests.simulation.mutations import Mutation
 from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.scheduler import Choosing
-from tests.simulation.strategies import OnePreemption, Pct, Random, Replay, Runs
+from tests.simulation.strategies import OnePreemption, OneThread, Pct, Random, Replay, Runs
 from tests.simulation.world import LEASE, Outcome, Scenario, Stage, play
 
 MUTATIONS = mutations.MUTATIONS | topic_mutations.MUTATIONS
@@ -40,14 +40,19 @@ KINDS = (
     "appended twice",
     "stands at",
     "read twice",
-    "is undone",
     "behind",
+    "with one key wait",
+    "gave two messages",
+    "after another one",
     "has holes",
     "count as appended",
     "cannot be read",
     "verify:",
 )
 """What a fault says, by which two runs have the same one."""
+
+OTHERWISE = 40
+"""Schedules of one thread, and schedules on SQLite, that do not find what takes locks."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,10 @@ class Schedule:
         The choices; after them each actor keeps on.
     mutation
         The deliberate fault that is found; none where it was the product's own.
+    takes_locks
+        Whether a deliberate fault is found by locks alone, which no single thread meets. None of `OTHERWISE` runs on
+        this database finds it in which each transaction goes on to its end and none waits for another, nor does one of
+        as many on SQLite, where no two write at a time. It is judged when the schedule is stored.
     """
 
     scenario: str
@@ -77,6 +86,7 @@ class Schedule:
     about: str
     runs: Runs
     mutation: str = ""
+    takes_locks: bool = False
 
     @classmethod
     def read(cls, name: str) -> Schedule:
@@ -84,7 +94,9 @@ class Schedule:
 
     def write(self, name: str) -> None:
         facts = asdict(self) | {"runs": None}
-        text = json.dumps({key: value for key, value in facts.items() if value != ""}, indent=2)
+        if not self.mutation:
+            del facts["mutation"], facts["takes_locks"]
+        text = json.dumps(facts, indent=2)
         runs = ",\n    ".join(json.dumps(one) for one in self.runs)
         (FOLDER / f"{name}.json").write_text(text.replace('"runs": null', f'"runs": [\n    {runs}\n  ]') + "\n")
 
@@ -142,6 +154,24 @@ def find(stage: Stage, mutation: Mutation, count: int = 200, most_plays: int = 4
                 about = outcome.faults[0].split(": [", maxsplit=1)[0].split("(", maxsplit=1)[0]
                 return Schedule(scenario.name, stage.kind, kind, True, about, runs, mutation.name)
     return None
+
+
+def shows_to_one_thread(stage: Stage, mutation: Mutation, count: int) -> bool:
+    """Say that a deliberate fault shows in runs of whole transactions, of which none waits for another's lock."""
+    scenario = SCENARIOS[mutation.scenario]
+    with mutation.made():
+        for seed in range(count):
+            strategy = OneThread(seed, scenario.harms if seed else (), scenario.victims, LEASE)
+            outcome = play(stage, scenario, strategy, mutation.rewrite)
+            if outcome.faults and not outcome.seen.get("blocked"):
+                return True
+    return False
+
+
+def takes_locks(stage: Stage, sqlite: Stage, mutation: Mutation) -> bool:
+    """Judge whether a deliberate fault that is found on a stage is found by locks alone, as `Schedule` says."""
+    on_server = stage.waits.has_server and not shows_to_one_thread(stage, mutation, OTHERWISE)
+    return on_server and find(sqlite, mutation, OTHERWISE, most_plays=0) is None
 
 
 def shrink(

@@ -14,6 +14,8 @@ from tests.simulation.scheduler import Actor, Scheduler
 _STAYS = 0.6
 _HARM = 2  # things that an entry of a schedule tells of a harm
 
+_OF_TRANSACTIONS = ("SELECT", "INSERT", "UPDATE", "DELETE", "WITH", "COMMIT", "think")
+
 HARMS = ("crash", "freeze", "lose", "jump", "stall")
 
 Runs = list[list[Any]]
@@ -108,6 +110,26 @@ class Random(Harming):
         if scheduler.last in able and self.random.random() < _STAYS:
             return scheduler.last
         return self.random.choice(able)
+
+
+class OneThread(Random):
+    """Chooses by chance, but lets each transaction go on to its end: as far as a single thread comes that plays all."""
+
+    def harm(self, scheduler: Scheduler) -> None:
+        if not _is_under_way(scheduler):
+            super().harm(scheduler)
+
+    def choose(self, scheduler: Scheduler, able: list[Actor]) -> Actor:
+        last = scheduler.last
+        return last if last in able and _is_under_way(scheduler) else self.random.choice(able)
+
+
+def _is_under_way(scheduler: Scheduler) -> bool:
+    """Say that a transaction may be under way in which the last step was."""
+    last = scheduler.last
+    if last is None or last.state != "ready" or scheduler.history[-1][1] == "COMMIT":
+        return False
+    return last.label.split()[0] in _OF_TRANSACTIONS
 
 
 class Pct(Harming):

@@ -115,6 +115,9 @@ class TopicWorld:
         """Keep something open until the run has ended."""
         return self._open.enter_context(kept)
 
+    def give_up_locks(self) -> None:
+        """Roll back nothing: callers have no transactions of their own."""
+
     def give_up(self) -> None:
         """Close what is open still."""
         self._open.close()

@@ -20,18 +20,21 @@ from tests.simulation.waits import waits_of
 
 from waterclock import moments
 from waterclock.connection import Database, connect
-from waterclock.database import kept
+from waterclock.database import deadlines, kept
 from waterclock.database.table_catalogue import consumers, groups, heartbeats, schedules, totals, unique_keys
 from waterclock.database.topic_catalogue import entries, files, ledgers, producers, subscriptions, topics
 from waterclock.errors import LeaseLostError, NotFoundError, OrderError, UnavailableError, WaterclockError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups import consumers as group_consumers
 from waterclock.tables.groups import heads, routing
+from waterclock.tables.groups.info import GroupInfo
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.explaining import Explanation
 from waterclock.tables.model.schema import EXPIRED, is_expired
 from waterclock.time import MAX_NS
 from waterclock.topics.topic import Topic
+from waterclock.work.outcomes import Retry
+from waterclock.work.worker import Worker
 
 _T = TypeVar("_T")
 
@@ -48,6 +51,7 @@ _SOON = 6 * SECOND
 
 _BACK_OFF = 2  # s
 
+_OVER = ("acked", "expired", "cancelled", "dead")  # though no caller had the answer
 _TIMED = ("leased", "scheduled", "backing_off")
 _MOST_STEPS = 3000
 
@@ -226,9 +230,13 @@ class World:
         self.holds: dict[Any, list[Hold]] = defaultdict(list)
         self.due_at: dict[Any, int] = {}  # of those that back off
         self.expires: dict[Any, int] = {}
+        self.lets_all_end = False  # whether nothing ends a lease before its time
+        self.apart = 0  # ns between two messages at the least, where the table has a rate limit
+        self._sent_at = 0
         self.kept: set[str] = set()  # groups that a caller's own transaction has for as long as it likes
         self.mine: dict[Any, set[int]] = defaultdict(set)  # claims whose acks were said to be lost
         self._said: dict[Any, Explanation] = {}
+        self._infos: dict[str, GroupInfo] = {}
         self._said_at = 0
         self.began: int | None = None
         self._kept_open = ExitStack()
@@ -237,12 +245,15 @@ class World:
         self.callers: set[str] = set()  # processes whose transactions are their own
 
     def enter(self, kept: AbstractContextManager[_T]) -> _T:
-        """Keep something open until the run has ended."""
+        """Keep a transaction of a caller's open until the run has ended."""
         return self._kept_open.enter_context(kept)
 
-    def give_up(self) -> None:
-        """Close what is open still."""
+    def give_up_locks(self) -> None:
+        """Roll back what callers have open still."""
         self._kept_open.close()
+
+    def give_up(self) -> None:
+        """Close nothing more."""
 
     @staticmethod
     def prepare(stage: Stage, options: dict[str, Any]) -> None:
@@ -333,6 +344,7 @@ class World:
 
         def work() -> None:
             table, left, failures = self.table(process), rounds, fails
+            pause = every
             while not self.closing and left != 0:
                 left = None if left is None else left - 1
                 try:
@@ -347,8 +359,11 @@ class World:
                     if not self.scheduler.seen["answer lost"]:
                         raise
                     continue
-                if not deliveries:
-                    moments.sleep(POLL if self.ending else every)
+                if deliveries:
+                    pause = every
+                    continue
+                moments.sleep(POLL if self.ending else pause)
+                pause = min(2 * pause, max(every, POLL))  # so that a run comes to where leases end in a few steps
 
         return work
 
@@ -385,6 +400,38 @@ class World:
 
         return work
 
+    def works(
+        self, process: str, consumer: str, *, slots: int = 2, handling: float = 0, fails: int = 0
+    ) -> Callable[[], None]:
+        """Run a worker, whose handler takes some seconds and fails at first, until the world closes."""
+        failures = fails
+
+        def handle(delivery: Delivery) -> None:
+            nonlocal failures
+            self.note_received(process, [delivery], beats=True)
+            self.step(f"handle {self.number(delivery.id)}")
+            moments.sleep(handling)
+            delivery.when_over(lambda: self._note_over(process, delivery))
+            for hold in self.holds[delivery.id]:
+                hold.ends = hold.ends or hold.delivery is delivery
+            failures -= 1
+            if failures >= 0:
+                self._let_go(process, delivery)
+                raise Retry(f"{_BACK_OFF}s")
+
+        def work() -> None:
+            worker = Worker(self.table(process), handle, concurrency=slots, consumer=consumer, grace="1s")
+            self._stops.append(worker.stop)
+            worker.run(signals=False)
+
+        return work
+
+    def _note_over(self, process: str, delivery: Delivery) -> None:
+        """Note what became of a message that a worker's handler has handled."""
+        if delivery.over and not (delivery.given_back or delivery.lost):
+            self.note_acked(process, delivery)
+        self.holds[delivery.id] = [one for one in self.holds[delivery.id] if one.delivery is not delivery]
+
     def _handle(self, process: str, delivery: Delivery, *, fails: bool = False) -> None:
         self.step(f"handle {self.number(delivery.id)}")
         for hold in self.holds[delivery.id]:
@@ -397,7 +444,8 @@ class World:
             else:
                 delivery.ack()
         except (LeaseLostError, OrderError) as error:
-            if self.has_expired(delivery.id) and isinstance(error, LeaseLostError) and self.now < delivery.lease_until:
+            is_early = isinstance(error, LeaseLostError) and self.now < delivery.lease_until
+            if is_early and (self.has_expired(delivery.id) or self.lets_all_end):
                 self.faults.append(f"{self.number(delivery.id)} was taken from {process}, though its lease lasts")
             self.scheduler.seen["lease lost"] += 1
             self.mine[delivery.id].add(delivery.leased.claim_id)
@@ -424,6 +472,7 @@ class World:
         for delivery in deliveries:
             if delivery.epoch > 1:
                 self.scheduler.seen["sent again"] += 1
+            self._judge_rate(delivery)
             if delivery.lease_until - LEASE >= self.expires.get(delivery.id, MAX_NS) and not self.altered:
                 self.faults.append(f"{process} got {self.number(delivery.id)} after it had expired")
             if self.now < self.due_at.pop(delivery.id, 0):
@@ -439,6 +488,13 @@ class World:
                             f" {self.number(message)}"
                         )
             self.holds[delivery.id].append(Hold(process, delivery, beats, self.scheduler.seen["jump"]))
+
+    def _judge_rate(self, delivery: Delivery) -> None:
+        """Check that a message was not sent sooner behind the last one than the table's rate lets it."""
+        sent_at = delivery.lease_until - LEASE
+        if self.apart and sent_at - self._sent_at < self.apart:
+            self.faults.append(f"{self.number(delivery.id)} was sent {sent_at - self._sent_at} ns after another one")
+        self._sent_at = max(self._sent_at, sent_at)
 
     def _group(self, message: Any) -> str | None:
         return self.put.get(message, (None, ""))[0]
@@ -524,9 +580,39 @@ class World:
         for message in self.missing():
             with suppress(NotFoundError):
                 self._said[message] = table.explain(message)
+        waits = [message for message, said in self._said.items() if said.state not in _OVER]
+        for group in sorted({self._group(message) or "" for message in waits}) if self.is_grouped else ():
+            self._infos[group] = table.groups.info(group)
+            self.judge_counts(self._infos[group])
+
+    def judge_counts(self, info: GroupInfo) -> None:
+        """Check how many messages a group is said to have, and which is its first one."""
+        rows = self.table("operator").context.rows
+        its = sa.select(rows.c.id).where(rows.c.group_id == info.group, rows.c.time_acked.is_(None))
+        with self.stage.database.backend.engine.connect() as connection:
+            found = list(connection.scalars(its.order_by(rows.c.position.is_(None), rows.c.position, rows.c.seq)))
+        if info.in_flight + info.waiting + info.held != len(found):
+            self.faults.append(f"{info.group!r} has {len(found)} messages, but its info said untruly: {info}")
+        if info.head_id is not None and info.head_id != found[0] and info.hold is None:
+            self.faults.append(f"{info.group!r} begins with {found[0]}, but its info said untruly: {info}")
+
+    def judge_info(self, group: str) -> None:
+        """Check what was said of a group of which a fresh consumer has got the first message now."""
+        info = self._infos.pop(group, None)
+        if info is None:
+            return
+        late = self.now - max(info.due_at or 0, self._said_at) > _SOON
+        early = info.due_at is not None and self.now < info.due_at
+        never = info.due_at is None and info.state != "unrouted"
+        late &= info.blocked_by is None and info.owner in (None, "fresh")
+        if info.hold is None and (early or never or late):
+            when = (self.now - self._said_at) / SECOND
+            self.faults.append(f"{group!r} came after {when} s, but its info said untruly: {info}")
 
     def judge_reason(self, message: Any) -> None:
         """Check what was said of a message that a fresh consumer has got now."""
+        if self.is_grouped:
+            self.judge_info(self._group(message) or "")
         said = self._said.pop(message, None)
         if said is None:
             return
@@ -648,6 +734,7 @@ def play(stage: Stage, scenario: Scenario, strategy: Choosing, rewrite: Rewrite 
                 runs, steps = as_runs(scheduler.decisions), len(scheduler.decisions)
                 _end(world, scenario)
             finally:
+                world.give_up_locks()  # else who waits for them would do so until the server gives up
                 scheduler.end()
                 world.give_up()
         within_time(world.judge, "the checks")
@@ -695,6 +782,10 @@ def _no_chance() -> Generator[None]:
     random.seed(1)
     numbers = itertools.count(next(_runs) << 32)  # a name that was used in another run may be remembered
     tokens = lambda size: f"{next(numbers):0{2 * size}x}"[-2 * size :]  # noqa: E731
-    with patch("secrets.randbits", chance.getrandbits), patch("secrets.token_hex", tokens):
+    with (
+        patch("secrets.randbits", chance.getrandbits),
+        patch("secrets.token_hex", tokens),
+        patch.object(deadlines, "_watch", deadlines._Watch()),  # whose thread was an actor of another run
+    ):
         yield
     random.setstate(state)
