@@ -24,6 +24,7 @@ from waterclock.tables.groups.heads import (
 
 _RELEASED_AT_ONCE = 1000
 _TAKEN_AT_ONCE = 5000
+"""Messages that one statement takes back: as many as one acks (`acking.AT_ONCE`), which stands above this file."""
 
 _COUNTED_AT_MOST = 1000
 """Groups that a claim counts before it shares them: where there are more, it takes its share of so many."""

@@ -283,7 +283,7 @@ def extend(context: TableContext, connection: SqlConnection, leased: Leased, dur
     execute_later(connection, (_locked_rows(context), {"seqs": [leased.seq]}))
     _extend_group(context, connection, [leased], min(duration, FARTHEST))
     [found] = execute_all(connection, [_asking_ends(context, [leased])], commit=True)
-    return next((_held(row) for row in found if row.claim_id == leased.claim_id), None)
+    return _held_by(found).get((leased.seq, leased.claim_id))
 
 
 def extend_rows(
