@@ -584,6 +584,19 @@ class World:
         for group in sorted({self._group(message) or "" for message in waits}) if self.is_grouped else ():
             self._infos[group] = table.groups.info(group)
             self.judge_counts(self._infos[group])
+        self.judge_kept(table)
+
+    def judge_kept(self, table: MessageTable) -> None:
+        """Check what is said of what a caller's own transaction keeps: that no consumer gets it."""
+        its = [one for one, (group, _) in self.put.items() if group in self.kept and one not in self.acked]
+        for message in its:
+            said = table.explain(message)
+            if said.state == "ready":
+                self.faults.append(f"{self.number(message)} is kept, but explain said untruly: {said.reason}")
+        for group in sorted(self.kept) if self.is_grouped else ():
+            info = table.groups.info(group)
+            if info.blocked_by is None:
+                self.faults.append(f"{group!r} is kept, but its info said untruly: {info}")
 
     def judge_counts(self, info: GroupInfo) -> None:
         """Check how many messages a group is said to have, and which is its first one."""

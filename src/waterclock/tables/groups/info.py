@@ -234,15 +234,16 @@ def seen_locked(context: TableContext, info: GroupInfo) -> GroupInfo:
     may_go = info.hold is None or (info.hold == "owner_away" and not info.pinned)
     if not may_go or info.state not in ("ready", "unrouted") or context.sql.one_writer:
         return info
-    name = [info.group or UNGROUPED]
+    name = info.group or UNGROUPED
+    are_free = _is_first_new_free if info.state == "unrouted" else _are_free
     try:
-        free = context.backend.transact(lambda own: _are_free(context, own, name))
+        free = context.backend.transact(lambda own: are_free(context, own, name))
     except WaterclockError:  # who asks may perhaps only read
         return info
     if free:
         return info
     with context.backend.snapshot() as connection:
-        there = connection.execute(sa.select(groups.c.group_id).where(these_groups(context)), {"groups": name}).first()
+        there = connection.execute(_rows_of(context, name).limit(1)).first()
     return replace(info, hold="locked", blocked_by=locked("its group")) if there is not None else info
 
 
@@ -251,9 +252,9 @@ def locked(what: str) -> str:
     return HOLDS["locked"].reason.format(what=what)
 
 
-def _are_free(context: TableContext, own: SqlConnection, name: list[str]) -> bool:
+def _are_free(context: TableContext, own: SqlConnection, name: str) -> bool:
     """Say that no other transaction has locked a group, what is out of it, or the message that goes out next."""
-    if not lock_free_groups(context, own, name) or not lock_out(context, own, name).names:
+    if not lock_free_groups(context, own, [name]) or not lock_out(context, own, [name]).names:
         return False
     rows = context.rows
     is_next = (
@@ -266,11 +267,35 @@ def _are_free(context: TableContext, own: SqlConnection, name: list[str]) -> boo
             context.sql.of_each(groups, [rows.c.seq], is_next, rows.c.position, skip_locked=skips).where(
                 these_groups(context)
             ),
-            {"groups": name},
+            {"groups": [name]},
         ).all()
         for skips in (False, True)
     ]
     return len(found[0]) <= len(found[1])
+
+
+def _is_first_new_free(context: TableContext, own: SqlConnection, name: str) -> bool:
+    """Say that no other transaction has locked a group of which no message has its place yet, nor the first of them."""
+    rows = context.rows
+    has_row = own.execute(sa.select(groups.c.group_id).where(these_groups(context)), {"groups": [name]}).first()
+    if has_row is not None and not lock_free_groups(context, own, [name]):
+        return False
+    its = _rows_of(context, name).where(rows.c.position.is_(None))
+    first = own.execute(its.order_by(rows.c.seq).limit(1)).first()
+    if first is None:
+        return True
+    return own.execute(its.where(rows.c.seq == first.seq).with_for_update(skip_locked=True)).first() is not None
+
+
+def _rows_of(context: TableContext, name: str) -> sa.Select[Any]:
+    """Select the messages of a group that are not acked."""
+    rows = context.rows
+    its = (
+        sa.or_(rows.c.group_id.is_(None), rows.c.group_id == UNGROUPED)
+        if name == UNGROUPED
+        else rows.c.group_id == name
+    )
+    return sa.select(rows.c.seq).where(its, rows.c.time_acked.is_(None))
 
 
 def _member_columns(rows: sa.Table) -> list[sa.Column[Any]]:
