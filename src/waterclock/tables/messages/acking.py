@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.sql.dml import ReturningUpdate
@@ -280,10 +280,8 @@ def extend(context: TableContext, connection: SqlConnection, leased: Leased, dur
     if not context.options.groups:
         return extend_rows(context, connection, [leased], duration).get((leased.seq, leased.claim_id))
     _lock(context, connection, [leased])
-    execute_later(connection, (_locked_rows(context), {"seqs": [leased.seq]}))
-    _extend_group(context, connection, [leased], min(duration, FARTHEST))
-    [found] = execute_all(connection, [_asking_ends(context, [leased])], commit=True)
-    return _held_by(found).get((leased.seq, leased.claim_id))
+    execute_later(connection, (_locked_rows(context), {"seqs": [leased.seq]}))  # waits for who acks it just now
+    return extend_all(context, connection, [leased], duration).get((leased.seq, leased.claim_id))
 
 
 def extend_rows(
@@ -342,34 +340,47 @@ def _cancelled(context: TableContext) -> sa.Select[Any, Any]:
     return sa.select(rows.c.seq, rows.c.claim_id).where(context.unacked(), is_cancelled(rows))
 
 
-def _extend_group(context: TableContext, connection: SqlConnection, leased: Sequence[Leased], duration: int) -> None:
-    """Hold all that is out of a group, where one of these messages of it is: others may be acked, or rescheduled.
+def _extend_groups(context: TableContext, connection: SqlConnection, leased: Sequence[Leased], duration: int) -> None:
+    """Hold all that is out of groups, where one of these messages is out of each: others may be acked, or rescheduled.
 
     What another transaction has locked keeps its lease as it is: no consumer can claim it before that ends.
     """
-    first, seqs = leased[0], [one.seq for one in leased]
-    _lock(context, connection, [first])
-    which = {"seqs": seqs, "by": first.claim_id, "of": first.group_id}
-    out = connection.execute(_unlocked_out(context, "claim" if first.position is None else "group"), which).all()
-    ours = [row for row in out if row.claim_id == first.claim_id and row.seq in seqs]
+    _lock(context, connection, leased)
+    placed = {one.group_id for one in leased if one.position is not None}
+    asked: list[Asked] = [(_unlocked_claimed(context), {"seqs": [one.seq for one in leased]})]
+    if placed:
+        asked.append((_unlocked_out(context), {"groups": sorted(name or UNGROUPED for name in placed)}))
+    claimed, *others = execute_all(connection, asked)
+    claims = {(one.seq, one.claim_id): one.group_id for one in leased}
+    ours = [row for row in claimed if (row.seq, row.claim_id) in claims]
     if not ours:
         return
     until = ours[0].now + duration
+    names = {claims[row.seq, row.claim_id] for row in ours}  # plain SQL may have moved one, into a group not locked
+    seqs = {row.seq for row in ours} | {row.seq for found in others for row in found if row.group_id in names}
     if context.options.groups == "exclusive":
-        consumers.renew(context, connection, ours[0].consumer or "", until)
-    execute_later(connection, (_extending(context), {"seqs": [row.seq for row in out], "until": until}))
-    settle(context, connection, [first.group_id or UNGROUPED])
+        for consumer in sorted({row.consumer or "" for row in ours}):
+            consumers.renew(context, connection, consumer, until)
+    execute_later(connection, (_extending(context), {"seqs": sorted(seqs), "until": until}))
+    settle(context, connection, [name or UNGROUPED for name in names])
+
+
+def _unlocked(context: TableContext, which: sa.ColumnElement[bool]) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    columns = rows.c.seq, rows.c.claim_id, rows.c.group_id, rows.c.consumer, context.backend.now_sql().label("now")
+    return sa.select(*columns).where(which).with_for_update(skip_locked=True)
 
 
 @built_once(maxsize=256)
-def _unlocked_out(context: TableContext, what: Literal["claim", "group"]) -> sa.Select[*tuple[Any, ...]]:
-    """Lock what a claim has of the messages bound as ``seqs``, or all that is out of the group bound as ``of``."""
-    rows = context.rows
-    which = context.unacked() & (rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger))
-    if what == "group":
-        which = (rows.c.group_id == sa.bindparam("of")) & is_out(rows)
-    columns = rows.c.seq, rows.c.claim_id, rows.c.consumer, context.backend.now_sql().label("now")
-    return sa.select(*columns).where(which).with_for_update(skip_locked=True)
+def _unlocked_claimed(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    """Lock those of the messages bound as ``seqs`` that are out."""
+    return _unlocked(context, context.unacked() & context.rows.c.claim_id.is_not(None))
+
+
+@built_once(maxsize=256)
+def _unlocked_out(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    """Lock all that is out of the groups bound as ``groups``."""
+    return _unlocked(context, context.sql.any_of(context.rows.c.group_id, "groups") & is_out(context.rows))
 
 
 @built_once(maxsize=256)
@@ -396,6 +407,8 @@ def extend_all(
 ) -> dict[tuple[int, int], Held]:
     """Hold messages for ``duration`` ns from now, never shorter than before, and with them what went out together.
 
+    Nothing may follow in the transaction, which may be committed.
+
     Returns
     -------
     dict
@@ -403,11 +416,7 @@ def extend_all(
     """
     rows = context.rows
     if context.options.groups:
-        together: dict[tuple[str | None, int], list[Leased]] = {}
-        for one in leased:
-            together.setdefault((one.group_id, one.claim_id), []).append(one)
-        for place in sorted(together, key=lambda place: (place[0] or UNGROUPED, place[1])):
-            _extend_group(context, connection, together[place], duration)
+        _extend_groups(context, connection, leased, min(duration, FARTHEST))
     else:
         until = context.backend.now(connection) + duration
         wanted = {(one.seq, one.claim_id) for one in leased}
@@ -417,7 +426,8 @@ def extend_all(
             sa.update(rows).where(context.unacked(), rows.c.time_next < until).values(time_next=until),
             {"seqs": [row.seq for row in locked if (row.seq, row.claim_id) in wanted]},
         )
-    return _held_by(connection.execute(*_asking_ends(context, leased)))
+    [found] = execute_all(connection, [_asking_ends(context, leased)], commit=True)
+    return _held_by(found)
 
 
 def reschedule(context: TableContext, connection: SqlConnection, ids: Sequence[Any], at: int, epoch: int | None) -> int:
