@@ -107,7 +107,7 @@ class Stage:
         limits = (routing, "_ROUTED_AT_ONCE"), (routing, "_AT_ONCE"), (group_consumers, "_RELEASED_AT_ONCE")
         for module, name in limits:
             self._open.enter_context(patch.object(module, name, SMALL))
-        self._open.enter_context(patch.object(heads, "_SETTLED_AT_ONCE", SMALL))
+        self._open.enter_context(patch.object(heads, "NAMED_AT_ONCE", SMALL))
         self._forget_statements()
         self._open.callback(self._forget_statements)
         self.database = self._database("operator")

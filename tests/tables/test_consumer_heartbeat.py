@@ -191,14 +191,14 @@ def test_a_table_whose_leases_cannot_be_extended_holds_up_no_other(
 ) -> None:
     faulty, sound = make_table("faulty"), make_table("sound")
     made = SteppedHeartbeat(later_each_time(HOUR))
-    extend_all = heartbeat.acking.extend_all
+    extend_all = heartbeat.extending.extend_all
 
     def fail_for_one(context: Any, *arguments: Any) -> Any:
         if context.name == "faulty":
             raise ZeroDivisionError
         return extend_all(context, *arguments)
 
-    monkeypatch.setattr(heartbeat.acking, "extend_all", fail_for_one)
+    monkeypatch.setattr(heartbeat.extending, "extend_all", fail_for_one)
     faulty.put("x")
     sound.put("y")
     [first], [second] = faulty.receive(), sound.receive()

@@ -16,7 +16,7 @@ from waterclock.database.table_catalogue import consumers, groups
 from waterclock.errors import LeaseLostError
 from waterclock.tables.groups import routing
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages import acking, dead_letters, healing
+from waterclock.tables.messages import acking, dead_letters, extending, healing
 
 from .conftest import MovableClock
 from .grouped import lease_until, names, put
@@ -448,7 +448,7 @@ def test_a_heartbeat_holds_on_to_what_plain_sql_does_not_keep(
     with database.backend.engine.begin() as plain:
         plain.execute(sa.text("UPDATE orders SET last_error = 'kept' WHERE message IN ('a2', 'a3')"))
         hour = 3600 * 1_000_000_000
-        held = database.backend.transact_within(1, lambda own: acking.extend_all(table.context, own, leased, hour))
+        held = database.backend.transact_within(1, lambda own: extending.extend_all(table.context, own, leased, hour))
     first, second = (held[one.seq, one.claim_id].until for one in leased)
     assert (first - second > hour // 2, len(before)) == (True, policy == "exclusive")
 

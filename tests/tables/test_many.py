@@ -16,9 +16,8 @@ from tests.statements import statements_of
 from waterclock.connection import Database
 from waterclock.database.engines.postgresql import PostgresqlDialect
 from waterclock.tables.catalogue import table_row
-from waterclock.tables.databases import claiming_rows
+from waterclock.tables.databases import claiming_rows, table_dialect
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages import acking
 from waterclock.time import MIN_NS
 
 from .conftest import MovableClock
@@ -60,7 +59,7 @@ def test_33_000_deliveries_of_many_claims_are_acked_together(orders: MessageTabl
 def test_a_long_ack_is_several_statements_and_one_transaction(
     orders: MessageTable, database: Database, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(acking, "AT_ONCE", 4)
+    monkeypatch.setattr(table_dialect, "NAMED_AT_ONCE", 4)
     orders.put_many([{"payload": ""}] * 10)
     deliveries = orders.receive(10)
     with statements_of(database.backend) as seen:

@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from waterclock.connection import Database
+from waterclock.tables.databases import table_dialect
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages import acking, cancelling
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 
@@ -77,8 +77,7 @@ def test_two_that_do_something_with_the_same_messages_in_opposite_orders_both_ge
     one: Verb,
     another: Verb,
 ) -> None:
-    for module in (acking, cancelling):
-        monkeypatch.setattr(module, "AT_ONCE", 2)
+    monkeypatch.setattr(table_dialect, "NAMED_AT_ONCE", 2)
     table = make_table(groups=groups)
     ids = [5, 4, 3, 2, 1]
     table.put_many([{"payload": "tea", "id": each, "group": str(each) if groups else None} for each in ids])

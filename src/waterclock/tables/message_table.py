@@ -24,7 +24,7 @@ from waterclock.tables.catalogue.selection import make_selection
 from waterclock.tables.catalogue.table_row import TableRow, change, drop, load
 from waterclock.tables.consumers.acking_together import ack_together
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.tables.consumers.extending import extend_together
+from waterclock.tables.consumers.extending_together import extend_together
 from waterclock.tables.consumers.heartbeat import heartbeat_of
 from waterclock.tables.consumers.receiving import Request, receive, receive_waiting
 from waterclock.tables.consumers.retrying import nack_all, retry_delayed, retry_ids

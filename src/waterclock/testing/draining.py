@@ -17,7 +17,7 @@ from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery, hand_over
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages import acking
+from waterclock.tables.messages import acking, locking
 from waterclock.tables.messages.claiming import claim_within
 from waterclock.tables.messages.dead_letters import bury_leased
 from waterclock.tables.messages.expiring import expire_claimed
@@ -142,7 +142,7 @@ def _handle(context: TableContext, lend: _Lend, delivery: Delivery, handler: Bou
 def _record(context: TableContext, own: sa.Connection, delivery: Delivery, outcome: Outcome) -> bool:
     leased = delivery.leased
     if outcome.verb == "snooze":
-        if not all(acking.still_leased(context, own, [leased])):
+        if not all(locking.still_leased(context, own, [leased])):
             return False
         at = context.backend.now(own) + (outcome.delay or 0)
         return acking.reschedule(context, own, [delivery.id], at, delivery.epoch - 1) == 1

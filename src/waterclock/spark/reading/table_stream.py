@@ -30,7 +30,7 @@ from waterclock.spark.options import plainly
 from waterclock.spark.reading.table_read_options import TableReadOptions
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages import acking
+from waterclock.tables.messages import extending
 
 Offset = dict[str, Any]
 
@@ -183,7 +183,7 @@ class _LeaseKeeper:
             length = context.options.ack_wait
             try:
                 lost = context.backend.transact(
-                    lambda own: sum(acking.extend(context, own, leased, length) is None for leased in self._leased)  # noqa: B023  # run at once
+                    lambda own: sum(extending.extend(context, own, leased, length) is None for leased in self._leased)  # noqa: B023  # run at once
                 )
             except WaterclockError as error:
                 _log.warning("cannot prolong the leases of message table %r: %s", self._table.name, error)

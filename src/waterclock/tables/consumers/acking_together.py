@@ -11,7 +11,7 @@ from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.undecided import decide
-from waterclock.tables.messages import acking
+from waterclock.tables.messages import acking, locking
 from waterclock.tables.messages.acking import is_of_one_claim
 from waterclock.tables.messages.process_heartbeat import note_acked
 from waterclock.tables.messages.putting import check_id
@@ -84,10 +84,10 @@ def _write(
     context: TableContext, connection: SqlConnection, leased: Sequence[Leased], ids: Sequence[Any]
 ) -> tuple[Acked, int]:
     if leased and ids:
-        acking.lock_together(context, connection, leased, ids)
+        locking.lock_together(context, connection, leased, ids)
     elif ids and not context.options.groups:  # those in groups are found and locked by one who looks at the groups
-        acking.lock_rows(context, connection, (), ids)
+        locking.lock_in_order(context, connection, (), ids)
     elif not (is_of_one_claim(leased) and context.backend.is_ours(connection)):  # which goes down an index, in order
-        acking.lock_together(context, connection, leased, ())
+        locking.lock_together(context, connection, leased, ())
     acked = acking.ack_leased(context, connection, leased)
     return acked, acking.ack_ids(context, connection, ids) if ids else 0

@@ -20,7 +20,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import explaining
 from waterclock.tables.consumers.heartbeat import beat_after, heartbeat_of
 from waterclock.tables.consumers.undecided import decide, find_out
-from waterclock.tables.messages import acking
+from waterclock.tables.messages import acking, extending
 from waterclock.tables.messages.dead_letters import bury_leased, dies_when_given_back, exhausted_reason
 from waterclock.tables.messages.process_heartbeat import changing
 from waterclock.tables.messages.putting import MessageId
@@ -295,7 +295,7 @@ class Delivery:
         length = to_duration(duration, "duration")
         self._decide("extend")
         with explaining(self.context):
-            held = acking.run(self.context, lambda own: acking.extend(self.context, own, self.leased, length))
+            held = acking.run(self.context, lambda own: extending.extend(self.context, own, self.leased, length))
         if held is None:
             raise self._lost("extend")
         self.extended(held)

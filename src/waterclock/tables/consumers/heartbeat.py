@@ -21,7 +21,7 @@ from waterclock.database.kept import Kept
 from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.undecided import Undecided, find_out
-from waterclock.tables.messages import acking
+from waterclock.tables.messages import acking, extending
 from waterclock.tables.model.leased import Held
 
 _SECOND = 1_000_000_000
@@ -253,7 +253,7 @@ def _extend(deliveries: Iterable[HandledDelivery], now: int) -> None:
             if not mine:
                 return
             ends = context.backend.transact_within(
-                patience, lambda own: acking.extend_all(context, own, [one.leased for one in mine], length)
+                patience, lambda own: extending.extend_all(context, own, [one.leased for one in mine], length)
             )
     except WaterclockError as error:
         # The ack finds out whether the lease lasted, so the log is enough here.

@@ -11,7 +11,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.undecided import decide
-from waterclock.tables.messages import acking
+from waterclock.tables.messages import acking, locking
 from waterclock.tables.messages.acking import back_off_at_once, is_one_update
 from waterclock.tables.messages.dead_letters import bury, dies_when_given_back, exhausted_reason
 
@@ -51,9 +51,9 @@ def _nack_chunk(
     if not dying:
         return acking.back_off_all(context, connection, [(one.leased, one.retry_delay(delay)) for one in chunk])
     if context.options.groups:  # one that goes back takes those behind it along
-        acking.lock_together(context, connection, [one.leased for one in chunk], ())
+        locking.lock_together(context, connection, [one.leased for one in chunk], ())
         return [one.nack_in(connection, delay, None) for one in chunk]
-    kept = acking.still_leased(context, connection, [one.leased for one in chunk])
+    kept = locking.still_leased(context, connection, [one.leased for one in chunk])
     ours = [one for one, still in zip(chunk, kept, strict=True) if still]
     living = [(one.leased, one.retry_delay(delay)) for one in ours if one not in dying]
     if len(living) < len(ours):

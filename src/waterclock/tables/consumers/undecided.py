@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from waterclock.errors import UnavailableError
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.messages import acking
+from waterclock.tables.messages import acking, locking
 from waterclock.tables.model.leased import Leased
 
 _PATIENCE = 0.5
@@ -67,7 +67,7 @@ def find_out(context: TableContext, deliveries: Iterable[Undecided]) -> None:
     seqs = [one.leased.seq for one in still]
     try:
         with context.backend.patience(_PATIENCE):
-            rows = context.backend.transact(lambda own: acking.unlocked(context, own, seqs))
+            rows = context.backend.transact(lambda own: locking.lock_free_rows(context, own, seqs))
     except UnavailableError:
         return
     free = {(row.seq, row.claim_id) for row in rows}

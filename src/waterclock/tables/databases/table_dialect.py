@@ -6,8 +6,8 @@ A method here has the statement as one would write it; a database overrides thos
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateTable, DropTable
@@ -23,6 +23,18 @@ from waterclock.tables.model.schema import IdItem
 
 KEPT = "kept"
 """The list of the names that the transaction has kept."""
+
+NAMED_AT_ONCE = 5000
+"""Rows that one statement names: a server refuses a statement that is too long, and its planner has bounds, too."""
+
+_T = TypeVar("_T")
+
+
+def pieces(items: Sequence[_T], size: int | None = None) -> Iterator[Sequence[_T]]:
+    """Cut what is to be named into as much as one statement names: ``size``, or `NAMED_AT_ONCE`."""
+    size = size or NAMED_AT_ONCE
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 class TableDialect(ABC):

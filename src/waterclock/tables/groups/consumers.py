@@ -12,6 +12,7 @@ from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.groups.heads import (
     UNASSIGNED,
     Out,
@@ -23,8 +24,6 @@ from waterclock.tables.groups.heads import (
 )
 
 _RELEASED_AT_ONCE = 1000
-_TAKEN_AT_ONCE = 5000
-"""Messages that one statement takes back: as many as one acks (`acking.AT_ONCE`), which stands above this file."""
 
 _COUNTED_AT_MOST = 1000
 """Groups that a claim counts before it shares them: where there are more, it takes its share of so many."""
@@ -268,8 +267,7 @@ def _take_back(context: TableContext, connection: SqlConnection, out: Out, now: 
 
     Else another consumer would get later messages while that one still has the earlier ones.
     """
-    for start in range(0, len(out.seqs), _TAKEN_AT_ONCE):
-        some = out.seqs[start : start + _TAKEN_AT_ONCE]
+    for some in pieces(out.seqs):
         connection.execute(_taking_back(context), {"seqs": some, "now": now})
     _release(context, connection, out.names)
 

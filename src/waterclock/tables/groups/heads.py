@@ -14,7 +14,7 @@ from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.databases.table_dialect import KEPT
+from waterclock.tables.databases.table_dialect import KEPT, NAMED_AT_ONCE, pieces
 from waterclock.time import MAX_NS
 
 UNGROUPED = ""
@@ -22,8 +22,6 @@ UNGROUPED = ""
 
 UNASSIGNED = ""
 """What stands in ``assigned`` of a group that any consumer may have."""
-
-_SETTLED_AT_ONCE = 5000
 
 
 def these_groups(context: TableContext, name: str = "groups") -> sa.ColumnElement[bool]:
@@ -150,8 +148,8 @@ def settle(context: TableContext, connection: SqlConnection, group_ids: Iterable
         False where the caller knows that messages are left.
     """
     names = sorted(set(group_ids))
-    for start in range(0, len(names), _SETTLED_AT_ONCE):
-        chosen = {"groups": names[start : start + _SETTLED_AT_ONCE]}
+    for some in pieces(names, NAMED_AT_ONCE):
+        chosen = {"groups": list(some)}
         if context.options.ack_order == "hold":
             _ack_held_back(context, connection, chosen["groups"])
         drained = [_drained(context)] if context.options.groups == "exclusive" else []
@@ -224,7 +222,7 @@ def settle_exhausted(context: TableContext, connection: SqlConnection, after: st
         The last of the groups that were looked at; None where there are no more.
     """
     never_due = (groups.c.table_id == context.table_id) & groups.c.ready_at.is_(None) & groups.c.head.is_not(None)
-    chosen = sa.select(groups.c.group_id).where(never_due).order_by(groups.c.group_id).limit(_SETTLED_AT_ONCE)
+    chosen = sa.select(groups.c.group_id).where(never_due).order_by(groups.c.group_id).limit(NAMED_AT_ONCE)
     if after is not None:
         chosen = chosen.where(groups.c.group_id > after)
     names = list(connection.scalars(chosen))

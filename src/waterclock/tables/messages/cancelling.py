@@ -15,8 +15,9 @@ import sqlalchemy as sa
 from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.groups.heads import UNGROUPED, settle
-from waterclock.tables.messages.acking import AT_ONCE, lock_rows, lock_unacked
+from waterclock.tables.messages.locking import lock_ids, lock_in_order
 from waterclock.tables.model.schema import CANCELLED, EXPIRED, is_cancelled, not_acked
 
 
@@ -24,7 +25,7 @@ def cancel(context: TableContext, connection: SqlConnection, ids: Sequence[Any],
     """Cancel messages by id; return how many were not acked, expired or cancelled before."""
     if not context.options.groups:
         return _by_ids(context, connection, _cancelling(context), ids, reason)
-    known, _ = lock_unacked(context, connection, ids)
+    known, _ = lock_ids(context, connection, ids)
     if not known:
         return 0
     chosen = {"seqs": [row.seq for row in known]}
@@ -47,9 +48,8 @@ def cancel_for_caller(context: TableContext, connection: SqlConnection, ids: Seq
 def _by_ids(
     context: TableContext, connection: SqlConnection, statement: sa.Update, ids: Sequence[Any], reason: str | None
 ) -> int:
-    lock_rows(context, connection, (), ids)
-    pieces = (list(ids[start : start + AT_ONCE]) for start in range(0, len(ids), AT_ONCE))
-    return sum(connection.execute(statement, {"ids": some, "why": reason}).rowcount for some in pieces)
+    lock_in_order(context, connection, (), ids)
+    return sum(connection.execute(statement, {"ids": list(some), "why": reason}).rowcount for some in pieces(ids))
 
 
 @built_once(maxsize=256)

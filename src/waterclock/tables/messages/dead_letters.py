@@ -19,7 +19,7 @@ from waterclock.errors import ConstraintError, InvalidArgumentError, SchemaError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.groups.heads import UNGROUPED, settle
-from waterclock.tables.messages import acking
+from waterclock.tables.messages.locking import still_leased
 from waterclock.tables.model.leased import Leased
 from waterclock.tables.model.schema import (
     CANCELLED,
@@ -127,7 +127,7 @@ def bury_leased(
 ) -> bool:
     """Move a message that a consumer has to the dead-letter table; False where the lease was lost."""
     dead_letter_table(context)
-    if not all(acking.still_leased(context, connection, [leased])):
+    if not all(still_leased(context, connection, [leased])):
         return False
     if error is not None:
         rows = context.rows

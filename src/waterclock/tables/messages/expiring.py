@@ -18,8 +18,8 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.heads import UNGROUPED, lock_free_groups, settle
 from waterclock.tables.groups.routing import route
-from waterclock.tables.messages import acking
 from waterclock.tables.messages.dead_letters import bury, drop, may_bury, uncount
+from waterclock.tables.messages.locking import still_leased
 from waterclock.tables.model.leased import Leased
 from waterclock.tables.model.schema import is_expired, not_acked
 from waterclock.time import MIN_NS
@@ -65,7 +65,7 @@ def expire_claimed(context: TableContext, connection: SqlConnection, seqs: Seque
 
 def expire_unstarted(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> None:
     """Remove messages that expired while they waited with a consumer that has not begun to handle them."""
-    kept = acking.still_leased(context, connection, leased)
+    kept = still_leased(context, connection, leased)
     ours = [one.seq for one, still in zip(leased, kept, strict=True) if still]
     if ours:
         rows = context.rows

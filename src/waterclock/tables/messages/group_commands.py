@@ -11,12 +11,11 @@ import sqlalchemy as sa
 from waterclock.database.table_catalogue import groups, message_tables
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
+from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.groups.acking import release_behind
 from waterclock.tables.groups.heads import UNASSIGNED, lock_groups, settle
 from waterclock.tables.groups.routing import route
 from waterclock.tables.model.schema import ack_values, not_acked
-
-_AT_ONCE = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +100,8 @@ def ensure_group(context: TableContext, connection: sa.Connection, group_id: str
 
 def in_parts(seqs: Sequence[int], work: Callable[[Sequence[int]], object]) -> None:
     """Work on so many messages at a time as a statement takes."""
-    for start in range(0, len(seqs), _AT_ONCE):
-        work(seqs[start : start + _AT_ONCE])
+    for part in pieces(seqs):
+        work(part)
 
 
 def sent_before(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> int:

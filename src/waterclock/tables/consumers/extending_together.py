@@ -8,7 +8,9 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import explaining
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.undecided import decide
-from waterclock.tables.messages.acking import AT_ONCE, extend_all, extend_rows, run
+from waterclock.tables.databases.table_dialect import pieces
+from waterclock.tables.messages.acking import run
+from waterclock.tables.messages.extending import extend_all, extend_rows
 from waterclock.tables.model.leased import Held, Leased
 
 
@@ -26,10 +28,9 @@ def extend_together(context: TableContext, deliveries: Sequence[Delivery], durat
     return sum(not one.lost for one in ours)
 
 
-def _of_one_claim(deliveries: Sequence[Delivery]) -> Iterator[list[Leased]]:
+def _of_one_claim(deliveries: Sequence[Delivery]) -> Iterator[Sequence[Leased]]:
     claims: dict[int, list[Leased]] = {}
     for one in deliveries:
         claims.setdefault(one.leased.claim_id, []).append(one.leased)
     for leased in claims.values():
-        for start in range(0, len(leased), AT_ONCE):
-            yield leased[start : start + AT_ONCE]
+        yield from pieces(leased)

@@ -1,0 +1,133 @@
+"""Locking messages, and their groups before them: in one order, so that transactions do not wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.direct import execute_all, execute_later
+from waterclock.database.kept import built_once
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.table_dialect import pieces
+from waterclock.tables.groups.heads import UNGROUPED, by_name, lock_groups, locking_groups
+from waterclock.tables.groups.routing import route
+from waterclock.tables.model.leased import Leased
+from waterclock.tables.model.schema import not_acked
+
+_Row = sa.Row[*tuple[Any, ...]]
+
+
+def lock_in_order(context: TableContext, connection: SqlConnection, seqs: Sequence[int], ids: Sequence[Any]) -> None:
+    """Lock messages in one order, for any order of the caller's, before statements that would lock them in another.
+
+    Else two of them could wait for each other, and the server would end one.
+    """
+    if context.sql.one_writer or len(seqs) + len(ids) <= 1:
+        return
+    every = sorted({*seqs, *(row.seq for row in _known(context, connection, ids))})
+    execute_later(connection, *[(locking_rows(context), {"seqs": list(some)}) for some in pieces(every)])
+
+
+def lock_together(
+    context: TableContext, connection: SqlConnection, leased: Sequence[Leased], ids: Sequence[Any]
+) -> None:
+    """Lock what several statements are about as `lock_in_order` does, and the groups before the rows."""
+    if not context.options.groups or len(leased) + len(ids) <= 1:
+        lock_in_order(context, connection, [one.seq for one in leased], ids)
+        return
+    every = [*leased, *_known(context, connection, ids)]
+    names = [one.group_id or UNGROUPED for one in every if one.position is not None]
+    execute_later(connection, locking_groups(context, names))
+    lock_in_order(context, connection, [one.seq for one in every], ())
+
+
+def _known(context: TableContext, connection: SqlConnection, ids: Sequence[Any]) -> list[_Row]:
+    return [row for some in pieces(ids) for row in connection.execute(_of_ids(context), {"ids": list(some)})]
+
+
+def lock_groups_of(context: TableContext, connection: SqlConnection, leased: Iterable[Leased]) -> None:
+    """Lock the groups of messages, before their rows, as every other operation does."""
+    if context.options.groups:
+        execute_later(connection, locking_groups(context, [one.group_id or UNGROUPED for one in leased]))
+
+
+def still_leased(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> list[bool]:
+    """Say of each message whether its claim still has it, and keep it so until the transaction ends."""
+    lock_groups_of(context, connection, leased)
+    return which_are_ours(leased, lock_seqs(context, connection, [one.seq for one in leased]))
+
+
+def which_are_ours(leased: Sequence[Leased], locked: Iterable[_Row]) -> list[bool]:
+    """Say of each message whether its claim still has it, by the rows that `locking_rows` gave."""
+    claims = {row.seq: row.claim_id for row in locked}
+    return [claims.get(one.seq) == one.claim_id for one in leased]
+
+
+def lock_free_rows(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> Sequence[_Row]:
+    """Lock those of these rows that are neither acked nor locked elsewhere; return seq and claim_id of each."""
+    return connection.execute(_locking_free_rows(context), {"seqs": list(seqs)}).all()
+
+
+def lock_ids(
+    context: TableContext, connection: SqlConnection, ids: Sequence[Any]
+) -> tuple[Sequence[_Row], dict[str, sa.Row[Any]]]:
+    """Lock messages by id, after their groups; return both, those by name."""
+    known = connection.execute(_of_ids(context), {"ids": list(ids)}).all()
+    seqs = {"seqs": [row.seq for row in known]}
+    if not context.options.groups:
+        return connection.execute(locking_rows(context), seqs).all(), {}
+    # In a caller's transaction a message that is new is acked as it is: who routes keeps others from it until the end.
+    if any(row.position is None for row in known) and context.backend.is_ours(connection):
+        route(context, connection)
+        known = connection.execute(_of_ids(context), {"ids": list(ids)}).all()
+        seqs = {"seqs": [row.seq for row in known]}
+    lock = locking_groups(context, [row.group_id or UNGROUPED for row in known if row.position is not None])
+    groups, rows = execute_all(connection, [lock, (locking_rows(context), seqs)])
+    found, locked = rows.all(), by_name(groups)
+    routed = {row.group_id or UNGROUPED for row in found if row.position is not None} - locked.keys()
+    if routed:  # meanwhile, by another one
+        locked |= lock_groups(context, connection, routed)
+    return found, locked
+
+
+def lock_seqs(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> Sequence[_Row]:
+    """Lock those of these rows that are not acked; wait for those that others have locked."""
+    return connection.execute(locking_rows(context), {"seqs": list(seqs)}).all()
+
+
+@built_once(maxsize=256)
+def _of_ids(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    columns = (rows.c.seq, rows.c.group_id, *([rows.c.position] if context.options.groups else []))
+    return sa.select(*columns).where(context.sql.any_of(rows.c.id, "ids"), not_acked(rows))
+
+
+@built_once(maxsize=256)
+def _locking_free_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    these = sa.select(rows.c.seq, rows.c.claim_id).where(context.unacked())
+    return these.order_by(rows.c.seq).with_for_update(skip_locked=True)
+
+
+@built_once(maxsize=256)
+def locking_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    """Give the statement of `lock_seqs`, for those who have more to ask at once."""
+    rows = context.rows
+    return (
+        sa.select(
+            rows.c.seq,
+            rows.c.id,
+            rows.c.group_id,
+            rows.c.claim_id,
+            rows.c.position,
+            rows.c.routed,
+            rows.c.ack_held_at,
+            rows.c.expires_at,
+        )
+        .where(context.unacked())
+        .order_by(rows.c.seq)
+        .with_for_update()
+    )
