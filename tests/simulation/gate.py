@@ -113,13 +113,25 @@ def _pass(scheduler: Scheduler, text: str, connection: Any, run: Callable[[], An
         raise Killed
     if _FREE.match(text) and "IMMEDIATE" not in text:
         return run()
-    scheduler.gate(label_of(text), connection, _may_begin(scheduler) if "IMMEDIATE" in text else None)
+    scheduler.gate(label_of(text), connection, _may_go(scheduler, text))
     if "SKIP LOCKED" in text and any(one.label == "COMMIT" and one.state == "ready" for one in scheduler.actors):
         scheduler.seen["others' locks"] += 1  # what another one has locked, and is about to commit, is skipped
     try:
         return run()
     finally:
         scheduler.passed()
+
+
+def _may_go(scheduler: Scheduler, text: str) -> Callable[[], bool] | None:
+    """Say what a statement has to wait for at its gate, if anything."""
+    if "IMMEDIATE" in text:
+        return _may_begin(scheduler)
+    if text.endswith("UPDATE") and "FROM waterclock_topics" in text:
+        # What every append does first. Of two that wait for the topic's row PostgreSQL lets either have it, as they
+        # find that it has changed; so the second one waits here until the first has it.
+        label = label_of(text)
+        return lambda: not any(one.is_blocked and one.label == label for one in scheduler.actors)
+    return None
 
 
 def _may_begin(scheduler: Scheduler) -> Callable[[], bool]:

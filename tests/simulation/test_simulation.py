@@ -62,7 +62,7 @@ def test_many_schedules_hold_and_meet_what_they_are_there_for(stage: Stage, scen
         assert seen[sometimes] or (takes_a_server and not stage.waits.has_server), f"never met: {sometimes}"
 
 
-@pytest.mark.parametrize("name", ["two_own", "two_compact"])
+@pytest.mark.parametrize("name", ["two_own", "two_compact", "two_of_one_producer"])
 @pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_seed_gives_the_same_run_each_time(stage: Stage, times: int, name: str) -> None:
     scenario = SCENARIOS[name]
