@@ -19,6 +19,7 @@ MUTATIONS = mutations.MUTATIONS | topic_mutations.MUTATIONS
 FOLDER = Path(__file__).parent / "schedules"
 KINDS = (
     "never got",
+    "deadlock",
     "was acked before",
     "was acked by",
     "while",

@@ -76,21 +76,44 @@ def lock_ids(
 ) -> tuple[Sequence[_Row], dict[str, sa.Row[Any]]]:
     """Lock messages by id, after their groups; return both, those by name."""
     known = connection.execute(_of_ids(context), {"ids": list(ids)}).all()
-    seqs = {"seqs": [row.seq for row in known]}
     if not context.options.groups:
-        return connection.execute(locking_rows(context), seqs).all(), {}
+        return lock_seqs(context, connection, [row.seq for row in known]), {}
     # In a caller's transaction a message that is new is acked as it is: who routes keeps others from it until the end.
     if any(row.position is None for row in known) and context.backend.is_ours(connection):
         route(context, connection)
         known = connection.execute(_of_ids(context), {"ids": list(ids)}).all()
-        seqs = {"seqs": [row.seq for row in known]}
-    lock = locking_groups(context, [row.group_id or UNGROUPED for row in known if row.position is not None])
-    groups, rows = execute_all(connection, [lock, (locking_rows(context), seqs)])
-    found, locked = rows.all(), by_name(groups)
+    found, locked = _lock_grouped(context, connection, known, _locking_new(context))
+    missing = {row.seq for row in known} - {row.seq for row in found}
+    if missing:  # another transaction acks, routes, or has locked them
+        again = connection.execute(_of_ids(context), {"ids": list(ids)}).all()
+        rest = [row for row in again if row.seq in missing]
+        more, groups = _lock_grouped(context, connection, rest, locking_rows(context))
+        found, locked = [*found, *more], locked | groups
     routed = {row.group_id or UNGROUPED for row in found if row.position is not None} - locked.keys()
-    if routed:  # meanwhile, by another one
+    if routed:  # while we waited
         locked |= lock_groups(context, connection, routed)
     return found, locked
+
+
+def _lock_grouped(
+    context: TableContext,
+    connection: SqlConnection,
+    known: Sequence[_Row],
+    locking_new: sa.Select[*tuple[Any, ...]],
+) -> tuple[list[_Row], dict[str, sa.Row[Any]]]:
+    """Lock the groups of messages, those that have their places in them, and by another statement those that are new.
+
+    To wait for one that is new is to have it before its group, where it is routed meanwhile.
+    """
+    placed = [row for row in known if row.position is not None]
+    new = [row.seq for row in known if row.position is None]
+    asked = [locking_groups(context, [row.group_id or UNGROUPED for row in placed])]
+    if placed:
+        asked.append((locking_rows(context), {"seqs": [row.seq for row in placed]}))
+    if new:
+        asked.append((locking_new, {"seqs": new}))
+    groups, *found = execute_all(connection, asked)
+    return [row for rows in found for row in rows], by_name(groups)
 
 
 def lock_seqs(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> Sequence[_Row]:
@@ -131,3 +154,9 @@ def locking_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
         .order_by(rows.c.seq)
         .with_for_update()
     )
+
+
+@built_once(maxsize=256)
+def _locking_new(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    """Lock those of the messages bound as ``seqs`` that are new, as `locking_rows` does; wait for none."""
+    return locking_rows(context).where(context.rows.c.position.is_(None)).with_for_update(skip_locked=True)
