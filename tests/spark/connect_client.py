@@ -39,6 +39,7 @@ def main(path: str) -> None:
         "messages": progress.messages,
         "batches": progress.batches,
         "state_partitions": progress.state_partitions,
+        "state_buckets": progress.state_buckets,
     }
     print(json.dumps(said))
     spark.stop()

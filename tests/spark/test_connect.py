@@ -61,4 +61,5 @@ def test_sealing_and_pipelines_work_through_spark_connect(tmp_path: Path) -> Non
             "messages": 57,
             "batches": None,
             "state_partitions": 2,
+            "state_buckets": 8,
         }

@@ -18,7 +18,7 @@ from waterclock.spark.pipeline import running
 from waterclock.spark.pipeline.file import AVAILABLE_NOW, PipelineFile
 from waterclock.spark.pipeline.progress import Progress
 from waterclock.spark.pipeline.running import replay_pipeline, run_pipeline, run_pipelines
-from waterclock.spark.session.partitions import PARTITIONS, chosen_partitions, partitions_in
+from waterclock.spark.session.partitions import PARTITIONS, chosen_partitions, parts_in
 from waterclock.spark.writing.message_writer import REASON_HEADER
 
 
@@ -85,6 +85,11 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
             "two outputs are named 'batches'",
         ),
         ('trigger = "5s"', "state_partitions = 0", "line 26: run.state_partitions: 0 is no count"),
+        (
+            'trigger = "5s"',
+            "state_buckets = 961",
+            "line 26: run.state_buckets = 961: buckets: 961; give a whole number",
+        ),
         ("# The press shop.", "[spark]\ndriver = [1]", "line 2: spark.driver: [1] must be a text"),
         ("# The press shop.", "pipeline = 3", "line 1: write [[pipeline]], once for each"),
         ("# The press shop.", "[[pipeline]]", "source is not known beside [[pipeline]]"),
@@ -296,10 +301,14 @@ def test_several_pipelines_wait_for_the_first_message_and_end_with_the_micro_bat
         assert sum(message.headers[REASON_HEADER] == "late" for message in database.topic("rejected").read()) == late
         # So far each window has one message, whose payload is in the other database.
         assert len(landed(other)) == by_time.batches
-        assert (by_time.state_partitions, partitions_in(spark, file.pipelines[0].checkpoint)) == (3, 3)
-        assert partitions_in(spark, str(tmp_path / "nowhere")) is None
-        with pytest.raises(wc.InvalidArgumentError, match="state_partitions = 5 of pipeline 'by-time' does not fit"):
-            run_pipeline(spark, dataclasses.replace(file.pipelines[0], state_partitions=5))
+        assert (
+            (by_time.state_partitions, by_time.state_buckets) == parts_in(spark, str(tmp_path / "by-time")) == (3, 12)
+        )
+        assert parts_in(spark, str(tmp_path / "nowhere")) is None
+        for other_number in ({"state_partitions": 5}, {"state_buckets": 5}):
+            says = f"{next(iter(other_number))} = 5 of pipeline 'by-time' does not fit"
+            with pytest.raises(wc.InvalidArgumentError, match=says):
+                run_pipeline(spark, dataclasses.replace(file.pipelines[0], **other_number))
         # A micro-batch that takes too long is given up, which is no error.
         monkeypatch.setattr(running, "FINISH_WITHIN_S", 0.0)
         given_up = run_pipeline(spark, file.pipelines[0], stopping=lambda: True)
@@ -313,8 +322,21 @@ def test_state_has_as_many_partitions_as_there_are_cores_where_the_session_says_
     spark.conf.set(PARTITIONS, "200")
     try:
         assert chosen_partitions(spark) == 2
+        spark.conf.set(PARTITIONS, "7")  # buckets do not spread evenly over 7
+        assert chosen_partitions(spark) == 6
     finally:
         spark.conf.set(PARTITIONS, before)
+
+
+def test_a_checkpoint_that_does_not_say_its_buckets_has_as_many_as_earlier_versions(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "offsets").mkdir()
+    conf = json.dumps({"conf": {PARTITIONS: "5"}})
+    (tmp_path / "offsets" / "0").write_text(f'v1\n{conf}\n{{"position": "0:1:0", "ordinal": 3}}\n', encoding="utf-8")
+    assert parts_in(spark, str(tmp_path)) == (5, 64)
+    (tmp_path / "offsets" / "1").write_text(f'v1\n{conf}\n{{"position": "0:2:0", "buckets": 64}}\n', encoding="utf-8")
+    assert parts_in(spark, str(tmp_path)) == (5, 64)
 
 
 def test_a_stream_that_fails_says_why_in_a_line(spark: SparkSession, database: wc.Database, tmp_path: Path) -> None:

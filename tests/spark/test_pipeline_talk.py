@@ -19,7 +19,7 @@ from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
 from waterclock.spark.pipeline.progress import Progress
 from waterclock.spark.pipeline.reporting import EVERY_S, Reporter
 
-STATE = {"open_batches": 7, "state_rows": 5, "state_bytes": 4096, "state_partitions": 2}
+STATE = {"open_batches": 7, "state_rows": 5, "state_bytes": 4096, "state_partitions": 2, "state_buckets": 8}
 
 
 def some_progress() -> Progress:
@@ -44,7 +44,7 @@ def test_a_pipeline_without_a_terminal_says_every_half_minute_how_far_it_is(
     plan, *lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     if not as_json:
-        assert plan == "press: its state is in 2 partitions"
+        assert plan == "press: its state is in 2 partitions and 8 buckets of sources"
         assert re.fullmatch(
             r"press: 1,500 messages, 250/s, 1 behind \([\d,.]+ s\); 12 batches, 7 open; 3 rejected \(3 late\);"
             r" state 5 rows, 4,096 bytes; micro-batch look 3 ms, all 120 ms",

@@ -19,6 +19,7 @@ from waterclock.connection import connect
 from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError, WaterclockError
 from waterclock.message import Position
 from waterclock.quoting import quoted
+from waterclock.spark.buckets import checked_buckets
 from waterclock.spark.pipeline.toml_lines import TomlLines
 from waterclock.time import is_duration, to_duration, to_time
 from waterclock.topics.names import check_name
@@ -52,7 +53,7 @@ class Source:
     start
         Options of the format that say where to begin.
     max_messages_per_trigger
-        About how many messages a micro-batch takes; None: all that there are.
+        About how many messages a micro-batch takes; None: half a million for each bucket of the state.
     """
 
     url: str = field(repr=False)  # it may hold a password
@@ -105,6 +106,8 @@ class Pipeline:
         How often there is a micro-batch, a duration, or `AVAILABLE_NOW`.
     state_partitions
         In how many parts the state is kept; None: as many as the cluster has cores when the checkpoint is made.
+    state_buckets
+        How many buckets of sources there are in these; None: four for each part.
     """
 
     name: str
@@ -115,6 +118,7 @@ class Pipeline:
     checkpoint: str
     trigger: str
     state_partitions: int | None
+    state_buckets: int | None
 
     def check_places(self) -> None:
         """Insist that what is read and written is there.
@@ -344,7 +348,9 @@ def _pipeline(
     trigger = run.optional("trigger") or AVAILABLE_NOW
     if trigger != AVAILABLE_NOW:
         run.check("trigger", lambda: to_duration(trigger, "trigger"))
-    state_partitions = run.whole("state_partitions")
+    state_partitions, state_buckets = run.whole("state_partitions"), run.whole("state_buckets")
+    if state_buckets is not None:
+        run.check("state_buckets", lambda: checked_buckets(state_buckets))
     run.end()
     for key, value in content.items():
         if key not in _OF_A_PIPELINE:
@@ -352,7 +358,7 @@ def _pipeline(
             line = lines.find(*inside, pipeline=number)
             known = ", ".join((*_OF_A_PIPELINE, *besides))
             raise InvalidArgumentError(f"{path}, line {line}: {key} is not known; there are {known}")
-    return Pipeline(name, source, by, rule, tuple(outputs), checkpoint, trigger, state_partitions)
+    return Pipeline(name, source, by, rule, tuple(outputs), checkpoint, trigger, state_partitions, state_buckets)
 
 
 def _source(table: _Table) -> Source:

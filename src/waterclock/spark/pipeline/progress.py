@@ -63,7 +63,9 @@ class Progress:
     state_bytes
         What the state takes of the executors' memory; None in a replay.
     state_partitions
-        In how many parts it is.
+        In how many parts it is; None in a replay.
+    state_buckets
+        In how many buckets its sources are; None in a replay.
     phases
         How long the parts of the newest micro-batch took, ms.
     newest
@@ -86,6 +88,7 @@ class Progress:
     state_rows: int | None = None
     state_bytes: int | None = None
     state_partitions: int | None = None
+    state_buckets: int | None = None
     phases: dict[str, int] = field(default_factory=dict[str, int])
     newest: int = -1
     reported: str | None = None
@@ -135,7 +138,6 @@ class Progress:
             state = newest.stateOperators[0]
             self.state_rows = state.numRowsTotal
             self.state_bytes = state.memoryUsedBytes
-            self.state_partitions = state.numShufflePartitions
 
     def lag_seconds(self, source: Source) -> float | None:
         """Say how long the first message that is not read has been in the topic; None where that is not known yet."""

@@ -75,7 +75,7 @@ class Reporter:
         for progress in all_progress:
             if progress.state_partitions is not None and progress.pipeline not in self._started:
                 self._started.add(progress.pipeline)
-                self._say("plan", progress, f"its state is in {progress.state_partitions} partitions")
+                self._say("plan", progress, _plan(progress))
         if moments.monotonic() < self._next:
             return
         self._next = moments.monotonic() + EVERY_S
@@ -108,8 +108,13 @@ def facts(progress: Progress, lag_seconds: float | None) -> dict[str, Any]:
         "state_rows": progress.state_rows,
         "state_bytes": progress.state_bytes,
         "state_partitions": progress.state_partitions,
+        "state_buckets": progress.state_buckets,
         "micro_batch_ms": progress.phases,
     }
+
+
+def _plan(progress: Progress) -> str:
+    return f"its state is in {progress.state_partitions} partitions and {progress.state_buckets} buckets of sources"
 
 
 def line(progress: Progress, lag_seconds: float | None) -> str:

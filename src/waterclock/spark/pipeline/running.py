@@ -17,18 +17,20 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from waterclock import moments
 from waterclock.errors import InvalidArgumentError
-from waterclock.spark.buckets import BUCKETS
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
 from waterclock.spark.pipeline.file import AVAILABLE_NOW, Pipeline, place_options
 from waterclock.spark.pipeline.outputs import write_outcomes
 from waterclock.spark.pipeline.progress import Progress, counts, observed
 from waterclock.spark.registering import register
-from waterclock.spark.session.partitions import PARTITIONS, chosen_partitions, partitions_in
+from waterclock.spark.session.partitions import PARTITIONS, Parts, chosen_buckets, chosen_partitions, parts_in
 from waterclock.spark.streaming.batching import event_time_outcomes, rate_aware_outcomes
 from waterclock.time import to_duration
 
 _LOOK_EVERY = 0.5
 _LOOK_AGAIN = 0.1
+
+_MESSAGES_A_BUCKET = 2**19
+"""A task holds all messages that a micro-batch has of a bucket, each in some 200 bytes."""
 
 FINISH_WITHIN_S = 20.0
 """So long a pipeline that is to stop may go on with the micro-batch under way; Kubernetes kills after 30 s."""
@@ -61,7 +63,7 @@ def run_pipelines(
     PipelineError
         Where a stream ended with an error.
     InvalidArgumentError
-        Where a checkpoint has its state in another number of partitions than the file asks for.
+        Where a checkpoint has its state in another number of partitions or buckets than the file asks for.
     """
     for pipeline in pipelines:
         pipeline.check_places()
@@ -69,8 +71,10 @@ def run_pipelines(
     all_progress = [Progress(pipeline.name) for pipeline in pipelines]
     with _halting() as halt, in_a_line():
         with _stopped([]) as queries:
-            for pipeline in pipelines:
-                queries.append(_start(spark, pipeline, once=once, halt=halt))
+            for pipeline, progress in zip(pipelines, all_progress, strict=True):
+                parts = state_parts(spark, pipeline)
+                progress.state_partitions, progress.state_buckets = parts
+                queries.append(_start(spark, pipeline, parts, once=once, halt=halt))
             while _follow(queries, all_progress):
                 tell(all_progress)
                 if stopping():
@@ -158,12 +162,15 @@ class _Writer:
         return json.loads(lines[0][0])["id"]
 
 
-def _start(spark: SparkSession, pipeline: Pipeline, *, once: bool, halt: Path) -> StreamingQuery:
+def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool, halt: Path) -> StreamingQuery:
+    most = pipeline.source.max_messages_per_trigger or _MESSAGES_A_BUCKET * parts.buckets
     source = spark.readStream.format("waterclock").options(
-        **_read_options(pipeline), **pipeline.source.start, buckets=BUCKETS, haltFile=str(halt)
+        **_read_options(pipeline),
+        **pipeline.source.start,
+        buckets=parts.buckets,
+        maxMessagesPerTrigger=most,
+        haltFile=str(halt),
     )
-    if pipeline.source.max_messages_per_trigger is not None:
-        source = source.option("maxMessagesPerTrigger", pipeline.source.max_messages_per_trigger)
     writer = observed(_outcomes(pipeline, source)).writeStream.queryName(pipeline.name)
     writer = writer.option("checkpointLocation", pipeline.checkpoint)
     if once or pipeline.trigger == AVAILABLE_NOW:
@@ -173,28 +180,35 @@ def _start(spark: SparkSession, pipeline: Pipeline, *, once: bool, halt: Path) -
         writer = writer.trigger(processingTime=f"{milliseconds} milliseconds")
     # A query takes the session's settings as they are when it starts.
     before = spark.conf.get(PARTITIONS)
-    spark.conf.set(PARTITIONS, state_partitions(spark, pipeline))
+    spark.conf.set(PARTITIONS, parts.partitions)
     try:
         return writer.foreachBatch(_Writer(pipeline)).start()
     finally:
         spark.conf.set(PARTITIONS, str(before))
 
 
-def state_partitions(spark: SparkSession, pipeline: Pipeline) -> int:
-    """Give in how many parts a pipeline's state is or will be: as its checkpoint has it, its file, or the cores.
+def state_parts(spark: SparkSession, pipeline: Pipeline) -> Parts:
+    """Give how a pipeline's state is or will be parted: as its checkpoint has it, its file, or the cores.
 
     Raises
     ------
     InvalidArgumentError
         Where checkpoint and file differ.
     """
-    kept, wanted = partitions_in(spark, pipeline.checkpoint), pipeline.state_partitions
-    if kept is not None and wanted is not None and kept != wanted:
-        raise InvalidArgumentError(
-            f"run.state_partitions = {wanted} of pipeline {pipeline.name!r} does not fit its checkpoint, whose state is"
-            f" in {kept}; leave it out, or begin with another checkpoint"
-        )
-    return kept or wanted or chosen_partitions(spark)
+    kept = parts_in(spark, pipeline.checkpoint)
+    if kept is None:
+        partitions = pipeline.state_partitions or chosen_partitions(spark)
+        return Parts(partitions, pipeline.state_buckets or chosen_buckets(partitions))
+    for name, wanted, has in (
+        ("state_partitions", pipeline.state_partitions, kept.partitions),
+        ("state_buckets", pipeline.state_buckets, kept.buckets),
+    ):
+        if wanted is not None and wanted != has:
+            raise InvalidArgumentError(
+                f"run.{name} = {wanted} of pipeline {pipeline.name!r} does not fit its checkpoint, whose state is"
+                f" in {has}; leave it out, or begin with another checkpoint"
+            )
+    return kept
 
 
 def _outcomes(pipeline: Pipeline, source: DataFrameReader | DataStreamReader) -> DataFrame:

@@ -10,7 +10,8 @@ is empty gets that answer as the end of its first micro-batch, too.
 
 What changes while time passes (``{"position": "latest"}``, ``{"event_time": "2h"}``) is looked up once: the first
 micro-batch has no messages, and its end is the place. ``begin`` in the end of another first micro-batch is the ordinal
-of its first message, so that its messages can be counted.
+of its first message, so that its messages can be counted. ``buckets`` is the option of that name: a pipeline finds it
+there when it starts again.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
         """Give where a new query begins: a function of the options alone."""
         if self._options.since is not None:
-            return {self._options.by: self._options.since}
-        return {"position": str(self._options.start or _EARLIEST)}
+            return self._noted({self._options.by: self._options.since})
+        return self._noted({"position": str(self._options.start or _EARLIEST)})
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
         """Give the limit that the option ``maxMessagesPerTrigger`` sets."""
@@ -143,8 +144,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._topic.storage.origin
 
     def _written(self, place: Place) -> Offset:
-        offset: Offset = {"position": str(place.position), "ordinal": place.ordinal}
+        offset = self._noted({"position": str(place.position), "ordinal": place.ordinal})
         return offset if self._origin is None else offset | {"topic": self._origin}
+
+    def _noted(self, offset: Offset) -> Offset:
+        buckets = self._options.buckets
+        return offset if buckets is None else offset | {"buckets": buckets}
 
     def _refuse_other(self, offset: Offset) -> None:
         """Insist that an offset is of this topic, and not of one that had its name or more of its messages."""

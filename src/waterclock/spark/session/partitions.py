@@ -1,31 +1,51 @@
 """In how many parts Spark keeps the state of a streaming query: as many as it has cores, and then for good.
 
-Spark's own number is 200, and each part costs each micro-batch a task with a store to open and to commit.
+Spark's own number is 200, and each part costs each micro-batch a task with a store to open and to commit. Each bucket
+of a part costs some calls from Python to the JVM; a few for each part keep sources that send much from meeting in one.
 """
 
 from __future__ import annotations
 
 import json
+from typing import NamedTuple
 
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 
 from waterclock import moments
+from waterclock.spark.buckets import BUCKETS, MOST_BUCKETS
 
 PARTITIONS = "spark.sql.shuffle.partitions"
 """Spark's setting: the parts of what a query brings together, and of the state that it begins."""
 
 _SPARKS_OWN = "200"
+_BUCKETS_A_PARTITION = 4
 _ENOUGH_ROWS = 1 << 16
 _LOOK_EVERY_S = 0.5
 _REGISTER_WITHIN_S = 10.0
 
 
+class Parts(NamedTuple):
+    """In how many partitions the state of a query is, and its sources in how many buckets."""
+
+    partitions: int
+    buckets: int
+
+
 def chosen_partitions(spark: SparkSession) -> int:
-    """Give what the session's setting says; where that is Spark's own, the number of cores."""
+    """Give what the session's setting says, where that is Spark's own, the number of cores; or the next lower number.
+
+    Over others than the divisors of `MOST_BUCKETS` buckets do not spread evenly, and the fullest is waited for.
+    """
     setting = str(spark.conf.get(PARTITIONS))
-    return cores_of(spark) if setting == _SPARKS_OWN else int(setting)
+    most = cores_of(spark) if setting == _SPARKS_OWN else int(setting)
+    return next(number for number in range(min(most, MOST_BUCKETS), 0, -1) if MOST_BUCKETS % number == 0)
+
+
+def chosen_buckets(partitions: int) -> int:
+    """Give how many buckets are right for a state in so many partitions."""
+    return min(_BUCKETS_A_PARTITION * partitions, MOST_BUCKETS)
 
 
 def cores_of(spark: SparkSession) -> int:
@@ -41,15 +61,24 @@ def cores_of(spark: SparkSession) -> int:
         moments.sleep(_LOOK_EVERY_S)
 
 
-def partitions_in(spark: SparkSession, checkpoint: str) -> int | None:
-    """Read from a checkpoint in how many parts its state is; None where no query has begun it."""
+def parts_in(spark: SparkSession, checkpoint: str) -> Parts | None:
+    """Read from a checkpoint of a pipeline how its state is parted; None where no query has begun it."""
+    lines = [_any_line_with(PARTITIONS), _any_line_with('"buckets"')]
     try:
-        lines = spark.read.text(f"{checkpoint.rstrip('/')}/offsets").where(F.col("value").contains(PARTITIONS)).head(1)
+        found = spark.read.text(f"{checkpoint.rstrip('/')}/offsets").agg(*lines).head()
     except PySparkException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             return None
         raise
-    return int(json.loads(lines[0][0])["conf"][PARTITIONS]) if lines else None
+    if found is None or found[0] is None:
+        return None
+    # Earlier versions did not write it down, and knew one number.
+    buckets = BUCKETS if found[1] is None else json.loads(found[1])["buckets"]
+    return Parts(int(json.loads(found[0])["conf"][PARTITIONS]), buckets)
+
+
+def _any_line_with(text: str) -> Column:
+    return F.max(F.when(F.col("value").contains(text), F.col("value")))
 
 
 def _parallelism(spark: SparkSession) -> int:

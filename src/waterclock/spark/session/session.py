@@ -99,6 +99,11 @@ def _embedded() -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         # On a cluster it would stop every Python function where this package is not installed.
         "spark.python.daemon.module": "waterclock.spark.session.worker_daemon",
+        # Spark's own choice, Hadoop's newer interface, starts several programs of the system for each file of a local
+        # checkpoint (readlink, chmod), and a micro-batch writes some ten files.
+        "spark.sql.streaming.checkpointFileManagerClass": (
+            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+        ),
         "spark.sql.warehouse.dir": str(_scratch() / "warehouse"),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.errors import InvalidArgumentError
@@ -40,6 +41,10 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 _NS_PER_MS = 1_000_000
 _STATE = "batcher"
 """As it was called when each source had a state of its own: Spark compares the keys of equal names, and refuses."""
+
+# Texts would be parsed in the JVM, at two calls a task.
+_STATE_SCHEMA = StructType().add("state", BinaryType()).add("buckets", IntegerType())
+_WAKING_STATE_SCHEMA = StructType([*_STATE_SCHEMA, StructField("timer", LongType())])
 
 OPEN_BATCHES = "waterclock_open_batches"
 """The metric that a stream observes: ``buckets``, of those that a micro-batch changed how many batches are open."""
@@ -95,7 +100,7 @@ class _Processor(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the state of the bucket that Spark is handling."""
         self._handle = handle
-        self._state = handle.getValueState(_STATE, "state BINARY, buckets INT" + (", timer BIGINT" * self._wakes))
+        self._state = handle.getValueState(_STATE, _WAKING_STATE_SCHEMA if self._wakes else _STATE_SCHEMA)
 
     def handleInputRows(  # noqa: N802  # Spark's name
         self,
