@@ -30,7 +30,7 @@ def judge(batches: Iterable[pa.RecordBatch], record: np.dtype[Any], rule: EventT
     ----------
     batches
         Packed rows (see `waterclock.spark.packing`), those of a source one after another; with positions, in order of
-        their first messages, so that of a source with very many messages a part is judged while the rest is to come.
+        their first messages, so that a source with very many messages is judged part by part, after all others.
     record
         `PLAIN` or `POSITIONED`, whichever they were packed with.
     rule

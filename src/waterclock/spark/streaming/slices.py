@@ -1,9 +1,15 @@
-"""Cuts packed rows into what is judged at once: sources together, or a part of a source that has more than that."""
+"""Cuts packed rows into what is judged at once: sources together, or a part of a source that has more than that.
+
+Spark brings the rows of a task sorted by source, so those behind a source with very many messages would wait until it
+is judged. Its slices go to a file of the task's own, and come last.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
+from tempfile import SpooledTemporaryFile
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +26,7 @@ from waterclock.spark.streaming.event_time_rows import begins
 _JUDGED_AT_ONCE = 2**17
 # Of a source with more, a slice is judged before the rest is read: some 200 bytes of memory a message.
 _MOST_OF_A_SOURCE = 2**20
+_IN_MEMORY = 2**16
 
 _Position = tuple[int, int, int]
 
@@ -43,7 +50,7 @@ class Slice(NamedTuple):
 
 
 def slices(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = False) -> Iterator[Slice]:
-    """Cut rows between sources, and where a source has very many messages, between these.
+    """Cut rows between sources, and where a source has very many messages, between these; such sources come last.
 
     Parameters
     ----------
@@ -60,6 +67,28 @@ def slices(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = 
     InvalidArgumentError
         Where rows of a source that is cut are not in that order.
     """
+    waiting: list[tuple[int, bool, bool]] = []
+    # The executor's folder may lie on a larger disk than the machine's own for such files; no file is made before it
+    # is needed.
+    folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0] or None
+    with SpooledTemporaryFile(_IN_MEMORY, dir=folder) as file:
+        with pa.ipc.new_stream(file, ROWS) as writer:
+            for rows, begun, ends in _cut(batches, sliced=sliced, by_entry=by_entry):
+                if ends and not begun:
+                    yield Slice(rows, begun, ends)
+                    continue
+                parts = rows.to_batches()
+                waiting.append((len(parts), begun, ends))
+                for part in parts:
+                    writer.write_batch(part)
+        file.seek(0)
+        with pa.ipc.open_stream(file) as reader:
+            for count, begun, ends in waiting:
+                yield Slice(pa.Table.from_batches(islice(reader, count), ROWS), begun, ends)
+
+
+def _cut(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool) -> Iterator[Slice]:
+    """Cut rows as `slices` says, in the order in which they come."""
     held: list[pa.Table] = []
     begun, most, judged = False, _MOST_OF_A_SOURCE, (-1, -1, -1)
     for batch in filter(len, batches):
