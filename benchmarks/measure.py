@@ -6,8 +6,10 @@ import json
 import os
 import platform
 import statistics
+import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,32 @@ def _is_ours(process: int, parents: dict[int, int]) -> bool:
             return True
         process = parents[process]
     return False
+
+
+class PeakMemory:
+    """Watches how much memory each Python worker of this process's Spark has ever held."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> PeakMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.05):
+            for process in descendants():
+                with suppress(OSError):
+                    folder = Path("/proc") / str(process)
+                    if b"pyspark.worker" in (folder / "cmdline").read_bytes():
+                        held = [line for line in (folder / "status").read_text().splitlines() if "VmHWM" in line]
+                        self.bytes = max(self.bytes, int(held[0].split()[1]) << 10)
 
 
 BY_ALL_OF_SPARK = {"by_the_clock": time.perf_counter, "by_processor_time": cpu_seconds}

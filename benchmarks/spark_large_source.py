@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +23,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 
-from benchmarks.measure import descendants, write_results
+from benchmarks.measure import PeakMemory, write_results
 from benchmarks.spark_messages import STREAMS
 from waterclock.spark import event_time_batches
 from waterclock.spark.packing import CLOCKED_SCHEMA, POSITIONED, pack
@@ -85,32 +82,6 @@ def out_after(messages: DataFrame) -> dict[bool, float]:
     rows = out.groupBy("large").agg(F.min("at"), F.max("at")).collect()
     began = min(row[1] for row in rows)
     return {row[0]: (row[2] - began) / 1_000 for row in rows}
-
-
-class PeakMemory:
-    """Watches how much memory each Python worker of this process's Spark has ever held."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def __enter__(self) -> PeakMemory:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(0.05):
-            for process in descendants():
-                with suppress(OSError):
-                    folder = Path("/proc") / str(process)
-                    if b"pyspark.worker" in (folder / "cmdline").read_bytes():
-                        held = [line for line in (folder / "status").read_text().splitlines() if "VmHWM" in line]
-                        self.bytes = max(self.bytes, int(held[0].split()[1]) << 10)
 
 
 def main() -> None:

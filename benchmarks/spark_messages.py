@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,31 +24,35 @@ _NS_PER_S = 1_000_000_000
 _ENTRY = 10_000
 
 
-def generate(folder: Path, *, sources: int, ledgers: int, bursts: int) -> None:
+def generate(
+    folder: Path, *, sources: int, ledgers: int, bursts: int, every_ms: int = 1_000, streams: Sequence[str] = STREAMS
+) -> None:
     """Fill a topic with messages in order of receive time.
 
-    A ledger holds ``bursts`` bursts of each source: every second each stream sends once within 200 ms.
+    A ledger holds ``bursts`` bursts of each source: every ``every_ms`` each stream sends once within 200 ms.
     """
     unfinished = folder.with_suffix(".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     chance = np.random.default_rng(1)
-    shape = (bursts, sources, len(STREAMS))
-    count = bursts * sources * len(STREAMS)
+    shape = (bursts, sources, len(streams))
+    count = bursts * sources * len(streams)
     source_of = np.broadcast_to(np.arange(sources)[:, None], shape).ravel()
-    stream_of = np.broadcast_to(np.arange(len(STREAMS)), shape).ravel()
-    phases = chance.integers(0, _NS_PER_S, sources)
+    stream_of = np.broadcast_to(np.arange(len(streams)), shape).ravel()
+    every = every_ms * _NS_PER_MS
+    phases = chance.integers(0, every, sources)
+    names = pa.array([f"source-{n:04d}" for n in range(sources)])
     with wc.connect(_url(unfinished)) as database:
         topic = database.create_topic("telemetry", roll_after=None, roll_size=1 << 40)
         for number in range(ledgers):
-            seconds = 1_790_000_000 * _NS_PER_S + (np.arange(bursts) + number * bursts) * _NS_PER_S
-            times = (seconds[:, None, None] + phases[:, None] + chance.integers(0, 200 * _NS_PER_MS, shape)).ravel()
+            began = 1_790_000_000 * _NS_PER_S + (np.arange(bursts) + number * bursts) * every
+            times = (began[:, None, None] + phases[:, None] + chance.integers(0, 200 * _NS_PER_MS, shape)).ravel()
             received = times + chance.integers(0, 300 * _NS_PER_MS, count)
             order = np.argsort(received, kind="stable")
             messages = pa.table(
                 {
-                    "source": pa.array([f"source-{n:04d}" for n in range(sources)]).take(pa.array(source_of[order])),
-                    "stream": pa.array(STREAMS).take(pa.array(stream_of[order])),
+                    "source": names.take(pa.array(source_of[order])),
+                    "stream": pa.array(streams).take(pa.array(stream_of[order])),
                     "event_time": times[order],
                     "publish_time": received[order],
                     "receive_time": received[order],

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documenta
 from benchmarks.measure import write_results
 from benchmarks.spark_messages import STREAMS, generate, options, stream_files
 from waterclock.spark import event_time_batches, register
+from waterclock.spark.session.partitions import chosen_buckets, chosen_partitions
 from waterclock.spark.session.session import session
 
 GAP = "500 milliseconds"
@@ -33,7 +34,12 @@ UNSTEADY = 3
 
 
 def ours(messages: DataFrame) -> DataFrame:
-    return event_time_batches(messages, max_skew="1s")
+    return event_time_batches(messages, max_skew="1s", buckets=buckets(messages.sparkSession))
+
+
+def buckets(spark: SparkSession) -> int:
+    """Give as many as a pipeline takes."""
+    return chosen_buckets(chosen_partitions(spark))
 
 
 def native(messages: DataFrame) -> DataFrame:
@@ -53,7 +59,7 @@ def run(arriving: DataFrame, operator: Callable[[DataFrame], DataFrame]) -> list
 
 
 def topic(spark: SparkSession, folder: Path, messages: int) -> DataFrame:
-    stream = spark.readStream.format("waterclock").options(**options(folder), buckets=64)
+    stream = spark.readStream.format("waterclock").options(**options(folder), buckets=buckets(spark))
     return stream.option("maxMessagesPerTrigger", messages).load()
 
 
