@@ -485,13 +485,12 @@ class World:
             self._judge_rate(delivery)
             if delivery.lease_until - LEASE >= self.expires.get(delivery.id, MAX_NS) and not self.altered:
                 self.faults.append(f"{process} got {self.number(delivery.id)} after it had expired")
-            if self.now < self.due_at.pop(delivery.id, 0):
+            lasts = delivery.lease_until > self.now  # what was claimed so long ago that it is lost does no harm
+            if lasts and self.now < self.due_at.pop(delivery.id, 0):
                 self.faults.append(f"{process} got {self.number(delivery.id)} too early")
             for message, holds in self.holds.items():
                 same = message == delivery.id or (self.is_grouped and self._group(message) == delivery.group)
                 for one in holds:
-                    # What was claimed so long ago that it is lost already does no harm.
-                    lasts = delivery.lease_until > self.now
                     if same and lasts and one.process != process and self._is_held(one):
                         self.faults.append(
                             f"{process} got {self.number(delivery.id)} of {delivery.group!r} while {one.process} had"
