@@ -185,7 +185,7 @@ class Stage:
         with self.database.backend.engine.begin() as connection:
             dead = [] if table.dead is None else [table.dead.rows]
             self._empty(connection, [table.rows, *dead, groups, consumers, heartbeats, schedules, unique_keys])
-            connection.execute(sa.update(totals).values(purged=0))
+            connection.execute(sa.update(totals).values(purged=0, rate_next=0))
         self._forget_all()
         for one in self._tables.values():
             context = one.context
