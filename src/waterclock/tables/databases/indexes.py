@@ -60,4 +60,6 @@ def _make(
     where: sa.ColumnElement[bool] | None,
 ) -> None:
     index = sa.Index(f"{rows.name}_{name}_idx", *columns, sqlite_where=where, postgresql_where=where)
-    index.create(connection, checkfirst=True)
+    # Not looked for before: these databases undo what was broken off, and to reflect indexes takes longer than to make
+    # them.
+    index.create(connection, checkfirst=False)

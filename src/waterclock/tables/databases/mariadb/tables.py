@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.schema import DDL, DropSequence
+from sqlalchemy.schema import DDL, CreateIndex, DropSequence
 
 from waterclock.database.engines.mariadb import NOW
 from waterclock.database.kept import built_once
@@ -115,7 +115,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
             due = rows.c.group_id, rows.c.time_acked, rows.c.priority, rows.c.time_next
             indexes.append(sa.Index(f"{name}_free_idx", *due))
         for index in indexes:
-            index.create(connection, checkfirst=True)
+            connection.execute(CreateIndex(index, if_not_exists=True))  # an adoption may have been broken off
         triggers = {verb: quote(f"{name}_{verb}") for verb in ("due", "kept", "moved")}
         for statement in (*_TRIGGERS, *([_GROUP_TRIGGER] if grouped else [])):
             connection.execute(DDL(statement, context={"table": quote(name), "now": self.clock, **triggers}))
