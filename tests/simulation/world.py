@@ -99,6 +99,7 @@ class Stage:
     def __init__(self, url: str, ledgers: Path) -> None:
         self.url, self.ledgers = url, ledgers
         self.now: Callable[[], int] = lambda: START
+        self._clock = self._read  # one object for all processes, since statements are built for a clock
         self._open = ExitStack()
         self._databases: dict[str, Database] = {}
         self._tables: dict[str, MessageTable] = {}
@@ -109,8 +110,8 @@ class Stage:
         for module, name in limits:
             self._open.enter_context(patch.object(module, name, SMALL))
         self._open.enter_context(patch.object(heads, "NAMED_AT_ONCE", SMALL))
-        self._forget_statements()
-        self._open.callback(self._forget_statements)
+        kept.forget_built()
+        self._open.callback(kept.forget_built)
         self.database = self._database("operator")
         sql = self._any_table().context.sql
         self._open.enter_context(patch.object(type(sql), "changes", lambda *_: Quiet()))
@@ -119,13 +120,6 @@ class Stage:
         )
         self.waits = waits_of(self.database.backend.engine)
         self._open.callback(self.waits.close)
-
-    @staticmethod
-    def _forget_statements() -> None:
-        for module in (routing, group_consumers, heads):
-            for one in vars(module).values():
-                if hasattr(one, "cache_clear"):
-                    one.cache_clear()
 
     def _any_table(self) -> MessageTable:
         return self.database.create_table("orders", groups="sequenced", payload="text", exist_ok=True)
@@ -142,7 +136,7 @@ class Stage:
             self._databases[process] = database
         return self._databases[process]
 
-    def _clock(self) -> int:
+    def _read(self) -> int:
         return self.now()
 
     def table(self, process: str) -> MessageTable:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from waterclock.connection import Database
+from waterclock.database.kept import forget_built
 from waterclock.tables.message_table import MessageTable
 from waterclock.time import Duration, to_duration
 
@@ -28,14 +30,32 @@ class MovableClock:
         self.now += to_duration(duration)
 
 
+_CLOCK = MovableClock()
+
+
 @pytest.fixture
 def clock() -> MovableClock:
-    return MovableClock()
+    # One object for all tests, since statements are built for a clock.
+    _CLOCK.now = time.time_ns()
+    return _CLOCK
 
 
 @pytest.fixture
 def database(connect: Callable[..., Database], clock: MovableClock) -> Database:
     return connect(clock=clock)
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Generator[Callable[[ModuleType, str, int], None]]:
+    """Set a limit that is written into statements, which other tests share, for as long as the test runs."""
+
+    def set_limit(module: ModuleType, name: str, value: int) -> None:
+        monkeypatch.setattr(module, name, value)
+        forget_built()
+
+    yield set_limit
+    monkeypatch.undo()
+    forget_built()
 
 
 @pytest.fixture

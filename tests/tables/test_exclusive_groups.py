@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 import sqlalchemy as sa
@@ -301,9 +302,9 @@ def test_groups_are_shared_for_any_priorities(exclusive: MessageTable) -> None:
 
 @pytest.mark.parametrize("most", [4, 7])
 def test_of_very_many_groups_a_share_of_those_that_were_counted_is_taken(
-    exclusive: MessageTable, monkeypatch: pytest.MonkeyPatch, most: int
+    exclusive: MessageTable, limit: Callable[[ModuleType, str, int], None], most: int
 ) -> None:
-    monkeypatch.setattr(group_consumers, "_COUNTED_AT_MOST", most)
+    limit(group_consumers, "_COUNTED_AT_MOST", most)
     exclusive.receive(consumer="y")
     put_groups(exclusive, 20)
     assert groups_of(exclusive.receive(1000, consumer="x")) == -(-most // 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 
 import pytest
 import sqlalchemy as sa
@@ -111,8 +112,10 @@ def flow_beside_a_hot_group(table: MessageTable, hot: int, small: int) -> None:
     assert names(table.receive(10)) == ["hot"] * 10
 
 
-def test_small_groups_flow_beside_a_hot_one(sequenced: MessageTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routing, "_ROUTED_AT_ONCE", 1_000)  # the hot group alone takes several transactions
+def test_small_groups_flow_beside_a_hot_one(
+    sequenced: MessageTable, limit: Callable[[ModuleType, str, int], None]
+) -> None:
+    limit(routing, "_ROUTED_AT_ONCE", 1_000)  # the hot group alone takes several transactions
     flow_beside_a_hot_group(sequenced, 5_000, 500)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.moments import SteppedHeartbeat, later_each_time
 from waterclock.connection import Database
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.errors import LeaseLostError
+from waterclock.tables.groups import consumers as group_consumers
 from waterclock.tables.groups import routing
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages import acking, dead_letters, extending, healing
@@ -147,9 +149,12 @@ def test_a_pinned_consumer_that_comes_again_gets_what_it_had_out_first(
 
 @with_locks_of_rows
 def test_a_group_that_is_free_again_while_new_messages_are_routed_keeps_their_order(
-    sequenced: MessageTable, database: Database, monkeypatch: pytest.MonkeyPatch
+    sequenced: MessageTable,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: Callable[[ModuleType, str, int], None],
 ) -> None:
-    monkeypatch.setattr(routing, "_ROUTED_AT_ONCE", 2)
+    limit(routing, "_ROUTED_AT_ONCE", 2)
     put(sequenced, "a0")
     sequenced.receive()
     put(sequenced, "a1", "a2", "a3", "a4", "b1")
@@ -395,11 +400,11 @@ def test_a_group_of_a_consumer_that_is_gone_waits_for_what_plain_sql_keeps_of_it
     exclusive: MessageTable,
     database: Database,
     clock: MovableClock,
-    monkeypatch: pytest.MonkeyPatch,
+    limit: Callable[[ModuleType, str, int], None],
     end: str,
     kept: int,
 ) -> None:
-    monkeypatch.setattr("waterclock.tables.groups.consumers._RELEASED_AT_ONCE", 1)
+    limit(group_consumers, "_RELEASED_AT_ONCE", 1)
     put(exclusive, "b1")
     exclusive.receive(1, consumer="x")
     exclusive.put_many([{"id": number, "payload": f"a{number}", "group": "a"} for number in (11, 12, 13)])

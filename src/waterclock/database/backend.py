@@ -9,12 +9,13 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property, partial
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock import moments
+from waterclock.database.alike import COMPILED
 from waterclock.database.deadlines import watch_pool
 from waterclock.database.direct import DirectPool
 from waterclock.database.engines.engine_dialect import EngineDialect
@@ -90,6 +91,7 @@ class Backend:
         self.dialect = _DIALECTS[self.url.get_backend_name()]()
         try:
             self.engine = self.dialect.create_engine(self.url)
+            self.engine.update_execution_options(compiled_cache=COMPILED)
             wrap_unwritable(self.engine)
             watch_pool(self.engine)
         except ModuleNotFoundError as error:
@@ -112,10 +114,8 @@ class Backend:
         expression = self.dialect.now()
         self._clock = clock or (system_clock if expression is None else None)
         self._reading = (-_READING_LASTS - 1, 0)
-        # One object for all statements, read when they run: so they can be built once, which takes longer than running.
-        self._now_sql = sa.bindparam("waterclock_now", callable_=self._clock, type_=sa.BigInteger)
-        if self._clock is None and expression is not None:
-            self._now_sql = expression
+        # One object for all statements and databases: so they are built once, which takes longer than running.
+        self._now_sql = cast("sa.ColumnElement[int]", expression) if self._clock is None else _time_of(self._clock)
         try:
             version = self._catalogue_version()
         except exc.DBAPIError as error:
@@ -412,6 +412,18 @@ class Backend:
     def when_closed(self, give_back: Callable[[Backend], object]) -> None:
         """Have what others keep for this database given back when it is closed, once however often this is asked."""
         self._when_closed.add(give_back)
+
+
+_MANY_CLOCKS = 16
+_read: dict[int, sa.ColumnElement[int]] = {}
+
+
+def _time_of(clock: Clock) -> sa.ColumnElement[int]:
+    """Give an expression that reads a clock when a statement runs; one object for all databases with this clock."""
+    if len(_read) >= _MANY_CLOCKS:
+        _read.clear()
+    # Not by what it equals, which a clock of the caller's may not tell; it is kept, and so its id is not given again.
+    return _read.setdefault(id(clock), sa.bindparam("waterclock_now", callable_=clock, type_=sa.BigInteger))
 
 
 _ASYNCHRONOUS = (

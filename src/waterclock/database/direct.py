@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from waterclock.database.alike import alike
 from waterclock.database.deadlines import lent, mine, returned
 from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection, SqlRows
@@ -190,7 +191,7 @@ class Direct:
 
     def __init__(self, connection: Any, dialect: sa.Dialect) -> None:
         self._connection = connection
-        self.dialect = dialect
+        self.dialect = alike(dialect)
 
     def execute(
         self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None

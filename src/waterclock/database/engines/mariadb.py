@@ -61,6 +61,7 @@ _FORBIDDEN = {
     1370,  # denied for a routine
     1698,  # denied for the user, who has to be known in another way
 }
+_NOW = sa.literal_column(NOW, sa.BigInteger)
 _ESCAPED = "\0\n\r\x1a\"'\\"
 _REST_OF_PACKET = 65_536  # bytes for the rest of the statement
 _SNAPSHOT = "waterclock_snapshot"
@@ -122,7 +123,7 @@ class MariadbDialect:
 
     def now(self) -> sa.ColumnElement[int]:
         """Read `NOW`, the start of the statement."""
-        return sa.literal_column(NOW, sa.BigInteger)
+        return _NOW
 
     def is_transient(self, error: exc.DBAPIError) -> bool:
         """Deadlock, a lock not had in time, or a connection that broke."""

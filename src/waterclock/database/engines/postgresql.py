@@ -54,6 +54,7 @@ _FORBIDDEN = {
     "28P01",  # invalid_password
     "42501",  # insufficient_privilege
 }
+_NOW = sa.cast(sa.extract("epoch", sa.func.statement_timestamp()) * 1_000_000_000, sa.BigInteger)
 _POOLED = "a pooler gives each transaction another session; end the URL with ?prepare_threshold=none"
 _REFUSALS = {
     "25006": READ_ONLY,  # read_only_sql_transaction
@@ -127,8 +128,7 @@ class PostgresqlDialect:
 
     def now(self) -> sa.ColumnElement[int]:
         """Start of the statement: now() is the transaction's, and clock_timestamp() is volatile and ruins plans."""
-        seconds = sa.extract("epoch", sa.func.statement_timestamp())
-        return sa.cast(seconds * 1_000_000_000, sa.BigInteger)
+        return _NOW
 
     def is_transient(self, error: exc.DBAPIError) -> bool:
         """Deadlock, serialisation, a lock not had, or a connection that broke."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
+from waterclock.database.alike import alike
 from waterclock.database.backend import Backend
 from waterclock.tables.databases.claiming_rows import Marks
 from waterclock.tables.databases.inserting import DrawnIds
@@ -20,16 +21,19 @@ from waterclock.tables.model.options import TableOptions
 from waterclock.tables.model.schema import PARTITIONED, not_acked
 from waterclock.tables.model.sweeps import Sweeps
 
-_DIALECTS: dict[str, type[TableDialect]] = {
-    "sqlite": SqliteTables,
-    "postgresql": PostgresqlTables,
-    "mysql": MariadbTables,
+_DIALECTS: dict[str, TableDialect] = {
+    "sqlite": SqliteTables(),
+    "postgresql": PostgresqlTables(),
+    "mysql": MariadbTables(),
 }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableContext:
     """A message table as its operations see it.
+
+    Two are equal where all statements for them are: what was built for one is not built again for the other. They may
+    be of different databases, or of one table that was opened twice.
 
     Attributes
     ----------
@@ -78,9 +82,21 @@ class TableContext:
     drawn_ids: DrawnIds = field(default_factory=DrawnIds)
     dead: TableContext | None = None
     backoff: Backoff = field(init=False)
+    _facts: tuple[object, ...] = field(init=False)
+    _hash: int = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "backoff", self.options.backoff)
+        # By identity, since SQLAlchemy's objects have no other, and each of them is the same for all that are alike.
+        shared = id(self.rows), id(self.sql), id(self.backend.now_sql()), id(alike(self.backend.engine.dialect))
+        object.__setattr__(self, "_facts", (*shared, self.table_id, self.options.to_json(), self.dead))
+        object.__setattr__(self, "_hash", hash(self._facts))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, TableContext) and self._facts == other._facts)
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def unacked(self, name: str = "seqs") -> sa.ColumnElement[bool]:
         """Choose messages that are not acked by their seqs, which are bound as ``name``."""
@@ -97,4 +113,4 @@ class TableContext:
 
 def table_dialect(backend: Backend) -> TableDialect:
     """Choose the statements for a database."""
-    return _DIALECTS[backend.dialect.name]()
+    return _DIALECTS[backend.dialect.name]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from waterclock.database.alike import alike
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.types import BIGINTS
 from waterclock.errors import InvalidArgumentError, UnavailableError
@@ -186,7 +187,7 @@ def _insert(
     context: TableContext, connection: SqlConnection, messages: list[dict[str, Any]], *, fresh: bool
 ) -> list[dict[str, Any]]:
     """Insert messages; return those whose ids were there."""
-    new = new_rows(context.rows, connection.dialect, messages, fresh=fresh)
+    new = new_rows(context.rows, alike(connection.dialect), messages, fresh=fresh)
     inserted = context.sql.insert_new(connection, context.rows, new, context.backend.now_sql())
     existing: list[dict[str, Any]] = []
     for message_id, message in zip(new.columns["id"], messages, strict=True):

@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql
+from sqlalchemy.sql.cache_key import NO_CACHE
 from sqlalchemy.types import TypeEngine
 
 from waterclock.database.kept import built_once
@@ -250,13 +251,43 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
         if column not in found:
             raise SchemaError(f"message table {quoted(name)}: its SQL table lacks the column {column!r}; add it")
     # What a database reports need not be what was asked for: MariaDB calls a JSON column a text.
-    extra = [
-        sa.Column(column, Guarded(_COLUMN_TYPES.get(options.columns.get(column, ""), kind)))
+    extra = tuple(
+        _Extra(column, sa.types.to_instance(_COLUMN_TYPES.get(options.columns.get(column, ""), kind)))
         for column, kind in found.items()
         if column not in (*OWN_COLUMNS, ACKED_DAY)
-    ]
-    rows = message_rows(name, options.id_type, options.payload, extra)
-    rows.info[PARTITIONED] = options.purge_by == "partition"
+    )
+    return _described(name, options.id_type, options.payload, extra, is_partitioned=options.purge_by == "partition")
+
+
+class _Extra:
+    """A column that a user added, as it is in the database; equal to another of the same name and type."""
+
+    def __init__(self, name: str, kind: TypeEngine[Any]) -> None:
+        self.name = name
+        self.kind = kind
+        # By what SQLAlchemy prints, which has all that a type was made with. A type of the user's that has no key for
+        # SQLAlchemy's caches may print less, and equals no other.
+        known = getattr(kind, "cache_ok", True) and _has_key(kind._static_cache_key)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # no public one
+        self._facts = (name, type(kind), repr(kind) if known else object())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Extra) and self._facts == other._facts
+
+    def __hash__(self) -> int:
+        return hash(self._facts)
+
+
+def _has_key(key: object) -> bool:
+    return all(map(_has_key, key)) if isinstance(key, tuple) else key is not NO_CACHE
+
+
+@built_once(maxsize=256)
+def _described(
+    name: str, id_type: IdType, payload: Payload, extra: tuple[_Extra, ...], *, is_partitioned: bool
+) -> sa.Table:
+    # One object for all that are alike, in all databases: what is built of it is built once.
+    rows = message_rows(name, id_type, payload, [sa.Column(one.name, Guarded(one.kind)) for one in extra])
+    rows.info[PARTITIONED] = is_partitioned
     return rows
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from waterclock.database.alike import alike
 from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.inserting import NewRows
@@ -38,7 +39,7 @@ def _insert(
 ) -> set[Any]:
     while unknown := {message_id: message for message_id, message in messages.items() if message_id not in known}:
         try:
-            text = _insert_text(rows, tuple(next(iter(unknown.values()))), connection.dialect)
+            text = _insert_text(rows, tuple(next(iter(unknown.values()))), alike(connection.dialect))
             connection.exec_driver_sql(text, list(unknown.values()))
         except exc.IntegrityError as error:
             if error.orig is None or error.orig.args[0] != _DUPLICATE:

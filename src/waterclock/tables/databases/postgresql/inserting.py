@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql
 
+from waterclock.database.alike import alike
 from waterclock.database.direct import Direct
 from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
@@ -46,7 +47,7 @@ def insert_fresh(connection: Direct, rows: sa.Table, new: NewRows, now: sa.Colum
 
 def insert_unknown(connection: SqlConnection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]) -> set[Any]:
     """Insert messages whose ids are new, and return those ids."""
-    text, parameters, places = _many(rows, tuple(new.columns), now, connection.dialect, look=True)
+    text, parameters, places = _many(rows, tuple(new.columns), now, alike(connection.dialect), look=True)
     values = parameters | new.columns | _clock(now)
     given = values if places is None else tuple([values[name] for name in places])
     return {row[0] for row in connection.exec_driver_sql(text, given)}

@@ -11,6 +11,7 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.schema import DDL
 from sqlalchemy.types import TypeEngine
 
+from waterclock.database.alike import alike
 from waterclock.database.backend import Backend
 from waterclock.database.direct import Direct
 from waterclock.database.engines.postgresql import is_pooled
@@ -176,7 +177,7 @@ class PostgresqlTables(TableDialect):
 
     def reserve_ids(self, connection: SqlConnection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
         """Draw ids from the table's sequence; where they meet ids that were given, it is brought up to those."""
-        drawing = _drawing(rows, connection.dialect)
+        drawing = _drawing(rows, alike(connection.dialect))
         ids = list(connection.scalars(drawing, {"count": count}))
         if above >= ids[0]:
             # Not as the greatest, for which a planner that takes the table for empty goes through it.

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import DDL
 
+from waterclock.database.alike import alike
 from waterclock.database.backend import Backend
 from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
@@ -172,7 +173,7 @@ class SqliteTables(ClaimsInSteps, TableDialect):
         inserted: set[Any] = set()
         for start in range(0, len(tuples), _ROWS_OF_A_STATEMENT):
             some = tuples[start : start + _ROWS_OF_A_STATEMENT]
-            text = _insert_text(rows, tuple(columns), len(some), connection.dialect)
+            text = _insert_text(rows, tuple(columns), len(some), alike(connection.dialect))
             found = connection.exec_driver_sql(text, tuple(chain.from_iterable(some)))
             inserted.update(row[0] for row in found)
         return inserted
