@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
 from waterclock.connection import Database
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
+from waterclock.work import intake
+from waterclock.work.lanes import Handling
 from waterclock.work.worker import Worker
 
 PATIENCE = 60  # s; far more than is needed, where a machine is busy
@@ -83,3 +87,26 @@ def make_table(database: Database) -> Generator[Callable[..., MessageTable]]:
 @pytest.fixture
 def orders(make_table: Callable[..., MessageTable]) -> MessageTable:
     return make_table()
+
+
+class Mark:
+    """Something that is kept for as long as a delivery, or an error, is."""
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Generator[WeakSet[Any]]:
+    """Give what workers keep of messages. What would wait for the collector of cycles stays."""
+    known: WeakSet[Any] = WeakSet()
+
+    def noted(delivery: Delivery, *more: Any) -> Handling:
+        delivery.columns["mark"] = Mark()
+        made = Handling(delivery, *more)
+        known.update((made, delivery.columns["mark"]))
+        return made
+
+    monkeypatch.setattr(intake, "Handling", noted)
+    gc.disable()
+    try:
+        yield known
+    finally:
+        gc.enable()

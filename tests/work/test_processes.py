@@ -9,6 +9,7 @@ from collections.abc import Callable
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import sqlalchemy as sa
@@ -25,7 +26,7 @@ MakeTable = Callable[..., MessageTable]
 
 @pytest.mark.one_database
 def test_a_process_that_dies_or_is_late_takes_no_other_message_along_and_is_replaced(
-    make_table: MakeTable, tmp_path: Path
+    make_table: MakeTable, tmp_path: Path, kept: WeakSet[Any]
 ) -> None:
     orders = make_table(max_attempts=2, dead_letter="dead", ack_wait="500ms", min_backoff="500ms")
 
@@ -42,6 +43,7 @@ def test_a_process_that_dies_or_is_late_takes_no_other_message_along_and_is_repl
         orders.cancel(waiting)
         until(lambda: len(orders.dead_letters()) == 2)
         until(lambda: not orders.stats().in_flight and not orders.peek())
+        until(lambda: not kept)
     assert {each["last_error"] for each in orders.dead_letters()} == {
         "the handler's process died: SIGKILL",
         "the handler's process died: exit code 3",

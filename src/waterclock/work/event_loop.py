@@ -57,9 +57,19 @@ class EventLoop:
     def submit(self, handle: Callable[[], Coroutine[Any, Any, object]], handling: Handling) -> None:
         """Run one handler in the loop for a thread that waits for it."""
         handling.waits_for_loop = True
-        future = asyncio.run_coroutine_threadsafe(self._run_one(handling, handle), self._loop)
+        raised: list[BaseException] = []  # a future that has the error is in a cycle, and keeps what the error knows
+
+        async def run() -> None:
+            try:
+                await self._run_one(handling, handle)
+            except BaseException as error:  # noqa: BLE001  # it is raised in the thread
+                raised.append(error)
+
+        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
         handling.cancel = future.cancel
         future.result()
+        if raised:
+            raise raised.pop()
 
     def enter(self, manager: Any) -> Any:
         """Enter an asynchronous context manager, which is left when the loop is closed."""

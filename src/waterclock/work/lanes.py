@@ -59,6 +59,7 @@ class Handling:
     """
 
     __slots__ = (
+        "__weakref__",
         "_decided",
         "asked",
         "began_at",

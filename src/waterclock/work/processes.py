@@ -157,6 +157,7 @@ class Processes:
             process = self._started()
             while process is not None and (one := self._lanes.next()) is not None:
                 process = self._handle(process, one)
+                del one  # so that it is not kept while this waits
             if process is not None:
                 self._forget(process)
                 process.end()

@@ -60,6 +60,7 @@ class Recorder:
         while handled := self._next():
             self._record(handled)
             self._lanes.recorded([each[0] for each in handled])
+            del handled  # so that it is not kept while this waits
 
     def _next(self) -> list[Handled]:
         with self._changed:

@@ -41,3 +41,4 @@ class Threads:
         while (handling := self._lanes.next()) is not None:
             if not self._handle(handling):
                 return  # another thread has the slot meanwhile
+            del handling  # so that it is not kept while this waits

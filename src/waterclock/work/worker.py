@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, suppress
 from typing import Any
+from weakref import WeakSet
 
 from waterclock import moments
 from waterclock.database.backend import Backend
@@ -155,7 +156,7 @@ class Worker:
         self._processes: Processes | None = None
         self._intakes: list[Intake] = []
         self._changing = threading.Lock()
-        self._given_up: list[Handling] = []
+        self._given_up: WeakSet[Handling] = WeakSet()  # a handler that runs keeps its own
 
     @property
     def unfinished(self) -> int:
@@ -406,6 +407,8 @@ class Worker:
 
     def _finish(self, one: Handling, outcome: Outcome) -> bool:
         one.ended = True
+        one.delivery.when_cancelled(None)  # which knows this, and would be kept by it
+        one.cancel = None
         if not one.decide():
             return False  # its time was up, and the message is not its own any more
         dropped = self._lanes.end(one, goes_on=outcome.verb in ("ack", "discard", "skip"))
@@ -457,7 +460,7 @@ class Worker:
             return
         self._counter.note("timed_out")
         self._counter.note("stuck")
-        self._given_up = [each for each in self._given_up if not each.ended] + [one]
+        self._given_up.add(one)
         _log.warning("the handler of message %r goes on after its time; another takes its slot", one.delivery.id)
         self._ask(one)
         dropped = self._lanes.end(one, goes_on=False)
@@ -511,7 +514,7 @@ class Worker:
             self._ask(one)
         self._wait_for_unwinding()
         ours = [one for one in running if one.decide()]
-        self._given_up += ours
+        self._given_up.update(ours)
         for one in ours:
             self._lanes.end(one, goes_on=False)
         if ours:
@@ -616,8 +619,9 @@ def _in_child(_: Delivery) -> None:
 
 
 def _cancel(one: Handling) -> None:
-    if one.cancel is not None:
-        one.cancel()
+    cancel = one.cancel  # its handler may end at any time
+    if cancel is not None:
+        cancel()
 
 
 def _is_old(one: Handling) -> bool:

@@ -366,13 +366,17 @@ class Delivery:
         if self.cancelled or self.over:
             return
         self.cancelled = True
-        if self._when_cancelled is not None:
-            self._when_cancelled()
+        tell = self._when_cancelled  # which another thread may take back
+        if tell is not None:
+            tell()
 
-    def when_cancelled(self, tell: Callable[[], None]) -> None:
-        """Have ``tell`` called, once and in whichever thread sees it, when the message is cancelled, or was already."""
+    def when_cancelled(self, tell: Callable[[], None] | None) -> None:
+        """Have ``tell`` called, once and in whichever thread sees it, when the message is cancelled, or was already.
+
+        None: the one who asked for it need not know any more.
+        """
         self._when_cancelled = tell
-        if self.cancelled:
+        if self.cancelled and tell is not None:
             tell()
 
     def facts(self) -> dict[str, Any]:
