@@ -1,6 +1,7 @@
 """The way of a message is straight: how many functions, in how many files of ours, it passes when nothing is unusual.
 
-It is counted and not timed, so that the figures are the same on every machine. Clocks are no stations of the way.
+It is counted and not timed, so that the figures are the same on every machine. Clocks are no stations of the way. That
+a statement is found that was compiled for a table like this one counts, too: the hash of a table is a function of ours.
 """
 
 from __future__ import annotations
@@ -78,16 +79,16 @@ def is_within(way: Way, calls: int, files: int) -> bool:
 
 def test_a_message_without_a_group_passes_few_functions_and_files(make_table: Callable[..., MessageTable]) -> None:
     seen = ways(make_table(payload="bytes"))
-    assert is_within(seen["put"], calls=74, files=10), seen
-    assert is_within(seen["receive"], calls=50, files=10), seen
+    assert is_within(seen["put"], calls=56, files=10), seen
+    assert is_within(seen["receive"], calls=52, files=12), seen
     assert is_within(seen["ack"], calls=34, files=8), seen
 
 
 @pytest.mark.parametrize(
     ("groups", "calls", "files"),
     [
-        ("sequenced", 122, 17),
-        ("exclusive", 156, 17),  # which also looks after the consumers that are alive
+        ("sequenced", 135, 19),
+        ("exclusive", 176, 20),  # which also looks after the consumers that are alive
     ],
 )
 def test_a_message_of_a_group_passes_not_many_more(

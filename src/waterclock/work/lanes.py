@@ -126,7 +126,7 @@ class Lanes:
         self._has_room = threading.Condition(self._lock)
         self._ready: deque[Lane] = deque()
         self._groups: dict[tuple[int, str | None], Lane] = {}
-        self._held: dict[tuple[int, str | None], int | None] = {}  # groups that go back, and since when they have
+        self._held: dict[tuple[int, str | None], Handling | int] = {}  # groups that go back: with what, or since when
         self._running: set[Handling] = set()
         self._reserved = 0
         self._unrecorded = 0
@@ -225,7 +225,7 @@ class Lanes:
                 self._held = {
                     place: since
                     for place, since in self._held.items()
-                    if place[0] != id(intake) or since is None or since >= begun
+                    if place[0] != id(intake) or isinstance(since, Handling) or since >= begun
                 }
             waiting = bool(self._ready)
             self._has_work.notify(len(self._ready))
@@ -242,7 +242,7 @@ class Lanes:
         if place not in self._held:
             return False
         since = self._held[place]
-        return since is None or since >= begun
+        return isinstance(since, Handling) or since >= begun
 
     def _put(self, one: Handling, now: int) -> None:
         one.ready_at = now
@@ -295,7 +295,7 @@ class Lanes:
                 if not goes_on:
                     dropped.extend(lane.waiting)
                     lane.waiting.clear()
-                    self._held[_place(one)] = None
+                    self._held[lane.key] = one
                 if lane.waiting:
                     self._ready.append(lane)
                     lane.waiting[0].ready_at = now
@@ -310,16 +310,28 @@ class Lanes:
 
     def recorded(self, handlings: Sequence[Handling]) -> None:
         """Note that the database knows what became of messages that were handled."""
-        now = moments.monotonic_ns()
         with self._lock:
             self._unrecorded -= len(handlings)
-            for one in handlings if self._held else ():
-                if self._held.get(_place(one), 0) is None:
-                    self._held[_place(one)] = now
+            self._go_on_after(handlings)
             self._has_room.notify_all()
 
+    def given_back(self, handlings: Sequence[Handling]) -> None:
+        """Note that the database has what `take_back` gave."""
+        with self._lock:
+            self._go_on_after(handlings)
+
+    def _go_on_after(self, handlings: Sequence[Handling]) -> None:
+        """Let claims that begin from now on bring what follows in groups that went back with one of these."""
+        now = moments.monotonic_ns()
+        for one in handlings if self._held else ():
+            if self._held.get(_place(one)) is one:  # no other one of its group, which was recorded late
+                self._held[_place(one)] = now
+
     def take_back(self) -> list[Handling]:
-        """Take back what has waited for a slot for too long: another worker may have one."""
+        """Take back what has waited for a slot for too long: another worker may have one.
+
+        What follows it in its group is not handled before `given_back`.
+        """
         now = moments.monotonic_ns()
         with self._lock:
             # Where messages are begun all the time, the turn of those that wait comes soon.
@@ -331,6 +343,7 @@ class Lanes:
             for lane in late:
                 if lane.key is not None:
                     del self._groups[lane.key]
+                    self._held[lane.key] = lane.waiting[0]
             self._mean = _LONG  # handlers are not as quick as they were
             return [one for lane in late for one in lane.waiting]
 

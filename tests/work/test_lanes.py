@@ -1,0 +1,50 @@
+"""Messages of a group that go back: what a claim brings meanwhile from behind them in the group goes back, too."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from waterclock import moments
+from waterclock.work.lanes import LONGEST_WAIT, Handling, Lanes
+
+INTAKE: Any = SimpleNamespace()
+
+
+def message(position: int) -> Handling:
+    delivery: Any = SimpleNamespace(leased=SimpleNamespace(group_id="g", position=position))
+    return Handling(delivery, INTAKE, 0)
+
+
+def claimed(lanes: Lanes, *handlings: Handling) -> list[Handling]:
+    """Bring in what a claim that begins now gives; say what is not to be handled."""
+    return lanes.add(INTAKE, handlings, 0, moments.monotonic_ns())
+
+
+def test_what_follows_one_that_failed_waits_though_one_before_it_is_recorded_late() -> None:
+    lanes = Lanes(2)
+    first, fails, behind, late, after = map(message, range(5))
+    assert claimed(lanes, first, fails, behind) == []
+    assert lanes.next_now() is first
+    lanes.end(first, goes_on=True)
+    assert lanes.next_now() is fails
+    assert lanes.end(fails, goes_on=False) == [behind]
+    lanes.recorded([first])
+    assert claimed(lanes, late) == [late]
+    lanes.recorded([fails])
+    assert claimed(lanes, after) == []
+
+
+def test_what_follows_one_that_waited_too_long_waits_until_that_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = Lanes(1)
+    waits, late, after = map(message, range(3))
+    assert claimed(lanes, waits) == []
+    began = moments.monotonic_ns()
+    monkeypatch.setattr(moments, "monotonic_ns", lambda: began + 2 * LONGEST_WAIT)
+    assert lanes.take_back() == [waits]
+    assert claimed(lanes, late) == [late]
+    lanes.given_back([waits])
+    monkeypatch.setattr(moments, "monotonic_ns", lambda: began + 3 * LONGEST_WAIT)
+    assert claimed(lanes, after) == []
