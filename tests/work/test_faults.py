@@ -111,16 +111,20 @@ def test_an_ack_that_meets_a_database_that_is_away_is_tried_again_and_nothing_is
 def test_a_handler_that_blocks_the_loop_keeps_its_lease_and_is_named(
     make_table: MakeTable, caplog: pytest.LogCaptureFixture
 ) -> None:
-    orders = make_table(ack_wait="400ms")
+    orders = make_table(ack_wait="3s")
     message_id = orders.put("x")
     go_on = threading.Event()
+    blocked: list[tuple[wc.Delivery, int]] = []
 
     async def blocks(delivery: wc.Delivery) -> None:
+        blocked.append((delivery, delivery.lease_until))
         assert go_on.wait(PATIENCE)  # what it must not do
 
     worker = wc.Worker(orders, blocks, concurrency=2)
     with caplog.at_level(logging.WARNING), running(worker):
         until(lambda: any("blocks the event loop" in each.getMessage() for each in caplog.records))
+        [(delivery, first_lease)] = blocked
+        until(lambda: delivery.lease_until > first_lease)
         go_on.set()
         until(lambda: worker.counts.done == 1)
     assert any(f"the handler of message {message_id!r} blocks" in each.getMessage() for each in caplog.records)
@@ -144,7 +148,7 @@ def test_a_handler_whose_lease_was_lost_sees_it_and_acks_nothing(
 
 
 def test_while_all_slots_are_taken_leases_are_kept_and_the_worker_answers(make_table: MakeTable) -> None:
-    orders = make_table(ack_wait="500ms")
+    orders = make_table(ack_wait="2s")
     orders.put_many([{"payload": number} for number in range(3)])
     handler = Waiting()
     worker = wc.Worker(orders, handler, concurrency=2)
