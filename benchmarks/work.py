@@ -57,7 +57,7 @@ def _waterclock(url: str, concurrency: int, handle: Any, ended: threading.Event)
 
 def procrastinate(url: str, concurrency: int, handled: Handled, ended: threading.Event) -> None:
     theirs = package("procrastinate")
-    app = theirs.App(connector=theirs.PsycopgConnector(kwargs=conninfo(url), max_size=concurrency + 2))
+    app = theirs.App(connector=theirs.PsycopgConnector(kwargs=conninfo(url), min_size=1, max_size=concurrency + 2))
 
     @app.task(name="bench", queue="bench")
     async def bench(data: str) -> None:
