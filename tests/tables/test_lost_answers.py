@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import sqlalchemy as sa
@@ -12,7 +13,8 @@ from sqlalchemy import event, exc
 
 from waterclock.connection import Database
 from waterclock.database.direct import Direct, Together
-from waterclock.errors import LeaseLostError
+from waterclock.errors import LeaseLostError, UnavailableError
+from waterclock.tables.consumers import receiving
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
@@ -170,8 +172,83 @@ def test_what_an_exclusive_claim_took_in_vain_comes_before_what_is_behind_it(
     assert table.ack([*first, *rest]) == 2
 
 
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_claim_that_is_tried_again_does_not_wait_for_a_message_that_it_took_and_plain_sql_has_locked(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="exclusive")
+    table.put_many([{"payload": name, "group": "a"} for name in ("a0", "a1", "a2")])
+    table.receive(1, consumer="x")[0].ack()
+    rows = sa.table(table.name, sa.column("id"))
+    with database.backend.engine.connect() as other:
+
+        def lock() -> None:
+            other.execute(sa.select(rows.c.id).where(rows.c.id == 2).with_for_update())
+
+        with losing_the_answer_to_a_commit_after(database, "epoch=", lock) as lost:
+            first = table.receive(1, consumer="x")
+        assert lost
+        other.rollback()
+    assert [(one.payload, one.epoch) for one in first] == [("a1", 1)]
+    first[0].ack()
+
+
+@pytest.mark.parametrize("options", [{}, {"rate_limit": 1000}], ids=["at any rate", "at a rate"])
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_what_a_claim_took_that_failed_comes_with_the_next_one(
+    make_table: Callable[..., MessageTable], database: Database, options: dict[str, Any]
+) -> None:
+    table = make_table(groups="exclusive", **options)
+    table.put_many([{"payload": name, "group": "a"} for name in ("a0", "a1", "a2")])
+    table.receive(1, consumer="x")[0].ack()
+    with (
+        database.backend.patience(0),
+        losing_the_answer_to_a_commit_after(database, "epoch=") as lost,
+        pytest.raises(UnavailableError),
+    ):
+        table.receive(1, consumer="x")
+    assert lost
+    taken = [one for _ in range(2) for one in table.receive(1, consumer="x")]
+    assert [(one.payload, one.epoch) for one in taken] == [("a1", 1), ("a2", 1)]
+    assert table.ack(taken) == 2
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_what_a_claim_took_whose_lease_has_ended_since_begins_anew(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock
+) -> None:
+    table = make_table(groups="exclusive", ack_wait="30s")
+    table.put_many([{"payload": name, "group": "a"} for name in ("a0", "a1", "a2")])
+    table.receive(1, consumer="x")[0].ack()
+    with (
+        database.backend.patience(0),
+        losing_the_answer_to_a_commit_after(database, "epoch="),
+        pytest.raises(UnavailableError),
+    ):
+        table.receive(1, consumer="x")
+    clock.move("31s")
+    assert [(one.payload, one.epoch) for one in table.receive(consumer="x")] == [("a1", 2), ("a2", 1)]
+
+
+def test_what_a_claim_took_that_was_broken_off_comes_with_the_next_one(
+    make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(groups="exclusive")
+    table.put_many([{"payload": name, "group": "a"} for name in ("a0", "a1", "a2")])
+    table.receive(1, consumer="x")[0].ack()
+    with monkeypatch.context() as patch:
+        patch.setattr(receiving, "hand_over", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            table.receive(1, consumer="x")
+    taken = [one for _ in range(2) for one in table.receive(1, consumer="x")]
+    assert [(one.payload, one.epoch) for one in taken] == [("a1", 1), ("a2", 1)]
+    assert table.ack(taken) == 2
+
+
 @contextmanager
-def losing_the_answer_to_a_commit_after(database: Database, change: str) -> Generator[list[str]]:
+def losing_the_answer_to_a_commit_after(
+    database: Database, change: str, meanwhile: Callable[[], object] = lambda: None
+) -> Generator[list[str]]:
     """Let the transaction of the next statement with ``change`` commit, and then behave as if the server were gone."""
     seen: list[str] = []
     lost: list[str] = []
@@ -181,6 +258,7 @@ def losing_the_answer_to_a_commit_after(database: Database, change: str) -> Gene
     def break_off() -> None:
         if seen and not lost:
             lost.append("COMMIT")
+            meanwhile()
             raise exc.OperationalError("COMMIT", None, _gone(database), connection_invalidated=True)
 
     def execute_and_note(cursor: Any, statement: str, *rest: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -21,6 +20,7 @@ from waterclock.tables.catalogue.table_row import LOOK_EVERY, TableRow
 from waterclock.tables.consumers.delivery import Delivery, hand_over
 from waterclock.tables.databases.changes import Changes, Stop
 from waterclock.tables.messages.claiming import claim, claim_within, is_idle, next_due
+from waterclock.tables.messages.claiming_again import TakenBefore, numbered, trying
 from waterclock.tables.messages.dead_letters import bury_claimed, is_exhausted
 from waterclock.tables.messages.expiring import expire_claimed
 from waterclock.tables.messages.healing import heal
@@ -108,19 +108,20 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int | Non
             return []
     most = context.options.batch_size if limit is None else limit
     while True:
-        begun = moments.monotonic_ns()
-        wanted = Wanted(most, request.consumer, secrets.randbits(63), context.backoff, where, order, request.max_groups)
-        claimed = _claim(context, wanted, begun)
-        if not claimed:
-            _note_walk(context, where, started)
-            return []
-        if context.options.groups is None:
-            context.marks.walks.found()
-        may_die = context.options.max_attempts is not None or any(one.expired for one in claimed)
-        living = _living(context, claimed, wanted.claim_id) if may_die else claimed
-        if living:
-            process_heartbeat(context).note_sent(len(living))
-        deliveries = hand_over(context, callers, living, wanted.claim_id, begun)
+        with numbered(context, request.consumer) as number:
+            of, by = request.consumer, number.claim_id
+            wanted = Wanted(most, of, by, context.backoff, where, order, request.max_groups, number.known)
+            claimed = _claim(context, wanted)
+            if not claimed:
+                _note_walk(context, where, started)
+                return []
+            if context.options.groups is None:
+                context.marks.walks.found()
+            may_die = context.options.max_attempts is not None or any(one.expired for one in claimed)
+            living = _living(context, claimed, by) if may_die else claimed
+            if living:
+                process_heartbeat(context).note_sent(len(living))
+            deliveries = hand_over(context, callers, living, by, number.begun)
         if deliveries:
             return deliveries
 
@@ -140,12 +141,14 @@ def _finds_none(context: TableContext, where: sa.ColumnElement[bool] | None, req
     return due is None or due > now
 
 
-def _claim(context: TableContext, wanted: Wanted, begun: int) -> list[Claimed]:
-    if begun >= context.sweeps.due_at:  # also where there is always something to claim
+def _claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
+    if moments.monotonic_ns() >= context.sweeps.due_at:  # also where there is always something to claim
         heal(context)
     if context.options.rate_limit is None:
         return claim(context, wanted)
-    return context.backend.transact(lambda own: _claim_at_rate(context, own, wanted), indexed=True)
+    work = trying(context, wanted, (), lambda own: _claim_at_rate(context, own, wanted))
+    found = context.backend.transact(work, indexed=True)
+    return found.claimed if isinstance(found, TakenBefore) else found
 
 
 def _claim_at_rate(context: TableContext, connection: SqlConnection, wanted: Wanted) -> list[Claimed]:

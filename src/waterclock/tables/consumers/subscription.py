@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
+from itertools import takewhile
 from typing import Any, Self
 
 from waterclock import moments
@@ -19,7 +20,7 @@ from waterclock.tables.consumers.consumer_heartbeat import keep_alive
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard
 from waterclock.tables.consumers.heartbeat import heartbeat_of
-from waterclock.tables.consumers.leaving import leaving
+from waterclock.tables.consumers.leaving import leave_behind, leaving
 from waterclock.tables.consumers.receiving import Request, pause, receive
 from waterclock.tables.consumers.ticking import Ticking
 from waterclock.tables.consumers.undecided import find_out, see_committed
@@ -29,7 +30,6 @@ from waterclock.tables.messages.expiring import expire_some, expire_unstarted
 from waterclock.tables.messages.process_heartbeat import process_heartbeat
 from waterclock.tables.messages.purging import purge_some
 from waterclock.tables.messages.unique_keys import purge_keys
-from waterclock.tables.model.leased import Leased
 from waterclock.tables.model.rate import Rate
 
 _SECOND = 1_000_000_000
@@ -139,19 +139,16 @@ class Subscription(Closing):
     def _write_back(self, context: TableContext) -> None:
         unstarted = [delivery.leased for delivery in self._waiting]
         self._waiting.clear()
-        if unstarted:
-            context.backend.transact(lambda own: acking.give_back(context, own, unstarted))
+        begun: list[Delivery] = []
+        if context.options.groups:
+            # The next consumer need not wait for the lease of what was handed out of groups and is not over.
+            find_out(context, self._handed_out)
+            begun = [one for one in self._handed_out if not (one.over or one.undecided)]
+        if unstarted or begun:
+            leave_behind(context, self.consumer, unstarted, [one.leased for one in begun])
             self._process_heartbeat.note_sent(-len(unstarted))
-        if not context.options.groups:
-            return
-        # The next consumer need not wait for the lease of what was handed out of groups and is not over.
-        find_out(context, self._handed_out)
-        for delivery in self._handed_out:
-            if not (delivery.over or delivery.undecided):
-                context.backend.transact(
-                    lambda own, leased=delivery.leased: acking.back_off(context, own, leased, 0, None)
-                )
-                delivery.end("close")
+        for delivery in begun:
+            delivery.end("close")
 
     def put_back(self, delivery: Delivery) -> None:
         """Take back a delivery whose handling has not begun: it comes next, or is given back when this closes."""
@@ -277,25 +274,27 @@ class Subscription(Closing):
         self._purge(context)
         now = context.backend.now_about()
         self._look(now)
-        self._pass_over(context, now)
-        if self._waiting:
-            return self._hand_out(self._waiting.popleft())
+        following = self._take_waiting(context, now)
+        if following is not None:
+            return self._hand_out(following)
         self._handed_out = [one for one in self._handed_out if self._is_out(one, now)]
         self._see_committed(context, now)
-        in_hand = sum(not one.undecided for one in self._handed_out)
+        in_hand = sum(not one.undecided for one in self._handed_out) + len(self._waiting)
         room = min(self._limit, context.options.cache_size - in_hand)
         room, rate_pause = self._allowed(room)
         if rate_pause:
             self._stop.wait(min(rate_pause, LOOK_EVERY))
             return None
         if room > 0:
-            self._waiting.extend(self._claim(room))
+            found = self._claim(room)
+            self._waiting.extend(found)
             self._looked_at = now
-            if not self._waiting:
+            if not found:
                 self._wait_for_more()
         else:
             # What ends a delivery nudges; a lease may also just end.
-            self._stop.wait(min(LOOK_EVERY, (min(one.lease_until for one in self._handed_out) - now) / _SECOND))
+            ends = min((one.lease_until for one in (*self._handed_out, *self._waiting)), default=now)
+            self._stop.wait(min(LOOK_EVERY, (ends - now) / _SECOND))
         return None
 
     def _claim(self, room: int) -> list[Delivery]:
@@ -308,20 +307,36 @@ class Subscription(Closing):
             self._rate_due = self._rate.taken(self._rate_due, moments.monotonic_ns(), len(found))
         return found
 
-    def _pass_over(self, context: TableContext, now: int) -> None:
-        """Pass over what comes next where it is not ours any more, or has expired while it waited here."""
-        expired: list[Leased] = []
-        while self._waiting:
-            first = self._waiting[0]
-            is_ours = first.lease_until > now and not first.lost
-            if is_ours and (first.expires_at is None or first.expires_at > now):
-                break
-            self._waiting.popleft()
-            if is_ours:
-                expired.append(first.leased)
+    def _take_waiting(self, context: TableContext, now: int) -> Delivery | None:
+        """Take what comes next of what waits here and is ours still; remove what has expired.
+
+        What has expired and another transaction keeps waits on here, and so does what is behind it in its group.
+        """
+        over = list(takewhile(lambda one: not self._may_begin(one, now), self._waiting))
+        expired = [one for one in over if self._is_ours(one, now)]
+        kept: list[Delivery] = []
         if expired:
-            context.backend.transact(lambda own: expire_unstarted(context, own, expired), indexed=True)
-            self._process_heartbeat.note_sent(-len(expired))
+            leased = [one.leased for one in expired]
+            found = context.backend.transact(lambda own: expire_unstarted(context, own, leased), indexed=True)
+            kept = [one for one in expired if one.leased in found]
+            self._process_heartbeat.note_sent(len(kept) - len(expired))
+        for _ in over:
+            self._waiting.popleft()
+        if not kept:
+            return self._waiting.popleft() if self._waiting else None
+        held = {one.group for one in kept} if context.options.groups else set[str | None]()
+        others = (one for one in self._waiting if one.group not in held and self._may_begin(one, now))
+        following = next(others, None)
+        if following is not None:
+            self._waiting.remove(following)
+        self._waiting.extendleft(reversed(kept))
+        return following
+
+    def _is_ours(self, delivery: Delivery, now: int) -> bool:
+        return delivery.lease_until > now and not delivery.lost
+
+    def _may_begin(self, delivery: Delivery, now: int) -> bool:
+        return self._is_ours(delivery, now) and (delivery.expires_at is None or delivery.expires_at > now)
 
     def _hand_out(self, delivery: Delivery) -> Delivery:
         delivery.when_over(self._stop.nudge)

@@ -22,6 +22,7 @@ from waterclock.tables.groups import acking as group_acking
 from waterclock.tables.groups.acking import release_behind
 from waterclock.tables.groups.heads import UNGROUPED, settle
 from waterclock.tables.messages.locking import (
+    lock_free,
     lock_groups_of,
     lock_ids,
     lock_seqs,
@@ -223,6 +224,25 @@ def give_back(context: TableContext, connection: SqlConnection, leased: Iterable
     context.marks.forget()  # they are due before what came after them
     if context.options.groups:
         settle(context, connection, [one.group_id or UNGROUPED for one in ours])
+
+
+def leave_behind(
+    context: TableContext, connection: SqlConnection, unstarted: Sequence[Leased], started: Sequence[Leased]
+) -> set[Leased]:
+    """Return messages of a consumer that leaves, and let those back off that it has begun to handle.
+
+    Returns
+    -------
+    set
+        Those that another transaction keeps, which stay.
+    """
+    ours, kept = lock_free(context, connection, [*unstarted, *started])
+    still = set(ours)
+    give_back(context, connection, [one for one in unstarted if one in still])
+    for one in started:
+        if one in still:
+            back_off(context, connection, one, 0, None)
+    return set(kept)
 
 
 def unacked(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> dict[int, _Row]:

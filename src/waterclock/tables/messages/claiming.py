@@ -15,8 +15,9 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import ConstraintError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import priority_levels
+from waterclock.tables.messages.claiming_again import TakenBefore, note_unanswered, trying
 from waterclock.tables.messages.claiming_at_once import claim_at_once
-from waterclock.tables.messages.claiming_exclusive import claim_exclusive, trying
+from waterclock.tables.messages.claiming_exclusive import claim_exclusive
 from waterclock.tables.messages.claiming_sequenced import claim_sequenced
 from waterclock.tables.messages.group_levels import next_group_due
 from waterclock.tables.model.claim import Claimed, Wanted
@@ -68,6 +69,7 @@ def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
         if not claimed:
             raise
         _log.warning("a claim of %s ends early: %s", context.name, error)  # what it has is the consumer's already
+        note_unanswered(context, wanted, claimed)
         return claimed
     if not claimed:
         return found
@@ -79,21 +81,21 @@ def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Clai
     claim_some = _OF_GROUPS[context.options.groups or "sequenced"]
     durable = context.options.max_attempts is not None
     is_again = False
-    may_lose = context.options.groups == "exclusive" and not context.sql.one_writer
 
     def work(own: SqlConnection) -> tuple[list[Claimed], bool]:
         return claim_some(context, own, wanted)
 
     while True:
         try:
-            claimed, more = context.backend.transact(
-                trying(context, wanted, before, work) if may_lose else work, indexed=True, durable=durable
-            )
+            found = context.backend.transact(trying(context, wanted, before, work), indexed=True, durable=durable)
         except ConstraintError:  # another thread signed the same consumer in just now
             if is_again:
                 raise
             is_again = True
             continue
+        if isinstance(found, TakenBefore):
+            return found.claimed
+        claimed, more = found
         if claimed or not more:  # what may be taken may lie behind a hundred thousand messages of a group that is out
             return claimed
 

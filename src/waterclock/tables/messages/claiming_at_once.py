@@ -24,7 +24,7 @@ from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, colu
 from waterclock.tables.groups import consumers
 from waterclock.tables.groups.heads import UNASSIGNED, first_of, is_assigned, is_out, settling_kept
 from waterclock.tables.groups.routing import is_much_new, routing_at_once
-from waterclock.tables.messages.claiming_exclusive import trying
+from waterclock.tables.messages.claiming_again import TakenBefore, trying
 from waterclock.tables.messages.claiming_groups import count_of
 from waterclock.tables.messages.group_levels import FREE_COLUMNS, looking
 from waterclock.tables.model.claim import Claimed, Wanted
@@ -109,17 +109,14 @@ def claim_at_once(context: TableContext, wanted: Wanted) -> tuple[list[Claimed],
     while True:
         left = wanted.limit - len(claimed)
         seen = _ask(context, wanted, asking, claimed, taken)
-        if not seen.top.may_claim:
+        if isinstance(seen, TakenBefore):
+            return [*claimed, *seen.claimed], False
+        if not seen.top.may_claim or (seen.is_new and not _may_route(context, seen)):
             return claimed, True
         if seen.is_new:
-            if seen.top.is_much_new or context.options.ack_order == "hold":
-                return claimed, True
             asking = _Asking(ABOVE_EVERY_PRIORITY, asking.after, reached.per_group, seen.top.first_new)
             continue
-        # Where this process stood still in between, what it had taken before may have come again.
-        again = {row.seq for row in seen.given}
-        claimed = [one for one in claimed if one.row.seq not in again]
-        claimed += [Claimed(row, row[-1]) for row in seen.given]
+        claimed = _joined(claimed, seen.given)
         taken += seen.taken
         if seen.free:
             reached.per_group = _per_group(seen.free, left)
@@ -139,6 +136,16 @@ def claim_at_once(context: TableContext, wanted: Wanted) -> tuple[list[Claimed],
         asking = further
 
 
+def _may_route(context: TableContext, seen: _Seen) -> bool:
+    return not seen.top.is_much_new and context.options.ack_order != "hold"
+
+
+def _joined(claimed: Sequence[Claimed], given: Sequence[Any]) -> list[Claimed]:
+    # Where this process stood still in between, what it had taken before may have come again.
+    again = {row.seq for row in given}
+    return [*(one for one in claimed if one.row.seq not in again), *(Claimed(row, row[-1]) for row in given)]
+
+
 def _next(context: TableContext, asking: _Asking, seen: _Seen) -> _Asking | None:
     """Say what to ask for where there was not enough; None where all was looked at."""
     per_group = context.reached.per_group
@@ -151,7 +158,9 @@ def _next(context: TableContext, asking: _Asking, seen: _Seen) -> _Asking | None
     return None
 
 
-def _ask(context: TableContext, wanted: Wanted, asking: _Asking, claimed: Sequence[Claimed], taken: int) -> _Seen:
+def _ask(
+    context: TableContext, wanted: Wanted, asking: _Asking, claimed: Sequence[Claimed], taken: int
+) -> _Seen | TakenBefore:
     left = wanted.limit - len(claimed)
     count = count_of(left, asking.per_group)
     anyhow = asking.known or asking.new is not None
@@ -178,10 +187,10 @@ def _ask(context: TableContext, wanted: Wanted, asking: _Asking, claimed: Sequen
         return execute_all(own, asked, commit=True)
 
     found = context.backend.transact(
-        trying(context, wanted, claimed, ask) if context.options.groups == "exclusive" else ask,
-        indexed=True,
-        durable=context.options.max_attempts is not None,
+        trying(context, wanted, claimed, ask), indexed=True, durable=context.options.max_attempts is not None
     )
+    if isinstance(found, TakenBefore):
+        return found
     seen, given = found[len(before) : len(before) + 2]
     [top, *_] = rows = seen.all()
     free = [row for row in rows if row.group_id is not None]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import count
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -16,17 +15,13 @@ from waterclock.tables.groups import consumers
 from waterclock.tables.groups.heads import (
     UNASSIGNED,
     first_of,
-    is_assigned,
     is_out,
-    lock_groups,
     lock_out,
     settle,
     these_groups,
 )
 from waterclock.tables.messages.claiming_groups import GroupClaim, leave_out
 from waterclock.tables.model.claim import Claimed, Wanted
-
-_T = TypeVar("_T")
 
 
 def claim_exclusive(context: TableContext, connection: SqlConnection, wanted: Wanted) -> tuple[list[Claimed], bool]:
@@ -40,38 +35,6 @@ def claim_exclusive(context: TableContext, connection: SqlConnection, wanted: Wa
     claim = _ExclusiveClaim(context, connection, wanted)
     claim.take()
     return claim.claimed, claim.more
-
-
-def trying(
-    context: TableContext, wanted: Wanted, claimed: Sequence[Claimed], work: Callable[[SqlConnection], _T]
-) -> Callable[[SqlConnection], _T]:
-    """Make a claim take back first, when it is tried again, what it took in a try whose answer was lost.
-
-    No handler will see those messages, and the claim would go on behind them in groups that are the consumer's own.
-
-    Parameters
-    ----------
-    claimed
-        What earlier transactions of the claim took, and what is known of.
-    """
-    tries = count()
-
-    def run(own: SqlConnection) -> _T:
-        if next(tries):
-            _take_back(context, own, wanted, [one.row.seq for one in claimed])
-        return work(own)
-
-    return run
-
-
-def _take_back(context: TableContext, connection: SqlConnection, wanted: Wanted, known: list[int]) -> None:
-    claim = {"by": wanted.claim_id}
-    found = connection.scalars(_holding(context), {**claim, "who": wanted.consumer or UNASSIGNED})
-    names = sorted(lock_groups(context, connection, found))
-    if names:
-        now = context.backend.now(connection)
-        connection.execute(_taking_back(context), {**claim, "groups": names, "now": now, "known": known})
-        settle(context, connection, names)
 
 
 class _ExclusiveClaim(GroupClaim):
@@ -166,39 +129,6 @@ def _revoke_behind(context: TableContext) -> sa.Update:
             (rows.c.claim_id, None),
         )
     )
-
-
-@built_once(maxsize=256)
-def _holding(context: TableContext) -> sa.Select[Any]:
-    """Find the consumer's groups of which a claim has messages: they lie between the head and what comes next."""
-    rows = context.rows
-    has_some = sa.exists().where(
-        rows.c.group_id == groups.c.group_id,
-        rows.c.position >= groups.c.head,
-        rows.c.position < sa.func.coalesce(groups.c.next_position, groups.c.tail + 1),
-        _is_of_claim(rows),
-    )
-    return sa.select(groups.c.group_id).where(
-        groups.c.table_id == context.table_id, is_assigned(sa.bindparam("who")), has_some
-    )
-
-
-@built_once(maxsize=256)
-def _taking_back(context: TableContext) -> sa.Update:
-    rows = context.rows
-    return (
-        sa.update(rows)
-        .where(
-            context.sql.any_of(rows.c.group_id, "groups"),
-            _is_of_claim(rows),
-            sa.not_(context.sql.any_of(rows.c.seq, "known")),
-        )
-        .values(epoch=rows.c.epoch - 1, time_next=sa.bindparam("now", type_=sa.BigInteger), claim_id=None)
-    )
-
-
-def _is_of_claim(rows: sa.Table) -> sa.ColumnElement[bool]:
-    return rows.c.time_acked.is_(None) & (rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger))
 
 
 @built_once(maxsize=256)

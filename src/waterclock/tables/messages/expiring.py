@@ -19,7 +19,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.heads import UNGROUPED, lock_free_groups, settle
 from waterclock.tables.groups.routing import route
 from waterclock.tables.messages.dead_letters import bury, drop, may_bury, uncount
-from waterclock.tables.messages.locking import still_leased
+from waterclock.tables.messages.locking import lock_free
 from waterclock.tables.model.leased import Leased
 from waterclock.tables.model.schema import is_expired, not_acked
 from waterclock.time import MIN_NS
@@ -63,14 +63,20 @@ def expire_claimed(context: TableContext, connection: SqlConnection, seqs: Seque
         expire(context, connection, ours)
 
 
-def expire_unstarted(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> None:
-    """Remove messages that expired while they waited with a consumer that has not begun to handle them."""
-    kept = still_leased(context, connection, leased)
-    ours = [one.seq for one, still in zip(leased, kept, strict=True) if still]
+def expire_unstarted(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> list[Leased]:
+    """Remove messages that expired while they waited with a consumer that has not begun to handle them.
+
+    Returns
+    -------
+    list
+        Those that another transaction keeps, which may be one that the consumer's own caller ends later.
+    """
+    ours, kept = lock_free(context, connection, leased)
     if ours:
-        rows = context.rows
-        connection.execute(sa.update(rows).where(context.unacked()).values(epoch=rows.c.epoch - 1), {"seqs": ours})
-        expire(context, connection, ours)
+        rows, seqs = context.rows, [one.seq for one in ours]
+        connection.execute(sa.update(rows).where(context.unacked()).values(epoch=rows.c.epoch - 1), {"seqs": seqs})
+        expire(context, connection, seqs)
+    return kept
 
 
 def expire_first(context: TableContext, connection: SqlConnection, group_id: str, now: int, most: int) -> int:

@@ -12,7 +12,7 @@ from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import pieces
-from waterclock.tables.groups.heads import UNGROUPED, by_name, lock_groups, locking_groups
+from waterclock.tables.groups.heads import UNGROUPED, by_name, lock_free_groups, lock_groups, locking_groups
 from waterclock.tables.groups.routing import route
 from waterclock.tables.model.leased import Leased
 from waterclock.tables.model.schema import not_acked
@@ -64,6 +64,40 @@ def which_are_ours(leased: Sequence[Leased], locked: Iterable[_Row]) -> list[boo
     """Say of each message whether its claim still has it, by the rows that `locking_rows` gave."""
     claims = {row.seq: row.claim_id for row in locked}
     return [claims.get(one.seq) == one.claim_id for one in leased]
+
+
+def lock_free(
+    context: TableContext, connection: SqlConnection, leased: Sequence[Leased]
+) -> tuple[list[Leased], list[Leased]]:
+    """Lock messages that their claims still have, and their groups, as far as no other transaction has; wait for none.
+
+    Returns
+    -------
+    tuple
+        Those that are locked now, and those that another transaction keeps: with one of a group, all of that group.
+    """
+    ours = leased
+    if context.options.groups:
+        placed = {one.group_id or UNGROUPED for one in leased if one.position is not None}
+        free = set(lock_free_groups(context, connection, placed)) if placed else set[str]()
+        ours = [one for one in leased if one.position is None or (one.group_id or UNGROUPED) in free]
+    locked = {row.seq: row.claim_id for row in lock_free_rows(context, connection, [one.seq for one in ours])}
+    others = [one for one in leased if one.seq not in locked]
+    if not others:
+        return [one for one in leased if locked[one.seq] == one.claim_id], []
+    seen = {row.seq: row.claim_id for row in connection.execute(_claims(context), {"seqs": [o.seq for o in others]})}
+    kept = {_place(one) for one in others if seen.get(one.seq) == one.claim_id}
+    taken = [one for one in leased if locked.get(one.seq, seen.get(one.seq)) == one.claim_id]
+    return [one for one in taken if _place(one) not in kept], [one for one in taken if _place(one) in kept]
+
+
+def _place(one: Leased) -> object:
+    return one.seq if one.position is None else one.group_id or UNGROUPED
+
+
+@built_once(maxsize=256)
+def _claims(context: TableContext) -> sa.Select[Any, Any]:
+    return sa.select(context.rows.c.seq, context.rows.c.claim_id).where(context.unacked())
 
 
 def lock_free_rows(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> Sequence[_Row]:

@@ -53,6 +53,8 @@ class Wanted:
         What comes first, instead of the highest priority and then the oldest due.
     max_groups
         How many exclusive groups the consumer has at the most; None: any number.
+    known
+        What is known to be taken in an earlier try, whose answer was lost; None: there was none.
     """
 
     limit: int
@@ -62,6 +64,7 @@ class Wanted:
     where: sa.ColumnElement[bool] | None = None
     order: tuple[sa.ColumnElement[Any], ...] = ()
     max_groups: int | None = None
+    known: frozenset[int] | None = None
 
 
 class Reached:

@@ -1,0 +1,86 @@
+"""Consumers whose messages, or groups, a caller's transaction keeps: often one that the same thread ends only later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import sqlalchemy as sa
+
+from waterclock.connection import Database
+from waterclock.tables.consumers import leaving
+from waterclock.tables.message_table import MessageTable
+
+from .conftest import MovableClock
+
+# Where writers take turns, a caller who writes keeps everything.
+pytestmark = [
+    pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True),
+    pytest.mark.parametrize("groups", ["sequenced", "exclusive"]),
+]
+
+_SECOND = 1_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaving, "PATIENCE", 0.05)
+
+
+def _put(table: MessageTable, *names: str) -> None:
+    table.put_many([{"payload": name, "group": name[0]} for name in names])
+
+
+def test_a_subscription_closes_in_the_transaction_that_acks_a_message_of_a_group(
+    make_table: Callable[..., MessageTable],
+    database: Database,
+    groups: str,
+    caplog: pytest.LogCaptureFixture,
+    clock: MovableClock,
+) -> None:
+    table = make_table(groups=groups, ack_wait="1h")
+    _put(table, "a0", "a1", "a2", "b0")
+    with database.backend.engine.begin() as connection, table.subscribe(consumer="x") as subscription:
+        next(subscription).ack(connection=connection)
+    assert "leaves 2 messages of 'orders' to the end of their lease" in caplog.text
+    [other] = table.receive(1, consumer="y")
+    assert other.payload == "b0"
+    other.ack()
+    clock.move("61min")
+    assert [one.payload for one in table.receive(consumer="y")] == ["a1", "a2"]
+
+
+def test_a_subscription_closes_while_plain_sql_keeps_a_message_and_gives_other_groups_back(
+    make_table: Callable[..., MessageTable], database: Database, groups: str
+) -> None:
+    table = make_table(groups=groups, ack_wait="1h")
+    _put(table, "a0", "a1", "a2", "b0", "b1")
+    rows = sa.table(table.name, sa.column("id"))
+    with database.backend.engine.connect() as other, table.subscribe(consumer="x") as subscription:
+        assert next(subscription).payload == "a0"
+        other.execute(sa.select(rows.c.id).where(rows.c.id == 2).with_for_update())
+        subscription.close()
+        assert [(one.payload, one.epoch) for one in table.receive(consumer="y")] == [("b0", 1), ("b1", 1)]
+        other.rollback()
+
+
+def test_what_expires_behind_a_message_that_a_caller_acks_and_has_not_committed_does_not_stop_other_groups(
+    make_table: Callable[..., MessageTable], database: Database, groups: str, clock: MovableClock
+) -> None:
+    table = make_table(groups=groups, ack_wait="1h")
+    _put(table, "a0")
+    table.put("a1", group="a", expires_at=clock.now + 10 * _SECOND)
+    _put(table, "a2", "b0")
+    with table.subscribe(consumer="x") as subscription:
+        with database.backend.engine.begin() as connection:
+            first = next(subscription)
+            assert first.payload == "a0"
+            first.ack(connection=connection)
+            clock.move("11s")
+            other = next(subscription)
+            assert other.payload == "b0"
+        other.ack()
+        last = next(subscription)
+        assert last.payload == "a2"
+        last.ack()
+    assert (table.stats().acked, table.stats().ready) == (4, 0)
