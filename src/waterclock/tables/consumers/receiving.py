@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
@@ -20,7 +22,7 @@ from waterclock.tables.catalogue.table_row import LOOK_EVERY, TableRow
 from waterclock.tables.consumers.delivery import Delivery, hand_over
 from waterclock.tables.databases.changes import Changes, Stop
 from waterclock.tables.messages.claiming import claim, claim_within, is_idle, next_due
-from waterclock.tables.messages.claiming_again import TakenBefore, numbered, trying
+from waterclock.tables.messages.claiming_again import ClaimNumber, TakenBefore, numbered, trying
 from waterclock.tables.messages.dead_letters import bury_claimed, is_exhausted
 from waterclock.tables.messages.expiring import expire_claimed
 from waterclock.tables.messages.healing import heal
@@ -108,8 +110,10 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int | Non
             return []
     most = context.options.batch_size if limit is None else limit
     while True:
-        with numbered(context, request.consumer) as number:
-            of, by = request.consumer, number.claim_id
+        of = request.consumer
+        anew = nullcontext(ClaimNumber(secrets.randbits(63), moments.monotonic_ns()))
+        with numbered(context, of) if context.options.groups == "exclusive" else anew as number:
+            by = number.claim_id
             wanted = Wanted(most, of, by, context.backoff, where, order, request.max_groups, number.known)
             claimed = _claim(context, wanted)
             if not claimed:
@@ -146,8 +150,12 @@ def _claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
         heal(context)
     if context.options.rate_limit is None:
         return claim(context, wanted)
-    work = trying(context, wanted, (), lambda own: _claim_at_rate(context, own, wanted))
-    found = context.backend.transact(work, indexed=True)
+
+    def work(own: SqlConnection) -> list[Claimed]:
+        return _claim_at_rate(context, own, wanted)
+
+    may_lose = context.options.groups == "exclusive"
+    found = context.backend.transact(trying(context, wanted, (), work) if may_lose else work, indexed=True)
     return found.claimed if isinstance(found, TakenBefore) else found
 
 

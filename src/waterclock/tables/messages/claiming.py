@@ -87,7 +87,11 @@ def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Clai
 
     while True:
         try:
-            found = context.backend.transact(trying(context, wanted, before, work), indexed=True, durable=durable)
+            found = context.backend.transact(
+                trying(context, wanted, before, work) if context.options.groups == "exclusive" else work,
+                indexed=True,
+                durable=durable,
+            )
         except ConstraintError:  # another thread signed the same consumer in just now
             if is_again:
                 raise

@@ -54,13 +54,10 @@ _unanswered = Kept[dict[tuple[int, str | None], list[ClaimNumber]]](lambda _: {}
 
 @contextmanager
 def numbered(context: TableContext, consumer: str | None) -> Generator[ClaimNumber]:
-    """Give a claim its number: that of an earlier claim of the consumer which got no answer, or a new one.
+    """Give a claim of exclusive groups its number: a new one, or that of the consumer's last claim if it got no answer.
 
     Where the block fails, the claim has got none, as far as is known.
     """
-    if context.options.groups != "exclusive":
-        yield ClaimNumber(secrets.randbits(63), moments.monotonic_ns())
-        return
     number = _take(context, consumer) or ClaimNumber(secrets.randbits(63), moments.monotonic_ns())
     try:
         yield number
@@ -77,7 +74,7 @@ def note_unanswered(context: TableContext, wanted: Wanted, claimed: Iterable[Cla
 
 
 def _take(context: TableContext, consumer: str | None) -> ClaimNumber | None:
-    waiting = _unanswered.of(context.backend).get((context.table_id, consumer))
+    waiting = _unanswered.known.get(context.backend, {}).get((context.table_id, consumer))
     try:
         return waiting.pop() if waiting else None
     except IndexError:  # another thread has just taken it
@@ -107,7 +104,7 @@ def trying(
         What earlier transactions of the claim took, and what is known of.
     """
     # An embedded database answers, or its process is gone; but the claim before may have been broken off.
-    if context.options.groups != "exclusive" or (context.sql.one_writer and wanted.known is None):
+    if context.sql.one_writer and wanted.known is None:
         return work
     tries = count(0 if wanted.known is None else 1)
 

@@ -187,7 +187,9 @@ def _ask(
         return execute_all(own, asked, commit=True)
 
     found = context.backend.transact(
-        trying(context, wanted, claimed, ask), indexed=True, durable=context.options.max_attempts is not None
+        trying(context, wanted, claimed, ask) if context.options.groups == "exclusive" else ask,
+        indexed=True,
+        durable=context.options.max_attempts is not None,
     )
     if isinstance(found, TakenBefore):
         return found
