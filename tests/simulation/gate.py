@@ -23,6 +23,8 @@ _FREE = re.compile(
 
 _NAMES = re.compile(r"\b(?:INSERT INTO|UPDATE|DELETE FROM|FROM)\s+[\"`]?(\w+)", re.IGNORECASE)
 
+_CHANGE = re.compile(r"INSERT|UPDATE|DELETE", re.IGNORECASE)
+
 _LOST = "the answer to COMMIT got lost"
 
 Rewrite = Callable[[str], str]
@@ -113,7 +115,7 @@ def _pass(scheduler: Scheduler, text: str, connection: Any, run: Callable[[], An
         raise Killed
     if _FREE.match(text) and "IMMEDIATE" not in text:
         return run()
-    scheduler.gate(label_of(text), connection, _may_go(scheduler, text))
+    scheduler.gate(label_of(text), connection, _may_go(scheduler, text, connection))
     if "SKIP LOCKED" in text and any(one.label == "COMMIT" and one.state == "ready" for one in scheduler.actors):
         scheduler.seen["others' locks"] += 1  # what another one has locked, and is about to commit, is skipped
     try:
@@ -122,9 +124,9 @@ def _pass(scheduler: Scheduler, text: str, connection: Any, run: Callable[[], An
         scheduler.passed()
 
 
-def _may_go(scheduler: Scheduler, text: str) -> Callable[[], bool] | None:
+def _may_go(scheduler: Scheduler, text: str, connection: Any) -> Callable[[], bool] | None:
     """Say what a statement has to wait for at its gate, if anything."""
-    if "IMMEDIATE" in text:
+    if _begins_to_write(scheduler, text, connection):
         return _may_begin(scheduler)
     if text.endswith("UPDATE") and "FROM waterclock_topics" in text:
         # What every append does first. Of two that wait for the topic's row PostgreSQL lets either have it, as they
@@ -132,6 +134,13 @@ def _may_go(scheduler: Scheduler, text: str) -> Callable[[], bool] | None:
         label = label_of(text)
         return lambda: not any(one.is_blocked and one.label == label for one in scheduler.actors)
     return None
+
+
+def _begins_to_write(scheduler: Scheduler, text: str, connection: Any) -> bool:
+    """Say whether SQLite gives a connection its only lock for writing: plain SQL takes it with its first change."""
+    if scheduler.has_server or scheduler.writer is connection:
+        return "IMMEDIATE" in text
+    return "IMMEDIATE" in text or _CHANGE.match(text) is not None
 
 
 def _may_begin(scheduler: Scheduler) -> Callable[[], bool]:
@@ -146,7 +155,7 @@ def _may_begin(scheduler: Scheduler) -> Callable[[], bool]:
 
 
 def _note_writer(scheduler: Scheduler, text: str, connection: Any) -> None:
-    if "IMMEDIATE" in text:
+    if _begins_to_write(scheduler, text, connection):
         scheduler.writer = connection
 
 

@@ -242,3 +242,14 @@ def test_a_put_whose_id_is_there_takes_no_key(make_table: MakeTable, id_type: st
     assert len({first, another, same}) == 3
     assert table.put("6", id=ours, unique="a") == first
     assert payloads(table) == ["1", "4", "5"]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_transaction_puts_a_key_again_that_it_has_locked_for_longer_than_keys_go_unused(
+    make_table: MakeTable, database: Database, clock: MovableClock
+) -> None:
+    table = make_table()
+    with database.backend.engine.begin() as connection:
+        first = table.put("a", unique="k", connection=connection)
+        clock.move("40min")
+        assert table.put("b", unique="k", connection=connection) == first

@@ -48,3 +48,30 @@ def test_what_follows_one_that_waited_too_long_waits_until_that_is_given_back(mo
     lanes.given_back([waits])
     monkeypatch.setattr(moments, "monotonic_ns", lambda: began + 3 * LONGEST_WAIT)
     assert claimed(lanes, after) == []
+
+
+def test_what_follows_one_that_could_not_be_given_back_waits_until_it_is() -> None:
+    lanes = Lanes(1)
+    fails, behind, late, after = map(message, range(4))
+    assert claimed(lanes, fails, behind) == []
+    assert lanes.next_now() is fails
+    assert lanes.end(fails, goes_on=False) == [behind]
+    lanes.not_given_back([behind])
+    lanes.recorded([fails])
+    assert claimed(lanes, late) == [late]
+    lanes.given_back([behind])
+    assert claimed(lanes, after) == []
+
+
+def test_what_follows_one_that_failed_waits_for_its_record_though_a_later_one_was_given_back() -> None:
+    lanes = Lanes(1)
+    fails, late, later, after = map(message, range(4))
+    assert claimed(lanes, fails) == []
+    assert lanes.next_now() is fails
+    assert lanes.end(fails, goes_on=False) == []
+    assert claimed(lanes, late) == [late]
+    lanes.not_given_back([late])
+    lanes.given_back([late])
+    assert claimed(lanes, later) == [later]
+    lanes.recorded([fails])
+    assert claimed(lanes, after) == []

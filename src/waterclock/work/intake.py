@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -66,6 +67,7 @@ class Intake:
         self._lanes = lanes
         self._counter = counter
         self._failed = failed
+        self._left: deque[Sequence[Handling]] = deque()
         self._heartbeat = heartbeat_of(table.context.backend)
         self._thread = threading.Thread(target=self._run, name=f"waterclock-work-{table.name}", daemon=True)
 
@@ -113,6 +115,7 @@ class Intake:
     def _take(self, room: int) -> bool:
         found: list[Delivery] = []
         ours: list[Handling] = []
+        self._give_back_left()
         begun = moments.monotonic_ns()
         try:
             found = self.subscription.take(room)
@@ -151,17 +154,27 @@ class Intake:
             discard([one.delivery], extended=True)
 
     def give_back(self, handlings: Sequence[Handling]) -> None:
-        """Give messages back, due at once and uncounted; what cannot be given back is left to the end of its lease."""
+        """Give messages back, due at once and uncounted.
+
+        What cannot be given back now is so before the next claim, which may bring what follows it in its group. Where
+        there is none any more, it returns when its lease ends.
+        """
         if not handlings:
             return
+        self.release(handlings)
         try:
             self.subscription.give_back([one.delivery for one in handlings])
         except WaterclockError as error:
-            _log.warning(
-                "leaves %d messages of %r to the end of their lease: %s", len(handlings), self.table.name, error
-            )
-        self._counter.note("given_back", len(handlings))
-        self.release(handlings)
+            _log.warning("cannot give %d messages of %r back now: %s", len(handlings), self.table.name, error)
+            self._lanes.not_given_back(handlings)
+            self._left.append(handlings)
+        else:
+            self._lanes.given_back(handlings)
+            self._counter.note("given_back", len(handlings))
+
+    def _give_back_left(self) -> None:
+        for _ in range(len(self._left)):
+            self.give_back(self._left.popleft())
 
     def release(self, handlings: Sequence[Handling]) -> None:
         """Extend the leases of messages no more."""

@@ -106,6 +106,28 @@ class Lane:
         self.waiting: deque[Handling] = deque()
 
 
+class _Held:
+    """A group of which messages go back: claims that began before the database had them are not to be handled.
+
+    Attributes
+    ----------
+    by
+        What goes back, and the database does not know of it yet.
+    since
+        When it last heard of one, ns that pass.
+    """
+
+    __slots__ = ("by", "since")
+
+    def __init__(self) -> None:
+        self.by: set[Handling] = set()
+        self.since = 0
+
+    def keeps(self, begun: int) -> bool:
+        """Say whether what a claim gave that began then goes back, too."""
+        return bool(self.by) or self.since >= begun
+
+
 def _place(one: Handling) -> tuple[int, str | None]:
     return id(one.intake), one.delivery.leased.group_id
 
@@ -126,7 +148,7 @@ class Lanes:
         self._has_room = threading.Condition(self._lock)
         self._ready: deque[Lane] = deque()
         self._groups: dict[tuple[int, str | None], Lane] = {}
-        self._held: dict[tuple[int, str | None], Handling | int] = {}  # groups that go back: with what, or since when
+        self._held: dict[tuple[int, str | None], _Held] = {}
         self._running: set[Handling] = set()
         self._reserved = 0
         self._unrecorded = 0
@@ -217,15 +239,13 @@ class Lanes:
                 return list(handlings)
             late: list[Handling] = []
             for one in handlings:
-                if self._held and self._is_held(one, begun):
+                if self._held and _place(one) in self._held and self._held[_place(one)].keeps(begun):
                     late.append(one)
                 else:
                     self._put(one, now)
             if self._held:  # claims that begin from now on see that these groups went back
                 self._held = {
-                    place: since
-                    for place, since in self._held.items()
-                    if place[0] != id(intake) or isinstance(since, Handling) or since >= begun
+                    place: held for place, held in self._held.items() if place[0] != id(intake) or held.keeps(begun)
                 }
             waiting = bool(self._ready)
             self._has_work.notify(len(self._ready))
@@ -236,13 +256,6 @@ class Lanes:
         if waiting and self.when_waiting is not None:
             self.when_waiting()
         return late
-
-    def _is_held(self, one: Handling, begun: int) -> bool:
-        place = _place(one)
-        if place not in self._held:
-            return False
-        since = self._held[place]
-        return isinstance(since, Handling) or since >= begun
 
     def _put(self, one: Handling, now: int) -> None:
         one.ready_at = now
@@ -295,7 +308,7 @@ class Lanes:
                 if not goes_on:
                     dropped.extend(lane.waiting)
                     lane.waiting.clear()
-                    self._held[lane.key] = one
+                    self._hold(one)
                 if lane.waiting:
                     self._ready.append(lane)
                     lane.waiting[0].ready_at = now
@@ -316,16 +329,28 @@ class Lanes:
             self._has_room.notify_all()
 
     def given_back(self, handlings: Sequence[Handling]) -> None:
-        """Note that the database has what `take_back` gave."""
+        """Note that the database has what goes back."""
         with self._lock:
             self._go_on_after(handlings)
+
+    def not_given_back(self, handlings: Sequence[Handling]) -> None:
+        """Handle nothing that follows in groups of messages that could not be given back, until they are."""
+        with self._lock:
+            for one in handlings:
+                if one.delivery.leased.position is not None:
+                    self._hold(one)
+
+    def _hold(self, one: Handling) -> None:
+        self._held.setdefault(_place(one), _Held()).by.add(one)
 
     def _go_on_after(self, handlings: Sequence[Handling]) -> None:
         """Let claims that begin from now on bring what follows in groups that went back with one of these."""
         now = moments.monotonic_ns()
         for one in handlings if self._held else ():
-            if self._held.get(_place(one)) is one:  # no other one of its group, which was recorded late
-                self._held[_place(one)] = now
+            held = self._held.get(_place(one))
+            if held is not None and one in held.by:
+                held.by.discard(one)
+                held.since = now
 
     def take_back(self) -> list[Handling]:
         """Take back what has waited for a slot for too long: another worker may have one.
@@ -343,7 +368,7 @@ class Lanes:
             for lane in late:
                 if lane.key is not None:
                     del self._groups[lane.key]
-                    self._held[lane.key] = lane.waiting[0]
+                    self._hold(lane.waiting[0])
             self._mean = _LONG  # handlers are not as quick as they were
             return [one for lane in late for one in lane.waiting]
 

@@ -431,9 +431,7 @@ class Worker:
             self._stop.wait(min(left, _LOOK_EVERY))
 
     def _look(self) -> None:
-        late = self._lanes.take_back()
-        self._give_back(late)
-        self._lanes.given_back(late)
+        self._give_back(self._lanes.take_back())
         running = self._lanes.running
         if self._loop is not None and running and self._loop.watch():
             for one in self._loop.take_back(running):

@@ -48,8 +48,10 @@ def prepare_keys(context: TableContext, keys: Sequence[UniqueKey | None]) -> Non
         used = {row.unique_key: row.used_at for row in own.execute(_used(context), {"names": names})}
         _insert_missing(context, own, [name for name in names if name not in used], now)
         old = [name for name in names if used.get(name, now) < now - KEPT // 2]
-        if old:  # else a purge could remove it before it is locked
-            own.execute(_using(context), [{"key": name, "now": now} for name in old])
+        # Else a purge could remove them before they are locked. Those that are locked are in use, maybe by the caller.
+        free = _lock(context, own, old, waits=False) if old else {}
+        if free:
+            own.execute(_using(context), [{"key": name, "now": now} for name in sorted(free)])
 
     context.backend.transact(work)
 
@@ -129,8 +131,8 @@ def _names(keys: Sequence[UniqueKey | None]) -> list[str]:
     return sorted({key.text for key in keys if key is not None})
 
 
-def _lock(context: TableContext, connection: SqlConnection, names: list[str]) -> dict[str, Any]:
-    found = connection.execute(_locking(context), {"names": names})
+def _lock(context: TableContext, connection: SqlConnection, names: list[str], *, waits: bool = True) -> dict[str, Any]:
+    found = connection.execute(_locking(context, waits=waits), {"names": names})
     return {row.unique_key: row for row in found}
 
 
@@ -232,9 +234,9 @@ def _this(context: TableContext) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 @built_once(maxsize=256)
-def _locking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+def _locking(context: TableContext, *, waits: bool) -> sa.Select[*tuple[Any, ...]]:
     columns = unique_keys.c.table_id, unique_keys.c.unique_key
-    return context.sql.lock_keys(unique_keys, context.table_id, columns, "names")
+    return context.sql.lock_keys(unique_keys, context.table_id, columns, "names", skip_locked=not waits)
 
 
 @built_once(maxsize=256)

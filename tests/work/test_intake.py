@@ -1,0 +1,41 @@
+"""What a worker's intake brings in, where a database was away for a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from unittest.mock import Mock
+
+import pytest
+
+from waterclock.errors import UnavailableError
+from waterclock.tables.message_table import MessageTable
+from waterclock.work.counts import Counter
+from waterclock.work.handlers import Handlers
+from waterclock.work.intake import Intake
+from waterclock.work.lanes import Lanes
+
+
+def test_messages_of_an_exclusive_group_that_could_not_be_given_back_come_before_those_behind_them(
+    make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(groups="exclusive", ack_wait="1h")
+    table.put_many([{"payload": f"a{number}", "group": "a"} for number in range(5)])
+    lanes, counter = Lanes(1), Counter()
+    with table.subscribe(consumer="x") as subscription:
+        intake = Intake(table, Handlers(print), subscription, lanes, Mock(), counter, Mock())
+        assert intake._take(3)
+        first = lanes.next_now()
+        assert first is not None
+        dropped = lanes.end(first, goes_on=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(subscription, "give_back", Mock(side_effect=UnavailableError("away")))
+            intake.give_back(dropped)
+        assert counter.now().given_back == 0
+        first.delivery.ack()
+        lanes.recorded([first])
+        assert intake._take(4)
+        order = []
+        while one := lanes.next_now():
+            order.append((one.delivery.payload, one.delivery.epoch))
+            lanes.end(one, goes_on=True)
+    assert order == [("a1", 1), ("a2", 1), ("a3", 1), ("a4", 1)]
