@@ -138,9 +138,8 @@ def _may_go(scheduler: Scheduler, text: str, connection: Any) -> Callable[[], bo
 
 def _begins_to_write(scheduler: Scheduler, text: str, connection: Any) -> bool:
     """Say whether SQLite gives a connection its only lock for writing: plain SQL takes it with its first change."""
-    if scheduler.has_server or scheduler.writer is connection:
-        return "IMMEDIATE" in text
-    return "IMMEDIATE" in text or _CHANGE.match(text) is not None
+    has_it = scheduler.has_server or scheduler.writer is connection
+    return "IMMEDIATE" in text or (not has_it and _CHANGE.match(text) is not None)
 
 
 def _may_begin(scheduler: Scheduler) -> Callable[[], bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,11 +12,14 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
+from waterclock import moments
 from waterclock.connection import Database
 from waterclock.database.direct import Direct, Together
 from waterclock.errors import LeaseLostError, UnavailableError
 from waterclock.tables.consumers import receiving
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages import claiming
+from waterclock.tables.messages.claiming_at_once import claim_at_once
 
 from .conftest import MovableClock
 
@@ -243,6 +247,33 @@ def test_what_a_claim_took_that_was_broken_off_comes_with_the_next_one(
     taken = [one for _ in range(2) for one in table.receive(1, consumer="x")]
     assert [(one.payload, one.epoch) for one in taken] == [("a1", 1), ("a2", 1)]
     assert table.ack(taken) == 2
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_what_a_claim_took_in_a_second_transaction_that_failed_comes_with_the_next_one_and_beats_at_once(
+    make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(groups="exclusive", ack_wait="1h")
+    table.put_many([{"payload": name, "group": "a"} for name in ("signs in", "a0", "a1", "a2")])
+    table.receive(1, consumer="x")[0].ack()
+    in_steps = claiming._claim_in_steps
+
+    def take_one(context: Any, wanted: Any) -> Any:
+        claimed, _ = claim_at_once(context, replace(wanted, limit=1))
+        return claimed, True
+
+    def fail_after(*given: Any) -> Any:
+        in_steps(*given)
+        raise UnavailableError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(claiming, "claim_at_once", take_one)
+        patch.setattr(claiming, "_claim_in_steps", fail_after)
+        first = table.receive(2, consumer="x")
+    rest = [table.receive(1, consumer="x"), table.receive(1, consumer="x")]
+    assert [one.payload for one in (*first, *rest[0], *rest[1])] == ["a0", "a1", "a2"]
+    assert rest[0][0].beat_at <= moments.monotonic_ns() < rest[1][0].beat_at
+    assert table.ack([*first, *rest[0], *rest[1]]) == 3
 
 
 @contextmanager

@@ -161,7 +161,6 @@ class Intake:
         """
         if not handlings:
             return
-        self.release(handlings)
         try:
             self.subscription.give_back([one.delivery for one in handlings])
         except WaterclockError as error:
@@ -171,6 +170,7 @@ class Intake:
         else:
             self._lanes.given_back(handlings)
             self._counter.note("given_back", len(handlings))
+        self.release(handlings)
 
     def _give_back_left(self) -> None:
         for _ in range(len(self._left)):

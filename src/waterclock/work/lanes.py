@@ -239,7 +239,8 @@ class Lanes:
                 return list(handlings)
             late: list[Handling] = []
             for one in handlings:
-                if self._held and _place(one) in self._held and self._held[_place(one)].keeps(begun):
+                held = self._held.get(_place(one)) if self._held else None
+                if held is not None and held.keeps(begun):
                     late.append(one)
                 else:
                     self._put(one, now)

@@ -317,7 +317,7 @@ class Subscription(Closing):
         kept: list[Delivery] = []
         if expired:
             leased = [one.leased for one in expired]
-            found = context.backend.transact(lambda own: expire_unstarted(context, own, leased), indexed=True)
+            found = set(context.backend.transact(lambda own: expire_unstarted(context, own, leased), indexed=True))
             kept = [one for one in expired if one.leased in found]
             self._process_heartbeat.note_sent(len(kept) - len(expired))
         for _ in over:
