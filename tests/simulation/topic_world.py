@@ -48,9 +48,10 @@ class Read:
 
 @dataclass
 class Held:
-    """A subscription's reader, as far as the others are to know: until when at the least it has it, ns."""
+    """A subscription's reader, as far as the others know: its epoch, and until when at the least it has it, ns."""
 
     process: str
+    epoch: int
     until: int
 
 
@@ -343,10 +344,12 @@ class TopicWorld:
         name, asked_at = opened.name, self.now
         messages = opened.read(limit)
         other = self._held.get(name)
-        if other is not None and other.process != process and self.now < other.until:
-            self.faults.append(f"{process} read {name} while {other.process} had it")
-        self._held[name] = Held(process, asked_at + LEASE)
         epoch, last = opened._reader_epoch, stands[1] if opened._reader_epoch == stands[0] else _FIRST
+        # A reader of an earlier epoch stood still while it read, past its lease: what it got it cannot commit.
+        if other is None or epoch >= other.epoch:
+            if other is not None and other.process != process and self.now < other.until:
+                self.faults.append(f"{process} read {name} while {other.process} had it")
+            self._held[name] = Held(process, epoch, asked_at + LEASE)
         for message in messages:
             place = message.position
             if place <= last and last != _FIRST:
