@@ -389,7 +389,7 @@ class World:
         def work() -> None:
             left = takes
             with self.table(process).subscribe(limit=limit, consumer=consumer) as deliveries:
-                self._stops.append(deliveries.stop)
+                self._when_closed(deliveries.stop)
                 for delivery in deliveries:
                     self.note_received(process, [delivery], beats=True)
                     with suppress(LeaseLostError), delivery:
@@ -425,7 +425,7 @@ class World:
 
         def work() -> None:
             worker = Worker(self.table(process), handle, concurrency=slots, consumer=consumer, grace="1s")
-            self._stops.append(worker.stop)
+            self._when_closed(worker.stop)
             worker.run(signals=False)
 
         return work
@@ -545,6 +545,11 @@ class World:
             self.faults.append(f"{self.number(message)} was acked by {self.acked[message]} and by {process}")
         self.acked[message] = process
         self.holds.pop(message, None)
+
+    def _when_closed(self, stop: Callable[[], object]) -> None:
+        self._stops.append(stop)
+        if self.closing:  # its actor has begun only now
+            stop()
 
     def close(self) -> None:
         """Let consumers end."""
