@@ -186,8 +186,8 @@ def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let servers wait a second, and not longer, for a client that has a transaction open and says nothing."""
     from waterclock.database.engines import engine_dialect, mariadb, postgresql  # noqa: PLC0415
 
-    for engine in (postgresql, mariadb):
-        monkeypatch.setattr(engine, "_SILENCE", engine._SILENCE.replace(str(engine_dialect.LONGEST_SILENCE), "1"))
+    monkeypatch.setattr(mariadb, "_SILENCE", mariadb._SILENCE.replace(str(engine_dialect.LONGEST_SILENCE), "1"))
+    monkeypatch.setitem(postgresql._PATIENCE, "idle_in_transaction_session_timeout", "'1s'")
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ COMMENTS = {
     r"^BEGIN IMMEDIATE": "Takes the write lock at once.",
     r"^SET TRANSACTION ISOLATION LEVEL REPEATABLE READ": "All reads of the transaction see the same state.",
     r"idle_in_transaction_session_timeout": "The server ends the transaction of a process that stops in the"
-    " middle of it, so that its locks do not stay.",
+    " middle of it, so that its locks do not stay. It waits for others' locks for 30 s, or for less where the"
+    " operator has set less.",
     # the clock
     r":waterclock_now": "The computer's clock, ns; all who use the file are on this computer.",
     r"EXTRACT\(epoch FROM statement_timestamp|TIMESTAMPDIFF\(MICROSECOND": "The database's clock, ns.",

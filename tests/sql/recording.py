@@ -48,7 +48,7 @@ def recorded() -> Generator[list[str]]:
         if dialect.name != "sqlite":  # where the statement itself is sent
             # A setting of the transaction is noted before; the driver has begun it for that.
             place = len(seen)
-            while place and seen[place - 1].startswith("SET LOCAL"):
+            while place and seen[place - 1].startswith("SELECT set_config(") and seen[place - 1].endswith(", true)"):
                 place -= 1
             seen.insert(place, "BEGIN")
 

@@ -8,6 +8,8 @@ import pytest
 import sqlalchemy as sa
 
 from waterclock.connection import Database
+from waterclock.database.engines import mariadb, postgresql
+from waterclock.errors import TimedOutError
 from waterclock.tables.consumers import leaving
 from waterclock.tables.message_table import MessageTable
 
@@ -84,3 +86,26 @@ def test_what_expires_behind_a_message_that_a_caller_acks_and_has_not_committed_
         assert last.payload == "a2"
         last.ack()
     assert (table.stats().acked, table.stats().ready) == (3, 0)
+
+
+def test_giving_back_what_the_threads_own_transaction_has_locked_ends(
+    make_table: Callable[..., MessageTable],
+    connect: Callable[..., Database],
+    monkeypatch: pytest.MonkeyPatch,
+    groups: str,
+) -> None:
+    """The thread would wait for itself, and no server knows that: it sees a client that says nothing."""
+    table = make_table(groups=groups)
+    _put(table, "a0", "a1")
+    name = table.name
+    monkeypatch.setitem(postgresql._PATIENCE, "lock_timeout", "'100ms'")
+    monkeypatch.setattr(mariadb, "_INIT", mariadb._INIT + ", innodb_lock_wait_timeout=1")
+    database = connect()
+    table = database.table(name)
+    first, second = table.receive(consumer="x")
+    with database.backend.engine.begin() as connection, database.backend.patience(0.1):
+        first.ack(connection=connection)
+        with pytest.raises(TimedOutError, match="longer than the database allows"):
+            second.nack()
+    second.nack("0s")
+    assert [one.payload for one in table.receive(consumer="x")] == ["a1"]

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 
 from waterclock.database.direct import Frame
-from waterclock.database.engines.engine_dialect import BROKEN, FULL, LONGEST_SILENCE, OURS, READ_ONLY
+from waterclock.database.engines.engine_dialect import BROKEN, FULL, LONGEST_LOCK_WAIT, LONGEST_SILENCE, OURS, READ_ONLY
 from waterclock.database.engines.pool import ping_after_idling
 from waterclock.database.engines.postgresql_sign_in import state_of_refusal
 from waterclock.database.sql_connection import SqlConnection
@@ -20,21 +20,26 @@ from waterclock.database.sql_connection import SqlConnection
 _IDLE = 0  # psycopg's TransactionStatus.IDLE
 _NOT_TOGETHER = 0  # its PipelineStatus.OFF
 _MIGRATION_LOCK = 0x57A7E2C10C4  # any number, the same for every Waterclock
+_MIGRATION_LOCK_SECONDS = 60
 _INDEXED = "waterclock_indexed"
 # Planning costs as much as a claim, so plans are kept. But a queue that was empty when its plan was made has a million
 # rows a moment later, so no plan may be kept that reads or sorts a table because it was small. Nor may a plan be
 # compiled: where an estimate is far off, that takes a hundred times what the statement does.
 _PLANNING = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
-_SILENCE = f"SET LOCAL idle_in_transaction_session_timeout = '{LONGEST_SILENCE}s'"
 _KEEP_ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 """So that a server that has vanished is noticed within a minute; seconds, and a count."""
-_INDEXES_ONLY: Mapping[str, str] = dict.fromkeys(_PLANNING, "off")
+_LIMIT = f"least(nullif(current_setting('lock_timeout')::interval, '0'), '{LONGEST_LOCK_WAIT}s')"
+_PATIENCE: dict[str, str] = {
+    "idle_in_transaction_session_timeout": f"'{LONGEST_SILENCE}s'",
+    "lock_timeout": f"(1000 * extract(epoch FROM {_LIMIT}))::int::text",  # ms
+}
+"""For how long the server waits for us, and for how long we wait for others; less where its operator has set less."""
+_INDEXES_ONLY: Mapping[str, str] = dict.fromkeys(_PLANNING, "'off'")
 _ANY_PLAN = f"SELECT set_config(name, reset_val, false) FROM pg_settings WHERE name IN {_PLANNING}"  # noqa: S608  # ours
 _DIRECT = {
     **_INDEXES_ONLY,
     # Groups' statements are much to plan and little to run: with plans made each time, an ack took a third longer.
-    "plan_cache_mode": "force_generic_plan",
-    "idle_in_transaction_session_timeout": f"{LONGEST_SILENCE}s",
+    "plan_cache_mode": "'force_generic_plan'",
 }
 _TRANSIENT = {
     "25P03",  # idle_in_transaction_session_timeout
@@ -90,7 +95,7 @@ class PostgresqlDialect:
             url = url.difference_update_query(["prepare_threshold"])
             # What is set for a session would be so for the next one to whom the pooler gives it.
             self.frame, self.commits_each = (
-                _framed("BEGIN ISOLATION LEVEL READ COMMITTED", _setting(_DIRECT, for_session=False)),
+                _framed("BEGIN ISOLATION LEVEL READ COMMITTED", _setting(_DIRECT | _PATIENCE, for_session=False)),
                 False,
             )
         engine = sa.create_engine(url, connect_args=options)
@@ -111,7 +116,7 @@ class PostgresqlDialect:
         """Keep plans, and such only as stay good."""
         connection.autocommit = True
         if self.commits_each:  # else each transaction does
-            connection.execute(_setting(_DIRECT, for_session=True))
+            connection.execute(_setting(_DIRECT | _PATIENCE, for_session=True))
 
     def is_whole(self, connection: Any) -> bool:
         """Ask the driver, which knows of a transaction, of a statement under way and of a lost connection."""
@@ -172,7 +177,8 @@ class PostgresqlDialect:
         return len(value) if isinstance(value, bytes) else len(value.encode())
 
     def lock_migrations(self, connection: sa.Connection) -> None:
-        """Take an advisory lock that ends with the transaction."""
+        """Take an advisory lock that ends with the transaction; wait for longer, as a migration takes its time."""
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_MIGRATION_LOCK_SECONDS}s'")
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
 
     def unlock_migrations(self, connection: sa.Connection) -> None:
@@ -184,9 +190,9 @@ def _framed(*begin: str) -> Frame:
 
 
 def _setting(values: Mapping[str, str], *, for_session: bool) -> str:
-    """Write what sets these, for the session or until the transaction ends."""
+    """Write what sets these to the values of SQL expressions, for the session or until the transaction ends."""
     local = "false" if for_session else "true"
-    return "SELECT " + ", ".join(f"set_config('{name}', '{value}', {local})" for name, value in values.items())
+    return "SELECT " + ", ".join(f"set_config('{name}', {value}, {local})" for name, value in values.items())
 
 
 def _run(connection: Any, text: str) -> Any:
@@ -235,7 +241,7 @@ def _begin(connection: sa.Connection) -> None:
         driver.autocommit = False
         connection.info[_INDEXED] = indexed
     if options.get(OURS):
-        connection.exec_driver_sql(_SILENCE)
+        connection.exec_driver_sql(_setting(_PATIENCE, for_session=False))
 
 
 def _begin_pooled(connection: sa.Connection) -> None:
@@ -244,4 +250,4 @@ def _begin_pooled(connection: sa.Connection) -> None:
     if options.get(_INDEXED):
         connection.exec_driver_sql(_setting(_INDEXES_ONLY, for_session=False))
     if options.get(OURS):
-        connection.exec_driver_sql(_SILENCE)
+        connection.exec_driver_sql(_setting(_PATIENCE, for_session=False))
