@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
+from tests.statements import statements_of
 
 from waterclock.connection import Database
 from waterclock.database.engines import mariadb, postgresql
 from waterclock.errors import TimedOutError
 from waterclock.tables.consumers import leaving
+from waterclock.tables.databases import table_dialect
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
@@ -109,3 +111,20 @@ def test_giving_back_what_the_threads_own_transaction_has_locked_ends(
             second.nack()
     second.nack("0s")
     assert [one.payload for one in table.receive(consumer="x")] == ["a1"]
+
+
+def test_a_consumer_that_closes_names_so_many_of_its_messages_at_once(
+    make_table: Callable[..., MessageTable], database: Database, monkeypatch: pytest.MonkeyPatch, groups: str
+) -> None:
+    monkeypatch.setattr(table_dialect, "NAMED_AT_ONCE", 4)
+    table = make_table(groups=groups, ack_wait="1h")
+    names = [f"{letter}{number}" for letter in "abcdefghij" for number in "01"]
+    _put(table, *names)
+    with table.subscribe(consumer="x", limit=20) as subscription:
+        next(subscription)
+        with statements_of(database.backend) as seen:
+            subscription.close()
+    skipping = [text for text, _ in seen if "SKIP LOCKED" in text]
+    assert sum("waterclock_groups" in text for text in skipping) >= 3
+    assert sum("waterclock_groups" not in text for text in skipping) >= 5
+    assert sorted(one.payload for one in table.receive(20, consumer="y")) == names

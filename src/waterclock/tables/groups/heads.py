@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -62,8 +61,9 @@ def by_name(found: SqlRows) -> dict[str, sa.Row[Any]]:
 
 def lock_free_groups(context: TableContext, connection: SqlConnection, group_ids: Iterable[str]) -> list[str]:
     """Lock those of these groups that no other transaction has locked; return which."""
-    found = connection.execute(locking_free(context), {"groups": sorted(set(group_ids))})
-    return sorted(map(attrgetter("group_id"), found))
+    locking = locking_free(context)
+    every = pieces(sorted(set(group_ids)))
+    return sorted(row.group_id for some in every for row in connection.execute(locking, {"groups": list(some)}))
 
 
 @built_once(maxsize=256)

@@ -85,7 +85,9 @@ def lock_free(
     others = [one for one in leased if one.seq not in locked]
     if not others:
         return [one for one in leased if locked[one.seq] == one.claim_id], []
-    seen = {row.seq: row.claim_id for row in connection.execute(_claims(context), {"seqs": [o.seq for o in others]})}
+    rest = pieces([one.seq for one in others])
+    found = [row for some in rest for row in connection.execute(_claims(context), {"seqs": list(some)})]
+    seen = {row.seq: row.claim_id for row in found}
     kept = {_place(one) for one in others if seen.get(one.seq) == one.claim_id}
     taken = [one for one in leased if locked.get(one.seq, seen.get(one.seq)) == one.claim_id]
     return [one for one in taken if _place(one) not in kept], [one for one in taken if _place(one) in kept]
@@ -102,7 +104,8 @@ def _claims(context: TableContext) -> sa.Select[Any, Any]:
 
 def lock_free_rows(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> Sequence[_Row]:
     """Lock those of these rows that are neither acked nor locked elsewhere; return seq and claim_id of each."""
-    return connection.execute(_locking_free_rows(context), {"seqs": list(seqs)}).all()
+    locking = _locking_free_rows(context)
+    return [row for some in pieces(sorted(seqs)) for row in connection.execute(locking, {"seqs": list(some)})]
 
 
 def lock_ids(
