@@ -26,7 +26,8 @@ from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documenta
 from benchmarks.measure import PeakMemory, write_results
 from benchmarks.spark_messages import STREAMS
 from waterclock.spark import event_time_batches
-from waterclock.spark.packing import CLOCKED_SCHEMA, POSITIONED, pack
+from waterclock.spark.packing import CLOCKED_SCHEMA, pack
+from waterclock.spark.records import POSITIONED
 from waterclock.spark.session.session import session
 
 AT_ONCE = 500_000

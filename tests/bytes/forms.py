@@ -20,7 +20,8 @@ from waterclock.checksum import FRAME_BYTES
 from waterclock.errors import WaterclockError
 from waterclock.message import Message, Position
 from waterclock.spark.many_sources import ManySources, from_packed, nothing
-from waterclock.spark.packing import POSITIONED, ROWS, pack
+from waterclock.spark.packing import ROWS, pack
+from waterclock.spark.records import POSITIONED
 from waterclock.spark.streaming.batch_rows import messages_in
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
 from waterclock.spark.streaming.judging import judge

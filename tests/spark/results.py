@@ -14,7 +14,8 @@ from waterclock.batching.batch import Batch, Rejection
 from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.message import Message, Position
 from waterclock.spark import batches_of, rejected_of
-from waterclock.spark.packing import records, unpack
+from waterclock.spark.packing import unpack
+from waterclock.spark.records import records
 from waterclock.time import MAX_NS
 
 POSITION = [field.name for field in POSITION_FIELDS]

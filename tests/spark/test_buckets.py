@@ -18,7 +18,8 @@ from waterclock.message import Message
 from waterclock.spark import buckets
 from waterclock.spark.buckets import MOST_BUCKETS, bucket_keys, checked_buckets, pack_to_buckets, to_buckets
 from waterclock.spark.many_sources import many_from_cell
-from waterclock.spark.packing import PLAIN, pack
+from waterclock.spark.packing import pack
+from waterclock.spark.records import PLAIN
 
 
 def sent(sources: int, each: int) -> list[Message]:

@@ -18,7 +18,8 @@ from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message
 from waterclock.spark.many_sources import ManySources, from_packed, joined, nothing
-from waterclock.spark.packing import PLAIN, POSITIONED, ROWS, pack
+from waterclock.spark.packing import ROWS, pack
+from waterclock.spark.records import PLAIN, POSITIONED
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
 from waterclock.time import MAX_NS
 

@@ -19,7 +19,8 @@ from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message, Position
 from waterclock.spark import packing
-from waterclock.spark.packing import PLAIN, POSITIONED, pack, records
+from waterclock.spark.packing import pack
+from waterclock.spark.records import PLAIN, POSITIONED, records
 from waterclock.spark.streaming import event_time_rows, slices
 from waterclock.spark.streaming.judging import judge
 from waterclock.time import MAX_NS

@@ -19,7 +19,8 @@ from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message
 from waterclock.spark import packing
 from waterclock.spark.many_sources import from_packed, joined, many_from_cell, nothing
-from waterclock.spark.packing import PLAIN, POSITIONED, ROWS, pack, records, unpack
+from waterclock.spark.packing import ROWS, pack, unpack
+from waterclock.spark.records import PLAIN, POSITIONED
 
 
 def columns_of(messages: list[Message], batch_size: int) -> Iterator[pa.RecordBatch]:
@@ -45,7 +46,8 @@ def test_messages_come_out_as_they_went_in_and_in_order(
 
     came_out = defaultdict(list)
     for rows in packed:
-        assert all(len(cell) <= largest_cell for cell in rows.column("messages").to_pylist())
+        most = largest_cell // record.itemsize
+        assert all(count <= most for count in rows.column("count").to_pylist())
         numbers, columns = unpack(rows)
         sources = rows.column("source").take(pa.array(numbers)).to_pylist()
         for source, *message in zip(sources, *(c.to_pylist() for c in columns.values()), strict=True):
@@ -85,28 +87,6 @@ def test_a_null_is_an_error_that_names_its_column(name: str):
     holed = batch.set_column(position, batch.schema.field(name).with_nullable(True), pa.nulls(1, batch[name].type))
     with pytest.raises(InvalidArgumentError, match=f"column '{name}' holds nulls"):
         list(pack([holed], POSITIONED))
-
-
-@pytest.mark.parametrize("record", [PLAIN, POSITIONED])
-def test_a_cell_is_read_in_place_by_its_count(record: np.dtype):
-    written = np.zeros(3, record)
-    written["event_time"] = [1, -2, 2**62]
-    read = records(written.tobytes(), 3)
-    assert read.dtype == record
-    assert read["event_time"].tolist() == [1, -2, 2**62]
-
-
-def test_a_cell_of_another_length_is_refused():
-    with pytest.raises(SchemaError, match="19 bytes are not 1 messages of 20 or 40 bytes"):
-        records(bytes(19), 1)
-
-
-def test_records_have_the_documented_layout():
-    assert (PLAIN.itemsize, POSITIONED.itemsize) == (20, 40)
-    (rows,) = pack(columns_of(in_entries([Message("x", "a", 1, receive_time=2)], 1), 1), POSITIONED)
-    assert rows["messages"][0].as_py().hex(" ", 4) == (
-        "01000000 00000000 02000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000"
-    )
 
 
 def test_messages_without_position_are_refused_where_positions_are_due():

@@ -22,7 +22,8 @@ from waterclock.batching.rate.batcher import RateAwareBatcher
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position
 from waterclock.spark.many_sources import ManySources, from_packed, nothing
-from waterclock.spark.packing import POSITIONED, ROWS, pack, records
+from waterclock.spark.packing import ROWS, pack
+from waterclock.spark.records import POSITIONED, records
 from waterclock.spark.streaming import slices
 from waterclock.spark.streaming.rate_options import RateOptions
 from waterclock.spark.streaming.rate_stream import RateStream, judge_by_rate

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from pyspark.sql import SparkSession
 from tests.spark import short_lived
 
 from waterclock.spark.session import class_archive
+from waterclock.spark.session import session as starting
 from waterclock.spark.session.java import find_java
 from waterclock.spark.session.session import session
 
@@ -77,6 +80,26 @@ def test_an_embedded_session_shuffles_over_its_cores_and_speaks_utc(spark: Spark
     assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
     assert "RocksDB" in str(spark.conf.get("spark.sql.streaming.stateStore.providerClass"))
     assert spark.sparkContext.uiWebUrl is None
+
+
+def test_java_and_python_talk_through_a_folder_of_their_own(spark: SparkSession):
+    assert spark.conf.get("spark.python.unix.domain.socket.enabled") == "true"
+    assert spark.range(5).mapInArrow(lambda batches: batches, "id BIGINT").count() == 5
+    folder = Path(str(spark.conf.get("spark.python.unix.domain.socket.dir")))
+    assert folder.stat().st_mode & 0o077 == 0
+    assert [path for path in folder.iterdir() if path.is_socket()]
+
+
+@pytest.mark.parametrize(("length", "is_used"), [(60, True), (61, False)])
+def test_a_folder_with_too_long_a_path_for_sockets_has_none(
+    monkeypatch: pytest.MonkeyPatch, length: int, is_used: bool
+):
+    folder = Path("/" + "f" * (length - 1))
+    monkeypatch.setattr(starting, "_scratch", lambda: folder)
+    assert bool(starting._sockets()) == is_used
+    if is_used:
+        with socket.socket(socket.AF_UNIX) as one, pytest.raises(FileNotFoundError):  # and no OSError of its length
+            one.bind(f"{folder}/.{uuid.uuid4()}.sock")
 
 
 def test_what_the_caller_sets_wins_also_over_a_running_session(spark: SparkSession):

@@ -16,7 +16,8 @@ from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message
 from waterclock.spark.buckets import to_buckets
 from waterclock.spark.cells import from_cell
-from waterclock.spark.packing import POSITIONED, pack
+from waterclock.spark.packing import pack
+from waterclock.spark.records import POSITIONED
 from waterclock.spark.streaming.outcome_rows import OUTCOMES
 from waterclock.spark.streaming.rate_options import RateOptions
 from waterclock.spark.streaming.stateful import EventTimeProcessor, RateProcessor

@@ -77,7 +77,7 @@ def pack_to_buckets(batches: Iterable[pa.RecordBatch], record: np.dtype[Any], bu
     batches
         Messages, as `waterclock.spark.packing.pack` takes them.
     record
-        `waterclock.spark.packing.PLAIN` or `POSITIONED`.
+        `waterclock.spark.records.PLAIN` or `POSITIONED`.
     buckets
         How many there are.
 

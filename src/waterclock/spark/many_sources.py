@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from waterclock.errors import DamagedError, SchemaError
 from waterclock.spark.cells import from_cell, to_cell
-from waterclock.spark.packing import Records, encoded, reading_order, renumbered, row_counts, stream_numbers
+from waterclock.spark.packing import encoded, reading_order, renumbered, row_counts, stream_numbers
+from waterclock.spark.records import Records, records_of
 
 _CELL = pa.schema(
     [
@@ -102,9 +103,11 @@ def from_packed(packed: pa.Table, record: np.dtype[Any]) -> ManySources:
         Where a message is of a stream that its row does not name.
     """
     source_names, row_sources = encoded(packed.column("source"))
-    parts = [_records(chunk, record) for chunk in packed.column("messages").chunks]
-    messages = _concatenated(parts, record)
     counts = row_counts(packed)
+    chunks = packed.column("messages").chunks
+    counts_of = np.split(counts, np.cumsum([len(chunk) for chunk in chunks])[:-1])
+    parts = [records_of(chunk, some, record) for chunk, some in zip(chunks, counts_of, strict=True)]
+    messages = _concatenated(parts, record)
     if len(messages) != counts.sum():
         raise SchemaError(f"packed rows hold {len(messages)} messages, and say that they hold {counts.sum()}")
     rows = np.repeat(np.arange(packed.num_rows), counts)
@@ -175,14 +178,3 @@ def _concatenated(parts: list[Records], record: np.dtype[Any]) -> Records:
 
 def _listed(texts: pa.Array) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
-
-
-def _records(column: pa.BinaryArray, record: np.dtype[Any]) -> Records:
-    """Read neighbouring cells as one array: they lie one after another already."""
-    _, offsets, data = column.cast(pa.binary()).buffers()
-    bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
-    if (np.diff(bounds) % record.itemsize).any():
-        raise SchemaError(f"packed rows hold messages that are not {record.itemsize} bytes each")
-    if data is None:
-        return np.empty(0, record)
-    return np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]].view(record)

@@ -5,14 +5,12 @@ A packed row has
 - ``source``: text;
 - ``streams``: array of text, the streams that occur;
 - ``count``: how many messages it holds;
-- ``messages``: binary, one record of fixed width a message, little-endian and without padding: ``event_time`` (8 bytes,
-  ns), ``receive_time`` (8 bytes, ns), ``stream`` (4 bytes, an index into ``streams``) and, where the messages have
-  positions, ``ledger`` (8 bytes), ``entry`` (8 bytes) and ``index`` (4 bytes);
+- ``messages``: binary, a cell of them (see `waterclock.spark.records`): of records, or before they are judged, where
+  they have positions, of differences;
 - where it was not judged yet, ``clock``: how far the receive clock has come in the task that packed it, microseconds
   since the epoch.
 
-So a message takes 20 bytes, or 40 with its position; which of the two it is, length and count tell. Payloads stay
-where they are. NumPy reads such a cell in place (`records`), and Arrow makes many cells of one array without copying.
+Payloads stay where they are.
 """
 
 from __future__ import annotations
@@ -24,16 +22,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError, UnavailableError
+from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.quoting import quoted
+from waterclock.spark.records import (
+    PLAIN,
+    POSITIONED,
+    Records,
+    cells_of_differences,
+    cells_of_records,
+    compiled,
+    records,
+    words,
+)
 from waterclock.time import MAX_NS
 from waterclock.time_columns import as_nanoseconds
-
-PLAIN = np.dtype([("event_time", "<i8"), ("receive_time", "<i8"), ("stream", "<u4")])
-"""The record of a message without position."""
-
-POSITIONED = np.dtype([*PLAIN.descr, ("ledger", "<i8"), ("entry", "<i8"), ("index", "<i4")])
-"""The record of a message with its position."""
 
 PACKED_SCHEMA = "source STRING, streams ARRAY<STRING>, count INT, messages BINARY"
 """The columns of a packed row of messages that were judged, as Spark writes them."""
@@ -48,8 +50,6 @@ ROWS = pa.schema(
 
 UNPACKED_COLUMNS = "stream STRING, event_time BIGINT, receive_time BIGINT, ledger BIGINT, entry BIGINT, `index` INT"
 """What `unpack` gives of each message beside its source, as Spark writes it."""
-
-Records = npt.NDArray[Any]
 
 _NUMBERS = {
     "event_time": pa.int64(),
@@ -103,24 +103,6 @@ def together(batches: Iterable[pa.RecordBatch], size: Callable[[pa.RecordBatch],
             held, count = [], 0
     if count:
         yield pa.Table.from_batches(held)
-
-
-def records(cell: bytes | bytearray | memoryview | pa.Buffer, count: int) -> Records:
-    """Read the ``messages`` of a packed row as a NumPy array of records, without copying.
-
-    Raises
-    ------
-    SchemaError
-        Where there is no cell, or its length is not that of ``count`` messages.
-    """
-    if cell is None or count is None:  # pyright: ignore[reportUnnecessaryComparison]  # as a DataFrame may have it
-        raise SchemaError("a packed row lacks its count or its messages")
-    for record in (PLAIN, POSITIONED):
-        if len(cell) == count * record.itemsize:
-            return np.frombuffer(cell, record)
-    raise SchemaError(
-        f"{len(cell)} bytes are not {count} messages of {PLAIN.itemsize} or {POSITIONED.itemsize} bytes each"
-    )
 
 
 def unpack(packed: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], dict[str, pa.Array]]:
@@ -250,14 +232,6 @@ def renumbered(messages: Records, numbers: npt.NDArray[Any]) -> Records:
     return copied
 
 
-def cells(messages: Records, bounds: npt.NDArray[np.int64]) -> pa.BinaryArray:
-    """Make cells of ``messages`` without copying: cell i holds those from ``bounds[i]`` to ``bounds[i + 1]``."""
-    offsets = (bounds * messages.itemsize).astype(np.int32)
-    return pa.Array.from_buffers(
-        pa.binary(), len(bounds) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(messages.view(np.uint8))]
-    )
-
-
 def _pack(table: pa.Table, record: np.dtype[Any]) -> pa.RecordBatch:
     columns = columns_of(table, record)
     source_names, sources = encoded(columns["source"])
@@ -278,33 +252,10 @@ def _pack(table: pa.Table, record: np.dtype[Any]) -> pa.RecordBatch:
             "source": source_names.take(pa.array(row_sources)),
             "streams": streams_of.take(pa.array(row_sources)),
             "count": np.diff(bounds).astype(np.int32),
-            "messages": cells(messages, bounds),
+            "messages": (cells_of_differences if record == POSITIONED else cells_of_records)(messages, bounds),
             "clock": pa.repeat(clock_of(messages), len(row_sources)),
         }
     )
-
-
-def compiled() -> Any:
-    """Give the compiled functions.
-
-    Raises
-    ------
-    UnavailableError
-        Where no folder can be written in which Numba could keep them.
-    """
-    try:
-        # Importing Numba takes several times as long as all else; planning a read does not need it.
-        from waterclock.spark import packing_kernel  # noqa: PLC0415
-    except RuntimeError as error:
-        raise UnavailableError(
-            f"Numba finds no folder for its compiled code ({error}); set NUMBA_CACHE_DIR to one that can be written"
-        ) from error
-    return packing_kernel
-
-
-def words(messages: Records) -> npt.NDArray[np.uint32]:
-    """See records as rows of numbers of four bytes, in place where they lie as these must."""
-    return np.require(messages.view(np.uint32), requirements=["A"]).reshape(len(messages), messages.itemsize // 4)
 
 
 def _field(messages: Records, name: str, kind: pa.DataType) -> pa.Array:

@@ -14,11 +14,24 @@ from numba import njit, types
 
 Times = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint32]
+Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint32]
 """Records, one a row."""
 
 EVENT_TIME, RECEIVE_TIME, STREAM, LEDGER, ENTRY, INDEX = 0, 2, 4, 5, 7, 9
 """Where the fields of a record begin, in numbers of four bytes."""
+
+FIELDS = np.array([EVENT_TIME, RECEIVE_TIME, STREAM, LEDGER, ENTRY, INDEX])
+IS_WIDE = np.array([True, True, False, True, True, False])
+"""Which of them are numbers of eight bytes."""
+
+RECORD_BYTES = 40
+HEADER_BYTES = RECORD_BYTES + 6
+"""Of a cell of differences: its first record, and a width for each field."""
+
+WIDEST = 8
+MOST_IN_A_CELL = 2**16
+"""Messages of a cell of differences: where all are alike it takes no bytes for them, and so says nothing of memory."""
 
 _times_in = types.Array(types.int64, 1, "C", readonly=True)
 _codes_in = types.Array(types.uint32, 1, "C", readonly=True)
@@ -27,6 +40,11 @@ _times_out = types.Array(types.int64, 1, "C")
 _codes_out = types.Array(types.uint32, 1, "C")
 _words_in = types.Array(types.uint32, 2, "C", readonly=True)
 _words_out = types.Array(types.uint32, 2, "C")
+
+_bytes_in = types.Array(types.uint8, 1, "C", readonly=True)
+_bytes_out = types.Array(types.uint8, 1, "C")
+_widths_in = types.Array(types.uint8, 2, "C", readonly=True)
+_widths_out = types.Array(types.uint8, 2, "C")
 
 _inlined = njit(inline="always")
 
@@ -106,3 +124,148 @@ def is_in_order(sources: Codes, words: Words) -> bool:
         if ledger < before:
             return False
     return True
+
+
+@_inlined
+def _value(words: Words, row: Any, at: Any, is_wide: Any) -> Any:
+    if is_wide:
+        return _get(words, row, at)
+    return np.int64(words[row, at])
+
+
+@_inlined
+def _unsigned(difference: Any) -> Any:
+    """Give small numbers for differences near zero of either sign."""
+    return np.uint64((difference << 1) ^ (difference >> 63))
+
+
+@_inlined
+def _signed(number: Any) -> Any:
+    return np.int64(number >> np.uint64(1)) ^ -np.int64(number & np.uint64(1))
+
+
+@_inlined
+def _measured(words: Words, first: Any, stop: Any, at: Any, is_wide: Any) -> Any:
+    met = np.uint64(0)
+    before = _value(words, first, at, is_wide)
+    for row in range(first + 1, stop):
+        value = _value(words, row, at, is_wide)
+        met |= _unsigned(value - before)
+        before = value
+    return met
+
+
+@njit(types.void(_words_in, _times_in, _widths_out), cache=True, nogil=True)
+def measure(words: Words, bounds: Times, widths: Bytes) -> None:
+    """Find how many bytes the differences of each cell take, by field; cells begin and end at ``bounds``."""
+    for cell in range(bounds.size - 1):
+        for field in range(FIELDS.size):
+            at = FIELDS[field]
+            if IS_WIDE[field]:
+                met = _measured(words, bounds[cell], bounds[cell + 1], at, True)
+            else:
+                met = _measured(words, bounds[cell], bounds[cell + 1], at, False)
+            width = 0
+            while met:
+                met >>= np.uint64(8)
+                width += 1
+            widths[cell, field] = width
+
+
+@_inlined
+def _written(words: Words, first: Any, stop: Any, at: Any, is_wide: Any, data: Any, place: Any, width: Any) -> None:
+    before = _value(words, first, at, is_wide)
+    for row in range(first + 1, stop):
+        value = _value(words, row, at, is_wide)
+        number = _unsigned(value - before)
+        before = value
+        for byte in range(width):
+            data[place + byte] = (number >> np.uint64(8 * byte)) & np.uint64(255)
+        place += width
+
+
+@njit(types.void(_words_in, _times_in, _widths_in, _times_in, _bytes_out), cache=True, nogil=True)
+def write_differences(words: Words, bounds: Times, widths: Bytes, places: Times, data: Bytes) -> None:
+    """Write cells of differences, each to its place."""
+    for cell in range(bounds.size - 1):
+        place, first, stop = places[cell], bounds[cell], bounds[cell + 1]
+        for word in range(RECORD_BYTES // 4):
+            for byte in range(4):
+                data[place] = (words[first, word] >> np.uint32(8 * byte)) & np.uint32(255)
+                place += 1
+        for field in range(FIELDS.size):
+            data[place] = widths[cell, field]
+            place += 1
+        for field in range(FIELDS.size):
+            at, width = FIELDS[field], np.int64(widths[cell, field])
+            if not width:
+                continue
+            if IS_WIDE[field]:
+                _written(words, first, stop, at, True, data, place, width)
+            else:
+                _written(words, first, stop, at, False, data, place, width)
+            place += width * (stop - first - 1)
+
+
+@_inlined
+def _read(words: Words, first: Any, stop: Any, at: Any, is_wide: Any, data: Any, place: Any, width: Any) -> None:
+    value = _value(words, first, at, is_wide)
+    for row in range(first + 1, stop):
+        number = np.uint64(0)
+        for byte in range(width):
+            number |= np.uint64(data[place + byte]) << np.uint64(8 * byte)
+        place += width
+        value += _signed(number)
+        if is_wide:
+            _put(words, row, at, value)
+        else:
+            words[row, at] = np.uint32(value)
+
+
+@njit(types.boolean(_bytes_in, _times_in, _times_in), cache=True, nogil=True)
+def are_whole(data: Bytes, bounds: Times, counts: Times) -> bool:
+    """Tell whether cells of records and of differences are as long as messages so many take; they lie at ``bounds``."""
+    for cell in range(counts.size):
+        place, count, length = bounds[cell], counts[cell], bounds[cell + 1] - bounds[cell]
+        if length % 2 == 0:
+            if length != count * RECORD_BYTES:
+                return False
+            continue
+        if count < 1 or count > MOST_IN_A_CELL or length < HEADER_BYTES:
+            return False
+        total = 0
+        for field in range(FIELDS.size):
+            width = np.int64(data[place + RECORD_BYTES + field])
+            if width > WIDEST:
+                return False
+            total += width
+        if (HEADER_BYTES + total * (count - 1)) | 1 != length:
+            return False
+    return True
+
+
+@njit(types.void(_bytes_in, _times_in, _times_in, _words_out), cache=True, nogil=True)
+def read_cells(data: Bytes, bounds: Times, counts: Times, words: Words) -> None:
+    """Read cells that are whole, of records and of differences, as records one after another."""
+    row = 0
+    for cell in range(counts.size):
+        place, stop, length = bounds[cell], row + counts[cell], bounds[cell + 1] - bounds[cell]
+        in_full = 1 if length % 2 else counts[cell]
+        for record in range(row, row + in_full):
+            for word in range(RECORD_BYTES // 4):
+                value = np.uint32(0)
+                for byte in range(4):
+                    value |= np.uint32(data[place + byte]) << np.uint32(8 * byte)
+                words[record, word] = value
+                place += 4
+        if length % 2:
+            widths = data[place : place + FIELDS.size]
+            place += FIELDS.size
+            for field in range(FIELDS.size):
+                at, width = FIELDS[field], np.int64(widths[field])
+                if IS_WIDE[field]:
+                    _read(words, row, stop, at, True, data, place, width)
+                else:
+                    _read(words, row, stop, at, False, data, place, width)
+                place += width * (counts[cell] - 1)
+        row = stop

@@ -12,10 +12,11 @@ from waterclock.errors import NotFoundError
 from waterclock.message import Position
 from waterclock.spark.buckets import pack_to_buckets
 from waterclock.spark.options import plainly
-from waterclock.spark.packing import POSITIONED, pack
+from waterclock.spark.packing import pack
 from waterclock.spark.reading.columns import laid_out, stored_columns
 from waterclock.spark.reading.pushdown import Test, exact_test, passing, positions_by, wanted_by
 from waterclock.spark.reading.topic_read_options import TopicReadOptions, refuse_expired
+from waterclock.spark.records import POSITIONED
 from waterclock.spark.session.workers import freeze_imports
 from waterclock.topics.damage import Damage
 from waterclock.topics.finding import find_first, find_start

@@ -24,13 +24,12 @@ from waterclock.spark.buckets import (
 )
 from waterclock.spark.packing import (
     CLOCKED_SCHEMA,
-    PLAIN,
-    POSITIONED,
     UNPACKED_COLUMNS,
     pack,
     unpack,
 )
 from waterclock.spark.reading.column_types import time_problem
+from waterclock.spark.records import PLAIN, POSITIONED
 from waterclock.spark.session.workers import freezing_imports
 from waterclock.spark.streaming.judging import judge
 from waterclock.spark.streaming.outcome_rows import OUTCOMES_SCHEMA
@@ -89,7 +88,7 @@ def event_time_batches(
         One row a batch: id (STRING, as `waterclock.Batch.id`), source, start, end, closed_at (BIGINT ns), reason
         (``"timeout"`` or ``"conflict"``: a replay is judged as if the clock had run to its end), count (INT), streams
         (ARRAY<STRING>) and messages (BINARY: their times, streams and positions in order of event time and stream, laid
-        out as `waterclock.spark.packing` says).
+        out as `waterclock.spark.records` says).
 
     Raises
     ------

@@ -11,7 +11,8 @@ import pyarrow as pa
 from waterclock.batching.event_time.columns import Assignment, closing_times
 from waterclock.batching.event_time.rule import ACCEPTED, REJECTIONS, UNDECIDED, EventTimeRule
 from waterclock.spark.many_sources import ManySources
-from waterclock.spark.packing import cells, local_streams
+from waterclock.spark.packing import local_streams
+from waterclock.spark.records import cells_of_records
 from waterclock.spark.streaming.outcome_rows import BATCH, REASONS, batch_structs
 
 # By verdict.
@@ -59,7 +60,7 @@ def outcome_rows(many: ManySources, found: Assignment, rule: EventTimeRule) -> p
             "source": many.source_names.take(pa.array(sources[firsts])),
             "streams": streams,
             "count": counts.astype(np.int32),
-            "messages": cells(messages, np.append(firsts, len(messages))),
+            "messages": cells_of_records(messages, np.append(firsts, len(messages))),
             "rejection": _REJECTIONS.take(pa.array(verdicts[firsts])),
             "batches": pa.ListArray.from_arrays(bounds, batch_structs(facts)),
         }

@@ -16,7 +16,7 @@ from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed
 from waterclock.errors import DamagedError, InvalidArgumentError
 from waterclock.spark.many_sources import ManySources, joined, many_from_cell, nothing
-from waterclock.spark.packing import POSITIONED
+from waterclock.spark.records import POSITIONED
 from waterclock.spark.streaming.event_time_rows import begins, outcome_rows
 from waterclock.spark.streaming.outcome_rows import OUTCOMES
 from waterclock.spark.streaming.stream_state import REMEDY, state_parts
@@ -43,7 +43,7 @@ class EventTimeStream:
     rule
         The checked options.
     record
-        `waterclock.spark.packing.PLAIN` or `POSITIONED`.
+        `waterclock.spark.records.PLAIN` or `POSITIONED`.
 
     Attributes
     ----------

@@ -11,7 +11,8 @@ import pyarrow as pa
 from waterclock.batching.event_time.columns import assign_arrays, read_clocks
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.spark.many_sources import from_packed, nothing
-from waterclock.spark.packing import POSITIONED, compiled, reading_order, words
+from waterclock.spark.packing import reading_order
+from waterclock.spark.records import POSITIONED, compiled, words
 from waterclock.spark.streaming.event_time_rows import outcome_rows
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
 from waterclock.spark.streaming.slices import slices

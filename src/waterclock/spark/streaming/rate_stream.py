@@ -23,7 +23,8 @@ from waterclock.checksum import framed
 from waterclock.errors import DamagedError, InvalidArgumentError
 from waterclock.quoting import quoted
 from waterclock.spark.many_sources import ManySources, from_packed, joined, many_from_cell, nothing
-from waterclock.spark.packing import POSITIONED, cells, encoded, local_streams
+from waterclock.spark.packing import encoded, local_streams
+from waterclock.spark.records import POSITIONED, cells_of_records
 from waterclock.spark.streaming.event_time_rows import begins
 from waterclock.spark.streaming.lives import Lives
 from waterclock.spark.streaming.outcome_rows import BATCH, OUTCOMES, REASONS, batch_structs
@@ -311,7 +312,7 @@ def _outcome_rows(ordered: ManySources, found: ManyBatches) -> pa.RecordBatch:
         ordered.source_names.take(pa.array(sources)),
         streams,
         pa.array(np.diff(firsts), pa.int32()),
-        cells(leaving.messages, firsts),
+        cells_of_records(leaving.messages, firsts),
         pa.nulls(len(sources), pa.string()),
         pa.ListArray.from_arrays(row_bounds.astype(np.int32), batch_structs(facts)),
     ]

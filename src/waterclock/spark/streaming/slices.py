@@ -19,7 +19,8 @@ import pyarrow as pa
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
 from waterclock.spark.many_sources import ManySources, from_packed
-from waterclock.spark.packing import POSITIONED, ROWS, Records, cells, encoded, reading_order, renumbered
+from waterclock.spark.packing import ROWS, encoded, reading_order, renumbered
+from waterclock.spark.records import POSITIONED, Records, cells_of_records
 from waterclock.spark.streaming.event_time_rows import begins
 
 # Larger arrays are new memory each time, which takes as long to get as to fill.
@@ -161,6 +162,6 @@ def _repacked(ordered: ManySources, part: slice) -> pa.Table:
         ordered.source_names,
         pa.array([ordered.stream_names.to_pylist()], ROWS.field("streams").type),
         pa.array([len(messages)], pa.int32()),
-        cells(messages, np.array([0, len(messages)])),
+        cells_of_records(messages, np.array([0, len(messages)])),
     ]
     return pa.Table.from_arrays(columns, schema=ROWS)

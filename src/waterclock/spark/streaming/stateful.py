@@ -21,7 +21,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, St
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.many_sources import ManySources, joined, many_from_cell, nothing
-from waterclock.spark.packing import POSITIONED
+from waterclock.spark.records import POSITIONED
 from waterclock.spark.session.workers import freeze_imports, freezing_imports
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
 from waterclock.spark.streaming.outcome_rows import CELL_SCHEMA, OUTCOMES_SCHEMA, expand, outcome_cells
@@ -85,7 +85,7 @@ class _Processor(StatefulProcessor):
     Parameters
     ----------
     record
-        `waterclock.spark.packing.PLAIN` or `POSITIONED`.
+        `waterclock.spark.records.PLAIN` or `POSITIONED`.
     buckets
         How many there are.
     wakes

@@ -1,0 +1,133 @@
+"""Messages as records in binary cells: of a fixed width, or as differences.
+
+A record has, little-endian and without padding, ``event_time`` (8 bytes, ns), ``receive_time`` (8 bytes, ns),
+``stream`` (4 bytes, an index into the names beside the cell) and, where messages have positions, ``ledger`` (8 bytes),
+``entry`` (8 bytes) and ``index`` (4 bytes): 20 bytes, or 40 with a position. NumPy reads such a cell in place, and
+Arrow makes many cells of one array without copying.
+
+A cell of differences takes about a third of that, which crosses between Spark's tasks and processes. It has
+
+- the record of its first message, with a position: 40 bytes;
+- a byte for each field: the width of its differences, 0 to 8 bytes;
+- field by field, the difference of every other message from the one before it: a whole number d, modulo 2⁶⁴, written
+  as 2d, or as -2d - 1 where it is negative;
+- a byte of zero where the length would be even else. So its odd length tells it from a cell of records.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from waterclock.errors import DamagedError, SchemaError, UnavailableError
+
+PLAIN = np.dtype([("event_time", "<i8"), ("receive_time", "<i8"), ("stream", "<u4")])
+"""The record of a message without position."""
+
+POSITIONED = np.dtype([*PLAIN.descr, ("ledger", "<i8"), ("entry", "<i8"), ("index", "<i4")])
+"""The record of a message with its position."""
+
+Records = npt.NDArray[Any]
+
+
+def records(cell: bytes | bytearray | memoryview | pa.Buffer, count: int) -> Records:
+    """Read a cell as a NumPy array of records; one of records without copying.
+
+    Raises
+    ------
+    SchemaError
+        Where there is no cell, or its length is not that of ``count`` messages.
+    DamagedError
+        Where it should be one of differences, and is not.
+    """
+    if cell is None or count is None:  # pyright: ignore[reportUnnecessaryComparison]  # as a DataFrame may have it
+        raise SchemaError("a packed row lacks its count or its messages")
+    for record in (PLAIN, POSITIONED):
+        if len(cell) == count * record.itemsize:
+            return np.frombuffer(cell, record)
+    if len(cell) % 2:
+        return _read(np.frombuffer(cell, np.uint8), np.array([0, len(cell)]), np.array([count]))
+    raise SchemaError(
+        f"{len(cell)} bytes are not {count} messages of {PLAIN.itemsize} or {POSITIONED.itemsize} bytes each"
+    )
+
+
+def records_of(cells: pa.BinaryArray, counts: npt.NDArray[np.int64], record: np.dtype[Any]) -> Records:
+    """Read cells of so many messages each as one array; those of records without copying, as they lie together.
+
+    Raises
+    ------
+    SchemaError
+        Where cells hold other messages than ``record``.
+    DamagedError
+        Where cells of differences are damaged.
+    """
+    _, offsets, data = cells.cast(pa.binary()).buffers()
+    bounds = np.frombuffer(offsets, np.int32)[cells.offset : cells.offset + len(cells) + 1]
+    held = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    lengths = np.diff(bounds)
+    if record == POSITIONED and (lengths % 2).any():
+        return _read(held, bounds.astype(np.int64), counts)
+    if (lengths % record.itemsize).any():
+        raise SchemaError(f"packed rows hold messages that are not {record.itemsize} bytes each")
+    return held[bounds[0] : bounds[-1]].view(record)
+
+
+def _read(held: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Records:
+    kernel, counts = compiled(), counts.astype(np.int64)
+    if not kernel.are_whole(held, bounds, counts):
+        raise DamagedError("packed messages are damaged: a cell is not as long as it says")
+    read = np.empty(counts.sum(), POSITIONED)
+    kernel.read_cells(held, bounds, counts, words(read))
+    return read
+
+
+def cells_of_records(messages: Records, bounds: npt.NDArray[np.int64]) -> pa.BinaryArray:
+    """Make cells of ``messages`` without copying: cell i holds those from ``bounds[i]`` to ``bounds[i + 1]``."""
+    offsets = (bounds * messages.itemsize).astype(np.int32)
+    return pa.Array.from_buffers(
+        pa.binary(), len(bounds) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(messages.view(np.uint8))]
+    )
+
+
+def cells_of_differences(messages: Records, bounds: npt.NDArray[np.int64]) -> pa.BinaryArray:
+    """Make cells as `cells_of_records` does, of the differences of ``messages`` with positions.
+
+    None holds more than `packing_kernel.MOST_IN_A_CELL`.
+    """
+    kernel, rows = compiled(), words(messages)
+    widths = np.empty((len(bounds) - 1, len(kernel.FIELDS)), np.uint8)
+    kernel.measure(rows, bounds, widths)
+    lengths = (kernel.HEADER_BYTES + widths.sum(1, dtype=np.int64) * (np.diff(bounds) - 1)) | 1
+    places = np.append(0, np.cumsum(lengths))
+    data = np.zeros(places[-1], np.uint8)
+    kernel.write_differences(rows, bounds, widths, places, data)
+    return pa.Array.from_buffers(
+        pa.binary(), len(lengths), [None, pa.py_buffer(places.astype(np.int32)), pa.py_buffer(data)]
+    )
+
+
+def compiled() -> Any:
+    """Give the compiled functions.
+
+    Raises
+    ------
+    UnavailableError
+        Where no folder can be written in which Numba could keep them.
+    """
+    try:
+        # Importing Numba takes several times as long as all else; planning a read does not need it.
+        from waterclock.spark import packing_kernel  # noqa: PLC0415
+    except RuntimeError as error:
+        raise UnavailableError(
+            f"Numba finds no folder for its compiled code ({error}); set NUMBA_CACHE_DIR to one that can be written"
+        ) from error
+    return packing_kernel
+
+
+def words(messages: Records) -> npt.NDArray[np.uint32]:
+    """See records as rows of numbers of four bytes, in place where they lie as these must."""
+    return np.require(messages.view(np.uint32), requirements=["A"]).reshape(len(messages), messages.itemsize // 4)
