@@ -63,11 +63,12 @@ def kernel() -> int:
 
 
 @cache
-def _read() -> list[pa.RecordBatch]:
+def _read() -> list[pa.Table]:
     """Read the files into this process once, and bring the messages of a source together."""
     columns = ["source", "stream", "event_time", "receive_time"]
     table = ds.dataset(files(WORK)).to_table(columns=columns)
-    return table.sort_by([("source", "ascending"), ("receive_time", "ascending")]).to_batches(JUDGED_AT_ONCE)
+    table = table.sort_by([("source", "ascending"), ("receive_time", "ascending")])
+    return [table.slice(first, JUDGED_AT_ONCE) for first in range(0, table.num_rows, JUDGED_AT_ONCE)]
 
 
 def _counted(windows: DataFrame) -> tuple[int, int]:

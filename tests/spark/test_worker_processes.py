@@ -57,9 +57,9 @@ def test_only_sparks_own_copies_leave_the_path_that_a_worker_is_given(tmp_path: 
 
 def test_the_worker_that_says_what_it_does_is_quiet_and_the_others_are_heard(tmp_path: Path) -> None:
     python = make_python(tmp_path / "python")
-    speak = "import sys; print('said', file=sys.stderr)"
-    said = [
-        subprocess.run([python, "-c", speak, program], capture_output=True, text=True, check=True).stderr
+    speak = "import sys; print('printed'); print('said', file=sys.stderr)"
+    runs = [
+        subprocess.run([python, "-c", speak, program], capture_output=True, text=True, check=True)
         for program in ("pyspark.sql.streaming.transform_with_state_driver_worker", "pyspark.worker")
     ]
-    assert said == ["", "said\n"]
+    assert [(run.stdout, run.stderr) for run in runs] == [("", ""), ("printed\n", "said\n")]

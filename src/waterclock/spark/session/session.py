@@ -155,7 +155,9 @@ def _launch_environment(java: Java, *, embedded: bool) -> dict[str, str]:
         "PYSPARK_DRIVER_PYTHON": sys.executable,
     }
     if embedded:
-        return environment | {"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"}
+        # The driver's is what plans reads and writes.
+        pythons = {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)}
+        return environment | pythons | {"SPARK_LOCAL_IP": "127.0.0.1"}
     # The machines of a cluster may keep their Python elsewhere, which only their keeper knows.
     return environment | {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable}
 

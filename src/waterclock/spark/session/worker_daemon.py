@@ -11,7 +11,9 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from pyspark import daemon
 
@@ -26,6 +28,18 @@ _FOR_TASKS = (
 )
 
 
+def _unless_hung_up(work: Callable[[Any, bool], int]) -> Callable[[Any, bool], int]:
+    """Let a worker end in silence that Java has no more use for: over a socket in the file system, that is an error."""
+
+    def worker(connection: Any, authenticated: bool) -> int:
+        try:
+            return work(connection, authenticated)
+        except BrokenPipeError:
+            return 1
+
+    return worker
+
+
 def main() -> None:
     """Import, and fork workers until Spark ends."""
     if sys.argv[1:] == ["pyspark.worker"]:  # those that plan reads and writes need less
@@ -34,6 +48,7 @@ def main() -> None:
                 importlib.import_module(name)
     gc.collect()
     gc.freeze()
+    daemon.worker = _unless_hung_up(daemon.worker)
     daemon.manager()
 
 
