@@ -17,8 +17,7 @@ import waterclock as wc
 from waterclock.tables.consumers.heartbeat import Heartbeat
 from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.message_table import MessageTable
-from waterclock.work import event_loop
-from waterclock.work import worker as worker_module
+from waterclock.work import event_loop, watching
 from waterclock.work.metrics import answering
 
 MakeTable = Callable[..., MessageTable]
@@ -200,7 +199,7 @@ def test_a_thread_that_is_stuck_in_c_costs_no_slot_and_is_a_metric(make_table: M
 def test_a_blocked_loop_costs_the_messages_whose_handlers_have_not_begun_no_attempt(
     make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "_STUCK_AFTER", 0)
+    monkeypatch.setattr(watching, "_STUCK_AFTER", 0)
     orders = make_table(max_attempts=1)
     orders.put_many([{"payload": number} for number in range(4)])
     go_on = threading.Event()
@@ -213,7 +212,7 @@ def test_a_blocked_loop_costs_the_messages_whose_handlers_have_not_begun_no_atte
     with running(worker):
         until(lambda: worker.counts.stuck)
         until(lambda: worker.facts()["running"] == 3)
-        worker._look()
+        worker._watch.look()
         go_on.set()
         until(lambda: worker.counts.done == 3)
     assert (worker.counts.stuck, worker.counts.failed) == (1, 1)

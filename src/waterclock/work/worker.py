@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from typing import Any
-from weakref import WeakSet
 
 from waterclock import moments
 from waterclock.database.backend import Backend
@@ -17,27 +15,23 @@ from waterclock.errors import InvalidArgumentError, UnavailableError, Waterclock
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.selection import make_selection
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER
 from waterclock.tables.databases.changes import Stop
-from waterclock.tables.message_table import MessageTable
 from waterclock.tables.model.arguments import check_consumer
-from waterclock.tables.model.keyspace import check_unsharded
 from waterclock.tables.model.options import check_count, check_rate
-from waterclock.tables.sharding.sharded_table import ShardedTable, TablePart
-from waterclock.time import Duration, format_duration, to_duration
+from waterclock.time import Duration, to_duration
+from waterclock.work.calling import Caller
 from waterclock.work.child import HandledTable
 from waterclock.work.counts import Counter, Counts
 from waterclock.work.event_loop import EventLoop
 from waterclock.work.handlers import Handlers, entered, is_factory
 from waterclock.work.intake import Intake
-from waterclock.work.lanes import Handling, Lanes
-from waterclock.work.outcomes import ACK, GIVE_BACK, SKIP, HandlerSays, Outcome, outcome_of
+from waterclock.work.lanes import Lanes
 from waterclock.work.processes import Processes
 from waterclock.work.recording import Recorder
 from waterclock.work.signals import stopping_at_signals
+from waterclock.work.sources import AnyTable, sources_of, tables_of
 from waterclock.work.threads import Threads
-
-AnyTable = MessageTable | ShardedTable
+from waterclock.work.watching import Watch, give_back
 
 _SECOND = 1_000_000_000
 _LOOK_EVERY = 0.05  # s, while there is something to look at
@@ -45,7 +39,6 @@ _IDLE = 1.0  # s
 _AWAY = 0.2  # s after which it is seen whether a shard that was away is to be asked again
 _UNWINDING = 1.0  # s that a handler has that was asked to end
 _SHORTEST_TIMEOUT = 1_000_000  # ns
-_STUCK_AFTER = 5 * _SECOND  # ns after its timeout an asynchronous handler that was cancelled is given up
 
 ENDING = 4.0
 """Seconds that a worker takes to end after its grace at the most."""
@@ -124,8 +117,8 @@ class Worker:
         shard: str | None = None,
         key_range: str | None = None,
     ) -> None:
-        given = _tables(table, handler)
-        self._sources = [one for each, its in given for one in _sources(each, its, shard, key_range)]
+        given = tables_of(table, handler)
+        self._sources = [one for each, its in given for one in sources_of(each, its, shard, key_range)]
         self._slots = check_count(concurrency, "concurrency")
         if self._slots > MOST_SLOTS:
             raise InvalidArgumentError(f"concurrency: {concurrency} is more than {MOST_SLOTS}; run several workers")
@@ -151,17 +144,15 @@ class Worker:
         self._lanes = Lanes(0 if self._child_count else self._slots)  # of processes, each brings its own
         self._counter = Counter()
         self._recorders: dict[Backend, Recorder] = {}
-        self._loop: EventLoop | None = None
-        self._threads: Threads | None = None
-        self._processes: Processes | None = None
+        self._caller = Caller(self._lanes, self._counter, around, self._timeout, self._note_ended)
+        self._watch = Watch(self._lanes, self._counter, self._caller)
         self._intakes: list[Intake] = []
         self._changing = threading.Lock()
-        self._given_up: WeakSet[Handling] = WeakSet()  # a handler that runs keeps its own
 
     @property
     def unfinished(self) -> int:
         """How many handlers run on though the worker took their messages back."""
-        return sum(not one.ended for one in self._given_up)
+        return sum(not one.ended for one in self._watch.given_up)
 
     @property
     def counts(self) -> Counts:
@@ -222,6 +213,10 @@ class Worker:
     def _stop_at_signal(self, *, again: bool) -> None:
         self._stop_within(0 if again else self._grace / _SECOND)
 
+    def _note_ended(self) -> None:
+        if self._stops_at is not None:
+            self._stop.nudge()
+
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
         self._stop_within(self._grace / _SECOND)
@@ -232,8 +227,8 @@ class Worker:
             return
         every = [each for known in handlers for each in known.all]
         only_async = all(each.is_async for each in every)
-        if self._loop is None and self._processes is None and any(each.is_async for each in every):
-            self._loop = EventLoop(self._lanes, self._await)
+        if self._caller.loop is None and self._watch.processes is None and any(each.is_async for each in every):
+            self._caller.loop = EventLoop(self._lanes, self._caller.wait_for)
         ready: list[Intake] = []
         away: list[int] = []
         for number, known in enumerate(handlers):
@@ -244,11 +239,11 @@ class Worker:
                     raise
                 away.append(number)
         self._lanes.when_waiting = self._stop.nudge
-        if only_async and self._loop is not None:
-            self._loop.start()
-        elif self._processes is None:
-            self._threads = Threads(self._lanes, self._slots, self._call)
-            self._threads.start()
+        if only_async and self._caller.loop is not None:
+            self._caller.loop.start()
+        elif self._watch.processes is None:
+            self._watch.threads = Threads(self._lanes, self._slots, self._caller.call)
+            self._watch.threads.start()
         for intake in ready:
             intake.start()
         for number in away:
@@ -266,8 +261,8 @@ class Worker:
                 recorder = self._recorders[table.context.backend] = Recorder(self._lanes, self._counter)
                 recorder.start()
             intake = Intake(table, handlers, subscription, self._lanes, recorder, self._counter, self._fail)
-            if self._processes is not None:
-                self._processes.begin(intake, number)
+            if self._watch.processes is not None:
+                self._watch.processes.begin(intake, number)
             self._intakes.append(intake)
         return intake
 
@@ -291,18 +286,18 @@ class Worker:
     def _start_processes(self, count: int) -> Sequence[Handlers]:
         """Start the children, and learn from them which kinds they know."""
         tables = [HandledTable(one.url, one.name, one.handler) for one in self._sources]
-        self._processes = Processes(
+        self._watch.processes = Processes(
             count,
             tables,
             self._around,
             self._lanes,
             self._counter,
-            self._finish,
+            self._caller.finish,
             self._fail,
             timeout=self._timeout,
             **self._recycled,
         )
-        kinds = self._processes.start(lambda: self._stops_at is not None)
+        kinds = self._watch.processes.start(lambda: self._stops_at is not None)
         if kinds is None:
             return []
         return [Handlers(_in_child if known is None else dict.fromkeys(known, _in_child)) for known in kinds]
@@ -318,177 +313,23 @@ class Worker:
             return Handlers(given)
         manager = entered(given)
         if isinstance(manager, AbstractAsyncContextManager):
-            if self._loop is None:
-                self._loop = EventLoop(self._lanes, self._await)
-            return Handlers(self._loop.enter(manager))
+            if self._caller.loop is None:
+                self._caller.loop = EventLoop(self._lanes, self._caller.wait_for)
+            return Handlers(self._caller.loop.enter(manager))
         return Handlers(stack.enter_context(manager))
-
-    # -- handling one message
-
-    def _call(self, one: Handling) -> bool:
-        """Handle a message in the calling thread; say whether the thread keeps its slot."""
-        try:
-            if _is_old(one):
-                one.intake.check(one)
-            if (outcome := _unbegun(one)) is not None:
-                return self._finish(one, outcome)
-            with ExitStack() as stack:
-                if self._around is not None:
-                    self._enter_around(one, stack)
-                one.delivery.when_cancelled(lambda: _cancel(one))
-                handler = one.intake.handlers.find(one.delivery)
-                if handler is not None and handler.is_async and self._loop is not None:
-                    self._loop.submit(lambda: self._within_timeout(handler(one.delivery)), one)
-                elif handler is not None:
-                    handler(one.delivery)
-            outcome = ACK
-        except BaseException as error:  # noqa: BLE001  # what a handler raises ends its message, and no worker
-            outcome = self._outcome(one, error)
-        return self._finish(one, outcome)
-
-    def _enter_around(self, one: Handling, stack: ExitStack) -> None:
-        manager = self._around(one.delivery) if self._around is not None else None
-        if not isinstance(manager, AbstractContextManager):
-            raise InvalidArgumentError(f"around: {quoted(manager)} is no context manager, and the handler is no async")
-        stack.enter_context(manager)
-
-    async def _await(self, one: Handling) -> None:
-        """Handle a message in the event loop."""
-        try:
-            if _is_old(one):
-                await asyncio.to_thread(one.intake.check, one)
-            if (outcome := _unbegun(one)) is not None:
-                self._finish(one, outcome)
-                return
-            one.delivery.when_cancelled(lambda: _cancel(one))
-            await self._within_timeout(self._handle_async(one))
-            outcome = ACK
-        except BaseException as error:  # noqa: BLE001  # as above
-            outcome = self._outcome(one, error)
-        self._finish(one, outcome)
-
-    async def _handle_async(self, one: Handling) -> None:
-        handler = one.intake.handlers.find(one.delivery)
-        if handler is None:
-            return
-        if self._around is None:
-            await handler(one.delivery)
-            return
-        manager = self._around(one.delivery)
-        if isinstance(manager, AbstractAsyncContextManager):
-            async with manager:
-                await handler(one.delivery)
-        else:
-            with manager:
-                await handler(one.delivery)
-
-    async def _within_timeout(self, work: Any) -> None:
-        async with asyncio.timeout(None if self._timeout is None else self._timeout / _SECOND):
-            await work
-
-    def _outcome(self, one: Handling, error: BaseException) -> Outcome:
-        if one.delivery.cancelled and not isinstance(error, HandlerSays):
-            return GIVE_BACK
-        if isinstance(error, TimeoutError) and self._is_late(one):
-            self._counter.note("timed_out")
-            return self._timed_out()
-        _log.debug("message %r failed", one.delivery.id, exc_info=error)
-        return outcome_of(error)
-
-    def _is_late(self, one: Handling, by: int = 0) -> bool:
-        if self._timeout is None or one.waits_for_loop:
-            return False
-        return moments.monotonic_ns() - one.began_at >= self._timeout + by
-
-    def _timed_out(self) -> Outcome:
-        return Outcome(
-            "back_off", why=f"TimeoutError: the handler took longer than {format_duration(self._timeout or 0)}"
-        )
-
-    def _finish(self, one: Handling, outcome: Outcome) -> bool:
-        one.ended = True
-        one.delivery.when_cancelled(None)  # which knows this, and would be kept by it
-        one.cancel = None
-        if not one.decide():
-            return False  # its time was up, and the message is not its own any more
-        dropped = self._lanes.end(one, goes_on=outcome.verb in ("ack", "discard", "skip"))
-        one.intake.recorder.put(one, outcome, dropped)
-        if self._stops_at is not None:
-            self._stop.nudge()
-        return True
-
-    # -- looking after what runs
 
     def _keep(self) -> None:
         """Look after what runs until the worker is to stop, and then until all has ended, or the grace is over."""
         while self._stops_at is None:
-            self._look()
-            busy = self._lanes.waits or (self._lanes.running and (self._timeout is not None or self._loop is not None))
+            self._watch.look()
+            busy = self._lanes.waits or (
+                self._lanes.running and (self._timeout is not None or self._caller.loop is not None)
+            )
             self._stop.wait(_LOOK_EVERY if busy else _IDLE)
         self._begin_to_stop()
         while self._lanes.running and (left := self._stops_at - moments.monotonic()) > 0:
-            self._look()
+            self._watch.look()
             self._stop.wait(min(left, _LOOK_EVERY))
-
-    def _look(self) -> None:
-        self._give_back(self._lanes.take_back())
-        running = self._lanes.running
-        if self._loop is not None and running and self._loop.watch():
-            for one in self._loop.take_back(running):
-                self._pass_on(one)
-        for one in running:
-            if one.delivery.lost and not one.asked:
-                _log.warning(
-                    "message %r is handled, and not ours any more; its handler is asked to end", one.delivery.id
-                )
-                self._ask(one)
-            if self._processes is None and self._is_late(one, _STUCK_AFTER if self._threads is None else 0):
-                self._give_up(one)
-
-    def _give_up(self, one: Handling) -> None:
-        """Take its slot from a handler that goes on after its time."""
-        handler = one.intake.handlers.find(one.delivery)
-        if (
-            self._threads is not None
-            and handler is not None
-            and handler.is_async
-            and not self._is_late(one, _STUCK_AFTER)
-        ):
-            return  # the loop cancels it by itself
-        if not one.decide():
-            return
-        self._counter.note("timed_out")
-        self._counter.note("stuck")
-        self._given_up.add(one)
-        _log.warning("the handler of message %r goes on after its time; another takes its slot", one.delivery.id)
-        self._ask(one)
-        dropped = self._lanes.end(one, goes_on=False)
-        one.intake.recorder.put(one, self._timed_out(), dropped)
-        if self._threads is not None:
-            self._threads.replace()
-
-    def _pass_on(self, one: Handling) -> None:
-        """Leave a message to other workers that has a slot, and whose handler has not begun."""
-        dropped = self._lanes.end(one, goes_on=False)
-        one.intake.recorder.put(one, GIVE_BACK, dropped)
-        if self._threads is not None:
-            _cancel(one)  # its thread waits for it, and ends
-            self._threads.replace()
-
-    def _ask(self, one: Handling) -> None:
-        one.asked = True
-        one.delivery.cancel()
-        if self._processes is not None:
-            _cancel(one)
-
-    def _give_back(self, handlings: Iterable[Handling]) -> None:
-        by_intake: dict[Intake, list[Handling]] = {}
-        for one in handlings:
-            by_intake.setdefault(one.intake, []).append(one)
-        for intake, ours in by_intake.items():
-            intake.give_back(ours)
-
-    # -- ending
 
     def _begin_to_stop(self) -> None:
         with self._changing:
@@ -498,7 +339,7 @@ class Worker:
         late = self._lanes.close()
         if late:
             # Apart: what runs is looked after meanwhile, also where the database is away.
-            moments.start(threading.Thread(target=self._give_back, args=(late,), daemon=True))
+            moments.start(threading.Thread(target=give_back, args=(late,), daemon=True))
 
     def _end(self) -> None:
         """End within `ENDING` seconds, also where handlers go on, or a database does not answer."""
@@ -510,25 +351,25 @@ class Worker:
         self._begin_to_stop()
         running = self._lanes.running
         for one in running:
-            self._ask(one)
+            self._watch.ask(one)
         self._wait_for_unwinding()
         ours = [one for one in running if one.decide()]
-        self._given_up.update(ours)
+        self._watch.given_up.update(ours)
         for one in ours:
             self._lanes.end(one, goes_on=False)
         if ours:
             _log.warning("%d handlers run on after the grace; their messages are given back", len(ours))
-        _within(left() / 2, lambda: self._give_back(ours))
+        _within(left() / 2, lambda: give_back(ours))
         until_recorded = moments.monotonic() + left() / 2
         with self._changing:
             recorders = list(self._recorders.values())
         recorded = [each.close(max(0.0, until_recorded - moments.monotonic())) for each in recorders]
         claimed = [intake.join(left() / 2) for intake in self._intakes]
         _within(left() / 2, self._close_subscriptions)
-        if self._loop is not None:
-            self._loop.close(left())
-        if self._processes is not None:
-            self._processes.close(left())
+        if self._caller.loop is not None:
+            self._caller.loop.close(left())
+        if self._watch.processes is not None:
+            self._watch.processes.close(left())
         if not (all(recorded) and all(claimed)):
             _log.warning("the database does not answer; what it has not learnt is sent again after its lease")
 
@@ -542,59 +383,6 @@ class Worker:
         for intake in self._intakes:
             with suppress(WaterclockError):
                 intake.subscription.close()
-
-
-class _Source:
-    """A table that a worker takes messages of, in one database.
-
-    Attributes
-    ----------
-    name, handler
-        The table's, and what handles its messages.
-    url
-        Its database.
-    """
-
-    def __init__(self, table: MessageTable | TablePart, name: str, handler: Any) -> None:
-        self._table = table
-        self.name = name
-        self.handler = handler
-        if isinstance(table, TablePart):
-            self.url = table.url
-        else:
-            self.url = table.context.backend.url.render_as_string(hide_password=False)
-
-    @property
-    def is_shard(self) -> bool:
-        """Whether others of the table's databases may be there where this one is away."""
-        return isinstance(self._table, TablePart)
-
-    def open(self) -> MessageTable:
-        """Open it; UnavailableError where its shard is away, or was found so lately."""
-        return self._table.open() if isinstance(self._table, TablePart) else self._table
-
-
-def _sources(table: AnyTable, handler: Any, shard: str | None, key_range: str | None) -> list[_Source]:
-    if isinstance(table, ShardedTable):
-        return [_Source(part, table.name, handler) for part in table.parts(shard, key_range)]
-    check_unsharded(table.name, table.options.key_range, shard, key_range)
-    return [_Source(table, table.name, handler)]
-
-
-def _tables(table: Any, handler: Any) -> list[tuple[AnyTable, Any]]:
-    given = dict(table) if isinstance(table, Mapping) else {table: handler}
-    if isinstance(table, Mapping) and handler is not None:
-        raise InvalidArgumentError("handler: each table has one of its own, so give none beside them")
-    if not given:
-        raise InvalidArgumentError("table: there is none; give one")
-    for each, its_handler in given.items():
-        if not isinstance(each, AnyTable):
-            raise InvalidArgumentError(f"table: {quoted(each)} is no message table")
-        if its_handler is None:
-            raise InvalidArgumentError(f"handler: table {each.name!r} has none; give a function")
-        if not is_factory(its_handler):
-            Handlers(its_handler)
-    return list(given.items())
 
 
 def _children(processes: int, slots: int, recycle_after: int | None, recycle_above: int | None) -> int:
@@ -615,25 +403,6 @@ def _children(processes: int, slots: int, recycle_after: int | None, recycle_abo
 
 def _in_child(_: Delivery) -> None:
     """Stand for a handler that a child process has."""
-
-
-def _cancel(one: Handling) -> None:
-    cancel = one.cancel  # its handler may end at any time
-    if cancel is not None:
-        cancel()
-
-
-def _is_old(one: Handling) -> bool:
-    return one.began_at - one.claimed_at > LOOK_AGAIN_AFTER
-
-
-def _unbegun(one: Handling) -> Outcome | None:
-    """Say what becomes of a message that is not to be handled any more; None where it is."""
-    delivery = one.delivery
-    if delivery.lost or delivery.over:
-        return SKIP
-    expires_at = delivery.expires_at
-    return GIVE_BACK if expires_at is not None and expires_at <= delivery.context.backend.now_about() else None
 
 
 def _within(seconds: float, work: Callable[[], object]) -> None:
