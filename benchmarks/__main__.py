@@ -7,7 +7,16 @@ import pkgutil
 import sys
 from pathlib import Path
 
-NOT_BENCHMARKS = {"__main__", "measure", "peers", "slow_wire", "spark_messages"}
+NOT_BENCHMARKS = {
+    "__main__",
+    "measure",
+    "peers",
+    "slow_wire",
+    "spark_messages",
+    "work_job",
+    "work_oban",
+    "work_peers",
+}
 
 
 def names() -> list[str]:

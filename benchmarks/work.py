@@ -1,12 +1,13 @@
-"""Workers against those of other queues on PostgreSQL: burn-down, put to handler, and what an idle one costs.
+"""Workers against those of other queues: burn-down, put to handler, what an idle one costs, faults, and draining.
 
-``python -m benchmarks work``; ``WATERCLOCK_BENCH_SIZE=full`` has 1,000,000 waiting messages and takes half an hour.
-Each worker is a process of its own with a handler that does nothing, and the peers are filled by `benchmarks.peers`.
+``python -m benchmarks.work --parts burn_down,latency,idle,faults,drain --workers "waterclock, threads;procrastinate"``;
+without arguments all of it, in a short form. Each worker is a process of its own (`benchmarks.work_peers`), with a
+handler that does nothing but count; what is compared runs in turns.
 """
 
 from __future__ import annotations
 
-import asyncio
+import argparse
 import json
 import multiprocessing
 import os
@@ -17,163 +18,218 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
-import waterclock as wc
 from benchmarks.measure import write_results
-from benchmarks.peers import MissingPeerError, conninfo, make, package
+from benchmarks.peers import MissingPeerError, conninfo
 from benchmarks.tables_peers import FILL, new_database
+from benchmarks.work_job import KEPT, Job
+from benchmarks.work_peers import WORKERS, Worker
 
 SERVICES = Path(__file__).resolve().parent.parent / "scripts" / "services"
 SCRATCH = Path(__file__).parent / "scratch"
-SIZES = {
-    "short": {"rows": 20_000, "handled": 10_000, "rounds": 2, "singles": 100, "idle_s": 20.0},
-    "full": {"rows": 1_000_000, "handled": 50_000, "rounds": 3, "singles": 1000, "idle_s": 60.0},
-}
 CONCURRENCY = (1, 8, 32)
-Handled = Callable[[Any], None]
+AT_ONCE = 8
+"""Messages at a time where it is not varied."""
+
+ENDS_WITHIN = 60.0  # s
+FAULT_PAUSE = 0.005
+"""Seconds that a handler takes where faults come, so that messages are left after them."""
+
+RESTARTED = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+    " AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1"
+)
 
 
-def waterclock_threads(url: str, concurrency: int, handled: Handled, ended: threading.Event) -> None:
-    _waterclock(url, concurrency, lambda delivery: handled(delivery.payload), ended)
-
-
-def waterclock_async(url: str, concurrency: int, handled: Handled, ended: threading.Event) -> None:
-    async def handle(delivery: wc.Delivery) -> None:
-        handled(delivery.payload)
-
-    _waterclock(url, concurrency, handle, ended)
-
-
-def _waterclock(url: str, concurrency: int, handle: Any, ended: threading.Event) -> None:
-    with wc.connect(url) as database:
-        worker = wc.Worker(database.table("bench"), handle, concurrency=concurrency)
-        threading.Thread(target=lambda: (ended.wait(), worker.stop("0s")), daemon=True).start()
-        worker.run()
-
-
-def procrastinate(url: str, concurrency: int, handled: Handled, ended: threading.Event) -> None:
-    theirs = package("procrastinate")
-    app = theirs.App(connector=theirs.PsycopgConnector(kwargs=conninfo(url), min_size=1, max_size=concurrency + 2))
-
-    @app.task(name="bench", queue="bench")
-    async def bench(data: str) -> None:
-        handled(data)
-
-    async def run() -> None:
-        async with app.open_async():
-            work = asyncio.create_task(app.run_worker_async(concurrency=concurrency, install_signal_handlers=False))
-            await asyncio.to_thread(ended.wait)
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
-
-    asyncio.run(run())
-
-
-def pgqueuer(url: str, concurrency: int, handled: Handled, ended: threading.Event) -> None:
-    theirs, drivers = package("pgqueuer"), package("pgqueuer.db")
-
-    async def run() -> None:
-        info = conninfo(url)
-        info["database"] = info.pop("dbname")
-        connection = await package("asyncpg").connect(**info)
-        queue = theirs.PgQueuer(drivers.AsyncpgDriver(connection))
-
-        @queue.entrypoint("bench", concurrency_limit=concurrency)
-        async def bench(job: Any) -> None:
-            handled(job.payload.decode())
-
-        work = asyncio.create_task(queue.run(batch_size=max(10, concurrency)))
-        await asyncio.to_thread(ended.wait)
-        queue.shutdown.set()
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
-
-    asyncio.run(run())
-
-
-WORKERS: dict[str, tuple[str, Callable[..., None]]] = {
-    "waterclock, threads": ("waterclock", waterclock_threads),
-    "waterclock, async": ("waterclock", waterclock_async),
-    "procrastinate": ("procrastinate", procrastinate),
-    "pgqueuer": ("pgqueuer", pgqueuer),
-}
-"""Each with the kind of queue that `benchmarks.peers` fills."""
-
-
-def _child(name: str, url: str, concurrency: int, most: int, pipe: Any) -> None:
-    """Run a worker until it has handled so many; say when it began, and when each was handled."""
-    times: list[tuple[float, Any]] = []
+def _child(name: str, url: str, folder: str, concurrency: int, path: str, pause: float, asked: Any) -> None:
     ended = threading.Event()
-
-    def handled(payload: Any) -> None:
-        times.append((time.time(), payload))
-        if len(times) == most:
-            ended.set()
-
-    def end_when_asked() -> None:
-        pipe.recv()
-        ended.set()
-
-    threading.Thread(target=end_when_asked, daemon=True).start()
-    began = time.process_time()
-    WORKERS[name][1](url, concurrency, handled, ended)
-    pipe.send((times if most <= max(each["singles"] for each in SIZES.values()) else [times[0], times[-1]], began))
-    pipe.send(time.process_time() - began)
+    threading.Thread(target=lambda: (asked.wait(), ended.set()), daemon=True).start()
+    WORKERS[name](url, folder).run(concurrency, Job(Path(path), pause), ended)
 
 
 class Running:
-    """A worker in a process."""
+    """A worker at work."""
 
-    def __init__(self, name: str, url: str, concurrency: int, most: int) -> None:
+    def __init__(self, name: str, url: str, folder: str, concurrency: int = AT_ONCE, pause: float = 0.0) -> None:
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+            path = Path(file.name)
+        path.unlink()
+        self.job = Job(path, pause)
         spawning = multiprocessing.get_context("spawn")
-        self.pipe, theirs = spawning.Pipe()
-        self.process = spawning.Process(target=_child, args=(name, url, concurrency, most, theirs))
-        self.process.start()
+        self._asked = spawning.Event()
+        given = (name, url, folder, concurrency, str(path), pause, self._asked)
+        self._process = spawning.Process(target=_child, args=given)
+        self._process.start()
 
-    def result(self) -> tuple[list[tuple[float, Any]], float]:
-        times, _ = self.pipe.recv()
-        busy = self.pipe.recv()
-        self.process.join()
-        return times, busy
+    def wait_for(self, count: int, seconds: float = 600.0) -> None:
+        """Wait until so many messages were handled."""
+        until = time.monotonic() + seconds
+        while self.job.count < count:
+            if time.monotonic() > until or not self._process.is_alive():
+                raise RuntimeError(f"the worker handled {self.job.count} of {count} messages")
+            time.sleep(0.01)
+
+    def wait_at_most(self, count: int, seconds: float) -> None:
+        """Wait until so many messages were handled, or so long since the first one."""
+        self.wait_for(2)
+        until = time.monotonic() + seconds
+        while self.job.count < count and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def rate(self, seconds: float) -> float:
+        """Count what it handles for a while, messages a second."""
+        before = self.job.count
+        time.sleep(seconds)
+        return (self.job.count - before) / seconds
+
+    def ticks(self) -> int:
+        """Give the processor time of its process and of those that it started."""
+        pids, every = [str(self._process.pid)], 0
+        while pids:
+            pid = pids.pop()
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+            every += int(fields[11]) + int(fields[12])
+            pids += Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return every
+
+    def end(self) -> float:
+        """Ask it to end, and say how long that took, s; it is killed after `ENDS_WITHIN`."""
+        began = time.monotonic()
+        self._asked.set()
+        self._process.join(ENDS_WITHIN)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        return time.monotonic() - began
 
 
-def burn_down(name: str, url: str, concurrency: int, size: dict[str, Any]) -> float:
-    times, _ = Running(name, url, concurrency, size["handled"]).result()
-    return (size["handled"] - 1) / (times[-1][0] - times[0][0])
+class Bench:
+    """What is measured of each worker.
 
+    Parameters
+    ----------
+    server
+        The URL of a PostgreSQL server.
+    facts
+        What `scripts/services` said of it.
+    """
 
-def put_to_handler(name: str, url: str, folder: str, size: dict[str, Any]) -> dict[str, float]:
-    """Put single messages now and then into a queue that is empty."""
-    worker, queue = Running(name, url, 8, size["singles"]), make((WORKERS[name][0], url, folder))
-    time.sleep(3)  # until it waits
-    sent: list[float] = []
-    for _ in range(size["singles"]):
-        sent.append(time.time())
-        queue.enqueue(1)
-        time.sleep(0.02)
-    times, _ = worker.result()
-    queue.close()
-    late = sorted((at - began) * 1000 for began, (at, _) in zip(sent, sorted(times), strict=True))
-    return {"p50_ms": round(statistics.median(late), 2), "p99_ms": round(late[int(len(late) * 0.99) - 1], 2)}
+    def __init__(self, server: str, facts: Any, folder: str, chosen: argparse.Namespace) -> None:
+        self._server = server
+        self._facts = facts
+        self._folder = folder
+        self._chosen = chosen
 
+    def _made(self, name: str) -> tuple[str, Worker]:
+        url = new_database(self._server)
+        worker = WORKERS[name](url, self._folder)
+        worker.prepare()
+        return url, worker
 
-def idle(name: str, url: str, size: dict[str, Any]) -> dict[str, float]:
-    """Count what an idle worker asks the server, and what it takes of a processor."""
-    worker = Running(name, url, 8, 1)
-    time.sleep(5)
-    with psycopg.connect(**conninfo(url), autocommit=True) as connection:
-        before, ticks = _transactions(connection), _ticks(worker.process.pid)
-        time.sleep(size["idle_s"])
-        after, busy = _transactions(connection) - 1, _ticks(worker.process.pid) - ticks
-    worker.process.kill()
-    worker.process.join()
-    minutes = size["idle_s"] / 60
-    percent = busy / os.sysconf("SC_CLK_TCK") / size["idle_s"] * 100
-    return {"transactions_a_minute": round((after - before) / minutes), "percent_of_a_core": round(percent, 3)}
+    def _run(self, name: str, url: str, **given: Any) -> Running:
+        return Running(name, url, self._folder, **given)
+
+    def burn_down(self, names: list[str]) -> dict[str, Any]:
+        """Handle what waits in a queue that holds many, messages a second."""
+        found: dict[str, Any] = {}
+        handled, rounds = self._chosen.handled, self._chosen.rounds
+        filled: dict[str, str] = {}
+        for name in names:
+            filled[name], worker = self._made(name)
+            many = self._chosen.rows + 2 * handled * rounds * len(CONCURRENCY)  # a worker takes more than it handles
+            for _ in range(-(-many // FILL)):
+                worker.fill(FILL)
+            print(f"{name} is filled", flush=True)
+        for concurrency in CONCURRENCY:
+            rates: dict[str, list[float]] = {name: [] for name in names if concurrency <= WORKERS[name].most}
+            for _ in range(rounds):
+                for name, each in rates.items():
+                    running = self._run(name, filled[name], concurrency=concurrency)
+                    running.wait_at_most(handled, self._chosen.burn_seconds)
+                    each.append((running.job.count - 1) / running.job.seconds)
+                    running.end()
+            found[f"{concurrency} at a time"] = {name: round(statistics.median(each)) for name, each in rates.items()}
+            print(f"burn-down, {concurrency} at a time: {found[f'{concurrency} at a time']}", flush=True)
+        return found
+
+    def latency(self, name: str) -> dict[str, float]:
+        """Put single messages now and then into a queue that is empty."""
+        url, worker = self._made(name)
+        running = self._run(name, url)
+        worker.fill(1)
+        running.wait_for(1)
+        sent: list[float] = []
+        for number in range(self._chosen.singles):
+            time.sleep(0.02)
+            sent.append(time.time())
+            worker.fill(1)
+            running.wait_for(number + 2)
+        running.end()
+        late = sorted((at - began) * 1000 for began, at in zip(sent, running.job.times()[1:], strict=True))
+        return {"p50_ms": round(statistics.median(late), 2), "p99_ms": round(late[int(len(late) * 0.99) - 1], 2)}
+
+    def idle(self, name: str) -> dict[str, float]:
+        """Count what an idle worker asks the server, and what it takes of a processor."""
+        url, worker = self._made(name)
+        running = self._run(name, url)
+        worker.fill(1)
+        running.wait_for(1)
+        time.sleep(5)
+        with psycopg.connect(**conninfo(url), autocommit=True) as connection:
+            before, ticks = _transactions(connection), running.ticks()
+            time.sleep(self._chosen.idle_seconds)
+            after, busy = _transactions(connection) - 1, running.ticks() - ticks
+        running.end()
+        percent = busy / os.sysconf("SC_CLK_TCK") / self._chosen.idle_seconds * 100
+        minutes = self._chosen.idle_seconds / 60
+        return {"transactions_a_minute": round((after - before) / minutes), "percent_of_a_core": round(percent, 3)}
+
+    def faults(self, name: str) -> dict[str, float]:
+        """Restart the server, end its sessions, and keep idle ones; compare the rate after that with the one before.
+
+        ``rate`` is messages a second before, ``again_s`` the time from the last fault to the next handled message.
+        """
+        url, worker = self._made(name)
+        for _ in range(self._chosen.fault_rows // FILL):
+            worker.fill(FILL)
+        running = self._run(name, url, pause=FAULT_PAUSE)
+        seconds = self._chosen.fault_seconds
+        with ExitStack() as idle:
+            running.wait_for(200)
+            before = running.rate(seconds)
+            self._restart()
+            for _ in range(int(5 * seconds)):  # five a second
+                with psycopg.connect(**conninfo(url), autocommit=True) as connection:
+                    connection.execute(RESTARTED)
+                time.sleep(0.2)
+            for _ in range(self._chosen.idle_connections):
+                idle.enter_context(psycopg.connect(**conninfo(url)))
+            began, count = time.monotonic(), running.job.count
+            until = began + 2 * ENDS_WITHIN
+            while running.job.count == count and time.monotonic() < until:
+                time.sleep(0.01)
+            again = time.monotonic() - began
+            after = running.rate(seconds)
+        running.end()
+        return {"rate": round(before), "after_over_before": round(after / before, 2), "again_s": round(again, 2)}
+
+    def _restart(self) -> None:
+        restart = [sys.executable, str(SERVICES), "restart", self._facts["folder"], "postgresql"]
+        subprocess.run(restart, check=True, capture_output=True)
+
+    def drain(self, name: str) -> dict[str, float]:
+        """Ask a worker to end whose handlers take a second each, and say how long it takes."""
+        url, worker = self._made(name)
+        worker.fill(200)
+        running = self._run(name, url, concurrency=min(AT_ONCE, WORKERS[name].most), pause=1.0)
+        running.wait_for(1)
+        time.sleep(0.5)
+        return {"seconds": round(running.end(), 2)}
 
 
 def _transactions(connection: Any) -> int:
@@ -184,54 +240,80 @@ def _transactions(connection: Any) -> int:
     return row[0]
 
 
-def _ticks(pid: int | None) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    return int(fields[11]) + int(fields[12])
-
-
-def measure(url: str, folder: str, size: dict[str, Any]) -> dict[str, Any]:
-    figures: dict[str, Any] = {"burn-down, messages/s": {}, "put to handler": {}, "idle": {}}
-    filled: dict[str, str] = {}
-    empty: dict[str, str] = {}
-    for name, (kind, _) in WORKERS.items():
-        filled[name], empty[name] = new_database(url), new_database(url)
+def _there(bench: Bench, names: list[str]) -> list[str]:
+    there: list[str] = []
+    for name in names:
         try:
-            queue = make((kind, filled[name], folder))
-            make((kind, empty[name], folder)).close()
+            bench._made(name)  # noqa: SLF001
         except MissingPeerError as error:
             print(f"{name} is left out: {error}", flush=True)
-            del filled[name], empty[name]
+        else:
+            there.append(name)
+    return there
+
+
+PARTS: dict[str, Callable[[Bench, str], Any] | None] = {
+    "burn_down": None,  # all of them in turns
+    "latency": Bench.latency,
+    "idle": Bench.idle,
+    "faults": Bench.faults,
+    "drain": Bench.drain,
+}
+
+
+def _measure(bench: Bench, parts: list[str], names: list[str]) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for part in parts:
+        measure = PARTS[part]
+        if measure is None:
+            figures[part] = bench.burn_down(names)
             continue
-        rows = size["rows"] + size["handled"] * size["rounds"] * len(CONCURRENCY)
-        for _ in range(rows // FILL):
-            queue.enqueue(FILL)
-        queue.close()
-    for concurrency in CONCURRENCY:
-        rates: dict[str, list[float]] = {name: [] for name in filled}
-        for _ in range(size["rounds"]):
-            for name, where in filled.items():
-                rates[name].append(burn_down(name, where, concurrency, size))
-        row = {name: round(statistics.median(found)) for name, found in rates.items()}
-        figures["burn-down, messages/s"][f"{concurrency} at a time"] = row
-        print(f"burn-down, {concurrency} at a time: {row}", flush=True)
-    for name, where in empty.items():
-        figures["put to handler"][name] = put_to_handler(name, where, folder, size)
-        figures["idle"][name] = idle(name, where, size)
-        print(f"{name}: {figures['put to handler'][name]}, idle {figures['idle'][name]}", flush=True)
+        figures[part] = {}
+        for name in names:
+            if part in ("idle", "faults") and name.endswith("redis"):
+                continue  # what is counted, or broken, is PostgreSQL
+            try:
+                figures[part][name] = measure(bench, name)
+            except RuntimeError as error:
+                figures[part][name] = {"failed": str(error)}
+            print(f"{part}, {name}: {figures[part][name]}", flush=True)
     return figures
 
 
+def _chosen() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated")
+    parser.add_argument("--workers", default=";".join(WORKERS), help="semicolon-separated")
+    parser.add_argument("--rows", type=int, default=20_000, help="that wait all the while in a burn-down")
+    parser.add_argument("--handled", type=int, default=5_000, help="by each burn-down")
+    parser.add_argument("--burn-seconds", type=float, default=10.0, help="at the most for each burn-down")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--singles", type=int, default=200, help="messages of which the latency is taken")
+    parser.add_argument("--idle-seconds", type=float, default=30.0)
+    parser.add_argument("--fault-rows", type=int, default=60_000)
+    parser.add_argument("--fault-seconds", type=float, default=5.0)
+    parser.add_argument("--idle-connections", type=int, default=60, help="300 where the server takes so many")
+    chosen = parser.parse_args()
+    chosen.parts, chosen.workers = chosen.parts.split(","), [each.strip() for each in chosen.workers.split(";")]
+    for name, given, known in (("--parts", chosen.parts, PARTS), ("--workers", chosen.workers, WORKERS)):
+        if unknown := set(given) - set(known):
+            parser.error(f"{name}: {', '.join(unknown)} is none; choose from {'; '.join(known)}")
+    if chosen.singles >= KEPT:
+        parser.error(f"--singles: {chosen.singles}; times are kept of {KEPT - 1} at the most")
+    return chosen
+
+
 def main() -> None:
-    chosen = os.environ.get("WATERCLOCK_BENCH_SIZE", "short")
-    if chosen not in SIZES:
-        sys.exit(f"WATERCLOCK_BENCH_SIZE: {chosen!r} is none; choose from {', '.join(SIZES)}")
+    chosen = _chosen()
     SCRATCH.mkdir(exist_ok=True)
     start = [sys.executable, str(SERVICES), "start", "postgresql", "--end-with", str(os.getpid())]
     facts = json.loads(subprocess.run(start, check=True, capture_output=True, text=True).stdout)
     with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
-        figures = {"size": chosen, **measure(facts["servers"]["postgresql"]["url"], folder, SIZES[chosen])}
+        bench = Bench(facts["servers"]["postgresql"]["url"], facts, folder, chosen)
+        figures = _measure(bench, chosen.parts, _there(bench, chosen.workers))
     subprocess.run([sys.executable, str(SERVICES), "stop", facts["folder"]], check=True)
-    write_results("work", figures, ("waterclock", "sqlalchemy", "psycopg"))
+    sizes = {name: value for name, value in vars(chosen).items() if name not in ("parts", "workers")}
+    print(f"wrote {write_results('work', {'sizes': sizes, **figures}, ('waterclock', 'sqlalchemy', 'psycopg'))}")
 
 
 if __name__ == "__main__":
