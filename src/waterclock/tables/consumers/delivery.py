@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import sqlalchemy as sa
 
+from waterclock import moments
 from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import LeaseLostError
@@ -456,7 +457,7 @@ class Delivery:
 
 
 def hand_over(
-    context: TableContext, callers: CallerConnections, claimed: Sequence[Claimed], claim_id: int, begun: int
+    context: TableContext, callers: CallerConnections, claimed: Sequence[Claimed], claim_id: int, begun: int | None
 ) -> list[Delivery]:
     """Make deliveries of messages that were claimed.
 
@@ -465,12 +466,12 @@ def hand_over(
     Parameters
     ----------
     begun
-        When the claim began, in ns of the monotonic clock.
+        When the claim began, in ns of the monotonic clock; None: not known, so the heartbeat is due at once.
     """
     deliveries: list[Delivery] = []
     failed: set[str | None] = set()
     further = user_column_names(context.rows)
-    beat_at = begun + _first_beat(context)
+    beat_at = moments.monotonic_ns() if begun is None else begun + _first_beat(context)
     all_read = _are_read_always(context.rows)
     for one in claimed:
         in_group = context.options.groups is not None and one.row.position is not None

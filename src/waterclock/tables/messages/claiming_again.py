@@ -38,13 +38,13 @@ class ClaimNumber:
     claim_id
         A number that no other claim has.
     begun
-        When the claim was tried first, in ns of the monotonic clock; where that is not known, 0: long ago.
+        When the claim was tried first, in ns of the monotonic clock; None: that is not known.
     known
         What is known to be taken under this number; None: nothing is, and no answer was lost.
     """
 
     claim_id: int
-    begun: int
+    begun: int | None
     known: frozenset[int] | None = None
 
 
@@ -69,7 +69,7 @@ def numbered(context: TableContext, consumer: str | None) -> Generator[ClaimNumb
 def note_unanswered(context: TableContext, wanted: Wanted, claimed: Iterable[Claimed]) -> None:
     """Let the consumer's next claim look for what this one took, but for what is known of."""
     if context.options.groups == "exclusive":
-        number = ClaimNumber(wanted.claim_id, 0, wanted.known)  # so that what it took gets its heartbeat at once
+        number = ClaimNumber(wanted.claim_id, None, wanted.known)  # so that what it took gets its heartbeat at once
         _keep(context, wanted.consumer, number, (one.row.seq for one in claimed))
 
 
