@@ -43,3 +43,20 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
     script = "\n".join([ENDING, *BLOCKS.findall((DOCS / page).read_text())])
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_every_page_is_in_the_navigation_and_every_guide_is_named_on_the_first_page() -> None:
+    navigation = (DOCS.parent / "mkdocs.yml").read_text()
+    first = (DOCS / "index.md").read_text()
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert {page for page in pages if not re.search(rf"[-:] {re.escape(page)}\n", navigation)} == set()
+    guides = {page for page in pages if page.startswith(("how-to/", "concepts/"))}
+    assert {page for page in guides if f"({page})" not in first} == set()
+
+
+def test_a_decision_has_the_number_and_the_title_that_the_list_gives_it() -> None:
+    decisions = sorted((DOCS / "adr").glob("0*.md"))
+    titles = [page.read_text().partition("\n")[0] for page in decisions]
+    listed = re.findall(r"^\| \[(\d{4})\]\((.*?)\) \| (.*) \|$", (DOCS / "adr" / "README.md").read_text(), re.MULTILINE)
+    assert [f"# {int(number)}. {title}" for number, _, title in listed] == titles
+    assert [name for _, name, _ in listed] == [page.name for page in decisions]
