@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from tests.forked import Forked
 from tests.work.conftest import Waiting, running, until
 from tests.work.shop import broken_mark
@@ -116,6 +118,39 @@ def test_a_worker_whose_process_cannot_be_replaced_ends_with_an_exit_code_that_s
                 broken_mark(one.pid).unlink(missing_ok=True)
             assert one.returncode == 1
         assert orders.stats().delayed == 1
+
+
+WAIT_FOR_A_LOCK = sa.text(
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_claim_that_waits_for_a_lock_when_its_process_ends_takes_nothing(database_url: str) -> None:
+    with connect(database_url, "unused") as database:
+        orders = database.create_table("orders", payload="text")
+        orders.put("a")
+        engine = database.backend.engine
+        looks = engine.execution_options(isolation_level="AUTOCOMMIT")
+
+        def wait_for_longer() -> None:
+            with engine.begin() as connection:  # gives up before a claim does
+                connection.execute(sa.text("SET LOCAL lock_timeout = '25s'"))
+                connection.execute(sa.text("UPDATE orders SET priority = 0 WHERE false"))
+
+        with looks.connect() as looking, engine.begin() as locking:
+            locking.execute(sa.text("LOCK TABLE orders IN SHARE MODE"))  # as who makes an index does
+            with start(database_url, "tests.work.shop:handle", "--table", "orders") as one:
+                until(lambda: looking.execute(WAIT_FOR_A_LOCK).scalar() == 1)
+                longer = threading.Thread(target=wait_for_longer)
+                longer.start()
+                until(lambda: looking.execute(WAIT_FOR_A_LOCK).scalar() == 2)
+                os.kill(one.pid, signal.SIGTERM)
+                assert one.wait() == 0
+            until(lambda: looking.execute(WAIT_FOR_A_LOCK).scalar() == 1)
+            assert longer.is_alive()
+        longer.join()
+        assert [(each.payload, each.epoch) for each in orders.receive()] == [("a", 1)]
 
 
 @pytest.mark.slow  # stopped within a heartbeat it keeps its transaction, and the test waits for long

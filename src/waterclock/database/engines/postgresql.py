@@ -41,6 +41,12 @@ _DIRECT = {
     # Groups' statements are much to plan and little to run: with plans made each time, an ack took a third longer.
     "plan_cache_mode": "'force_generic_plan'",
 }
+# A statement that commits by itself, and waits for a lock, would else go on once its process has ended, and claim
+# messages for no consumer. Servers before 14, and those on some other systems, cannot look.
+_LOOK_FOR_CLIENT = (
+    "CASE WHEN current_setting('client_connection_check_interval', true) IS NOT NULL AND version() LIKE '%linux%'"
+    " THEN set_config('client_connection_check_interval', '1s', false) END"
+)
 _TRANSIENT = {
     "25P03",  # idle_in_transaction_session_timeout
     "40001",  # serialization_failure
@@ -116,7 +122,7 @@ class PostgresqlDialect:
         """Keep plans, and such only as stay good."""
         connection.autocommit = True
         if self.commits_each:  # else each transaction does
-            connection.execute(_setting(_DIRECT | _PATIENCE, for_session=True))
+            connection.execute(f"{_setting(_DIRECT | _PATIENCE, for_session=True)}, {_LOOK_FOR_CLIENT}")
 
     def is_whole(self, connection: Any) -> bool:
         """Ask the driver, which knows of a transaction, of a statement under way and of a lost connection."""
