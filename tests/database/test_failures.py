@@ -141,8 +141,8 @@ def test_a_lock_that_is_not_had_in_time_is_reported_as_that_after_further_tries(
 
 def test_a_pool_that_is_used_up_is_reported_as_that(sqlite_url: str) -> None:
     with closing(Backend(sqlite_url)) as backend:
-        backend.engine.pool._timeout = 0  # type: ignore[attr-defined]
-        held = [backend.engine.connect() for _ in range(15)]
+        backend._own.pool._timeout = 0  # type: ignore[attr-defined]
+        held = [backend._reader.connect() for _ in range(15)]
         with pytest.raises(wc.UnavailableError, match="all connections are in use"):
             backend.now_about() if backend.dialect.now() is not None else backend.transact(lambda _: None)
         with pytest.raises(wc.UnavailableError, match="all connections are in use"), backend.snapshot():

@@ -8,7 +8,7 @@ import sys
 import traceback
 import types
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import psycopg
@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 import waterclock as wc
 from waterclock.connection import Database
 from waterclock.errors import ConstraintError
+from waterclock.tables.catalogue.table_row import LOOK_EVERY
 from waterclock.tables.message_table import MessageTable
 
 from .plain_sql import run
@@ -421,3 +422,14 @@ def test_a_lease_that_was_lost_before_the_transaction_began_is_lost_to_it(
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         with pytest.raises(wc.LeaseLostError):
             delivery.ack(connection=connection)
+
+
+def test_callers_who_hold_all_connections_of_the_databases_engine_keep_no_call_waiting(
+    database: Database, orders: MessageTable
+) -> None:
+    with ExitStack() as stack:
+        held = [stack.enter_context(database.backend.engine.connect()) for _ in range(15)]
+        orders._row._looked_at -= LOOK_EVERY
+        orders.put("a", unique="k", connection=held[0])
+        held[0].commit()
+        assert payloads(orders) == ["a"]

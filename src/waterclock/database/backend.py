@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import secrets
@@ -80,7 +81,7 @@ class Backend:
     dialect
         What differs on this database.
     engine
-        For callers who run statements of their own.
+        For callers who run statements of their own: what they hold of it keeps no call of ours waiting.
     session
         A number that no other opening of a database has, in this process or in another.
     """
@@ -94,6 +95,11 @@ class Backend:
             self.engine.update_execution_options(compiled_cache=COMPILED)
             wrap_unwritable(self.engine)
             watch_pool(self.engine)
+            # With a pool of its own: else what callers hold of theirs would keep a call of ours waiting for one more.
+            self._own = copy.copy(self.engine)
+            pool: Any = self.engine.pool.recreate()
+            pool.dispatch = self.engine.pool.dispatch  # who sets up connections of the one sets up those of both
+            self._own.pool = pool
         except ModuleNotFoundError as error:
             raise UnavailableError(
                 f"url: {shown(url)!r} needs the driver {error.name!r}; install waterclock[{self.dialect.name}]"
@@ -106,9 +112,9 @@ class Backend:
         self._sessions = (os.getpid(), secrets.randbits(_SESSION_BITS))
         self._when_closed: set[Callable[[Backend], object]] = set()
         self._turns = self.dialect.turns(self.url)
-        self._writer = self.dialect.writer(self.engine)
-        self._direct = DirectPool(self.engine, self.dialect.set_up_direct, self.dialect.is_whole)
-        self._reader = self.dialect.reader(self.engine)
+        self._writer = self.dialect.writer(self._own)
+        self._direct = DirectPool(self._own, self.dialect.set_up_direct, self.dialect.is_whole)
+        self._reader = self.dialect.reader(self._own)
         self._indexed_writer = self.dialect.indexed(self._writer)
         self._indexed_reader = self.dialect.indexed(self._reader)
         expression = self.dialect.now()
@@ -377,7 +383,7 @@ class Backend:
             Where the database is busy or away; ``doing`` as in `translated`.
         """
         with self.translated(doing):
-            pooled = self.engine.raw_connection()
+            pooled = self._own.raw_connection()
             connection = pooled.driver_connection
             pooled.detach()
             return connection
@@ -392,22 +398,26 @@ class Backend:
         """Give the connections back. The backend can be used again: it opens new ones."""
         while self._when_closed:
             self._when_closed.pop()(self)
-        self._direct.close()
-        self.engine.dispose()
+        self._give_back()
         if self._turns is not None:
             self._turns.close()
         note_closed()
 
+    def _give_back(self) -> None:
+        self._direct.close()
+        self._own.dispose()
+        self.engine.dispose()
+
     def before_fork(self) -> None:
         """Close the connections that are idle."""
-        self._direct.close()
-        self.engine.dispose()
+        self._give_back()
 
     def after_fork(self, *, in_child: bool) -> None:
         """Let a child open connections of its own. What another thread put back meanwhile is its parent's."""
         if in_child:
-            _parents.append((self.engine.pool, self._direct.leave()))
+            _parents.append((self.engine.pool, self._own.pool, self._direct.leave()))
             self.engine.dispose(close=False)
+            self._own.dispose(close=False)
 
     def when_closed(self, give_back: Callable[[Backend], object]) -> None:
         """Have what others keep for this database given back when it is closed, once however often this is asked."""
