@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,54 @@ def test_what_a_handler_raises_means_what_it_means_to_a_worker(orders: MessageTa
     with pytest.raises(ZeroDivisionError):
         drain(orders, lambda _: 1 / 0)
     assert orders.stats().delayed == 1
+
+
+def test_handlers_by_kind_leave_what_they_do_not_know(orders: MessageTable) -> None:
+    for number, kind in enumerate(("welcome", "invoice", "refund", "invoice")):
+        orders.put(str(number), headers={"kind": kind}, group=f"g{number % 2}")
+    seen: list[str] = []
+
+    def handle(delivery: wc.Delivery) -> None:
+        seen.append(delivery.payload)
+
+    assert drain(orders, {"welcome": handle, "invoice": handle}) == 3
+    assert sorted(seen) == ["0", "1", "3"]
+    assert (orders.stats().acked, orders.stats().sent) == (3, 3)
+    assert drain(orders, {"welcome": handle}) == 0
+
+
+@pytest.mark.parametrize("kind", ["plain", "asynchronous"])
+def test_handlers_may_come_from_a_context_manager(orders: MessageTable, kind: str) -> None:
+    happened: list[Any] = []
+
+    @contextmanager
+    def plain() -> Generator[object]:
+        happened.append("begin")
+        yield lambda delivery: happened.append(delivery.payload)
+        happened.append("end")
+
+    @asynccontextmanager
+    async def asynchronous() -> AsyncGenerator[object]:
+        loop = asyncio.get_running_loop()
+        happened.append("begin")
+
+        async def handle(delivery: wc.Delivery) -> None:
+            assert asyncio.get_running_loop() is loop  # what it opened belongs to it
+            happened.append(delivery.payload)
+
+        yield {"x": handle}
+        happened.append("end")
+
+    orders.put("a", headers={"kind": "x"}, group="a")
+    orders.put("b", headers={"kind": "x"}, group="b")
+    assert drain(orders, plain if kind == "plain" else asynchronous) == 2
+    assert (happened[0], sorted(happened[1:3]), happened[3]) == ("begin", ["a", "b"], "end")
+
+    async def in_a_loop() -> None:
+        drain(orders, asynchronous)
+
+    with pytest.raises(wc.InvalidArgumentError, match="drain from another one"):
+        asyncio.run(in_a_loop())
 
 
 @dataclass

@@ -6,7 +6,8 @@ import asyncio
 import inspect
 import secrets
 from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,15 +16,18 @@ from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.quoting import quoted, said_of
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.selection import make_selection, select_on
 from waterclock.tables.consumers.delivery import Delivery, hand_over
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages import acking, locking
+from waterclock.tables.messages import acking
 from waterclock.tables.messages.claiming import claim_within
 from waterclock.tables.messages.dead_letters import bury_leased
 from waterclock.tables.messages.expiring import expire_claimed
 from waterclock.tables.model.claim import Wanted
 from waterclock.tables.model.options import check_count
-from waterclock.work.handlers import BoundHandler
+from waterclock.time import to_duration
+from waterclock.work.handlers import BoundHandler, Handlers, handlers_of, is_factory
+from waterclock.work.intake import UNKNOWN_FOR
 from waterclock.work.outcomes import HandlerSays, Outcome, outcome_of
 
 CONSUMER = "waterclock.testing"
@@ -32,7 +36,7 @@ CONSUMER = "waterclock.testing"
 _Lend = Callable[[], AbstractContextManager[sa.Connection]]
 
 
-def drain(table: MessageTable, handler: Callable[..., Any], *, connection: Any = None, limit: int = 10_000) -> int:
+def drain(table: MessageTable, handler: Any, *, connection: Any = None, limit: int = 10_000) -> int:
     """Handle all messages of a table that are due, one after another in this thread; return how many.
 
     Those that the handler itself puts are handled, too. What it raises means what it means to a worker: `Retry`,
@@ -44,7 +48,8 @@ def drain(table: MessageTable, handler: Callable[..., Any], *, connection: Any =
     table
         The table.
     handler
-        Takes what a worker gives it: a delivery, or a payload of the type that it names; ``async def`` works, too.
+        As a `Worker` has it: a function, functions by the header ``kind``, or a context manager that yields either. It
+        takes what a worker gives it: a delivery, or a payload of the type that it names; ``async def`` works, too.
     connection
         As in `MessageTable.put`: the transaction of the test, which may have put the messages and need not commit.
         Within Django's ``TestCase`` that is Django's ``connection``.
@@ -59,17 +64,47 @@ def drain(table: MessageTable, handler: Callable[..., Any], *, connection: Any =
     if not isinstance(table, MessageTable):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers need no types
         raise InvalidArgumentError(f"table: {quoted(table)} is no message table")
     check_count(limit, "limit")
+    if _is_asynchronous(handler):
+        _refuse_loop("it")
+    with asyncio.Runner() as loop, ExitStack() as stack:
+        handlers = handlers_of(handler, loop, stack)
+        for each in handlers.all:
+            if each.is_async:
+                _refuse_loop(each.name)
+        return _drain(table, handlers, loop, connection, limit)
+
+
+def _is_asynchronous(given: Any) -> bool:
+    """Say whether something is an asynchronous context manager, or makes one."""
+    return is_factory(given) and (
+        isinstance(given, AbstractAsyncContextManager) or inspect.isasyncgenfunction(inspect.unwrap(given))
+    )
+
+
+def _refuse_loop(name: str) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise InvalidArgumentError(
+        f"handler: {name} is asynchronous, and an event loop runs in this thread; drain from another one:"
+        " await asyncio.to_thread(drain, table, handler)"
+    )
+
+
+def _drain(table: MessageTable, handlers: Handlers, loop: asyncio.Runner, connection: Any, limit: int) -> int:
     context = table.context
     callers = CallerConnections(context.backend)
     lend = _own(context) if connection is None else lambda: callers.use(connection)
-    bound = BoundHandler(handler)
-    if bound.is_async and _has_loop():
-        raise InvalidArgumentError(
-            f"handler: {bound.name} is asynchronous, and an event loop runs in this thread; drain from another one:"
-            " await asyncio.to_thread(drain, table, handler)"
-        )
+    kinds = None if context.options.groups else handlers.kinds
+    where, _ = select_on(context, make_selection(context, None, None, None, kinds))
     count = 0
-    while (delivery := _take(context, callers, lend)) is not None:
+    while (delivery := _take(context, callers, lend, where)) is not None:
+        handler = handlers.find(delivery)
+        if handler is None:  # the first of a group, which waits for one that knows its kind
+            with lend() as own:
+                _record(context, own, delivery, Outcome("snooze", to_duration(UNKNOWN_FOR, "delay")))
+            continue
         if count == limit:
             with lend() as own:
                 acking.give_back(context, own, [delivery.leased])
@@ -78,16 +113,14 @@ def drain(table: MessageTable, handler: Callable[..., Any], *, connection: Any =
                 " each that it handles?"
             )
         count += 1
-        _handle(context, lend, delivery, bound, connection)
+        _handle(context, lend, delivery, partial(_call, handler, loop), connection)
     return count
 
 
-def _has_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+def _call(handler: BoundHandler, loop: asyncio.Runner, delivery: Delivery) -> None:
+    result = handler(delivery)
+    if inspect.iscoroutine(result):
+        loop.run(result)
 
 
 def _own(context: TableContext) -> _Lend:
@@ -99,9 +132,11 @@ def _own(context: TableContext) -> _Lend:
     return lend
 
 
-def _take(context: TableContext, callers: CallerConnections, lend: _Lend) -> Delivery | None:
+def _take(
+    context: TableContext, callers: CallerConnections, lend: _Lend, where: sa.ColumnElement[bool] | None
+) -> Delivery | None:
     while True:
-        wanted = Wanted(1, CONSUMER, secrets.randbits(63), context.backoff)
+        wanted = Wanted(1, CONSUMER, secrets.randbits(63), context.backoff, where)
         with lend() as own:
             claimed = claim_within(context, own, wanted)
             if not claimed:
@@ -114,12 +149,12 @@ def _take(context: TableContext, callers: CallerConnections, lend: _Lend) -> Del
             return found[0]
 
 
-def _handle(context: TableContext, lend: _Lend, delivery: Delivery, handler: BoundHandler, connection: Any) -> None:
+def _handle(
+    context: TableContext, lend: _Lend, delivery: Delivery, handle: Callable[[Delivery], object], connection: Any
+) -> None:
     outcome = Outcome("ack")
     try:
-        result = handler(delivery)
-        if inspect.iscoroutine(result):
-            asyncio.run(result)
+        handle(delivery)
     except HandlerSays as says:
         outcome = outcome_of(says)
     except BaseException as error:
@@ -142,10 +177,7 @@ def _handle(context: TableContext, lend: _Lend, delivery: Delivery, handler: Bou
 def _record(context: TableContext, own: sa.Connection, delivery: Delivery, outcome: Outcome) -> bool:
     leased = delivery.leased
     if outcome.verb == "snooze":
-        if not all(locking.still_leased(context, own, [leased])):
-            return False
-        at = context.backend.now(own) + (outcome.delay or 0)
-        return acking.reschedule(context, own, [delivery.id], at, delivery.epoch - 1) == 1
+        return acking.put_off(context, own, leased, outcome.delay or 0)
     if outcome.verb == "dead_letter" and context.dead is not None:
         return bury_leased(context, own, leased, outcome.why or "")
     if outcome.verb in ("ack", "discard"):

@@ -24,7 +24,7 @@ from waterclock.quoting import said_of
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.work.handlers import BoundHandler, Handlers, entered, is_factory
+from waterclock.work.handlers import BoundHandler, handlers_of
 from waterclock.work.outcomes import ACK, GIVE_BACK, HandlerSays, Outcome, outcome_of
 
 _PR_SET_PDEATHSIG = 1
@@ -152,23 +152,13 @@ class _Child:
         self._around = around
         self._loop = loop
         self._homes = [Home(each) for each in tables]
-        self._asynchronous = AsyncExitStack()
-        stack.callback(lambda: loop.run(self._asynchronous.aclose()))
         # What several tables have, and the shards of one, is entered once.
         found = {id(each.handler): each.handler for each in tables}
-        known = {key: self._entered(given, stack) for key, given in found.items()}
+        known = {key: handlers_of(given, loop, stack) for key, given in found.items()}
         self._handlers = [known[id(each.handler)] for each in tables]
         self._work: queue.SimpleQueue[tuple[int, Mapping[str, Any]] | None] = queue.SimpleQueue()
         self._current: Delivery | None = None
         self.kinds = [each.kinds for each in self._handlers]
-
-    def _entered(self, given: Any, stack: ExitStack) -> Handlers:
-        if not is_factory(given):
-            return Handlers(given)
-        manager = entered(given)
-        if isinstance(manager, AbstractAsyncContextManager):
-            return Handlers(self._loop.run(self._asynchronous.enter_async_context(manager)))
-        return Handlers(stack.enter_context(manager))
 
     def serve(self) -> None:
         threading.Thread(target=self._listen, daemon=True).start()

@@ -5,10 +5,11 @@ A kind is what the header ``kind`` of a message says. The parameters of a handle
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, ExitStack
 from typing import Any
 
 from waterclock.errors import InvalidArgumentError
@@ -117,6 +118,18 @@ def entered(factory: Any) -> Entered:
     if not isinstance(made, AbstractContextManager | AbstractAsyncContextManager):
         raise InvalidArgumentError(f"handler: {name} yields, and is no context manager; {remedy}")
     return made
+
+
+def handlers_of(given: Any, loop: asyncio.Runner, stack: ExitStack) -> Handlers:
+    """Give handlers, also those of a factory, which is entered until the stack is left; in a loop where it is async."""
+    if not is_factory(given):
+        return Handlers(given)
+    manager = entered(given)
+    if not isinstance(manager, AbstractAsyncContextManager):
+        return Handlers(stack.enter_context(manager))
+    asynchronous = AsyncExitStack()
+    stack.callback(lambda: loop.run(asynchronous.aclose()))
+    return Handlers(loop.run(asynchronous.enter_async_context(manager)))
 
 
 def _wants(function: Handler, name: str) -> list[Any]:
