@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import sys
+from pathlib import Path
+
 import pytest
 from tests.cli.conftest import Shell
+from tests.work.conftest import until
 
+from waterclock.cli import work as command
 from waterclock.cli.app import WRONG_USAGE
+from waterclock.cli.output import Output
+from waterclock.connection import connect
+from waterclock.work.worker import Worker
 
 
 @pytest.mark.parametrize(
@@ -16,6 +25,8 @@ from waterclock.cli.app import WRONG_USAGE
         (["tests.work.shop:nothing"], "module 'tests.work.shop' has no 'nothing'"),
         (["tests.work.shop:handle", "tests.work.shop:hold"], "'orders' has two handlers"),
         (["tests.work.shop:handle", "--concurrency", "0"], "concurrency"),
+        (["tests.work.shop:handle", "--recycle-after", "9"], "recycle_after: 9 is for processes"),
+        (["tests.work.shop:handle", "--recycle-above", "9"], "recycle_above: 9 is for processes"),
     ],
 )
 def test_what_cannot_be_meant_is_wrong_usage(shell: Shell, words: list[str], said: str) -> None:
@@ -28,3 +39,17 @@ def test_a_handler_without_a_table_is_wrong_usage(shell: Shell) -> None:
     shell("table", "add", "orders")
     shell("work", "tests.work.shop:handle", expect=WRONG_USAGE)
     assert "names none; write tests.work.shop:handle@TABLE" in shell.said.replace("\n", " ")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_how_far_a_worker_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    with connect(f"sqlite:///{tmp_path / 'f.db'}") as database:
+        worker = Worker(database.create_table("orders"), print, concurrency=3)
+        with command._saying(worker, Output()):
+            until(lambda: "0 done; 0 of 3 run" in terminal.getvalue())

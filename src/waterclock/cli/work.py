@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -39,6 +39,8 @@ def work(
     rate_limit: float | None = None,
     timeout: str | None = None,
     grace: str = "30s",
+    recycle_after: int | None = None,
+    recycle_above: int | None = None,
     upkeep: Annotated[bool, Parameter(negative="")] = False,
     metrics: str | None = None,
     common: Common = Common(),
@@ -69,6 +71,10 @@ def work(
         How long a handler may take, for example 5m.
     grace
         How long handlers may go on once it is to stop.
+    recycle_after
+        After how many messages a child process is replaced.
+    recycle_above
+        Above how many bytes of memory a child process that has handled a message is replaced.
     upkeep
         Do the upkeep of all topics and message tables of the database beside it, as `waterclock upkeep --every 1m`.
     metrics
@@ -87,6 +93,8 @@ def work(
             rate_limit=rate_limit,
             timeout=timeout,
             grace=grace,
+            recycle_after=recycle_after,
+            recycle_above=recycle_above,
         )
         output = common.output
         with _saying(worker, output), _answering(worker, metrics, output), _keeping_up(database, output, wanted=upkeep):
@@ -189,18 +197,16 @@ def _saying(worker: Worker, output: Output) -> Generator[None]:
     if sys.stderr.isatty() and not output.quiet:
         from rich.console import Console
 
-        with Console(stderr=True).status("works") as status:
-            thread = threading.Thread(target=say, args=(status.update, 1.0), daemon=True)
-            moments.start(thread)
+        shown: Any = Console(stderr=True).status("works")
+        given = shown.update, 1.0
+    else:
+        shown, given = nullcontext(), (output.talk, _SAY_EVERY)
+    with shown:
+        moments.start(threading.Thread(target=say, args=given, daemon=True))
+        try:
             yield
+        finally:
             ended.set()
-        return
-    thread = threading.Thread(target=say, args=(output.talk, _SAY_EVERY), daemon=True)
-    moments.start(thread)
-    try:
-        yield
-    finally:
-        ended.set()
 
 
 def _line(worker: Worker) -> str:
