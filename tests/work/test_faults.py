@@ -146,15 +146,21 @@ def test_a_handler_whose_lease_was_lost_sees_it_and_acks_nothing(
     assert worker.counts.done == 0
 
 
-def test_while_all_slots_are_taken_leases_are_kept_and_the_worker_answers(make_table: MakeTable) -> None:
+def test_while_all_slots_are_taken_leases_are_kept_cancels_arrive_and_the_worker_answers(
+    make_table: MakeTable,
+) -> None:
     orders = make_table(ack_wait="2s")
     orders.put_many([{"payload": number} for number in range(3)])
     handler = Waiting()
     worker = wc.Worker(orders, handler, concurrency=2)
     with running(worker):
         handler.wait_for(2)
-        before = handler.deliveries[0].lease_until
-        until(lambda: handler.deliveries[0].lease_until > before)
+        first, second = handler.deliveries
+        before = first.lease_until
+        until(lambda: first.lease_until > before)
+        orders.cancel(second.id)
+        until(lambda: second.cancelled)
+        assert not first.cancelled
         assert worker.facts()["running"] == 2
         handler.go_on.set()
         until(lambda: orders.stats().acked == 3)
