@@ -79,6 +79,9 @@ class Quiet:
     def wait(self, seconds: float, stop: Any) -> None:
         stop.wait(seconds)
 
+    def disarm(self) -> None:
+        """Nothing to do: no writer notifies."""
+
     def close(self) -> None:
         """Nothing to give back."""
 

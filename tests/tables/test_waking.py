@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import inotify_simple
 import pytest
@@ -17,8 +18,9 @@ from tests.services import Service
 
 from waterclock.connection import Database
 from waterclock.connection import connect as connect_to
+from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.databases.changes import Polling, Stop
-from waterclock.tables.databases.postgresql.listening_connection import CHANNEL, WRITING
+from waterclock.tables.databases.postgresql.listening_connection import CHANNEL, WRITING, listening_connection
 from waterclock.tables.databases.postgresql.waking import Listening
 from waterclock.tables.databases.sqlite import waking
 from waterclock.tables.databases.sqlite.waking import SqliteChanges
@@ -297,10 +299,59 @@ def test_a_consumer_that_works_asks_for_no_notifications(postgresql_table: Messa
     assert waiting.arm()
     stop.nudge()
     waiting.wait(FAR, stop)
+    waiting.disarm()
     with listener(postgresql_table) as count:
         postgresql_table.put("tea")
         assert count() == 0
     waiting.close()
+
+
+def test_a_subscription_that_has_got_a_message_asks_for_no_notifications(postgresql_table: MessageTable) -> None:
+    with postgresql_table.subscribe() as deliveries:
+        wait_once(deliveries)
+        postgresql_table.put("tea")
+        assert next(deliveries).payload == "tea"
+        with listener(postgresql_table) as count:
+            postgresql_table.put("more tea")
+            assert count() == 0
+
+
+def wait_once(deliveries: Subscription) -> None:
+    """Wait as a worker does, until a nudge."""
+    deliveries.nudge()
+    assert deliveries.wait()
+
+
+def test_a_consumer_that_waits_for_long_asks_the_server_for_nothing_but_whether_it_is_there(
+    postgresql_table: MessageTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = postgresql_table._context
+    waiting, others = (Listening(context.backend, context.name) for _ in range(2))
+    connection = listening_connection(context.backend)
+    asked: list[str] = []
+    run = connection._run
+
+    def note(statement: str, *given: Any) -> Any:
+        asked.append(statement)
+        return run(statement, *given)
+
+    monkeypatch.setattr(connection, "_run", note)
+    assert waiting.arm()
+    asked.clear()
+    for each in (waiting, others, waiting):
+        each.wait(0, Stop())
+        assert each.arm()
+    assert asked == []
+    connection._answered_at -= 3600
+    assert waiting.arm()
+    assert asked == ["SELECT"]
+    others.disarm()
+    assert asked == ["SELECT"]  # one of them waits on
+    postgresql_table.put("tea")
+    waiting.wait(FAR, Stop())
+    assert waiting.heard
+    for each in (waiting, others):
+        each.close()
 
 
 def test_a_claim_and_an_ack_notify_no_consumer(postgresql_table: MessageTable) -> None:

@@ -233,14 +233,23 @@ def pause_after(in_vain: int) -> float:
     return 0.0 if in_vain <= 1 else min(_FIRST_PAUSE * 2 ** min(in_vain - 2, 10), LONGEST_PAUSE)
 
 
+def _when_due(
+    context: TableContext, where: sa.ColumnElement[bool] | None, request: Request
+) -> tuple[int | None, int, int | None]:
+    """Say when something may be due, what time it is, and when the rate limit lets it go; None: never, or no limit."""
+    if context.options.groups is None and context.options.rate_limit is None:  # one statement, which needs no snapshot
+        return *context.backend.look(lambda own: next_due(context, own, where)), None
+    with context.backend.snapshot(indexed=True) as connection:
+        due, now = next_due(context, connection, where, request.consumer, request.max_groups)
+        return due, now, rate_free_at(context, connection)
+
+
 def _pause(
     context: TableContext, changes: Changes, stop: Stop, longest: float | None, request: Request, in_vain: int
 ) -> int:
     where, _ = select_on(context, request.selection)
     changes.arm()
-    with context.backend.snapshot(indexed=True) as connection:
-        due, now = next_due(context, connection, where, request.consumer, request.max_groups)
-        free_at = rate_free_at(context, connection)
+    due, now, free_at = _when_due(context, where, request)
     if due is not None and due <= now and free_at is not None and free_at > now:
         # What waits is known, so changes tell nothing new. A claim for each message would be dear, so wait for several.
         seconds = max((free_at - now) / _SECOND, _TOKENS_FOR)

@@ -303,6 +303,7 @@ class Subscription(Closing):
         self._claims = False
         if found:
             self._in_vain = 0
+            self._changes.disarm()
         if self._rate is not None:
             self._rate_due = self._rate.taken(self._rate_due, moments.monotonic_ns(), len(found))
         return found

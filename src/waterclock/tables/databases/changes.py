@@ -90,6 +90,10 @@ class Changes(Protocol):
         """Return when something may have changed, when ``stop`` is set or nudged, or after ``seconds``."""
         ...
 
+    def disarm(self) -> None:
+        """Need no notifications for now: who has something to do looks by itself. Called often."""
+        ...
+
     def close(self) -> None:
         """Give the connection back."""
         ...
@@ -115,6 +119,9 @@ class Polling:
         stop.wait(min(seconds, self._interval))
         self._interval = min(self._interval * _GROWTH, _SELDOM)
         self._waited_at = moments.monotonic()
+
+    def disarm(self) -> None:
+        """Nothing to do: no writer notifies."""
 
     def close(self) -> None:
         """Nothing to give back."""

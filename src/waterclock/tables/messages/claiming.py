@@ -148,7 +148,7 @@ def _claim_rows(context: TableContext, wanted: Wanted, begin: Mapping[int, int])
 
 def next_due(
     context: TableContext,
-    connection: sa.Connection,
+    connection: SqlConnection,
     where: sa.ColumnElement[bool] | None = None,
     consumer: str | None = None,
     max_groups: int | None = None,

@@ -110,7 +110,7 @@ def levels(context: TableContext, connection: SqlConnection, me: str, top: Look 
 
 
 def next_group_due(
-    context: TableContext, connection: sa.Connection, consumer: str | None, max_groups: int | None
+    context: TableContext, connection: SqlConnection, consumer: str | None, max_groups: int | None
 ) -> tuple[int | None, int]:
     """Find when something may be due for a consumer, and what the clock says, both ns. Reads only.
 
@@ -127,7 +127,7 @@ def next_group_due(
 
 
 def _due_times(
-    context: TableContext, connection: sa.Connection, me: str, max_groups: int | None, top: Look
+    context: TableContext, connection: SqlConnection, me: str, max_groups: int | None, top: Look
 ) -> Iterator[int]:
     if top.unrouted:
         yield 0

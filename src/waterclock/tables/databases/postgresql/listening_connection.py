@@ -4,8 +4,9 @@ The first consumer that waits leads: its thread also watches the connection. Whe
 consumers that wait for that table. A leader that leaves wakes another one, which leads from then on. So there is no
 thread of ours.
 
-A table's lock *waiting* is held as long as one of its consumers waits. Where one has made sure that no writer is under
-way that may not have seen this lock, those who join it need not ask again.
+A table's lock *waiting* is held as long as one of its consumers waits, and from one wait to the next. Where one has
+made sure that no writer is under way that may not have seen this lock, those who join it need not ask again. So who
+waits for long asks nothing, but now and then whether the server still answers.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ WAITING, WRITING = 0x57A70001, 0x57A70002
 """The first halves of the locks' keys; the second is a hash of the table's name."""
 
 _PATIENCE = 5.0  # s for an answer to what waits for nothing
+_ASK_EVERY = 10.0  # s after which a server that has said nothing is asked whether it is there
 
 CHANNEL = "waterclock_"
 """What the name of a table's channel begins with."""
@@ -55,7 +57,9 @@ class _Table:
     listening
         The consumers for which it listens. One that was forgotten without being closed does not count.
     shown
-        Those of them that are about to wait: while there is one, the lock *waiting* is held.
+        Those of them that wait, or are about to.
+    is_held
+        Whether the lock *waiting* is held, as it is while one is shown.
     is_seen
         Whether every writer that is under way has seen that lock.
     """
@@ -63,6 +67,7 @@ class _Table:
     def __init__(self) -> None:
         self.listening: WeakSet[Listener] = WeakSet()
         self.shown: WeakSet[Listener] = WeakSet()
+        self.is_held = False
         self.is_seen = False
 
 
@@ -82,6 +87,7 @@ class ListeningConnection:
         self._tables: dict[str, _Table] = {}
         self._sleeping: dict[Listener, None] = {}
         self._leader: Listener | None = None
+        self._answered_at = 0.0
 
     def arm(self, backend: Backend, name: str, one: Listener) -> bool:
         """Listen to a table, and show that one waits; False where a writer may not have seen it."""
@@ -107,11 +113,13 @@ class ListeningConnection:
             self._run(f"LISTEN {_channel(backend, name)}")
             table = self._tables[name] = _Table()
         table.listening.add(one)
-        if not table.shown:
+        if not table.is_held:
             if not self._ask("SELECT pg_try_advisory_lock_shared(%s, hashtext(%s))", name, WAITING):
                 return False
-            table.is_seen = False
+            table.is_held, table.is_seen = True, False
         table.shown.add(one)
+        if table.is_seen and moments.monotonic() - self._answered_at > _ASK_EVERY:
+            self._run("SELECT")
         if not table.is_seen:
             table.is_seen = self._ask(
                 "SELECT CASE WHEN pg_try_advisory_lock(%s, hashtext(%s))"
@@ -122,8 +130,11 @@ class ListeningConnection:
             )
         return table.is_seen
 
-    def wait(self, name: str, one: Listener, seconds: float, stop: Stop) -> None:
-        """Wait until something came for one who has armed, ``stop`` ends it, or so many seconds are over."""
+    def wait(self, one: Listener, seconds: float, stop: Stop) -> None:
+        """Wait until something came for one who has armed, ``stop`` ends it, or so many seconds are over.
+
+        It is shown on: who waits again needs no further question, and who does not hides it.
+        """
         try:
             self._sleep(one, moments.monotonic() + seconds, stop)
         finally:
@@ -133,7 +144,6 @@ class ListeningConnection:
                     self._leader = None
                 if self._leader is None and self._sleeping:
                     next(iter(self._sleeping)).alarm.nudge()
-                self._hide(name, one)
 
     def _sleep(self, one: Listener, until: float, stop: Stop) -> None:
         while True:
@@ -174,14 +184,18 @@ class ListeningConnection:
             one.heard = True
             one.alarm.nudge()
 
-    def _hide(self, name: str, one: Listener) -> None:
+    def hide(self, name: str, one: Listener) -> None:
         """Need no notification for one who is busy now."""
+        with self._lock:
+            self._hide(name, one)
+
+    def _hide(self, name: str, one: Listener) -> None:
         table = self._tables.get(name)
-        if table is None or one not in table.shown:
+        if table is None:
             return
         table.shown.discard(one)
-        if not table.shown:
-            table.is_seen = False
+        if table.is_held and not table.shown:
+            table.is_held = table.is_seen = False
             try:
                 self._ask("SELECT pg_advisory_unlock_shared(%s, hashtext(%s))", name, WAITING)
             except Exception:  # noqa: BLE001  # as in `_take_in`
@@ -233,9 +247,11 @@ class ListeningConnection:
         with at_most(_PATIENCE):
             lent(self._connection)
             try:
-                return self._connection.execute(statement, values)
+                answer = self._connection.execute(statement, values)
             finally:
                 returned(self._connection)
+        self._answered_at = moments.monotonic()
+        return answer
 
 
 def _channel(backend: Backend, name: str) -> str:

@@ -3,7 +3,7 @@
 A NOTIFY takes a lock of the whole database cluster when it commits, so that writers who notify wait for each other.
 So they only do where a consumer waits, and find out by two advisory locks for each table:
 
-- *waiting*: a consumer holds it shared while it waits;
+- *waiting*: a consumer holds it shared while it waits, from one wait to the next, until it has got something;
 - *writing*: a transaction that wrote to the table without notifying holds it shared until it ends.
 
 A writer's trigger takes *writing*, and then looks whether it could have *waiting* for itself (and lets go of it at
@@ -75,6 +75,7 @@ class Listening:
         self._table = table
         self._connection: ListeningConnection | None = None
         self._armed = False
+        self._is_shown = False
         self._patience = _TRY_AGAIN_AFTER
         self.heard = False
         self.alarm = Stop()
@@ -92,6 +93,7 @@ class Listening:
         if self._connection is not None and self._connection is not connection:
             self.close()
         self._connection = connection
+        self._is_shown = True
         with self._backend.translated("listen to"):
             self._armed = connection.arm(self._backend, self._table, self)
         return self._armed
@@ -104,7 +106,13 @@ class Listening:
             return
         self._patience = _TRY_AGAIN_AFTER
         self._armed = False
-        self._connection.wait(self._table, self, seconds, stop)
+        self._connection.wait(self, seconds, stop)
+
+    def disarm(self) -> None:
+        """Show that we do not wait any more."""
+        if self._is_shown and self._connection is not None:
+            self._is_shown = self._armed = False
+            self._connection.hide(self._table, self)
 
     def close(self) -> None:
         """Listen no more; the connection stays for the next one, until the database is closed."""

@@ -63,6 +63,9 @@ class SqliteChanges:
             if ready and self._log.written():
                 self._look_shortly(min(until, moments.monotonic() + _SHOWS_WITHIN), stop)
 
+    def disarm(self) -> None:
+        """Nothing to do: no writer notifies."""
+
     def close(self) -> None:
         """Give the connection back."""
         if self._log is not None:
