@@ -22,7 +22,7 @@ PAGES = [
 # A subscription waits for more for ever; here it ends when there is no more.
 ENDING = """
 from waterclock.tables.consumers import subscription
-subscription.pause = lambda entry, changes, stop, *_: stop.set()
+subscription.pause = lambda entry, changes, stop, *_: (stop.set() or 0, True)
 """
 
 

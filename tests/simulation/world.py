@@ -76,8 +76,8 @@ class Quiet:
     def arm(self) -> bool:
         return True
 
-    def wait(self, seconds: float, stop: Any) -> None:
-        stop.wait(seconds)
+    def wait(self, seconds: float, stop: Any) -> bool:
+        return stop.wait(seconds)
 
     def disarm(self) -> None:
         """Nothing to do: no writer notifies."""

@@ -95,9 +95,9 @@ def test_a_dozen_threads_wait_on_one_connection_and_each_is_woken(
     asleep = threading.Semaphore(0)
     wait = Listening.wait
 
-    def tell_and_wait(self: Listening, seconds: float, stop: Stop) -> None:
+    def tell_and_wait(self: Listening, seconds: float, stop: Stop) -> bool:
         asleep.release()
-        wait(self, seconds, stop)
+        return wait(self, seconds, stop)
 
     monkeypatch.setattr(Listening, "wait", tell_and_wait)
     received: queue.SimpleQueue[str] = queue.SimpleQueue()

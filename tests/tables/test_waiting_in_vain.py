@@ -11,7 +11,8 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.moments import Moments, replaced
-from waterclock.tables.consumers import receiving
+from waterclock.tables.catalogue.table_row import LOOK_EVERY
+from waterclock.tables.consumers import receiving, subscription
 from waterclock.tables.consumers.receiving import LONGEST_PAUSE, pause_after
 from waterclock.tables.message_table import MessageTable
 
@@ -129,3 +130,51 @@ def test_a_change_ends_the_pause_after_claims_in_vain(
     with kept(table, monkeypatch), replaced(putting):
         found = table.receive(wait="1h")
     assert "milk" in [one.payload for one in found]
+
+
+@each_policy
+def test_a_wait_ends_with_a_claim_where_something_may_be_due_and_else_not(
+    make_table: Callable[..., MessageTable], clock: MovableClock, groups: str | None
+) -> None:
+    table = make_table(groups=groups)
+    with table.subscribe() as deliveries:
+        assert deliveries.take(1) == []
+        with replaced(Skipping()):
+            assert not any(deliveries.wait() for _ in range(20))
+        table.put("tea", group="a" if groups else None)
+        until = time.monotonic() + _ENOUGH
+        while not deliveries.wait():  # the first may end with what is known of the options
+            assert time.monotonic() < until
+        assert [one.payload for one in deliveries.take(1)] == ["tea"]
+        table.put("milk", group="b" if groups else None, delay="1h")
+        assert deliveries.take(1) == []  # which gives it its place in its group
+        with replaced(Skipping()):
+            assert not any(deliveries.wait() for _ in range(20))
+            clock.move("1h")
+            assert deliveries.wait()
+
+
+def test_what_is_due_is_not_kept_waiting_by_a_purge_or_by_a_look_at_the_options(
+    make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table()
+    purged: list[str] = []
+    monkeypatch.setattr(subscription, "purge_some", lambda _: purged.append("some") or 0)
+    with table.subscribe() as deliveries:
+        assert deliveries.take(1) == []
+        purged.clear()
+        deliveries._purged_at -= 1.5
+        table.put("tea")
+        assert len(deliveries.take(1)) == 1
+        assert purged == []
+        assert deliveries.take(1) == []
+        assert purged == ["some"]
+        deliveries._purged_at -= 2.5  # a consumer that always has something to do purges, too
+        table.put("tea")
+        assert len(deliveries.take(1)) == 1
+        assert purged == ["some"] * 2
+        deliveries._row.read()
+        deliveries._row._looked_at = time.monotonic() - 0.75 * LOOK_EVERY
+        with replaced(moments := Skipping()):
+            deliveries.wait()
+        assert sum(moments.waits) < 0.5 * LOOK_EVERY

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _SECOND = 1_000_000_000
 _SHORTEST_PATIENCE, _LONGEST_PATIENCE = 5.0, 30.0  # s
-_CLAIMS_AFTER = 10  # waits of a second in which nothing happens
+_CLAIMS_AFTER = 10.0  # s in which nothing happens
 _AT_ONCE = 500  # messages that one claim takes at the most
 
 UNKNOWN_FOR = "5s"
@@ -107,10 +107,10 @@ class Intake:
         return True
 
     def _wait(self) -> None:
-        """Wait for something to do: while nothing happens, a look a second costs less than a claim would."""
-        for _ in range(_CLAIMS_AFTER):
-            if self.subscription.wait():
-                return
+        """Wait for something to do: while nothing happens, a look costs less than a claim would."""
+        until = moments.monotonic() + _CLAIMS_AFTER
+        while not self.subscription.wait() and moments.monotonic() < until:
+            pass
 
     def _take(self, room: int) -> bool:
         found: list[Delivery] = []

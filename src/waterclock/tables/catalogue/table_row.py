@@ -109,6 +109,11 @@ class TableRow:
         """The table as it was when it was looked at last."""
         return self._context
 
+    @property
+    def fresh_for(self) -> float:
+        """For how many seconds it need not be looked at."""
+        return max(0.0, self._looked_at + LOOK_EVERY - moments.monotonic())
+
     def now(self) -> TableContext:
         """Give the table as it is now, to within a second.
 
@@ -120,7 +125,7 @@ class TableRow:
             Where its SQL table was dropped or lost a column.
         """
         with moments.holding(self._lock):
-            if moments.monotonic() - self._looked_at >= LOOK_EVERY:
+            if not self.fresh_for:
                 self._look()
             return self._context
 

@@ -90,7 +90,7 @@ def receive_waiting(
             left = until - moments.monotonic()
             if left <= 0:
                 break
-            in_vain = pause(row, changes, stop, left, request, in_vain)
+            in_vain, _ = pause(row, changes, stop, left, request, in_vain)
     finally:
         changes.close()
     return found
@@ -200,7 +200,7 @@ def pause(
     longest: float | None,
     request: Request,
     in_vain: int,
-) -> int:
+) -> tuple[int, bool]:
     """Wait until something changed, or is due, or a poll interval is over; at most ``longest`` seconds.
 
     Parameters
@@ -212,6 +212,8 @@ def pause(
     -------
     int
         The same with the last one.
+    bool
+        Whether a claim may find something; False where the time was over, and nothing changed.
     """
     context = row.last_seen
     try:
@@ -221,7 +223,7 @@ def pause(
         fresh = row.read()
         if fresh.table_id == context.table_id and fresh.rows.columns.keys() == context.rows.columns.keys():
             raise
-        return 0
+        return 0, True
 
 
 def pause_after(in_vain: int) -> float:
@@ -246,7 +248,7 @@ def _when_due(
 
 def _pause(
     context: TableContext, changes: Changes, stop: Stop, longest: float | None, request: Request, in_vain: int
-) -> int:
+) -> tuple[int, bool]:
     where, _ = select_on(context, request.selection)
     changes.arm()
     due, now, free_at = _when_due(context, where, request)
@@ -254,17 +256,15 @@ def _pause(
         # What waits is known, so changes tell nothing new. A claim for each message would be dear, so wait for several.
         seconds = max((free_at - now) / _SECOND, _TOKENS_FOR)
         stop.wait(min(seconds, LOOK_EVERY, math.inf if longest is None else longest))
-        return 0
+        return 0, True
     if context.paused_until is not None and due is not None:
         due = max(due, context.paused_until)
     # Options that changed and tables that were dropped are noticed while waiting, too.
     seconds = min(context.options.poll_interval / _SECOND, LOOK_EVERY)
     in_vain = in_vain + 1 if due is not None and due <= now else 0
-    if due is not None:
-        seconds = min(seconds, pause_after(in_vain) if in_vain else (due - now) / _SECOND)
-    seconds = seconds if longest is None else min(seconds, longest)
-    if in_vain and not changes.tells:
-        stop.wait(seconds)  # to look more often would be to claim more often
-    else:
-        changes.wait(seconds, stop)
-    return in_vain
+    due_in = math.inf if due is None else pause_after(in_vain) if in_vain else (due - now) / _SECOND
+    seconds = min(seconds, due_in, math.inf if longest is None else longest)
+    due_at = moments.monotonic() + due_in
+    # Where no writer notifies, to look more often at what is due would be to claim more often.
+    ended = stop.wait(seconds) if in_vain and not changes.tells else changes.wait(seconds, stop)
+    return in_vain, ended or moments.monotonic() >= due_at

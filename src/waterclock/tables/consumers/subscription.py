@@ -36,7 +36,7 @@ _SECOND = 1_000_000_000
 
 logger = logging.getLogger(__name__)
 
-_PURGE_EVERY = 1.0  # s
+_PURGE_EVERY = 1.0  # s, where there is nothing else to do; what is due waits for a purge half as often
 _PURGE_KEYS_EVERY = 60.0  # s
 _RETRY_EVERY = 0.2  # s
 _FULL_FOR = 0.05  # s after which one that holds as much as it may looks whether some of it is over
@@ -179,11 +179,13 @@ class Subscription(Closing):
 
     def _take(self, most: int) -> list[Delivery]:
         context = self._row.now()
-        self._purge(context)
+        self._purge(context, 2 * _PURGE_EVERY)
         now = context.backend.now_about()
         self._handed_out = [one for one in self._handed_out if self._is_out(one, now)]
         room, _ = self._allowed(min(most, context.options.cache_size - len(self._handed_out)))
         found = self._claim(room) if room > 0 else []
+        if not found:
+            self._purge(context, _PURGE_EVERY)
         self._handed_out += found
         return found
 
@@ -195,20 +197,14 @@ class Subscription(Closing):
         bool
             Whether `take` may find something; False where nothing happened all the while.
         """
-        began = moments.monotonic()
-        self._wait()
-        return moments.monotonic() - began < LOOK_EVERY or self._stop.is_set()
-
-    def _wait(self) -> None:
         try:
             self._row.now()
             _, rate_pause = self._allowed(1)
             if len(self._handed_out) >= self._row.last_seen.options.cache_size:
                 rate_pause = max(rate_pause, _FULL_FOR)
-            if rate_pause:
-                self._stop.wait(min(rate_pause, LOOK_EVERY / 2))
-            else:
-                self._wait_for_more()
+            if not rate_pause:
+                return self._wait_for_more() or self._stop.is_set()
+            self._stop.wait(min(rate_pause, LOOK_EVERY / 2))
         except TimedOutError as error:
             self._back_off(error)
         except UnavailableError as error:
@@ -216,6 +212,7 @@ class Subscription(Closing):
                 raise
         except RefusedError as error:
             self._row.check(error)
+        return True
 
     def wait_until_back(self) -> None:
         """Where the database was away when it was asked last, wait until it answers again, or this is stopped."""
@@ -227,8 +224,11 @@ class Subscription(Closing):
             else:
                 return
 
-    def _wait_for_more(self) -> None:
-        self._in_vain = pause(self._row, self._changes, self._stop, None, self._request, self._in_vain)
+    def _wait_for_more(self) -> bool:
+        # For no longer than the table's options are known: what comes then need not wait for a look at them.
+        longest = self._row.fresh_for
+        self._in_vain, ended = pause(self._row, self._changes, self._stop, longest, self._request, self._in_vain)
+        return ended
 
     def nudge(self) -> None:
         """End a `wait`; other threads call it."""
@@ -271,7 +271,7 @@ class Subscription(Closing):
     def _next(self) -> Delivery | None:
         """Give the next delivery, or None after having waited for one."""
         context = self._row.now()
-        self._purge(context)
+        self._purge(context, 2 * _PURGE_EVERY)
         now = context.backend.now_about()
         self._look(now)
         following = self._take_waiting(context, now)
@@ -290,6 +290,7 @@ class Subscription(Closing):
             self._waiting.extend(found)
             self._looked_at = now
             if not found:
+                self._purge(context, _PURGE_EVERY)
                 self._wait_for_more()
         else:
             # What ends a delivery nudges; a lease may also just end.
@@ -402,8 +403,9 @@ class Subscription(Closing):
         self._stop.wait(self._pause)
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
 
-    def _purge(self, context: TableContext) -> None:
-        if moments.monotonic() - self._purged_at < _PURGE_EVERY:
+    def _purge(self, context: TableContext, after: float) -> None:
+        """Purge some of what is to go, where that was last done so many seconds ago."""
+        if moments.monotonic() - self._purged_at < after:
             return
         try:
             for purge in (expire_some, purge_some):

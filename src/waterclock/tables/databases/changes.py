@@ -86,8 +86,14 @@ class Changes(Protocol):
         """
         ...
 
-    def wait(self, seconds: float, stop: Stop) -> None:
-        """Return when something may have changed, when ``stop`` is set or nudged, or after ``seconds``."""
+    def wait(self, seconds: float, stop: Stop) -> bool:
+        """Return when something may have changed, when ``stop`` is set or nudged, or after ``seconds``.
+
+        Returns
+        -------
+        bool
+            Whether one of the first two is why; where no writer notifies, this says nothing of changes.
+        """
         ...
 
     def disarm(self) -> None:
@@ -112,13 +118,14 @@ class Polling:
         """Nothing to do: who looks at intervals misses nothing."""
         return True
 
-    def wait(self, seconds: float, stop: Stop) -> None:
+    def wait(self, seconds: float, stop: Stop) -> bool:
         """Wait; shortly where something happened since the last wait."""
         if moments.monotonic() - self._waited_at > self._interval:
             self._interval = _FIRST_LOOK
-        stop.wait(min(seconds, self._interval))
+        ended = stop.wait(min(seconds, self._interval))
         self._interval = min(self._interval * _GROWTH, _SELDOM)
         self._waited_at = moments.monotonic()
+        return ended
 
     def disarm(self) -> None:
         """Nothing to do: no writer notifies."""

@@ -130,13 +130,13 @@ class ListeningConnection:
             )
         return table.is_seen
 
-    def wait(self, one: Listener, seconds: float, stop: Stop) -> None:
+    def wait(self, one: Listener, seconds: float, stop: Stop) -> bool:
         """Wait until something came for one who has armed, ``stop`` ends it, or so many seconds are over.
 
         It is shown on: who waits again needs no further question, and who does not hides it.
         """
         try:
-            self._sleep(one, moments.monotonic() + seconds, stop)
+            return self._sleep(one, moments.monotonic() + seconds, stop)
         finally:
             with self._lock:
                 self._sleeping.pop(one, None)
@@ -145,12 +145,12 @@ class ListeningConnection:
                 if self._leader is None and self._sleeping:
                     next(iter(self._sleeping)).alarm.nudge()
 
-    def _sleep(self, one: Listener, until: float, stop: Stop) -> None:
+    def _sleep(self, one: Listener, until: float, stop: Stop) -> bool:
         while True:
             descriptors = {one.alarm.descriptor}
             with self._lock:
                 if one.heard or self._connection is None:
-                    return
+                    return True
                 self._sleeping[one] = None
                 leads = self._leader is None or self._leader is one
                 if leads:
@@ -162,8 +162,10 @@ class ListeningConnection:
                 one.alarm.wait(0)  # so that it is not nudged twice
             if leads and ready:
                 self._take_in()
-            if left <= 0 or ready - descriptors:
-                return
+            if ready - descriptors:
+                return True
+            if left <= 0:
+                return one.heard
 
     def _take_in(self) -> None:
         """Read what has come, unless another one's question has read it already."""

@@ -98,15 +98,15 @@ class Listening:
             self._armed = connection.arm(self._backend, self._table, self)
         return self._armed
 
-    def wait(self, seconds: float, stop: Stop) -> None:
+    def wait(self, seconds: float, stop: Stop) -> bool:
         """Wait for a notification; only shortly where writers may not have seen us wait."""
         if not self._armed or self._connection is None:
-            stop.wait(min(seconds, self._patience))
+            ended = stop.wait(min(seconds, self._patience))
             self._patience = min(self._patience * 2, _TRY_AGAIN_AT_THE_LATEST)
-            return
+            return ended
         self._patience = _TRY_AGAIN_AFTER
         self._armed = False
-        self._connection.wait(self, seconds, stop)
+        return self._connection.wait(self, seconds, stop)
 
     def disarm(self) -> None:
         """Show that we do not wait any more."""

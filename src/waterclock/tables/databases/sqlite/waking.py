@@ -49,19 +49,22 @@ class SqliteChanges:
         self._seen = self._version()
         return True
 
-    def wait(self, seconds: float, stop: Stop) -> None:
+    def wait(self, seconds: float, stop: Stop) -> bool:
         """Return when another connection has committed."""
         until = moments.monotonic() + seconds
-        while not self._changed() and (left := until - moments.monotonic()) > 0:
+        while not self._changed():
+            if (left := until - moments.monotonic()) <= 0:
+                return False
             if self._log is None:
                 if stop.wait(min(GLANCE_EVERY, left)):
-                    return
+                    return True
                 continue
             ready = stop.wait_for(min(GLANCE_EVERY_WITH_INOTIFY, left), self._log.descriptor)
             if ready - {self._log.descriptor}:
-                return
+                return True
             if ready and self._log.written():
                 self._look_shortly(min(until, moments.monotonic() + _SHOWS_WITHIN), stop)
+        return True
 
     def disarm(self) -> None:
         """Nothing to do: no writer notifies."""
