@@ -8,9 +8,11 @@ import os
 import threading
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.work import shop
 from tests.work.conftest import PATIENCE, Waiting, running, until
 
 import waterclock as wc
@@ -253,6 +255,24 @@ def test_what_waits_for_a_loop_that_is_blocked_goes_to_other_workers_uncounted(
         orders.put(4, headers={"kind": "async"})
         until(lambda: worker.counts.done == 2)
     assert (worker.counts.failed, worker.counts.lost, orders.stats().sent) == (0, 0, 5)
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.one_database
+def test_an_async_handler_behind_an_ordinary_decorator_is_run_and_timed(
+    make_table: MakeTable, processes: int, tmp_path: Path
+) -> None:
+    orders = make_table(min_backoff="1h", ack_wait="1h")
+    orders.put(str(tmp_path / "done"))
+    worker = wc.Worker(orders, shop.decorated, processes=processes, timeout="10s")
+    with running(worker):
+        until(lambda: worker.counts.done == 1)
+        assert (tmp_path / "done").exists()
+        waiting = orders.put("for ever")
+        until(lambda: worker.facts()["running"])
+        orders.cancel(waiting)
+        until(lambda: worker.counts.given_back)
+    assert (worker.counts.failed, worker.counts.lost) == (0, 0)
 
 
 class Unspeakable(Exception):  # noqa: N818  # it is one, and cannot say so

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -119,8 +119,12 @@ def _drain(table: MessageTable, handlers: Handlers, loop: asyncio.Runner, connec
 
 def _call(handler: BoundHandler, loop: asyncio.Runner, delivery: Delivery) -> None:
     result = handler(delivery)
-    if inspect.iscoroutine(result):
-        loop.run(result)
+    if inspect.isawaitable(result):
+        loop.run(_await(result))
+
+
+async def _await(given: Awaitable[object]) -> None:
+    await given
 
 
 def _own(context: TableContext) -> _Lend:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from typing import Any
@@ -55,6 +57,7 @@ class Caller:
         self._around = around
         self._timeout = timeout
         self._ended = ended
+        self._making = threading.Lock()
         self.loop: EventLoop | None = None
 
     def call(self, one: Handling) -> bool:
@@ -72,11 +75,19 @@ class Caller:
                 if handler is not None and handler.is_async and self.loop is not None:
                     self.loop.submit(lambda: self._within_timeout(handler(one.delivery)), one)
                 elif handler is not None:
-                    handler(one.delivery)
+                    self._run_if_coroutine(handler(one.delivery), one)
             outcome = ACK
         except BaseException as error:  # noqa: BLE001  # what a handler raises ends its message, and no worker
             outcome = self._outcome(one, error)
         return self.finish(one, outcome)
+
+    def _run_if_coroutine(self, given: Any, one: Handling) -> None:
+        """Run what an ordinary decorator around an ``async def`` gives: as a function it looks like any other."""
+        if inspect.isawaitable(given):
+            with self._making:
+                if self.loop is None:
+                    self.loop = EventLoop(self._lanes, self.wait_for)
+            self.loop.submit(lambda: self._within_timeout(given), one)
 
     def _enter_around(self, one: Handling, stack: ExitStack) -> None:
         manager = self._around(one.delivery) if self._around is not None else None

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import inspect
 import os
 import queue
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -188,20 +189,19 @@ class _Child:
             if handler is None:
                 return GIVE_BACK
             if handler.is_async:
-                self._loop.run(self._await(handler, delivery))
+                self._loop.run(self._within_around(handler, delivery))
             else:
                 with ExitStack() as stack:
                     if self._around is not None:
                         stack.enter_context(self._around(delivery))
-                    handler(delivery)
+                    given = handler(delivery)
+                    if inspect.isawaitable(given):  # an ordinary decorator is around an ``async def``
+                        self._loop.run(self._await(given, delivery))
         except BaseException as error:  # noqa: BLE001  # what a handler raises ends its message, and no process
             return GIVE_BACK if delivery.cancelled and not isinstance(error, HandlerSays) else outcome_of(error)
         return ACK
 
-    async def _await(self, handler: BoundHandler, delivery: Delivery) -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None  # noqa: S101  # this runs in one
-        delivery.when_cancelled(lambda: loop.call_soon_threadsafe(task.cancel) and None)
+    async def _within_around(self, handler: BoundHandler, delivery: Delivery) -> None:
         async with AsyncExitStack() as stack:
             if self._around is not None:
                 manager = self._around(delivery)
@@ -209,7 +209,13 @@ class _Child:
                     await stack.enter_async_context(manager)
                 else:
                     stack.enter_context(manager)
-            await handler(delivery)
+            await self._await(handler(delivery), delivery)
+
+    async def _await(self, given: Awaitable[object], delivery: Delivery) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None  # noqa: S101  # this runs in one
+        delivery.when_cancelled(lambda: loop.call_soon_threadsafe(task.cancel) and None)
+        await given
 
 
 def _end_with(parent: int) -> None:
