@@ -13,7 +13,7 @@ from tests.statements import statements_of
 
 from waterclock.connection import Database
 from waterclock.database.table_catalogue import unique_keys
-from waterclock.errors import InvalidArgumentError
+from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.tables.message_table import MessageTable
 
 from .callers import Open, ways
@@ -182,6 +182,38 @@ def test_a_consumer_may_put_the_key_of_the_message_that_it_acks(database: Databa
         second = orders.put("b", unique="k", connection=connection)
     assert second != first
     assert [one.payload for one in orders.receive()] == ["b"]
+
+
+@pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
+def test_a_late_ack_of_what_was_replaced_since_does_not_ack_what_stands_there_now(
+    make_table: MakeTable, clock: MovableClock, groups: str | None
+) -> None:
+    table = make_table(ack_wait="1s", min_backoff="1s", groups=groups)
+    how: dict[str, Any] = {"unique": "k", "unique_until": "done", "group": "g" if groups else None}
+    first = table.put("old", **how)
+    [late] = table.receive(consumer="one")
+    clock.move("2s")
+    assert table.put("new", on_conflict="replace", **how) == first
+    with pytest.raises(LeaseLostError):
+        late.ack()
+    assert payloads(table) == ["new"]
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+def test_a_job_that_acks_and_puts_its_successor_with_the_same_key_goes_on(
+    database: Database, orders: MessageTable, level: str
+) -> None:
+    engine = database.backend.engine
+    if database.backend.dialect.name != "sqlite":
+        engine = engine.execution_options(isolation_level=level)
+    how: dict[str, Any] = {"unique": "crawl", "unique_until": "done"}
+    first = orders.put("page 1", **how)
+    [delivery] = orders.receive()
+    with engine.begin() as connection:
+        delivery.ack(connection=connection)
+        second = orders.put("page 2", connection=connection, **how)
+    assert second != first
+    assert payloads(orders) == ["page 2"]
 
 
 def test_keys_that_no_message_has_are_deleted_an_hour_later(

@@ -154,6 +154,9 @@ def _waiting(
     unclaimed = context.backend.look(_looking_at(context, ids)) if sees_old else _looking_at(context, ids)(connection)
     # What a consumer has is not locked: its transaction, which acks it, may be waiting for the key.
     out = {name: one for name, one in ids.items() if not unclaimed.get(one, True)}
+    if sees_old and out:  # what this transaction itself has acked, others do not see yet
+        acked = set(connection.scalars(_acked(context), {"ids": sorted(out.values(), key=str)}))
+        out = {name: one for name, one in out.items() if one not in acked}
     free = {name: one for name, one in ids.items() if name not in out and (one in unclaimed or sees_old)}
     if locks and free:
         unclaimed = _looking_at(context, free, locked=True)(connection)
@@ -270,6 +273,13 @@ def _being_there(context: TableContext) -> sa.Select[Any]:
 
 
 @built_once(maxsize=256)
+def _acked(context: TableContext) -> sa.Select[Any]:
+    rows = context.rows
+    acked = sa.not_(not_acked(rows)) | rows.c.ack_held_at.is_not(None)
+    return sa.select(rows.c.id).where(context.sql.any_of(rows.c.id, "ids"), acked)
+
+
+@built_once(maxsize=256)
 def _looking(context: TableContext, *, locked: bool) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     lives = (sa.func.coalesce(rows.c.expires_at, MAX_NS) > context.backend.now_sql()) & rows.c.ack_held_at.is_(None)
@@ -291,4 +301,6 @@ def _replacing(context: TableContext, *, until_done: bool) -> sa.Update:
     names = (*_CONTENT, *user_column_names(rows))
     content = {name: sa.bindparam(f"new_{name}", type_=rows.c[name].type) for name in names}
     chosen = rows.c.id == sa.bindparam("of", type_=rows.c.id.type)
-    return sa.update(rows).where(chosen, not_acked(rows), free).values(time_scheduled=at, time_next=at, **content)
+    # A consumer whose lease is over may ack late: what it had, and not what stands here from now on.
+    anew = {"time_scheduled": at, "time_next": at, "claim_id": None}
+    return sa.update(rows).where(chosen, not_acked(rows), free).values(**anew, **content)
