@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,22 @@ def test_a_migration_that_dies_between_its_steps_goes_on_where_it_was(database_u
     _, deaths = killed_after_each_change(lambda: Backend(database_url).close(), every=every)
     assert deaths > 10
     test_the_migrations_make_exactly_the_tables_that_the_code_expects(database_url)
+
+
+@pytest.mark.one_database
+def test_threads_may_open_new_databases_at_the_same_time(tmp_path: Path) -> None:
+    together = threading.Barrier(6)
+
+    def opened(number: int) -> str | None:
+        together.wait()
+        backend = Backend(f"sqlite:///{tmp_path / str(number)}.db")
+        with backend.engine.connect() as connection:
+            version = catalogue_version(connection)
+        backend.close()
+        return version
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(opened, range(6))) == [HEAD] * 6
 
 
 def test_topics_of_an_earlier_version_get_the_totals_of_their_ledgers(

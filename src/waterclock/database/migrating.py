@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import sqlalchemy as sa
 
+from waterclock import moments
 from waterclock.database.engines.engine_dialect import EngineDialect
 from waterclock.errors import SchemaError
 
@@ -14,6 +16,7 @@ HEAD = "0016"
 
 _VERSION_TABLE = "waterclock_migrations"
 _FOLDER = Path(__file__).parent / "migrations"
+_upgrading = threading.Lock()
 
 
 def catalogue_version(connection: sa.Connection) -> str | None:
@@ -44,6 +47,12 @@ def migrate(connection: sa.Connection, dialect: EngineDialect) -> None:
 
 
 def _upgrade(connection: sa.Connection) -> None:
+    # One thread at a time, also of those that migrate other databases: what a migration calls is Alembic's module.
+    with moments.holding(_upgrading):
+        _upgrade_alone(connection)
+
+
+def _upgrade_alone(connection: sa.Connection) -> None:
     # Alembic takes a quarter of a second to import, and nearly every start has nothing to migrate.
     from alembic import command  # noqa: PLC0415
     from alembic.config import Config  # noqa: PLC0415
