@@ -119,3 +119,22 @@ def test_more_new_messages_than_are_routed_at_once_all_come_in_order(
         found = handled(table, 2)
         assert sorted(found, key=lambda text: int(text[1:])) == [f"{'ab'[n % 2]}{n}" for n in range(2 * count)]
         assert [text for text in found if text[0] == "a"] == [f"a{n}" for n in range(0, 2 * count, 2)]
+
+
+@POLICIES
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_what_is_new_and_locked_while_others_are_claimed_comes_before_what_is_put_later(
+    make_table: Callable[..., MessageTable], database: Database, policy: str
+) -> None:
+    table = make_table(groups=policy)
+    table.put("a0", group="a")
+    [first] = table.receive(1, consumer="x")
+    with database.backend.engine.connect() as caller:
+        first.ack(connection=caller)
+        table.put("a1", group="a")
+        table.put("b0", group="b", priority=5)
+        table.put("c0", group="c")
+        assert [one.payload for one in table.receive(2, consumer="x")] == ["b0", "c0"]
+        caller.commit()
+    table.put("a2", group="a")
+    assert [one.payload for one in table.receive(2, consumer="x")] == ["a1", "a2"]

@@ -163,8 +163,16 @@ def may_claim(context: TableContext, name: sa.ColumnElement[str]) -> sa.ColumnEl
     return alive & ~over & ~unused
 
 
-def share_sql(context: TableContext, name: sa.ColumnElement[str], most: sa.ColumnElement[int]) -> sa.Select[Any]:
-    """Say as `fair_share` and `room_of` do how many groups that no consumer has a consumer may take, in SQL."""
+def share_sql(
+    context: TableContext, name: sa.ColumnElement[str], most: sa.ColumnElement[int], taken: sa.ColumnElement[int]
+) -> sa.Select[Any]:
+    """Say as `fair_share` and `room_of` do how many groups that no consumer has a consumer may take, in SQL.
+
+    Parameters
+    ----------
+    taken
+        How many of ``most`` it took in earlier transactions of the same claim.
+    """
     now = context.backend.now_sql()
     its = groups.c.table_id == context.table_id
 
@@ -206,7 +214,7 @@ def share_sql(context: TableContext, name: sa.ColumnElement[str], most: sa.Colum
     )
     most_groups = sa.bindparam("most_groups", type_=sa.BigInteger)
     room = sa.case((most_groups.is_(None), most), else_=sa.func.greatest(0, most_groups - count_of(name)))
-    return sa.select(sa.func.least(share, room))
+    return sa.select(sa.func.least(share - taken, room))
 
 
 def room_of(context: TableContext, connection: SqlConnection, me: str, most: int) -> int:

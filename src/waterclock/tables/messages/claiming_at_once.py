@@ -125,7 +125,8 @@ def claim_at_once(context: TableContext, wanted: Wanted) -> tuple[list[Claimed],
             return claimed, True
         if enough:
             context.marks.had_enough = True
-            if asking.after is None and asking.new is None:
+            # What was found new may have stayed so, because another transaction has locked it or its group.
+            if asking.after is None and asking.new is None and seen.top.first_new is None:
                 reached.note(seen.top.newest or 0)
             return claimed, False
         further = _next(context, asking, seen)
@@ -172,7 +173,7 @@ def _ask(
     before: list[Asked] = [] if asking.new is None else routing_at_once(context, asking.new)
     behind: list[Asked] = []
     if context.options.groups == "exclusive":
-        look |= {"process": session, "most_groups": wanted.max_groups, "taken": taken}
+        look |= {"process": session, "most_groups": wanted.max_groups, "limit": wanted.limit, "taken": taken}
         give |= {"me": me, "process": session}
         before.append(consumers.locking(context, me))
         behind += [(statement, {}) for statement in settling_kept(context, may_end=False)]
@@ -241,7 +242,8 @@ def _looking_and_locking(context: TableContext, *, all_rows: bool) -> sa.Select[
     mine = locked(me, sa.case((me == UNASSIGNED, 0), else_=count))
     room = count - sa.select(sa.func.count()).select_from(mine).scalar_subquery()
     if owns:
-        share = consumers.share_sql(context, me, most).scalar_subquery() - sa.bindparam("taken", type_=sa.BigInteger)
+        whole, taken = (sa.bindparam(name, type_=sa.BigInteger) for name in ("limit", "taken"))
+        share = consumers.share_sql(context, me, whole, taken).scalar_subquery()
         room = sa.func.greatest(0, sa.func.least(room, share))
     others = locked(unowned, room)
     both = sa.union_all(
