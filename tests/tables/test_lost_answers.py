@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +22,7 @@ from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages import claiming
 from waterclock.tables.messages.claiming_at_once import claim_at_once
 
+from .callers import wait_until_waiting
 from .conftest import MovableClock
 
 
@@ -274,6 +276,69 @@ def test_what_a_claim_took_in_a_second_transaction_that_failed_comes_with_the_ne
     assert [one.payload for one in (*first, *rest[0], *rest[1])] == ["a0", "a1", "a2"]
     assert rest[0][0].beat_at <= moments.monotonic_ns() < rest[1][0].beat_at
     assert table.ack([*first, *rest[0], *rest[1]]) == 3
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("is_under_way", [True, False], ids=["under way", "not begun"])
+def test_what_the_server_does_of_a_claim_that_its_consumer_gave_up_comes_before_what_is_behind_it(
+    make_table: Callable[..., MessageTable], database: Database, is_under_way: bool
+) -> None:
+    table = make_table(groups="exclusive")
+    table.put_many([{"payload": f"a{number}", "group": "a"} for number in range(5)])
+    table.receive(1, consumer="x")[0].ack()
+    with giving_up_a_claim(database, is_under_way=is_under_way) as server:
+        if is_under_way:
+            thread = threading.Thread(target=lambda: (wait_until_waiting(database, 1), server.go_on()))
+            thread.start()
+        taken = table.receive(1, consumer="x")
+        if is_under_way:
+            thread.join()
+        else:
+            server.go_on()
+    taken += [one for _ in range(3) for one in table.receive(1, consumer="x")]
+    assert [(one.payload, one.epoch) for one in taken] == [("a1", 1), ("a2", 1), ("a3", 1), ("a4", 1)]
+    assert table.ack(taken) == 4
+
+
+class _Server:
+    """Goes on with a transaction that its client has given up."""
+
+    def __init__(self, database: Database) -> None:
+        self._connection = database.backend.driver_connection("use")
+        self._connection.autocommit = True
+        self.go_on: Callable[[], object] = lambda: None
+
+    def take_over(self, given_up: Together, sent: Any, *, is_under_way: bool) -> None:
+        statements = [*given_up._ahead, *sent]
+        given_up._ahead.clear()
+        mine = Together(self._connection, given_up.dialect, given_up._frame)
+        mine._ahead.clear()
+        first = statements[:-1] if is_under_way else []
+        if first:
+            mine._exchange(first)
+        self.go_on = lambda: (mine._exchange(statements[len(first) :]), self._connection.close())
+
+
+@contextmanager
+def giving_up_a_claim(database: Database, *, is_under_way: bool) -> Generator[_Server]:
+    """Let the consumer of the next claim hear that the server is gone, which goes on with it later."""
+    server = _Server(database)
+    exchange = Together._exchange
+    has_given_up: list[Together] = []
+
+    def give_up_or_exchange(self: Together, sent: Any) -> Any:
+        if has_given_up or not any("epoch=" in text for text, _ in sent):
+            return exchange(self, sent)
+        has_given_up.append(self)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Together, "_exchange", exchange)
+            server.take_over(self, sent, is_under_way=is_under_way)
+        raise exc.OperationalError("COMMIT", None, _gone(database), connection_invalidated=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Together, "_exchange", give_up_or_exchange)
+        yield server
+    assert has_given_up
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,14 +13,9 @@ from waterclock.connection import Database
 from waterclock.tables.databases import table_dialect
 from waterclock.tables.message_table import MessageTable
 
-pytestmark = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+from .callers import wait_until_waiting
 
-_WAITING = {
-    "postgresql": "SELECT count(*) FROM pg_stat_activity"
-    " WHERE datname = current_database() AND wait_event_type = 'Lock'",
-    "mysql": "SELECT CAST(variable_value AS INTEGER) FROM information_schema.global_status"
-    " WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'",
-}
+pytestmark = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 
 Verb = Callable[[MessageTable, Database, list[int], dict[int, Any]], object]
 
@@ -96,17 +90,7 @@ def test_two_that_do_something_with_the_same_messages_in_opposite_orders_both_ge
         plain.execute(sa.text("UPDATE orders SET last_error = 'kept' WHERE id = 3"))
         for number, thread in enumerate(threads, 1):
             thread.start()
-            _wait_until_waiting(database, number)
+            wait_until_waiting(database, number)
     for thread in threads:
         thread.join(60)
     assert failed == []
-
-
-def _wait_until_waiting(database: Database, count: int) -> None:
-    question = sa.text(_WAITING[database.backend.dialect.name])
-    until = time.monotonic() + 30
-    with database.backend.engine.connect() as connection:
-        while connection.execute(question).scalar_one() < count:
-            connection.rollback()
-            assert time.monotonic() < until, f"{count} did not wait"
-            time.sleep(0.005)

@@ -457,7 +457,7 @@ class Delivery:
 
 
 def hand_over(
-    context: TableContext, callers: CallerConnections, claimed: Sequence[Claimed], claim_id: int, begun: int | None
+    context: TableContext, callers: CallerConnections, claimed: Sequence[Claimed], claim_id: int, begun: int
 ) -> list[Delivery]:
     """Make deliveries of messages that were claimed.
 
@@ -465,19 +465,21 @@ def hand_over(
 
     Parameters
     ----------
-    begun
-        When the claim began, in ns of the monotonic clock; None: not known, so the heartbeat is due at once.
+    claim_id, begun
+        The claim's number, and when it began, in ns of the monotonic clock.
     """
     deliveries: list[Delivery] = []
     failed: set[str | None] = set()
     further = user_column_names(context.rows)
-    beat_at = moments.monotonic_ns() if begun is None else begun + _first_beat(context)
+    beat_at = begun + _first_beat(context)
     all_read = _are_read_always(context.rows)
     for one in claimed:
         in_group = context.options.groups is not None and one.row.position is not None
         if in_group and one.row.group_id in failed:
             continue  # it went back with the one before it
-        delivery = Delivery(context, callers, one, claim_id, beat_at)
+        # What a former claim took is extended at once, since it is not known when its lease began.
+        first = (claim_id, beat_at) if one.claim_id is None else (one.claim_id, moments.monotonic_ns())
+        delivery = Delivery(context, callers, one, *first)
         problem = None if all_read and one.row.headers is None else unreadable(one.row, further)
         if problem is None:
             deliveries.append(delivery)

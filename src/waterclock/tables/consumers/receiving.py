@@ -22,12 +22,12 @@ from waterclock.tables.catalogue.table_row import LOOK_EVERY, TableRow
 from waterclock.tables.consumers.delivery import Delivery, hand_over
 from waterclock.tables.databases.changes import Changes, Stop
 from waterclock.tables.messages.claiming import claim, claim_within, is_idle, next_due
-from waterclock.tables.messages.claiming_again import ClaimNumber, TakenBefore, numbered, trying
+from waterclock.tables.messages.claiming_again import TakenBefore, numbered, trying
 from waterclock.tables.messages.dead_letters import bury_claimed, is_exhausted
 from waterclock.tables.messages.expiring import expire_claimed
 from waterclock.tables.messages.healing import heal
 from waterclock.tables.messages.process_heartbeat import process_heartbeat
-from waterclock.tables.model.claim import Claimed, Wanted
+from waterclock.tables.model.claim import Claimed, Unanswered, Wanted
 
 _log = logging.getLogger(__name__)
 
@@ -111,10 +111,10 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int | Non
     most = context.options.batch_size if limit is None else limit
     while True:
         of = request.consumer
-        anew = nullcontext(ClaimNumber(secrets.randbits(63), moments.monotonic_ns()))
-        with numbered(context, of) if context.options.groups == "exclusive" else anew as number:
-            by = number.claim_id
-            wanted = Wanted(most, of, by, context.backoff, where, order, request.max_groups, number.known)
+        anew = nullcontext(Unanswered(secrets.randbits(63)))
+        with numbered(context, of) if context.options.groups == "exclusive" else anew as unanswered:
+            by, began = unanswered.claim_id, moments.monotonic_ns()
+            wanted = Wanted(most, of, by, context.backoff, where, order, request.max_groups, unanswered)
             claimed = _claim(context, wanted)
             if not claimed:
                 _note_walk(context, where, started)
@@ -125,7 +125,8 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int | Non
             living = _living(context, claimed, by) if may_die else claimed
             if living:
                 process_heartbeat(context).note_sent(len(living))
-            deliveries = hand_over(context, callers, living, by, number.begun)
+            deliveries = hand_over(context, callers, living, by, began)
+            unanswered.note(claimed)
         if deliveries:
             return deliveries
 

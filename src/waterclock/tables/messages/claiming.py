@@ -15,7 +15,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import ConstraintError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import priority_levels
-from waterclock.tables.messages.claiming_again import TakenBefore, note_unanswered, trying
+from waterclock.tables.messages.claiming_again import TakenBefore, trying
 from waterclock.tables.messages.claiming_at_once import claim_at_once
 from waterclock.tables.messages.claiming_exclusive import claim_exclusive
 from waterclock.tables.messages.claiming_sequenced import claim_sequenced
@@ -69,7 +69,8 @@ def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
         if not claimed:
             raise
         _log.warning("a claim of %s ends early: %s", context.name, error)  # what it has is the consumer's already
-        note_unanswered(context, wanted, claimed)
+        if wanted.unanswered is not None:
+            wanted.unanswered.doubt(moments.monotonic_ns())
         return claimed
     if not claimed:
         return found

@@ -1,16 +1,18 @@
 """Claims whose answer was lost: what they took is found by their number, and handed out before what lies behind it.
 
 The groups of a consumer stay its own in a table with exclusive groups. So its next claim would go on behind messages
-that it has without knowing. Where a try of a claim got no answer, the next try, or else the consumer's next claim,
-looks for them first. It reads only, and so waits for no other transaction.
+that it has without knowing. Where a try of a claim got no answer, the next try looks for them first, and so does each
+claim of the consumer's for a while: the server may go on with what the consumer has given up. A claim that looks has
+the consumer's row before, which each claim needs: so no other one takes anything between the look and what follows. It
+waits for no other transaction.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -23,72 +25,46 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
+from waterclock.tables.groups import consumers
 from waterclock.tables.groups.heads import UNASSIGNED, belongs_to
-from waterclock.tables.model.claim import Claimed, Wanted
+from waterclock.tables.model.claim import Claimed, Unanswered, Wanted
 
 _T = TypeVar("_T")
 
+LOOKED_FOR = 900_000_000_000
+"""For how long a claim whose answer was lost is looked for, ns. The server goes on for less than a minute without the
+client; but a network that was away may bring what was sent for as long as TCP repeats it, a quarter of an hour."""
 
-@dataclass(frozen=True, slots=True)
-class ClaimNumber:
-    """Under which number a consumer claims.
-
-    Attributes
-    ----------
-    claim_id
-        A number that no other claim has.
-    begun
-        When the claim was tried first, in ns of the monotonic clock; None: that is not known.
-    known
-        What is known to be taken under this number; None: nothing is, and no answer was lost.
-    """
-
-    claim_id: int
-    begun: int | None
-    known: frozenset[int] | None = None
-
-
-_unanswered = Kept[dict[tuple[int, str | None], list[ClaimNumber]]](lambda _: {})
+_unanswered = Kept[dict[tuple[int, str | None], list[Unanswered]]](lambda _: {})
 """By the number of the table and the name of the consumer."""
 
 
 @contextmanager
-def numbered(context: TableContext, consumer: str | None) -> Generator[ClaimNumber]:
-    """Give a claim of exclusive groups its number: a new one, or that of the consumer's last claim if it got no answer.
+def numbered(context: TableContext, consumer: str | None) -> Generator[Unanswered]:
+    """Give a claim of exclusive groups its number, with those of the consumer's former ones that got no answer.
 
-    Where the block fails, the claim has got none, as far as is known.
+    Where the block fails, this one has got none, as far as is known.
     """
-    number = _take(context, consumer) or ClaimNumber(secrets.randbits(63), moments.monotonic_ns())
+    unanswered = Unanswered(secrets.randbits(63))
+    key = context.table_id, consumer
+    waiting = _unanswered.known.get(context.backend, {}).get(key)
+    if waiting:
+        with suppress(IndexError):  # another thread may take some
+            while True:
+                unanswered.join(waiting.pop())
     try:
-        yield number
+        yield unanswered
     except BaseException:
-        _keep(context, consumer, number, ())
+        unanswered.doubt(moments.monotonic_ns())
         raise
-
-
-def note_unanswered(context: TableContext, wanted: Wanted, claimed: Iterable[Claimed]) -> None:
-    """Let the consumer's next claim look for what this one took, but for what is known of."""
-    if context.options.groups == "exclusive":
-        number = ClaimNumber(wanted.claim_id, None, wanted.known)  # so that what it took gets its heartbeat at once
-        _keep(context, wanted.consumer, number, (one.row.seq for one in claimed))
-
-
-def _take(context: TableContext, consumer: str | None) -> ClaimNumber | None:
-    waiting = _unanswered.known.get(context.backend, {}).get((context.table_id, consumer))
-    try:
-        return waiting.pop() if waiting else None
-    except IndexError:  # another thread has just taken it
-        return None
-
-
-def _keep(context: TableContext, consumer: str | None, number: ClaimNumber, seqs: Iterable[int]) -> None:
-    known = (number.known or frozenset()).union(seqs)
-    _unanswered.of(context.backend).setdefault((context.table_id, consumer), []).append(replace(number, known=known))
+    finally:
+        if unanswered.forget(moments.monotonic_ns() - LOOKED_FOR):
+            _unanswered.of(context.backend).setdefault(key, []).append(unanswered)
 
 
 @dataclass(frozen=True, slots=True)
 class TakenBefore:
-    """What a claim took in a try whose answer was lost."""
+    """What a claim took in a try whose answer was lost, or former ones did."""
 
     claimed: list[Claimed]
 
@@ -96,47 +72,59 @@ class TakenBefore:
 def trying(
     context: TableContext, wanted: Wanted, claimed: Sequence[Claimed], work: Callable[[SqlConnection], _T]
 ) -> Callable[[SqlConnection], _T | TakenBefore]:
-    """Make a claim look first, when it is tried again, for what it took before; where that is nothing, it goes on.
+    """Make a claim look first for what it took before, when it is tried again, or former ones; else it goes on.
 
     Parameters
     ----------
     claimed
         What earlier transactions of the claim took, and what is known of.
     """
-    # An embedded database answers, or its process is gone; but the claim before may have been broken off.
-    if context.sql.one_writer and wanted.known is None:
-        return work
-    tries = count(0 if wanted.known is None else 1)
+    tries = count()
+    unanswered = wanted.unanswered or Unanswered(wanted.claim_id)
 
     def run(own: SqlConnection) -> _T | TakenBefore:
-        found = _taken(context, own, wanted, {one.row.seq for one in claimed}) if next(tries) else []
+        # An embedded database answers, or its process is gone; but a claim before may have been broken off.
+        if next(tries) and not context.sql.one_writer:
+            unanswered.doubt(moments.monotonic_ns())
+        if not unanswered.since:
+            return work(own)
+        found = _taken(context, own, wanted, unanswered, claimed)
         return TakenBefore(found) if found else work(own)
 
     return run
 
 
-def _taken(context: TableContext, connection: SqlConnection, wanted: Wanted, known: set[int]) -> list[Claimed]:
-    """Find what a claim has taken and what is not known of, but for groups of which a lease has ended since."""
+def _taken(
+    context: TableContext,
+    connection: SqlConnection,
+    wanted: Wanted,
+    unanswered: Unanswered,
+    claimed: Iterable[Claimed],
+) -> list[Claimed]:
+    """Find what claims have taken and what is not known of, but for groups of which a lease has ended since."""
+    me = wanted.consumer or UNASSIGNED
+    connection.execute(*consumers.locking(context, me))
     now = context.backend.now(connection)
-    found = connection.execute(_of_claim(context), {"by": wanted.claim_id, "who": wanted.consumer or UNASSIGNED}).all()
+    found = connection.execute(_of_claims(context), {"numbers": sorted(unanswered.since), "who": me}).all()
     lapsed = {row.group_id for row in found if row.time_next <= now}
-    before = known | (wanted.known or frozenset())
+    known = unanswered.known | {(one.row.seq, wanted.claim_id) for one in claimed}
     names = [column.name for column in columns_read(context.rows)]
-    return [_as_before(names, row, now) for row in found if row.group_id not in lapsed and row.seq not in before]
+    new = [row for row in found if (row.seq, row.claim_id) not in known and row.group_id not in lapsed]
+    return [_as_before(names, row, now) for row in new]
 
 
-def _as_before(names: Sequence[str], row: Any, now: int) -> Claimed:
+def _as_before(names: list[str], row: Any, now: int) -> Claimed:
     """Give a message as it was before it was claimed. When it was due is not known any more: not later than ``now``."""
-    values = dict(zip(names, row, strict=True)) | {"epoch": row.epoch - 1, "time_next": now}
-    return Claimed(SimpleNamespace(**values), row.time_next)
+    values = dict(zip(names, row, strict=False)) | {"epoch": row.epoch - 1, "time_next": now}
+    return Claimed(SimpleNamespace(**values), row.time_next, claim_id=row.claim_id)
 
 
 @built_once(maxsize=256)
-def _of_claim(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    """Find the messages of a claim in the consumer's groups: they lie between the head and what comes next."""
+def _of_claims(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    """Find the messages of claims in the consumer's groups: they lie between the head and what comes next."""
     rows = context.rows
     return (
-        sa.select(*columns_read(rows))
+        sa.select(*columns_read(rows), rows.c.claim_id)
         .select_from(groups.join(rows, rows.c.group_id == groups.c.group_id))
         .where(
             groups.c.table_id == context.table_id,
@@ -144,7 +132,7 @@ def _of_claim(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
             rows.c.position >= groups.c.head,
             rows.c.position < sa.func.coalesce(groups.c.next_position, groups.c.tail + 1),
             rows.c.time_acked.is_(None),
-            rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger),
+            context.sql.any_of(rows.c.claim_id, "numbers"),
         )
         .order_by(rows.c.group_id, rows.c.position)
     )

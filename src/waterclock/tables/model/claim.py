@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
@@ -26,11 +27,53 @@ class Claimed:
         When it will be sent again, ns.
     expired
         Whether it had expired, so that it is removed instead of being handed out.
+    claim_id
+        The number of the claim that took it; None: of the one that gives it.
     """
 
     row: Any
     lease_until: int
     expired: bool = False
+    claim_id: int | None = None
+
+
+@dataclass(slots=True)
+class Unanswered:
+    """A consumer's claim, and those before it of which an answer was lost.
+
+    Attributes
+    ----------
+    claim_id
+        Its own number.
+    since
+        When the answer was lost, by the claim's number, in ns of the monotonic clock.
+    known
+        What the consumer knows that those claims took: seqs, each with the claim's number.
+    """
+
+    claim_id: int
+    since: dict[int, int] = field(default_factory=dict[int, int])
+    known: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+
+    def doubt(self, now: int) -> None:
+        """Note that the claim's own answer was lost."""
+        self.since[self.claim_id] = now
+
+    def note(self, claimed: Iterable[Claimed]) -> None:
+        """Note what the consumer has got."""
+        pairs = ((one.row.seq, self.claim_id if one.claim_id is None else one.claim_id) for one in claimed)
+        self.known.update(pair for pair in pairs if pair[1] in self.since)
+
+    def join(self, former: Unanswered) -> None:
+        """Add what another claim had."""
+        self.since |= former.since
+        self.known |= former.known
+
+    def forget(self, before: int) -> bool:
+        """Forget the claims whose answer was lost before then; say whether some are left."""
+        self.since = {claim: lost_at for claim, lost_at in self.since.items() if lost_at >= before}
+        self.known = {pair for pair in self.known if pair[1] in self.since}
+        return bool(self.since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +96,8 @@ class Wanted:
         What comes first, instead of the highest priority and then the oldest due.
     max_groups
         How many exclusive groups the consumer has at the most; None: any number.
-    known
-        What is known to be taken in an earlier try, whose answer was lost; None: there was none.
+    unanswered
+        The consumer's claims of which an answer was lost, in a table with exclusive groups.
     """
 
     limit: int
@@ -64,7 +107,7 @@ class Wanted:
     where: sa.ColumnElement[bool] | None = None
     order: tuple[sa.ColumnElement[Any], ...] = ()
     max_groups: int | None = None
-    known: frozenset[int] | None = None
+    unanswered: Unanswered | None = None
 
 
 class Reached:
