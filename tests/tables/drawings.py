@@ -136,7 +136,7 @@ database's clock. The first row of a table that fits is the state.
 A step is made by a verb: a method of the message table, of a delivery or a subscription, or of the table's `groups`.
 It may be done to the message itself, or to another one of its group: when a message is acked, the next one that was
 `blocked` becomes `ready`. `close` closes a subscription. `time` is the clock alone. `route` gives new messages their
-places in their groups: each claim, each ack by id and each command of groups does it first, so a verb also makes its
+places in their groups: each claim and each command of groups does it first, so a verb also makes its
 step from an `unrouted` group, as if `route` had come before it. Plain SQL may write what it likes; the documented
 statements make the steps of `put`, `ack` and `reschedule`.
 

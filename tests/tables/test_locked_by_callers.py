@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -15,6 +18,7 @@ from waterclock.tables.consumers import leaving
 from waterclock.tables.databases import table_dialect
 from waterclock.tables.message_table import MessageTable
 
+from .callers import wait_until_waiting
 from .conftest import MovableClock
 
 # Where writers take turns, a caller who writes keeps everything.
@@ -128,3 +132,90 @@ def test_a_consumer_that_closes_names_so_many_of_its_messages_at_once(
     assert sum("waterclock_groups" in text for text in skipping) >= 3
     assert sum("waterclock_groups" not in text for text in skipping) >= 5
     assert sorted(one.payload for one in table.receive(20, consumer="y")) == names
+
+
+COMMANDS: dict[str, Callable[[MessageTable], object]] = {
+    "pause": lambda table: table.groups.pause("a"),
+    "pin": lambda table: table.groups.pin("a", "z"),
+    "purge": lambda table: table.groups.purge("a", force=True),
+    "release": lambda table: table.groups.release("a", force=True),
+    "reroute": lambda table: table.groups.reroute("a", "c", force=True),
+    "skip": lambda table: table.groups.skip_head("a", force=True),
+}
+
+
+@contextmanager
+def waiting(database: Database, command: Callable[[], object]) -> Generator[None]:
+    """Have a command wait for a lock of a caller's, who has to give it up before the block ends."""
+    thread = threading.Thread(target=command)
+    thread.start()
+    try:
+        wait_until_waiting(database, 1)
+        yield
+    finally:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("keeps", "command"),
+    [("its group", name) for name in COMMANDS]
+    + [("a message", name) for name in COMMANDS if name not in ("pause", "pin")],
+)
+def test_a_command_that_waits_for_what_a_caller_keeps_keeps_no_new_messages_waiting(
+    make_table: Callable[..., MessageTable], database: Database, groups: str, keeps: str, command: str
+) -> None:
+    table = make_table(groups=groups, ack_wait="1h")
+    _put(table, "a0", "a1")
+    [first] = table.receive(1, consumer="x")
+    rows = sa.table(table.name, sa.column("id"))
+    with database.backend.engine.connect() as caller:
+        if keeps == "a message":
+            caller.execute(sa.select(rows.c.id).where(rows.c.id == first.id).with_for_update())
+        else:
+            first.ack(connection=caller)
+        with waiting(database, lambda: COMMANDS[command](table)):
+            _put(table, "b0")
+            assert [one.payload for one in table.receive(consumer="y")] == ["b0"]
+            caller.rollback()
+
+
+VERBS: dict[str, Callable[[MessageTable, Any], object]] = {
+    "ack": lambda table, message: table.ack(message),
+    "cancel": lambda table, message: table.cancel(message),
+    "reschedule": lambda table, message: table.reschedule(message, 0),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_who_waits_for_a_new_message_that_a_caller_keeps_keeps_no_others_waiting(
+    make_table: Callable[..., MessageTable], database: Database, groups: str, verb: str
+) -> None:
+    table = make_table(groups=groups)
+    message = table.put("a0", group="a")
+    with database.backend.engine.connect() as caller:
+        table.ack(message, connection=caller)
+        with waiting(database, lambda: VERBS[verb](table, message)):
+            _put(table, "b0")
+            assert [one.payload for one in table.receive(consumer="y")] == ["b0"]
+            caller.rollback()
+
+
+def test_options_are_altered_while_a_caller_keeps_a_group_that_goes_on_under_them(
+    make_table: Callable[..., MessageTable],
+    database: Database,
+    connect: Callable[..., Database],
+    groups: str,
+    clock: MovableClock,
+) -> None:
+    table = make_table(groups=groups, max_attempts=1)
+    _put(table, "a0", "a1")
+    table.receive(1, consumer="x")[0].nack("0s")
+    assert table.receive(consumer="x") == []
+    with database.backend.engine.connect() as caller:
+        table.ack(1, connection=caller)
+        table.alter(max_attempts=None)
+        caller.rollback()
+    one_that_comes = connect(clock=clock).table(table.name)
+    clock.move("1h")
+    assert [one.payload for one in one_that_comes.receive(consumer="y")] == ["a0", "a1"]

@@ -211,6 +211,8 @@ def _empty(context: TableContext) -> sa.Delete:
 def settle_exhausted(context: TableContext, connection: SqlConnection, after: str | None = None) -> str | None:
     """Note groups anew that are never due by themselves, because other options may let them go on.
 
+    What another transaction has locked is left to a look through the groups.
+
     Parameters
     ----------
     after
@@ -228,8 +230,7 @@ def settle_exhausted(context: TableContext, connection: SqlConnection, after: st
     names = list(connection.scalars(chosen))
     if not names:
         return None
-    lock_groups(context, connection, names)
-    settle(context, connection, names)
+    settle(context, connection, lock_free_groups(context, connection, names))
     return names[-1]
 
 

@@ -282,7 +282,7 @@ def reschedule(context: TableContext, connection: SqlConnection, ids: Sequence[A
     if context.options.groups:
         out = [(row.group_id, row.position) for row in known if row.claim_id is not None]
         release_behind(context, connection, out)
-        settle(context, connection, [row.group_id or UNGROUPED for row in known])
+        settle(context, connection, [row.group_id or UNGROUPED for row in known if row.position is not None])
     if epoch is not None:
         add_totals(connection, context.table_id, sent=int(sent or 0) - epoch * len(known))
     return sum(row.expires_at != CANCELLED for row in known)

@@ -31,7 +31,7 @@ def cancel(context: TableContext, connection: SqlConnection, ids: Sequence[Any],
     chosen = {"seqs": [row.seq for row in known]}
     changed = connection.execute(_marking(context, by="seqs"), {**chosen, "why": reason}).rowcount
     connection.execute(_dropping(context), chosen)
-    settle(context, connection, {row.group_id or UNGROUPED for row in known})
+    settle(context, connection, {row.group_id or UNGROUPED for row in known if row.position is not None})
     return changed
 
 

@@ -60,27 +60,57 @@ class Chosen:
 
 
 def choose(
-    context: TableContext, connection: sa.Connection, group_id: str, *, count: int | None, force: bool
+    context: TableContext,
+    connection: sa.Connection,
+    group_id: str,
+    *,
+    count: int | None,
+    force: bool,
+    dry_run: bool,
+    beside: Sequence[str] = (),
 ) -> Chosen:
-    """Lock a group and choose its messages, the first ``count`` of those that may be changed; the routing is ours."""
+    """Lock a group and choose its messages, the first ``count`` of those that may be changed; the routing is ours.
+
+    What another transaction has locked, perhaps for long, is waited for before the turn to route: else all new messages
+    of the table would wait for it, too.
+
+    Parameters
+    ----------
+    beside
+        Groups that are locked with it.
+    """
+    names = [group_id, *beside]
+    lock_groups(context, connection, names)
+    if not dry_run and (count != 0 or force):
+        connection.execute(_locking(context, count, force=force), {"of": group_id})
     take_turn(context, connection)
     route(context, connection)
-    noted = lock_groups(context, connection, [group_id])
+    noted = lock_groups(context, connection, names)
     rows = context.rows
     now = context.backend.now(connection)
     found = connection.execute(
-        sa.select(rows.c.seq, rows.c.claim_id, rows.c.time_next)
-        .where(
-            rows.c.group_id == group_id,
-            rows.c.time_acked.is_(None),
-            rows.c.position.is_not(None),
-            rows.c.ack_held_at.is_(None),
-        )
-        .order_by(rows.c.position)
+        sa.select(rows.c.seq, rows.c.claim_id, rows.c.time_next).where(*_placed(context)).order_by(rows.c.position),
+        {"of": group_id},
     ).all()
     out = {row.seq for row in found if row.claim_id is not None and row.time_next is not None and row.time_next > now}
     seqs = [row.seq for row in found if force or row.seq not in out][:count]
     return Chosen(seqs, len(out), 0 if force else len(out), now, noted.get(group_id))
+
+
+def _placed(context: TableContext) -> tuple[sa.ColumnElement[bool], ...]:
+    rows = context.rows
+    unacked = rows.c.time_acked.is_(None), rows.c.ack_held_at.is_(None)
+    return rows.c.group_id == sa.bindparam("of"), rows.c.position.is_not(None), *unacked
+
+
+def _locking(context: TableContext, count: int | None, *, force: bool) -> sa.Select[Any]:
+    """Lock messages of the group bound as ``of`` that have their places, as `choose` chooses them; of 0 what is out."""
+    rows = context.rows
+    claimed = rows.c.claim_id.is_not(None)
+    waits = sa.not_(claimed) | (rows.c.time_next <= context.backend.now_sql())
+    which = claimed if count == 0 else sa.true() if force else waits
+    chosen = sa.select(rows.c.seq).where(*_placed(context), which).order_by(rows.c.position)
+    return chosen.limit(count or None).with_for_update()
 
 
 def take_turn(context: TableContext, connection: sa.Connection) -> None:
@@ -117,7 +147,7 @@ def purge(
     context: TableContext, connection: sa.Connection, group_id: str, count: int | None, *, force: bool, dry_run: bool
 ) -> GroupChange:
     """Delete messages that are not acked."""
-    chosen = choose(context, connection, group_id, count=count, force=force)
+    chosen = choose(context, connection, group_id, count=count, force=force, dry_run=dry_run)
     if not dry_run:
         rows = context.rows
         statement = sa.delete(rows).where(context.unacked())
@@ -132,7 +162,7 @@ def skip_head(
     context: TableContext, connection: sa.Connection, group_id: str, *, force: bool, dry_run: bool
 ) -> GroupChange:
     """Ack the first message although no consumer handled it."""
-    chosen = choose(context, connection, group_id, count=1, force=True)
+    chosen = choose(context, connection, group_id, count=1, force=True, dry_run=dry_run)
     if not chosen.seqs:
         return GroupChange(0)
     if chosen.in_flight and not force:
@@ -154,7 +184,7 @@ def pause(
     context: TableContext, connection: sa.Connection, group_id: str, until: int | None, *, dry_run: bool
 ) -> GroupChange:
     """Hand out nothing of a group until then (ns); None: end its pause."""
-    chosen = choose(context, connection, group_id, count=0, force=False)
+    chosen = choose(context, connection, group_id, count=0, force=False, dry_run=dry_run)
     if until is None and (chosen.group is None or chosen.group.paused_until is None):
         return GroupChange(0)
     if not dry_run:
@@ -166,7 +196,7 @@ def pause(
 
 def close(context: TableContext, connection: sa.Connection, group_id: str, *, dry_run: bool) -> GroupChange:
     """Let a group go from its owner, as soon as nothing of it is in flight."""
-    chosen = choose(context, connection, group_id, count=0, force=False)
+    chosen = choose(context, connection, group_id, count=0, force=False, dry_run=dry_run)
     if chosen.group is None or chosen.group.assigned == UNASSIGNED:
         return GroupChange(0, chosen.in_flight)
     if not dry_run:
@@ -178,7 +208,7 @@ def release(
     context: TableContext, connection: sa.Connection, group_id: str, *, force: bool, dry_run: bool
 ) -> GroupChange:
     """Take a group from its consumer, with all that is in flight where it is forced."""
-    chosen = choose(context, connection, group_id, count=0, force=force)
+    chosen = choose(context, connection, group_id, count=0, force=force, dry_run=dry_run)
     if chosen.in_flight and not force:
         return GroupChange(0, chosen.in_flight)
     if not dry_run:
@@ -193,7 +223,7 @@ def pin(
     context: TableContext, connection: sa.Connection, group_id: str, consumer: str, *, dry_run: bool
 ) -> GroupChange:
     """Give a group to one consumer for good, as soon as nothing of it is in flight with another."""
-    chosen = choose(context, connection, group_id, count=0, force=False)
+    chosen = choose(context, connection, group_id, count=0, force=False, dry_run=dry_run)
     if not dry_run:
         ensure_group(context, connection, group_id)
         _set(context, connection, group_id, pinned=1)
@@ -203,7 +233,7 @@ def pin(
 
 def unpin(context: TableContext, connection: sa.Connection, group_id: str, *, dry_run: bool) -> GroupChange:
     """End a pin."""
-    chosen = choose(context, connection, group_id, count=0, force=False)
+    chosen = choose(context, connection, group_id, count=0, force=False, dry_run=dry_run)
     if chosen.group is None or not chosen.group.pinned:
         return GroupChange(0)
     if not dry_run:

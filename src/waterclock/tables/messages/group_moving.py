@@ -49,7 +49,7 @@ def move(
     dry_run: bool,
 ) -> GroupChange:
     """Put messages into another table, in their order, and delete them here; those whose id is there stay."""
-    chosen = choose(context, connection, group_id, count=count, force=force)
+    chosen = choose(context, connection, group_id, count=count, force=force, dry_run=dry_run)
     rows = context.rows
     these = context.unacked()
     there = has_id(target.rows, rows.c.id)
@@ -93,8 +93,7 @@ def reroute(
     dry_run: bool,
 ) -> GroupChange:
     """Put messages behind those of another group, in their order."""
-    chosen = choose(context, connection, min(group_id, to), count=0, force=False)  # locks in order
-    chosen = choose(context, connection, group_id, count=count, force=force)
+    chosen = choose(context, connection, group_id, count=count, force=force, dry_run=dry_run, beside=[to])
     if dry_run or not chosen.seqs:
         return GroupChange(len(chosen.seqs), chosen.skipped)
     tail: int = ensure_group(context, connection, to).tail

@@ -13,7 +13,6 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.groups.heads import UNGROUPED, by_name, lock_free_groups, lock_groups, locking_groups
-from waterclock.tables.groups.routing import route
 from waterclock.tables.model.leased import Leased
 from waterclock.tables.model.schema import not_acked
 
@@ -111,14 +110,13 @@ def lock_free_rows(context: TableContext, connection: SqlConnection, seqs: Seque
 def lock_ids(
     context: TableContext, connection: SqlConnection, ids: Sequence[Any]
 ) -> tuple[Sequence[_Row], dict[str, sa.Row[Any]]]:
-    """Lock messages by id, after their groups; return both, those by name."""
+    """Lock messages by id, after their groups; return both, those by name.
+
+    Those that are new stay so: who routes keeps others from it until the end, and this may wait for long.
+    """
     known = connection.execute(_of_ids(context), {"ids": list(ids)}).all()
     if not context.options.groups:
         return lock_seqs(context, connection, [row.seq for row in known]), {}
-    # In a caller's transaction a message that is new is acked as it is: who routes keeps others from it until the end.
-    if any(row.position is None for row in known) and context.backend.is_ours(connection):
-        route(context, connection)
-        known = connection.execute(_of_ids(context), {"ids": list(ids)}).all()
     found, locked = _lock_grouped(context, connection, known, _locking_new(context))
     missing = {row.seq for row in known} - {row.seq for row in found}
     if missing:  # another transaction acks, routes, or has locked them

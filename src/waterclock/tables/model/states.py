@@ -541,6 +541,7 @@ GROUP_STEPS: Sequence[Step[GroupState]] = (
     Step("unrouted", "ready", ("route",), usual=("route",)),
     Step("unrouted", "due_later", ("route",), usual=("route",)),
     Step("unrouted", "paused", ("route",)),
+    Step("unrouted", "exhausted", ("route",)),
     Step("unrouted", "absent", ("cancel", "purge")),
     Step("unrouted", "idle", ("cancel",)),
     Step(
