@@ -25,6 +25,8 @@ _NAMES = re.compile(r"\b(?:INSERT INTO|UPDATE|DELETE FROM|FROM)\s+[\"`]?(\w+)", 
 
 _CHANGE = re.compile(r"INSERT|UPDATE|DELETE", re.IGNORECASE)
 
+_IDLE = 0  # psycopg's TransactionStatus.IDLE
+
 _LOST = "the answer to COMMIT got lost"
 
 Rewrite = Callable[[str], str]
@@ -49,6 +51,7 @@ def gates(scheduler: Scheduler, engine: sa.Engine, rewrite: Rewrite = str) -> Ge
             execute = _executing(scheduler, getattr(dialect, name), rewrite)
             patched.enter_context(patch.object(dialect, name, execute))
         patched.enter_context(patch.object(dialect, "do_commit", _committing(scheduler, dialect.do_commit)))
+        patched.enter_context(patch.object(dialect, "is_disconnect", _disconnecting(dialect.is_disconnect)))
         yield
 
 
@@ -61,16 +64,22 @@ def _direct(scheduler: Scheduler, rewrite: Rewrite) -> Callable[..., Any]:
         given = tuple(changed if one is text else one for one in given)
         connection = direct._connection
 
+        def lost() -> Exception:
+            return wrapped(direct.dialect.loaded_dbapi.OperationalError(_LOST), direct.dialect, changed, broken=True)
+
         def run() -> Any:
+            if changed == "COMMIT" and scheduler.leaves_commit(connection, lambda: original(direct, execute, *given)):
+                raise lost()
             found = original(direct, execute, *given)
             _note_writer(scheduler, changed, connection)
-            if changed == "COMMIT" and _loses_answer(scheduler):
+            if _has_committed(changed, connection) and _loses_answer(scheduler):
                 with suppress(Exception):
                     connection.close()
-                lost = direct.dialect.loaded_dbapi.OperationalError(_LOST)
-                raise wrapped(lost, direct.dialect, changed, broken=True)
+                raise lost()
             return found
 
+        if connection in scheduler.left:
+            raise lost()
         return _pass(scheduler, changed, connection, run)
 
     return translated
@@ -94,17 +103,35 @@ def _committing(scheduler: Scheduler, original: Callable[..., Any]) -> Callable[
     def do_commit(dialect: Any, connection: Any) -> None:
         driver = getattr(connection, "driver_connection", connection)
 
+        def lost() -> Exception:
+            error = dialect.loaded_dbapi.OperationalError
+            return error(2013, _LOST) if dialect.name in ("mysql", "mariadb") else error(_LOST)
+
         def run() -> None:
+            if scheduler.leaves_commit(driver, lambda: original(dialect, driver)):
+                raise lost()
             original(dialect, connection)
             if _loses_answer(scheduler):
                 with suppress(Exception):
                     driver.close()
-                lost = dialect.loaded_dbapi.OperationalError
-                raise lost(2013, _LOST) if dialect.name in ("mysql", "mariadb") else lost(_LOST)
+                raise lost()
 
         _pass(scheduler, "COMMIT", driver, run)
 
     return do_commit
+
+
+def _disconnecting(original: Callable[..., bool]) -> Callable[..., bool]:
+    def is_disconnect(dialect: Any, error: Exception, *rest: Any) -> bool:
+        return _LOST in str(error) or original(dialect, error, *rest)
+
+    return is_disconnect
+
+
+def _has_committed(text: str, connection: Any) -> bool:
+    """Say that a statement has ended a transaction, or was one by itself."""
+    by_itself = getattr(connection, "autocommit", False) is True and _CHANGE.search(text) is not None
+    return text == "COMMIT" or (by_itself and connection.info.transaction_status == _IDLE)
 
 
 def _pass(scheduler: Scheduler, text: str, connection: Any, run: Callable[[], Any]) -> Any:

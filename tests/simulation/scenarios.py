@@ -28,7 +28,7 @@ _BURIES: dict[str, Any] = {"max_attempts": 1, "on_exhausted": "dead_letter", "de
 _DIES: dict[str, Any] = {"on_expired": "dead_letter", "dead_letter": "orders_dead"}
 _LONGER = "UPDATE orders SET expires_at = :longer WHERE id = :id AND time_acked IS NULL"
 _MISSED = "UPDATE waterclock_schedules SET seen_until = :seen, next_tick = :next"
-_HARMS = ("crash", "lose", "stall", "freeze", "jump")
+_HARMS = ("crash", "lose", "late", "stall", "freeze", "jump")
 
 
 def _two_receive(world: World) -> None:
@@ -269,6 +269,20 @@ def _a_caller_acks_what_is_newest(world: World) -> None:
     _keep_and_go_on(world, last)
 
 
+def _some_wait_for_a_caller(world: World) -> None:
+    """A caller keeps a new message and its group; who waits for either holds up no other actor."""
+    head, *_ = world.starts_with("a", "b", "c")
+    _keep_and_go_on(world, head)
+    world.starts_with("a")
+    world.add("another", lambda: world.table("another").reschedule([head], world.now))
+
+    def pauses() -> None:
+        world.table("operator").groups.pause("a")
+        world.table("operator").groups.resume("a")
+
+    world.add("operator", pauses)
+
+
 def _a_caller_reads_repeatably(world: World) -> None:
     """As before, in a transaction at REPEATABLE READ, which locks more than the rows that it changes on MariaDB."""
     _, head, *_ = world.starts_with("b", "a", "c")
@@ -496,19 +510,31 @@ SCENARIOS = {
     one.name: one
     for one in (
         Scenario(
-            "two_receive", _two_receive, _SEQUENCED, ("crash", "lose", "stall"), ("x", "y"), sometimes=("blocked",)
+            "two_receive",
+            _two_receive,
+            _SEQUENCED,
+            ("crash", "lose", "late", "stall"),
+            ("x", "y"),
+            sometimes=("blocked",),
         ),
         Scenario(
-            "two_own", _two_receive, _EXCLUSIVE, ("crash", "lose", "stall"), ("x", "y"), sometimes=("sent again",)
+            "two_own",
+            _two_receive,
+            _EXCLUSIVE,
+            ("crash", "lose", "late", "stall"),
+            ("x", "y"),
+            sometimes=("sent again",),
         ),
         Scenario("two_claim", _two_claim, _SEQUENCED, sometimes=("others' locks",)),
         Scenario("two_claim_to_own", _two_claim, _EXCLUSIVE, sometimes=("others' locks",)),
         Scenario("a_caller_keeps_a_row", _a_caller_keeps_a_group, _ROWS, ending="frozen"),
         Scenario("rows", _two_receive, _ROWS, _HARMS, ("x", "y"), sometimes=("sent again",)),
         Scenario("rows_frozen", _two_receive, _ROWS, ("freeze",), ("x", "y"), "frozen", ("frozen",)),
-        Scenario("rows_held_long", _long_handling, _ROWS, ("stall", "lose"), ("x", "y")),
-        Scenario("rows_fail", _one_fails, _ROWS, ("crash", "lose", "stall"), ("x", "y"), sometimes=("sent again",)),
-        Scenario("rows_die", _one_dies_of_it, _ROWS | _BURIES, ("crash", "lose", "stall"), ("x", "y")),
+        Scenario("rows_held_long", _long_handling, _ROWS, ("stall", "lose", "late"), ("x", "y")),
+        Scenario(
+            "rows_fail", _one_fails, _ROWS, ("crash", "lose", "late", "stall"), ("x", "y"), sometimes=("sent again",)
+        ),
+        Scenario("rows_die", _one_dies_of_it, _ROWS | _BURIES, ("crash", "lose", "late", "stall"), ("x", "y")),
         Scenario("one_freezes", _two_receive, _SEQUENCED, ("freeze", "jump"), ("x", "y"), "frozen", ("frozen",)),
         Scenario("an_owner_freezes", _two_receive, _EXCLUSIVE, ("freeze", "jump"), ("x", "y"), "frozen", ("frozen",)),
         Scenario("held_long", _long_handling, _SEQUENCED, ("stall",), ("x", "y")),
@@ -524,6 +550,8 @@ SCENARIOS = {
         Scenario("a_caller_keeps_an_owned_group", _a_caller_keeps_a_group, _EXCLUSIVE, ending="frozen"),
         Scenario("a_caller_acks_what_is_new", _a_caller_acks_what_is_new, _SEQUENCED, ending="frozen"),
         Scenario("a_caller_acks_what_is_newest", _a_caller_acks_what_is_newest, _SEQUENCED, ending="frozen"),
+        Scenario("some_wait_for_a_caller", _some_wait_for_a_caller, _SEQUENCED, ending="living"),
+        Scenario("some_wait_for_a_caller_of_owners", _some_wait_for_a_caller, _EXCLUSIVE, ending="living"),
         Scenario("a_caller_reads_repeatably", _a_caller_reads_repeatably, _SEQUENCED, ending="frozen"),
         Scenario("plain_sql_keeps_a_row", _plain_sql_keeps_a_message, _ROWS, ending="frozen"),
         Scenario("plain_sql_keeps_a_message", _plain_sql_keeps_a_message, _SEQUENCED, ending="frozen"),
@@ -539,23 +567,27 @@ SCENARIOS = {
         Scenario("attempts_are_given_back", _attempts_are_given_back, _SEQUENCED | {"max_attempts": 1}),
         Scenario("the_head_is_deleted", _the_head_is_deleted, _SEQUENCED | {"max_attempts": 1}),
         Scenario("a_late_head_is_deleted", _a_late_head_is_deleted, _SEQUENCED),
-        Scenario("some_expire", _some_expire, _SEQUENCED, ("crash", "lose", "stall"), ("x",)),
-        Scenario("some_owned_expire", _some_expire, _EXCLUSIVE, ("crash", "lose", "stall"), ("x",)),
-        Scenario("rows_expire", _some_expire, _ROWS, ("crash", "lose", "stall"), ("x",)),
+        Scenario("some_expire", _some_expire, _SEQUENCED, ("crash", "lose", "late", "stall"), ("x",)),
+        Scenario("some_owned_expire", _some_expire, _EXCLUSIVE, ("crash", "lose", "late", "stall"), ("x",)),
+        Scenario("rows_expire", _some_expire, _ROWS, ("crash", "lose", "late", "stall"), ("x",)),
         Scenario("some_die_of_time", _some_expire, _SEQUENCED | _DIES, ("crash", "stall"), ("x",)),
         Scenario("one_freezes_as_some_expire", _some_expire, _SEQUENCED, ("freeze",), ("x",), "frozen"),
         Scenario("some_are_given_longer", _some_are_given_longer, _SEQUENCED),
         Scenario("a_caller_acks_what_expires", _a_caller_acks_what_expires, _SEQUENCED),
-        Scenario("some_are_cancelled", _some_are_cancelled, _SEQUENCED, ("crash", "lose", "stall"), ("x",)),
-        Scenario("some_owned_are_cancelled", _some_are_cancelled, _EXCLUSIVE, ("crash", "lose", "stall"), ("x",)),
-        Scenario("rows_are_cancelled", _some_are_cancelled, _ROWS, ("crash", "lose", "stall"), ("x",)),
+        Scenario("some_are_cancelled", _some_are_cancelled, _SEQUENCED, ("crash", "lose", "late", "stall"), ("x",)),
+        Scenario(
+            "some_owned_are_cancelled", _some_are_cancelled, _EXCLUSIVE, ("crash", "lose", "late", "stall"), ("x",)
+        ),
+        Scenario("rows_are_cancelled", _some_are_cancelled, _ROWS, ("crash", "lose", "late", "stall"), ("x",)),
         Scenario("one_key", _one_key, _SEQUENCED, ("crash", "stall"), ("x",), ending="living"),
         Scenario("rows_of_one_key", _one_key, _ROWS, ("crash", "stall"), ("x",), ending="living"),
         Scenario("two_tick", _two_tick, _ROWS, ("crash", "stall", "jump"), ("x",), ending="living"),
         Scenario("two_at_a_rate", _two_at_a_rate, _ROWS | {"rate_limit": 1.0}, ("crash", "stall"), ("x",)),
-        Scenario("two_work", _two_work, _SEQUENCED, ("crash", "lose", "stall"), ("x", "y"), sometimes=("sent again",)),
-        Scenario("two_work_to_own", _two_work, _EXCLUSIVE, ("crash", "lose", "stall"), ("x", "y")),
-        Scenario("rows_are_worked_on", _two_work, _ROWS, ("crash", "lose", "stall"), ("x", "y")),
+        Scenario(
+            "two_work", _two_work, _SEQUENCED, ("crash", "lose", "late", "stall"), ("x", "y"), sometimes=("sent again",)
+        ),
+        Scenario("two_work_to_own", _two_work, _EXCLUSIVE, ("crash", "lose", "late", "stall"), ("x", "y")),
+        Scenario("rows_are_worked_on", _two_work, _ROWS, ("crash", "lose", "late", "stall"), ("x", "y")),
         Scenario("an_operator_commands", _an_operator_commands, _EXCLUSIVE, sometimes=("blocked",)),
     )
 }

@@ -31,6 +31,7 @@ START = 1_800_000_000 * SECOND
 TICK = 50_000
 """How long a step takes by the clock of the run, ns."""
 
+_LATER = 0.005  # s after which a server goes on with what its client has given up
 _LOOK_EVERY = 0.003  # s of the machine's: a statement that takes longer may be blocked
 _DEADLOCK_WITHIN = 0.03  # s of the machine's in which a database finds that statements wait for each other
 _HUNG_AFTER = 20.0  # s of the machine's
@@ -66,7 +67,7 @@ class Actor:
         self.until: int | None = None
         self.is_ready: Callable[[], object] | None = None
         self.connection = 0
-        self.frozen = self.dead = self.loses_answer = self.is_blocked = False
+        self.frozen = self.dead = self.loses_answer = self.leaves_commit = self.is_blocked = False
         self.stalled_until = 0
         self.go, self.arrived = _shut(), _shut()
         self.thread: threading.Thread | None = None
@@ -138,6 +139,7 @@ class Scheduler(Moments):
         self.seen: Counter[str] = Counter()
         self.last: Actor | None = None
         self.writer: Any = None  # SQLite's connection that has the write lock
+        self.left: list[Any] = []  # connections whose clients have given them up, and whose server goes on
 
     # What actors do
 
@@ -398,6 +400,37 @@ class Scheduler(Moments):
         for one in self.actors:
             one.loses_answer = one.loses_answer or one.process == process
 
+    def leave_commit(self, process: str) -> None:
+        """Let the process give up its next commit, with which the server goes on later."""
+        self._note("late", process)
+        for one in self.actors:
+            one.leaves_commit = one.leaves_commit or one.process == process
+
+    def leaves_commit(self, connection: Any, commit: Callable[[], object]) -> bool:
+        """Say whether this thread gives up its commit; then the server is an actor that goes on with it."""
+        actor = self.actor()
+        if actor is None or not actor.leaves_commit or not self.has_server:
+            return False
+        for one in self.actors:
+            if one.process == actor.process:
+                one.leaves_commit = False
+        self.seen["answer lost"] += 1
+        self.left.append(connection)
+        connection.close = lambda: None  # its client would end what the server is at
+
+        def go_on() -> None:
+            self.sleep(_LATER)  # so that its client may try again before
+            commit()
+            self._end_left(connection)
+
+        self.add(f"{actor.process}'s server {len(self.left)}", "the server", go_on)
+        return True
+
+    def _end_left(self, connection: Any) -> None:
+        self.left.remove(connection)
+        del connection.close
+        connection.close()
+
     def jump(self, duration: int) -> None:
         """Move the clock, ns."""
         self._note(f"jump {duration}", "")
@@ -421,6 +454,8 @@ class Scheduler(Moments):
         while living := [one for one in self.actors if one.state != "over"]:
             self._kill(living)
             self._look_at_blocked()
+        for connection in list(self.left):
+            self._end_left(connection)
 
 
 def within_time(work: Callable[[], object], what: str, seconds: float = _WITHIN) -> None:

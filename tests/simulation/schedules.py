@@ -21,6 +21,7 @@ KINDS = (
     "never got",
     "deadlock",
     "was acked before",
+    "' before [",
     "was acked by",
     "while",
     "do not end",

@@ -16,8 +16,6 @@ _HARM = 2  # things that an entry of a schedule tells of a harm
 
 _OF_TRANSACTIONS = ("SELECT", "INSERT", "UPDATE", "DELETE", "WITH", "COMMIT", "think")
 
-HARMS = ("crash", "freeze", "lose", "jump", "stall")
-
 Runs = list[list[Any]]
 """A schedule: ``[actor, label, times]`` for an actor that goes on until it is at such a gate for so many times,
 ``[harm, process]`` for what is done to one. Not in steps, so that it means the same when a statement comes or goes.
@@ -97,6 +95,8 @@ def do_harm(scheduler: Scheduler, harm: str, victim: str, lease: int) -> None:
         scheduler.freeze(victim)
     elif kind == "lose":
         scheduler.lose_answer(victim)
+    elif kind == "late":
+        scheduler.leave_commit(victim)
     elif kind == "jump":
         scheduler.jump(int(duration or lease))
     else:

@@ -114,7 +114,7 @@ def test_most_deliberate_faults_are_found_by_locks_that_no_single_thread_meets()
 def test_a_few_runs_meet_what_is_dangerous(stage: Stage) -> None:
     """Runs in which no actor waits for a lock and no lease ends prove nothing."""
     seen: Counter[str] = Counter()
-    for scenario in ("two_claim", "rows", "one_fails", "an_operator_skips"):
+    for scenario in ("two_claim", "rows_frozen", "one_fails", "an_operator_skips"):
         seen += search(stage, scenario, 8)
     assert seen["sent again"]
     assert seen["lease lost"]

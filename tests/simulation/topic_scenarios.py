@@ -12,7 +12,7 @@ from tests.simulation.world import POLL, SHORT, Scenario
 from waterclock import moments
 
 _SMALL: dict[str, Any] = {"roll_size": 200}  # bytes: about two entries a ledger
-_HARMS = ("crash", "lose", "stall", "jump")
+_HARMS = ("crash", "lose", "late", "stall", "jump")
 
 
 def _names(process: str, count: int, each: int = 1) -> list[list[str]]:
@@ -175,11 +175,11 @@ SCENARIOS = {
     one.name: one
     for one in (
         _topic("two_append", _two_append, harms=_HARMS, victims=_XY, sometimes=("blocked", "sealed")),
-        _topic("threads_append", _threads_append, harms=("crash", "lose", "stall"), victims=_XY),
+        _topic("threads_append", _threads_append, harms=("crash", "lose", "late", "stall"), victims=_XY),
         _topic(
             "two_of_one_producer", _two_of_one_producer, harms=_HARMS, victims=_XY, sometimes=("blocked", "repeated")
         ),
-        _topic("a_producer_returns", _a_producer_returns, harms=("crash", "lose", "stall"), victims=("x",)),
+        _topic("a_producer_returns", _a_producer_returns, harms=("crash", "lose", "late", "stall"), victims=("x",)),
         _topic("two_seal", _two_seal, harms=_HARMS, victims=_XY, sometimes=("sealed",)),
         _topic("two_compact", _two_compact, harms=_HARMS, victims=_XY, sometimes=("compacted",)),
         _topic("two_expire", _two_expire, harms=_HARMS, victims=_XY, sometimes=("expired", "turned away")),
@@ -204,7 +204,7 @@ SCENARIOS = {
         _topic(
             "all_together",
             _all_together,
-            harms=("stall", "lose", "jump"),
+            harms=("stall", "lose", "late", "jump"),
             victims=("x", "sealer", "compactor", "expirer", "follower"),
             ending="living",
         ),

@@ -485,6 +485,8 @@ class World:
             lasts = delivery.lease_until > self.now  # what was claimed so long ago that it is lost does no harm
             if lasts and self.now < self.due_at.pop(delivery.id, 0):
                 self.faults.append(f"{process} got {self.number(delivery.id)} too early")
+            if lasts and self.is_grouped:
+                self._judge_order(process, delivery)
             for message, holds in self.holds.items():
                 same = message == delivery.id or (self.is_grouped and self._group(message) == delivery.group)
                 for one in holds:
@@ -494,6 +496,36 @@ class World:
                             f" {self.number(message)}"
                         )
             self.holds[delivery.id].append(Hold(process, delivery, beats, self.scheduler.seen["jump"]))
+
+    def _judge_order(self, process: str, delivery: Delivery) -> None:
+        """Check that who gets a message of a group has those before it, as far as they are not acked."""
+        passed = [
+            one
+            for one in self._earlier(delivery)
+            if not any(hold.process == process and not hold.delivery.lost for hold in self.holds[one])
+        ]
+        if not passed:
+            return
+        rows = self.table("operator").context.rows
+        left = sa.select(rows.c.id).where(rows.c.id.in_(passed), rows.c.time_acked.is_(None))
+        with self.scheduler.apart(), self.stage.database.backend.engine.connect() as connection:
+            passed = sorted(connection.scalars(left))
+        if passed:
+            numbers = [self.number(one) for one in passed]
+            self.faults.append(f"{process} got {self.number(delivery.id)} of {delivery.group!r} before {numbers}")
+
+    def _earlier(self, delivery: Delivery) -> list[Any]:
+        """Give the messages that must go before one, as far as callers know."""
+        return [
+            one
+            for one, (name, putter) in self.put.items()
+            if name == (delivery.group or "")
+            and one < delivery.id
+            and one not in self.acked
+            and one not in self.buried
+            and not self.has_expired(one)
+            and putter == self._putter(delivery.id)
+        ]
 
     def _judge_rate(self, delivery: Delivery) -> None:
         """Check that a message was not sent sooner behind the last one than the table's rate lets it."""
@@ -521,23 +553,13 @@ class World:
         self.note_done(delivery.id, process)
         if not self.is_grouped:
             return
-        group = delivery.group or ""
-        earlier = [
-            self.number(one)
-            for one, (name, putter) in self.put.items()
-            if name == group
-            and one < delivery.id
-            and one not in self.acked
-            and one not in self.buried
-            and not self.has_expired(one)
-            and putter == self._putter(delivery.id)
-        ]
+        earlier = [self.number(one) for one in self._earlier(delivery)]
         if earlier and self.table("operator").context.dead is not None:
             with self.scheduler.apart():
                 self.look_for_dead()
             earlier = [one for one in earlier if one + (self.began or 0) not in self.buried]
         if earlier:
-            self.faults.append(f"{self.number(delivery.id)} of {group!r} was acked before {earlier}")
+            self.faults.append(f"{self.number(delivery.id)} of {delivery.group!r} was acked before {earlier}")
 
     def _putter(self, message: Any) -> str:
         return self.put.get(message, ("", ""))[1]
