@@ -1,8 +1,8 @@
-"""Times reading five columns of a sealed topic through the format ``waterclock`` against Spark's own Parquet reader.
+"""Times reading a sealed topic through the format ``waterclock``, and as `waterclock.spark.table`, against Spark alone.
 
-Both read the same ledger files, with nothing done to the rows (Spark's sink ``noop``) and with a sum over a column of
-them. It says seconds by the clock and of the processors (the JVM and its Python workers), and how many times as long
-the topic takes.
+All read the same ledger files: five columns with nothing done to the rows (Spark's sink ``noop``), with a sum over a
+column of them, and for batching, where the format gives packed rows. It says seconds by the clock and of the processors
+(the JVM and its Python workers), and how many times as long as Spark's own Parquet reader the others take.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 
 import waterclock as wc
 from benchmarks.measure import BY_ALL_OF_SPARK, by_several_clocks, write_results
-from waterclock.spark import register
+from waterclock.spark import event_time_batches, register, table
 from waterclock.spark.session.session import session
 
 LEDGERS = 10
@@ -71,25 +71,39 @@ def add_up(messages: DataFrame) -> int:
     return row["sum(entry)"]
 
 
+def batch(messages: DataFrame) -> int:
+    """Batch everything, and count the messages of the batches."""
+    row = event_time_batches(messages).agg({"count": "sum"}).first()
+    assert row is not None
+    return row["sum(count)"]
+
+
 def main() -> None:
     if not (WORK / "factory.db-ledgers").exists():
         generate()
     spark = session("waterclock benchmark", **{"spark.driver.memory": "4g"})
     register(spark)
     files = [str(path) for path in sorted((WORK / "factory.db-ledgers").rglob("*.parquet"))]
-    native = spark.read.parquet(*files).select(*COLUMNS)
-    ours = (
-        spark.read.format("waterclock")
-        .options(url=f"sqlite:///{WORK / 'factory.db'}", topic="telemetry", columns=",".join(COLUMNS))
-        .load()
-    )
-    assert ours.count() == native.count() == LEDGERS * ENTRIES * MESSAGES
-    assert add_up(ours) == add_up(native)
+    of_files = spark.read.parquet(*files)
+    native = of_files.select(*COLUMNS)
+    url = f"sqlite:///{WORK / 'factory.db'}"
+    by_format = spark.read.format("waterclock").options(url=url, topic="telemetry")
+    ours = by_format.options(columns=",".join(COLUMNS)).load()
+    packed = spark.read.format("waterclock").options(url=url, topic="telemetry", packed=True).load()
+    as_table = table(spark, url, "telemetry")
+    assert ours.count() == native.count() == as_table.count() == LEDGERS * ENTRIES * MESSAGES
+    assert add_up(ours) == add_up(native) == add_up(as_table)
+    assert batch(packed) == batch(as_table)
     runs = {
         "parquet, noop": lambda: drain(native),
         "waterclock, noop": lambda: drain(ours),
+        "table, noop": lambda: drain(as_table.select(*COLUMNS)),
         "parquet, sum": lambda: add_up(native),
         "waterclock, sum": lambda: add_up(ours),
+        "table, sum": lambda: add_up(as_table),
+        "parquet, batches": lambda: batch(of_files),
+        "waterclock, batches": lambda: batch(packed),
+        "table, batches": lambda: batch(as_table),
     }
     figures = {
         "messages": LEDGERS * ENTRIES * MESSAGES,
@@ -103,7 +117,11 @@ def main() -> None:
 
 
 def _compared(seconds: Mapping[str, float]) -> dict[str, Any]:
-    times = {what: round(seconds[f"waterclock, {what}"] / seconds[f"parquet, {what}"], 2) for what in ("noop", "sum")}
+    times = {
+        f"{way}, {what}": round(seconds[f"{way}, {what}"] / seconds[f"parquet, {what}"], 2)
+        for what in ("noop", "sum", "batches")
+        for way in ("waterclock", "table")
+    }
     return {"seconds": {name: round(took, 3) for name, took in seconds.items()}, "times_as_long": times}
 
 

@@ -14,7 +14,7 @@ from tests.spark import short_lived
 from tests.spark.pipeline_files import read
 
 import waterclock as wc
-from waterclock.spark import seal_topic
+from waterclock.spark import event_time_batches, messages_of, seal_topic, table
 from waterclock.spark.pipeline.running import run_pipeline
 
 SETTINGS = {
@@ -33,6 +33,14 @@ def main(path: str) -> None:
         topic = database.topic(pipeline.source.topic)
         sealed = seal_topic(spark, topic)
     progress = run_pipeline(spark, pipeline, once=True)
+    with wc.connect(pipeline.source.url) as database:
+        topic = database.create_topic("for-sql")
+        topic.append([wc.Message("c", "s0", 0, b"16", receive_time=0)])
+        topic.roll()
+        topic.seal()
+        topic.append([wc.Message("c", "s0", 10**9, b"17", receive_time=10**9)])
+    batches = event_time_batches(table(spark, pipeline.source.url, "for-sql"))
+    messages = messages_of(batches, "for-sql", url=pipeline.source.url)
     said = {
         "kind": type(spark).__module__,
         "sealed": sealed,
@@ -40,6 +48,7 @@ def main(path: str) -> None:
         "batches": progress.batches,
         "state_partitions": progress.state_partitions,
         "state_buckets": progress.state_buckets,
+        "in_batches": sorted(bytes(row.payload).decode() for row in messages.collect()),
     }
     print(json.dumps(said))
     spark.stop()

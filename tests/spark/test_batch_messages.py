@@ -127,24 +127,38 @@ def test_a_replays_batches_are_rows_and_arrays_with_their_payloads(spark: SparkS
     batches.unpersist()
 
 
+def test_batches_that_arrive_as_a_stream_come_with_their_payloads_too(
+    spark: SparkSession, topic: Topic, tmp_path: Path
+) -> None:
+    batches = batches_on(spark, topic)
+    batches.write.parquet(str(tmp_path / "batches"))
+    arriving = spark.readStream.schema(batches.schema).parquet(str(tmp_path / "batches"))
+    assert means_of_stream(arriving, topic, tmp_path) == pytest.approx(means(in_one_process(topic)))
+
+
+@pytest.mark.slow  # 12 s of a processor, most of it for the state of streams
 def test_a_streams_batches_come_with_their_payloads_too(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
-    url = str(topic.storage.backend.url)
-    arriving = spark.readStream.format("waterclock").options(url=url, topic="telemetry", packed=True).load()
-    arrays = messages_of(event_time_batches(arriving, **RULE), payloads="telemetry", url=url, as_array=True)
-    query = (
-        spark.sql(MEANS_OF_ARRAYS, messages=arrays)
-        .writeStream.format("parquet")
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start(str(tmp_path / "means"))
-    )
-    query.awaitTermination()
-    found = {row.id: row.mean for row in spark.read.parquet(str(tmp_path / "means")).collect()}
+    options = {"url": str(topic.storage.backend.url), "topic": "telemetry", "packed": True}
+    arriving = spark.readStream.format("waterclock").options(**options).load()
+    found = means_of_stream(event_time_batches(arriving, **RULE), topic, tmp_path)
     expected = means(in_one_process(topic))
     assert found
     assert found == pytest.approx({name: expected[name] for name in found})
     # Only the last second of each source is open still.
     assert len(expected) - 30 < len(found) < len(expected)
+
+
+def means_of_stream(batches: DataFrame, topic: Topic, folder: Path) -> dict[str, float]:
+    arrays = messages_of(batches, payloads="telemetry", url=str(topic.storage.backend.url), as_array=True)
+    query = (
+        batches.sparkSession.sql(MEANS_OF_ARRAYS, messages=arrays)
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(folder / "means"))
+    )
+    query.awaitTermination()
+    return {row.id: row.mean for row in batches.sparkSession.read.parquet(str(folder / "means")).collect()}
 
 
 def test_what_cannot_be_meant_is_refused(spark: SparkSession, topic: Topic) -> None:

@@ -62,4 +62,5 @@ def test_sealing_and_pipelines_work_through_spark_connect(tmp_path: Path) -> Non
             "batches": None,
             "state_partitions": 2,
             "state_buckets": 8,
+            "in_batches": ["16", "17"],
         }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 from tests.s3 import SECRET, S3Server
 
 import waterclock as wc
-from waterclock.spark import register, seal_topic
+from waterclock.spark import register, seal_topic, table
 from waterclock.spark.reading.topic_read_options import TopicReadOptions
 from waterclock.spark.upkeep import _Place
 
@@ -34,7 +35,11 @@ def test_spark_seals_and_reads_a_topic_on_s3_without_showing_its_secrets(
         assert sorted(row.event_time for row in frame.select("event_time").collect()) == sorted(
             ledger * 10 + i for ledger in range(3) for i in range(5)
         )
+        # This Spark has no s3a; what it says of it shows no secret either.
+        with pytest.raises(wc.UnavailableError, match=r"s3a://spark-bucket/data/t-1/.*s3a.*files=") as refused:
+            table(spark, url, "t", ledgers=root)
         shown = [
+            str(refused.value),
             frame._jdf.queryExecution().toString(),
             repr(topic.plan()),
             repr(_Place.of(topic)),

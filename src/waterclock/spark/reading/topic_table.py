@@ -22,6 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documenta
 
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.message import Position
+from waterclock.quoting import quoted
 from waterclock.spark.options import plainly
 from waterclock.spark.reading.columns import NS_PER_US, TIMESTAMPS, check_columns, spark_schema
 from waterclock.spark.reading.source import SLICE_MESSAGES, Part, read_part
@@ -38,6 +39,7 @@ from waterclock.topics.whole_files import whole_files
 
 _COLUMNS = check_columns(None)
 _PATTERNS = re.compile(r"[][{}*?\\]")
+_ROOT = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)?/")  # without a scheme it is a path on Spark's own filesystem
 _SPARKS_SCHEMES = {"s3": "s3a"}
 _READING = {
     # The session's settings may say otherwise, and what is missing would then be missing from the answer.
@@ -107,7 +109,7 @@ def table(
         opened = database.topic(topic)
         slices = opened.plan(*_range(opened, since, until, by), max_messages=SLICE_MESSAGES)
         whole = whole_files(opened.storage, slices)
-        root = _root(opened.storage.files) if files is None else files.rstrip("/")
+        root = _root(opened.storage.files) if files is None else _checked_root(files)
     rest = [part for part in slices if part.path not in whole]
     own = [f"{root}/{path}" for path, held in whole.items() if len(held) == 1]
     shared = [f"{root}/{path}" for path, held in whole.items() if len(held) > 1]
@@ -123,7 +125,7 @@ def table(
         pieces = spark.range(0, len(rest), 1, max(len(rest), 1))
         read = freezing_imports(_read, slices=rest, options=options)
         frames.append(pieces.mapInArrow(read, spark_schema(_COLUMNS)))
-    return reduce(DataFrame.union, frames)
+    return reduce(lambda one, other: one.union(other), frames)
 
 
 def _range(topic: Topic, since: Time | None, until: Time | None, by: By) -> tuple[Position | None, Position | None]:
@@ -169,6 +171,14 @@ def _read(
         for batch in batches:
             for number in batch.column("id").to_pylist():
                 yield from read_part(Part(slices[number]), options)
+
+
+def _checked_root(files: str) -> str:
+    if not isinstance(files, str) or not _ROOT.match(files):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
+        raise InvalidArgumentError(
+            f"files: {quoted(files)} is no URL; write it like s3a://bucket/folder or file:///folder"
+        )
+    return files.rstrip("/")
 
 
 def _root(files: LedgerFiles) -> str:
