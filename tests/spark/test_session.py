@@ -82,6 +82,22 @@ def test_an_embedded_session_shuffles_over_its_cores_and_speaks_utc(spark: Spark
     assert spark.sparkContext.uiWebUrl is None
 
 
+@pytest.mark.parametrize(
+    ("place", "writer"),
+    [("/tmp/checkpoint", "FileSystemBased"), ("hdfs://localhost:1/checkpoint", "FileContextBased")],  # noqa: S108
+)
+def test_only_checkpoints_on_local_disks_are_written_through_the_older_interface(
+    spark: SparkSession, place: str, writer: str
+):
+    spark.createDataFrame([(1,)]).write.format("noop").mode("overwrite").save()
+    java = spark.sparkContext._jvm
+    assert java is not None
+    settings = spark._jsparkSession.sessionState().newHadoopConf()
+    managers = java.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
+    found = managers.create(java.org.apache.hadoop.fs.Path(place), settings)
+    assert found.getClass().getSimpleName() == f"{writer}CheckpointFileManager"
+
+
 def test_java_and_python_talk_through_a_folder_of_their_own(spark: SparkSession):
     assert spark.conf.get("spark.python.unix.domain.socket.enabled") == "true"
     assert spark.range(5).mapInArrow(lambda batches: batches, "id BIGINT").count() == 5

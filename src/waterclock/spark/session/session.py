@@ -92,8 +92,10 @@ def session(
     defaults = _EVERYWHERE | java_options | (_embedded() if embedded else {})
     with _environment(_launch_environment(java, embedded=embedded)):
         spark = builder.config(map=defaults | conf).getOrCreate()
-    if embedded and "spark.sql.shuffle.partitions" not in conf:
-        spark.conf.set("spark.sql.shuffle.partitions", spark.sparkContext.defaultParallelism)
+    if embedded:
+        _write_local_checkpoints_plainly(spark)
+        if "spark.sql.shuffle.partitions" not in conf:
+            spark.conf.set("spark.sql.shuffle.partitions", spark.sparkContext.defaultParallelism)
     return spark
 
 
@@ -103,15 +105,25 @@ def _embedded() -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         # On a cluster it would stop every Python function where this package is not installed.
         "spark.python.daemon.module": "waterclock.spark.session.worker_daemon",
-        # Spark's own choice, Hadoop's newer interface, starts several programs of the system for each file of a local
-        # checkpoint (readlink, chmod), and a micro-batch writes some ten files.
-        "spark.sql.streaming.checkpointFileManagerClass": (
-            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-        ),
         "spark.sql.warehouse.dir": str(_scratch() / "warehouse"),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
     }
+
+
+def _write_local_checkpoints_plainly(spark: SparkSession) -> None:
+    """Have Spark write checkpoints on local disks through Hadoop's older interface, and only those.
+
+    The newer one, which is Spark's choice, starts several programs of the system for each local file (readlink, chmod),
+    and a micro-batch writes some ten files. Everywhere else it is the right one: through the older one a micro-batch
+    that runs again could not replace its files on S3, and would keep the old ones on HDFS. Spark takes the older one
+    where the newer one does not know the filesystem.
+    """
+    context: Any = spark.sparkContext
+    settings = context._jsc.hadoopConfiguration()  # noqa: SLF001  # no other way leads there
+    # With the first use of a filesystem Hadoop loads all that it knows, and then reads its settings anew.
+    context._jvm.org.apache.hadoop.fs.FileSystem.getLocal(settings)  # noqa: SLF001
+    settings.unset("fs.AbstractFileSystem.file.impl")
 
 
 def _sockets() -> dict[str, str]:
