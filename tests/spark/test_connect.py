@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.mark.slow  # a minute: it starts a server with a Java of its own
-def test_sealing_and_pipelines_work_through_spark_connect(tmp_path: Path) -> None:
+def test_upkeep_pipelines_and_batching_work_through_spark_connect(tmp_path: Path) -> None:
     with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
         topic = database.create_topic("telemetry")
         for n in range(3):
@@ -52,15 +53,19 @@ def test_sealing_and_pipelines_work_through_spark_connect(tmp_path: Path) -> Non
         )
         assert client.returncode == 0, client.stderr[-3_000:]
         said = json.loads(client.stdout.splitlines()[-1])
-        batches, _ = expected(database)
+        batches, rejected = expected(database)
         closed = {name: payload for name, payload in batches.items() if int(name.partition("@")[2]) < at}
         assert landed(database) == closed
         assert said == {
             "kind": "pyspark.sql.connect.session",
-            "sealed": 3,
+            "upkeep": [3, 2, 2],
             "messages": 57,
-            "batches": None,
+            "batches": len(closed),
+            "open_batches": len(batches) - len(closed),
+            "rejections": {"late": 0, "future": 0, "duplicate": 0, "replaced": 0} | Counter(r.reason for r in rejected),
+            "replayed": [57, len(batches), len(rejected)],
             "state_partitions": 2,
             "state_buckets": 8,
             "in_batches": ["16", "17"],
+            "by_rate": 2,
         }

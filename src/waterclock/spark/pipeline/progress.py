@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.utils import is_remote
@@ -47,7 +47,7 @@ class Progress:
     micro_batches, messages
         How many it has processed since it was started.
     batches
-        How many it has given since then; None through Spark Connect, which does not tell.
+        How many it has given since then.
     rate
         Messages a second, of the newest micro-batch.
     lag
@@ -55,9 +55,9 @@ class Progress:
     position
         Where the first of these stands; None where that is not known yet.
     open_batches
-        Windows with messages that are not closed yet; None in a replay and through Spark Connect.
+        Windows with messages that are not closed yet; None in a replay.
     rejections
-        Messages that are in no batch, by the reason, since the start; none where ``batches`` is None.
+        Messages that are in no batch, by the reason, since the start.
     state_rows
         Rows of the state; None in a replay.
     state_bytes
@@ -79,7 +79,7 @@ class Progress:
     pipeline: str = ""
     micro_batches: int = 0
     messages: int = 0
-    batches: int | None = 0
+    batches: int = 0
     rate: float = 0.0
     lag: int | None = None
     position: str | None = None
@@ -95,13 +95,13 @@ class Progress:
     open_by_bucket: dict[int, int] = field(default_factory=dict[int, int])
 
     @property
-    def rejected(self) -> int | None:
-        """Messages that are in no batch, since the start; None where ``batches`` is."""
-        return None if self.batches is None else sum(self.rejections.values())
+    def rejected(self) -> int:
+        """Messages that are in no batch, since the start."""
+        return sum(self.rejections.values())
 
     def count(self, observed: Mapping[str, Any]) -> None:
         """Add what was observed of a micro-batch's outcomes."""
-        self.batches = (self.batches or 0) + (observed[_BATCHES] or 0)
+        self.batches += observed[_BATCHES] or 0
         for reason in self.rejections:
             self.rejections[reason] += observed[reason] or 0
 
@@ -122,14 +122,10 @@ class Progress:
             self.messages += read
             self.rate = read / max(one.durationMs["triggerExecution"], 1) * 1_000
             self.phases = _phases(one.durationMs)
-            if is_remote():
-                self.batches, self.rejections = None, {}
-                continue
             if OUTCOMES in one.observedMetrics:
-                self.count(one.observedMetrics[OUTCOMES].asDict())
+                self.count(_observed(one.observedMetrics[OUTCOMES]))
             if OPEN_BATCHES in one.observedMetrics:
-                changed = one.observedMetrics[OPEN_BATCHES].buckets
-                self.open_by_bucket |= {each["bucket"]: each["open_batches"] for each in changed}
+                self.open_by_bucket |= dict(_observed(one.observedMetrics[OPEN_BATCHES])["buckets"])
                 self.open_batches = sum(self.open_by_bucket.values())
         latest, end = _offset(newest.sources[0].latestOffset), _offset(newest.sources[0].endOffset)
         if "ordinal" in latest and "ordinal" in end:
@@ -161,6 +157,14 @@ def counts() -> list[Column]:
     batches = F.sum(F.when(F.col("rejection").isNull(), F.size("batches")))
     by_reason = [F.sum(F.when(F.col("rejection") == reason, F.col("count"))).alias(reason) for reason in _REASONS]
     return [batches.alias(_BATCHES), *by_reason]
+
+
+def _observed(row: Row) -> dict[str, Any]:
+    """Give what was observed by its names; through Spark Connect values and names come apart."""
+    observed = row.asDict()
+    if not is_remote():
+        return observed
+    return dict(zip((field["name"] for field in observed["schema"]["fields"]), observed["values"], strict=True))
 
 
 def _read(source: Any) -> int:

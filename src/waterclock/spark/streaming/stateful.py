@@ -47,7 +47,7 @@ _STATE_SCHEMA = StructType().add("state", BinaryType()).add("buckets", IntegerTy
 _WAKING_STATE_SCHEMA = StructType([*_STATE_SCHEMA, StructField("timer", LongType())])
 
 OPEN_BATCHES = "waterclock_open_batches"
-"""The metric that a stream observes: ``buckets``, of those that a micro-batch changed how many batches are open."""
+"""The metric that a stream observes: ``buckets``, of those that a micro-batch changed numbers and open batches."""
 
 _Key = tuple[int]
 
@@ -214,7 +214,7 @@ def _outcomes(bucketed: DataFrame, processor: StatefulProcessor, time_mode: str)
     cells = bucketed.groupBy("bucket").transformWithState(
         statefulProcessor=processor, outputStructType=CELL_SCHEMA, outputMode="Append", timeMode=time_mode
     )
-    ran = F.when(F.isnotnull("bucket"), F.struct("bucket", "open_batches"))
+    ran = F.when(F.isnotnull("bucket"), F.array("bucket", "open_batches"))
     return cells.observe(OPEN_BATCHES, F.collect_list(ran).alias("buckets")).mapInArrow(
         freezing_imports(expand), OUTCOMES_SCHEMA
     )
