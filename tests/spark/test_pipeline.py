@@ -78,6 +78,8 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
         ('start = "2026-07-01T10:00:00Z"', 'start = "2 h and some"', "line 5: source.start = '2 h and some': start: "),
         ('start = "2026-07-01T10:00:00Z"', "start = true", "line 5: source.start: True must be a time, how long ago"),
         ('topic = "rejected"', 'topic = "rejected"\nledgers = "x"', "line 23: output.ledgers belongs to output.url"),
+        ('topic = "rejected"', 'parquet = "{folder}/x/../batches/"', "line 22: output.parquet: "),
+        ('topic = "rejected"', 'parquet = "file://{folder}/batches/late"', "line 22: output.parquet: "),
         ('table = "batches"', 'table = "batches"\nname = " x"', "line 15: output.name = ' x': name: "),
         (
             'what = "rejected"\ntopic = "rejected"',
@@ -153,6 +155,20 @@ def test_what_the_environment_says_is_put_in_and_never_quoted(tmp_path: Path, mo
     assert "hidden" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "secret", ["hunter2", "hunter2'\"x", "hunter2\\x", "hunter2\n", "hunter2" * 40, "x://hunter2@y"]
+)
+@pytest.mark.parametrize("value", ["telemetry", "500ms", "5s", "rejected", "2026-07-01T10:00:00Z"])
+def test_no_error_about_a_file_shows_what_a_variable_stands_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str, value: str
+) -> None:
+    monkeypatch.setenv("SECRET", secret)
+    written = PIPELINE.replace(f'"{value}"', '"a${SECRET}"', 1)
+    with pytest.raises(wc.InvalidArgumentError, match="line ") as refused:
+        read(write(tmp_path, written.replace("[run]", "[run]\nlast = 1")))
+    assert "hunter" not in str(refused.value)
+
+
 def test_several_pipelines_in_a_file_share_its_settings(tmp_path: Path) -> None:
     file = PipelineFile.read(write(tmp_path, SEVERAL))
     assert file.spark == {"spark.driver.memory": "1g", "spark.sql.ansi.enabled": "true"}
@@ -162,7 +178,12 @@ def test_several_pipelines_in_a_file_share_its_settings(tmp_path: Path) -> None:
     assert [output.url.rpartition("/")[2] for output in by_time.outputs] == ["f.db", "other.db"]
     for old, new, says in (
         ('"by-rate"\n[', '"by-time"\n[', "two pipelines have the name 'by-time'"),
-        ('/by-rate"', '/by-time"', "two pipelines have the run.checkpoint"),
+        ('/by-rate"', '/./by-time/"', "two pipelines have one run.checkpoint"),
+        (
+            'table = "rates"',
+            'parquet = "{folder}/b"\n[[pipeline.output]]\nwhat = "batches"\nparquet = "{folder}/b/c"',
+            "line 40: output.parquet: ",
+        ),
         ('gated = ["s0"]', "gated = [0]", "line 32: batching.gated: [0] must be true, false, or a list of streams"),
         ("timeout = inf", "timeout = 2.0", "line 33: batching.timeout = 2.0: timeout: 2.0 is a float"),
         ('forget_after = "1h"', 'forget_after = "0s"', "line 34: batching.forget_after = '0s': forget_after: '0s'"),
@@ -194,6 +215,11 @@ def test_a_pipeline_whose_places_are_not_there_is_refused(database: wc.Database,
     file = read(write(tmp_path, PIPELINE.replace('topic = "rejected"', 'topic = "nowhere"')))
     with pytest.raises(wc.NotFoundError, match="there is no topic 'nowhere'"):
         file.check_places()
+    database.create_topic("nowhere")
+    file.check_places()
+    endless = read(write(tmp_path, PIPELINE.replace('topic = "rejected"', 'topic = "telemetry"')))
+    with pytest.raises(wc.InvalidArgumentError, match="would come again and again"):
+        endless.check_places()
 
 
 @pytest.mark.slow

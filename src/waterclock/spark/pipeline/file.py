@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -23,12 +24,16 @@ from waterclock.spark.buckets import checked_buckets
 from waterclock.spark.pipeline.toml_lines import TomlLines
 from waterclock.time import is_duration, to_duration, to_time
 from waterclock.topics.names import check_name
+from waterclock.topics.topic import Topic
 
 By = Literal["event_time", "rate"]
 What = Literal["batches", "rejected"]
 _TARGETS = ("table", "topic", "parquet")
 _TARGETS_OF: dict[What, tuple[str, ...]] = {"batches": ("table", "parquet"), "rejected": ("topic", "parquet")}
 _OF_A_PIPELINE = ("source", "batching", "output", "run")
+_TELLING = 4
+"""So many characters of a password's beginning say too much."""
+
 _VARIABLE = re.compile(r"\$(\$|\{([^}]*)\}?)?")
 
 AVAILABLE_NOW = "available now"
@@ -121,20 +126,33 @@ class Pipeline:
     state_buckets: int | None
 
     def check_places(self) -> None:
-        """Insist that what is read and written is there.
+        """Insist that what is read and written is there, and that what is rejected is not read again.
 
         Raises
         ------
         NotFoundError
             Naming the topic or the message table that is not.
+        InvalidArgumentError
+            Where rejected messages go to the topic that is read: they would be rejected again and again.
         """
         with connect(self.source.url, self.source.ledgers) as database:
-            database.topic(self.source.topic)
+            read = _identity(database.topic(self.source.topic))
         for output in self.outputs:
             if output.kind == "parquet":
                 continue
             with connect(output.url, output.ledgers) as database:
-                (database.table if output.kind == "table" else database.topic)(output.target)
+                if output.kind == "table":
+                    database.table(output.target)
+                elif _identity(database.topic(output.target)) == read:
+                    raise InvalidArgumentError(
+                        f"pipeline {quoted(self.name)} reads topic {quoted(output.target)}, so rejected messages would"
+                        " come again and again from there; give output.topic another one"
+                    )
+
+
+def _identity(topic: Topic) -> object:
+    """Tell topics apart, however the URLs of their databases are written; earlier versions gave them no origin."""
+    return topic.storage.origin or (topic.storage.backend.url, topic.name)
 
 
 @dataclass(frozen=True)
@@ -227,6 +245,8 @@ class _Table:
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise self.wrong(key, f"{self._name}.{key}: {quoted(value)} must be {wanted}")
         self._taken[key] = self._filled(key, value) if isinstance(value, str) else value
+        if self._taken[key] != value:
+            self._filled_in = {str(self._taken[key]): str(value)} | self._filled_in  # the longer ones first
         return self._taken[key]
 
     def check(self, key: str, check: Callable[[], Any]) -> Any:
@@ -260,9 +280,16 @@ class _Table:
 
     def wrong(self, key: str, text: str) -> InvalidArgumentError:
         line = self._lines.find(self._name, key, self._place, self._pipeline)
-        for secret, variable in self._filled_in.items():  # what a variable stands for may be a password
-            text = text.replace(secret, variable)
-        return InvalidArgumentError(f"{self._path}, line {line}: {text}")
+        return InvalidArgumentError(f"{self._path}, line {line}: {self._named(key, text)}")
+
+    def _named(self, key: str, text: str) -> str:
+        """Show of what came from the environment, which may be a password, the variables' names."""
+        for said, name in self._filled_in.items():
+            for form, shown in ((quoted(said), quoted(name)), (repr(said)[1:-1], name), (said, name)):
+                text = text.replace(form, shown)
+        if any(said[:_TELLING] in text for said, name in self._filled_in.items() if _VARIABLE.fullmatch(name)):
+            return f"{self._name}.{key}: what the environment has for its variables is not what belongs there"
+        return text
 
     def _filled(self, key: str, text: str) -> str:
         """Put in what the environment has for ``${NAME}``; ``$$`` is a dollar sign."""
@@ -292,6 +319,7 @@ def _checked(path: Path, content: dict[str, Any], lines: TomlLines) -> PipelineF
     given = content.pop("pipeline", None)
     if given is None:
         one = _pipeline(path, content, lines, 0, path.stem, ("pipeline", "spark"))
+        _refuse_shared_folders(path, lines, [one])
         return PipelineFile(path.stem, (one,), spark)
     if not isinstance(given, list) or not all(isinstance(each, dict) for each in cast("list[object]", given)):
         raise InvalidArgumentError(f"{path}, line {lines.find('pipeline')}: write [[pipeline]], once for each")
@@ -304,14 +332,39 @@ def _checked(path: Path, content: dict[str, Any], lines: TomlLines) -> PipelineF
         _named_pipeline(path, values, lines, number)
         for number, values in enumerate(cast("list[dict[str, Any]]", given))
     ]
-    for what, values in (
-        ("name", [one.name for one in pipelines]),
-        ("run.checkpoint", [one.checkpoint for one in pipelines]),
-    ):
-        twice, times = Counter(values).most_common(1)[0]
-        if times > 1:
-            raise InvalidArgumentError(f"{path}: two pipelines have the {what} {quoted(twice)}; each needs its own")
+    twice, times = Counter(one.name for one in pipelines).most_common(1)[0]
+    if times > 1:
+        raise InvalidArgumentError(f"{path}: two pipelines have the name {quoted(twice)}; each needs its own")
+    if len({_folder(one.checkpoint) for one in pipelines}) < len(pipelines):
+        raise InvalidArgumentError(f"{path}: two pipelines have one run.checkpoint; each needs its own")
+    _refuse_shared_folders(path, lines, pipelines)
     return PipelineFile(path.stem, tuple(pipelines), spark)
+
+
+def _refuse_shared_folders(path: Path, lines: TomlLines, pipelines: Sequence[Pipeline]) -> None:
+    """Insist that no output to Parquet has its folder within that of another: it would replace what that one wrote."""
+    folders: list[str] = []
+    for number, pipeline in enumerate(pipelines):
+        for place, output in enumerate(pipeline.outputs):
+            if output.kind != "parquet":
+                continue
+            folder = _folder(output.target)
+            for other in folders:
+                if f"{folder}/".startswith(f"{other}/") or f"{other}/".startswith(f"{folder}/"):
+                    line = lines.find("output", "parquet", place, number)
+                    raise InvalidArgumentError(
+                        f"{path}, line {line}: output.parquet: this folder and that of another output are one, or lie"
+                        " in each other; give each its own"
+                    )
+            folders.append(folder)
+
+
+def _folder(place: str) -> str:
+    """Write a folder or URL so that two ways to write one are equal."""
+    scheme, separator, rest = place.partition(":")
+    if not separator or scheme == "file":
+        return os.path.abspath(f"/{rest.lstrip('/')}" if separator else place)  # noqa: PTH100  # resolves "..", opens nothing
+    return f"{scheme}:{posixpath.normpath(rest)}"
 
 
 def _named_pipeline(path: Path, values: dict[str, Any], lines: TomlLines, number: int) -> Pipeline:
