@@ -31,6 +31,10 @@ BEGIN = 1_790_000_000 * 10**9
 MS = 10**6
 
 
+WITH_US = ("setpriv", "--pdeathsig", "KILL")
+"""Before a command: the system kills its process when the tests' own has ended, even where that is killed."""
+
+
 PATIENCE_S = 600  # starting a driver takes 5 s, and many times that on a machine that is busy
 
 
@@ -79,7 +83,7 @@ class Pipeline:
     def query(self, master: str, until: str) -> Generator[subprocess.Popen[str]]:
         """Start the query in a process group of its own, which ends with this."""
         url = str(self.database.backend.url)
-        command = [sys.executable, "-m", "tests.spark.pipeline_query", url, str(self.folder), master, until]
+        command = [*WITH_US, sys.executable, "-m", "tests.spark.pipeline_query", url, str(self.folder), master, until]
         path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
         with (self.folder / "stderr").open("a") as errors:
             process = subprocess.Popen(
@@ -154,19 +158,28 @@ def end_group(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def executors_of(processes: Sequence[subprocess.Popen[str]]) -> list[int]:
-    """Find the executors that are of the sessions of some processes."""
+def processes_of(processes: Sequence[subprocess.Popen[str]]) -> dict[int, bytes]:
+    """Find what runs in the sessions of some processes: its number and its command line."""
     sessions = {process.pid for process in processes}
-    found: list[int] = []
+    found: dict[int, bytes] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             session = int((folder / "stat").read_text().rpartition(") ")[2].split()[3])
             command = (folder / "cmdline").read_bytes()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if session in sessions and b"CoarseGrainedExecutorBackend" in command and b"java" in command.split(b"\0")[0]:
-            found.append(int(folder.name))
+        if session in sessions and command:  # what has ended, and waits to be reaped, has none
+            found[int(folder.name)] = command
     return found
+
+
+def executors_of(processes: Sequence[subprocess.Popen[str]]) -> list[int]:
+    """Find the executors that are of the sessions of some processes."""
+    return [
+        process
+        for process, command in processes_of(processes).items()
+        if b"CoarseGrainedExecutorBackend" in command and b"java" in command.split(b"\0")[0]
+    ]
 
 
 def kill_executors(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import time
 import venv
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
@@ -20,11 +21,13 @@ import pyspark
 import pytest
 from tests.spark import short_lived
 from tests.spark.pipeline_files import SECOND, START, expected, landed, write
-from tests.spark.pipeline_process import Pipeline, end_group, kill_executors
+from tests.spark.pipeline_process import WITH_US, Pipeline, end_group, executors_of, kill_executors
 
 import waterclock as wc
 from waterclock.spark.session.java import find_java, make_java_home
 
+DEPLOY = "org.apache.spark.deploy"
+PLACE = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 MASTER_SAYS = re.compile(r"Starting Spark master at (spark://\S+)")
 WORKER_SAYS = re.compile(r"Successfully registered with master")
@@ -59,7 +62,7 @@ def daemon(folder: Path, ready: re.Pattern[str], *words: str) -> Generator[tuple
         "PYSPARK_PYTHON": sys.executable,
     }
     process = subprocess.Popen(
-        ["bash", str(SPARK_CLASS), *words],
+        [*WITH_US, "bash", str(SPARK_CLASS), *words],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -92,16 +95,18 @@ class Cluster(NamedTuple):
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster]:
     """A master with two workers of one core each."""
     folder = tmp_path_factory.mktemp("cluster")
-    deploy = "org.apache.spark.deploy"
-    place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     with ExitStack() as running:
-        _, found = running.enter_context(daemon(folder / "master", MASTER_SAYS, f"{deploy}.master.Master", *place))
-        url, workers = found[1], []
-        for name in ("first", "second"):
-            words = (f"{deploy}.worker.Worker", *place, "--cores", "1", "--memory", "1g", url)
-            worker, _ = running.enter_context(daemon(folder / name, WORKER_SAYS, *words))
-            workers.append(worker)
-        yield Cluster(url, workers)
+        _, found = running.enter_context(daemon(folder / "master", MASTER_SAYS, f"{DEPLOY}.master.Master", *PLACE))
+        workers = [running.enter_context(worker(folder / name, found[1])) for name in ("first", "second")]
+        yield Cluster(found[1], workers)
+
+
+@contextmanager
+def worker(folder: Path, url: str) -> Generator[subprocess.Popen[str]]:
+    """Add a worker of one core to a master."""
+    words = (f"{DEPLOY}.worker.Worker", *PLACE, "--cores", "1", "--memory", "1g", url)
+    with daemon(folder, WORKER_SAYS, *words) as (process, _):
+        yield process
 
 
 @pytest.mark.slow  # a cluster of six JVMs takes minutes on two cores
@@ -111,6 +116,27 @@ def test_a_standalone_cluster_that_loses_an_executor_gives_the_batches_of_one_pr
     pipeline = Pipeline(tmp_path, seed=6)
     with pipeline.appended_to(), pipeline.query(cluster.url, "on") as process:
         kill_executors(pipeline, process, kills=1, workers=cluster.workers)
+    pipeline.finish(cluster.url)
+    pipeline.check()
+
+
+@pytest.mark.slow  # as above
+def test_a_standalone_cluster_that_loses_a_worker_gives_the_batches_of_one_process(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    pipeline = Pipeline(tmp_path, seed=7)
+    with (
+        worker(tmp_path / "worker", cluster.url) as lost,
+        pipeline.appended_to(),
+        pipeline.query(cluster.url, "on") as process,
+    ):
+        pipeline.wait_for(process, "end")
+        pipeline.wait_for(process, "begin")
+        time.sleep(pipeline.chance.uniform(0, 1))  # in the middle of a micro-batch, this is the point
+        assert executors_of([lost]), "the worker has nothing to lose"
+        end_group(lost)
+        pipeline.wait_for(process, "end")
+        pipeline.wait_for(process, "end")
     pipeline.finish(cluster.url)
     pipeline.check()
 

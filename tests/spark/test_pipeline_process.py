@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.spark import short_lived
 from tests.spark.pipeline_files import PIPELINE, START, expected, landed, write
-from tests.spark.pipeline_process import end_group
+from tests.spark.pipeline_process import WITH_US, end_group, processes_of
 
 import waterclock as wc
 from waterclock.spark.writing.message_writer import REASON_HEADER
@@ -64,6 +64,7 @@ class Press:
         with (self.folder / "stderr").open("a") as errors:
             process = subprocess.Popen(
                 [
+                    *WITH_US,
                     sys.executable,
                     "-m",
                     "waterclock",
@@ -99,6 +100,15 @@ class Press:
             assert not ended, f"the pipeline ended: {(self.folder / 'stderr').read_text()[-3_000:]}"
             time.sleep(0.1)  # looking costs what the pipeline needs
 
+    def kill(self, process: subprocess.Popen[str]) -> None:
+        """Kill the Python that the pipeline was started as, and nothing else; wait until all that it started ends."""
+        process.kill()
+        process.wait()
+        give_up_at = time.monotonic() + PATIENCE_S
+        while left := processes_of([process]):
+            assert time.monotonic() < give_up_at, left
+            time.sleep(0.1)  # as above
+
     def stop(self, process: subprocess.Popen[str], number: signal.Signals) -> dict[str, int]:
         """Ask it to stop; give what it says last."""
         process.send_signal(number)
@@ -117,6 +127,8 @@ def test_a_pipeline_that_is_killed_or_stopped_goes_on_and_writes_everything_once
             # What was begun before a kill comes again under its number.
             press.wait_for(process, "commits" if kill == 1 else "offsets", press.count("offsets") + 1)
             time.sleep(press.chance.uniform(0, 1))  # at any moment, this is the point
+            if kill == 0:
+                press.kill(process)
     if kills > 1:
         press.append(entries=12)
         with press.running() as process:
