@@ -4,7 +4,8 @@ A source sends a message every 8.64 s, and a micro-batch takes the messages of t
 thousandth and with a tenth of the sources; on paper, each figure is linear in their number. Then all sources send for
 86 s, a thousandth of the day's messages, and each figure is printed beside what it should be.
 
-``python -m benchmarks.spark_sizes`` takes some minutes and 2 GB of disk; ``--sources`` makes it smaller.
+``python -m benchmarks.spark_sizes`` takes some minutes and 2 GB of disk; ``--sources`` makes it smaller, and ``--by
+rate`` batches by rate.
 """
 
 from __future__ import annotations
@@ -13,31 +14,33 @@ import argparse
 import shutil
 import statistics
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.measure import PeakMemory, write_results
 from benchmarks.spark_messages import STREAMS, files, generate, options
 from benchmarks.spark_stream import buckets
-from waterclock.spark import event_time_batches, register
+from waterclock.spark import event_time_batches, rate_aware_batches, register
 from waterclock.spark.session.session import session
 
 SOURCES = 1_000_000
 EVERY_MS = 8_640
 MICRO_BATCHES = 10
+BY: Mapping[str, Callable[[DataFrame], DataFrame]] = {"event_time": event_time_batches, "rate": rate_aware_batches}
 WORK = Path(__file__).parent / "scratch" / "spark_sizes"
 
 
-def run(spark: SparkSession, sources: int) -> dict[str, float]:
+def run(spark: SparkSession, sources: int, batches_by: Callable[[DataFrame], DataFrame]) -> dict[str, float]:
     """Batch ten messages of each source, one a micro-batch, and say what a micro-batch and its state took."""
     folder = WORK / str(sources)
     if not folder.exists():
         generate(folder, sources=sources, ledgers=MICRO_BATCHES, bursts=1, every_ms=EVERY_MS, streams=STREAMS[:1])
     checkpoint = Path(tempfile.mkdtemp(dir=WORK))
     arriving = spark.readStream.format("waterclock").options(**options(folder), buckets=buckets(spark))
-    batches = event_time_batches(arriving.option("maxMessagesPerTrigger", sources).load())
+    batches = batches_by(arriving.option("maxMessagesPerTrigger", sources).load())
     with PeakMemory() as peak:
         writer = batches.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
         query = writer.trigger(availableNow=True).start()
@@ -69,15 +72,17 @@ def _mb(size: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sources", type=int, default=SOURCES, help="of the largest run (default: %(default)s)")
+    parser.add_argument("--by", choices=BY, default="event_time")
     chosen = parser.parse_args()
     WORK.mkdir(parents=True, exist_ok=True)
     spark = session("waterclock benchmark", **{"spark.driver.memory": "4g"})
     register(spark)
     few, some, all_ = chosen.sources // 1_000, chosen.sources // 10, chosen.sources
-    run(spark, few)  # compiles, and starts workers
-    of_few, of_some, measured = (run(spark, sources) for sources in (few, some, all_))
+    run(spark, few, BY[chosen.by])  # compiles, and starts workers
+    of_few, of_some, measured = (run(spark, sources, BY[chosen.by]) for sources in (few, some, all_))
     on_paper = {name: of_few[name] + (of_some[name] - of_few[name]) * (all_ - few) / (some - few) for name in measured}
     figures: dict[str, Any] = {
+        "by": chosen.by,
         "sources": all_,
         "messages": all_ * MICRO_BATCHES,
         "messages a micro-batch": all_,
@@ -97,9 +102,10 @@ def main() -> None:
             "measured": round(measured[name], 3),
         }
     spark.stop()
-    for name, figure in figures.items():
-        print(name, figure)
-    print(f"wrote {write_results('spark_sizes', figures, ('waterclock', 'pyspark', 'pyarrow', 'numba', 'numpy'))}")
+    for what, figure in figures.items():
+        print(what, figure)
+    name = "spark_sizes" if chosen.by == "event_time" else f"spark_sizes_by_{chosen.by}"
+    print(f"wrote {write_results(name, figures, ('waterclock', 'pyspark', 'pyarrow', 'numba', 'numpy'))}")
 
 
 if __name__ == "__main__":
