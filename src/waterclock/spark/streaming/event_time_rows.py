@@ -13,7 +13,7 @@ from waterclock.batching.event_time.rule import ACCEPTED, REJECTIONS, UNDECIDED,
 from waterclock.spark.many_sources import ManySources
 from waterclock.spark.packing import local_streams
 from waterclock.spark.records import cells_of_records
-from waterclock.spark.streaming.outcome_rows import BATCH, REASONS, batch_structs
+from waterclock.spark.streaming.outcome_rows import REASONS, batch_structs
 
 # By verdict.
 _REJECTIONS = pa.array([REJECTIONS.get(verdict) for verdict in range(UNDECIDED)])
@@ -39,7 +39,10 @@ def outcome_rows(many: ManySources, found: Assignment, rule: EventTimeRule) -> p
     accepted = int(np.count_nonzero(verdicts == ACCEPTED))
     # Places where a batch begins; a message that is in none is by itself.
     changes = begins(verdicts, sources)
-    parts = np.flatnonzero(changes | begins(found.starts[order]) | (verdicts != ACCEPTED))
+    apart = changes.copy()
+    apart[:accepted] |= begins(found.starts[order[:accepted]])
+    apart[accepted:] = True
+    parts = np.flatnonzero(apart)
     pieces = (parts - np.maximum.accumulate(np.where(changes[parts], parts, 0))) // _LARGEST_ROW
     row_parts = np.flatnonzero(changes[parts] | begins(pieces))
     firsts = parts[row_parts]
@@ -47,13 +50,16 @@ def outcome_rows(many: ManySources, found: Assignment, rule: EventTimeRule) -> p
     rows = np.repeat(np.arange(len(firsts)), counts)
     streams, messages["stream"] = local_streams(rows, len(firsts), leaving.streams, many.stream_names)
     windows = parts[: np.searchsorted(parts, accepted)]
-    ends = found.ends[order][windows]
-    facts = np.empty(len(windows), BATCH)
-    facts["start"], facts["end"] = found.starts[order][windows], ends
-    facts["closed_at"] = closing_times(ends, rule)
-    facts["reason"] = np.where(found.conflicts[order][windows], REASONS.index("conflict"), REASONS.index("timeout"))
-    facts["first"] = windows - firsts[rows[windows]]
-    facts["count"] = np.diff(windows, append=accepted)
+    of_windows = order[windows]
+    ends = found.ends[of_windows]
+    batches = batch_structs(
+        np.where(found.conflicts[of_windows], REASONS.index("conflict"), REASONS.index("timeout")),
+        start=found.starts[of_windows],
+        end=ends,
+        closed_at=closing_times(ends, rule),
+        first=windows - firsts[rows[windows]],
+        count=np.diff(windows, append=accepted),
+    )
     bounds = np.minimum(np.append(row_parts, len(parts)), len(windows)).astype(np.int32)
     return pa.record_batch(
         {
@@ -62,7 +68,7 @@ def outcome_rows(many: ManySources, found: Assignment, rule: EventTimeRule) -> p
             "count": counts.astype(np.int32),
             "messages": cells_of_records(messages, np.append(firsts, len(messages))),
             "rejection": _REJECTIONS.take(pa.array(verdicts[firsts])),
-            "batches": pa.ListArray.from_arrays(bounds, batch_structs(facts)),
+            "batches": pa.ListArray.from_arrays(bounds, batches),
         }
     )
 
@@ -70,7 +76,10 @@ def outcome_rows(many: ManySources, found: Assignment, rule: EventTimeRule) -> p
 def begins(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Tell of each place whether any of the columns differs from the place before."""
     differs = np.ones(len(columns[0]), np.bool_)
-    differs[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    first, *others = columns
+    np.not_equal(first[1:], first[:-1], out=differs[1:])
+    for column in others:
+        differs[1:] |= column[1:] != column[:-1]
     return differs
 
 

@@ -13,19 +13,7 @@ from waterclock.spark.cells import from_cell, to_cell
 from waterclock.spark.packing import PACKED_SCHEMA, ROWS
 
 REASONS = ("timeout", "conflict", "slots", "gap", "start", "stall", "flush")
-"""Why a batch closed, by the number that stands for it in `BATCH`."""
-
-BATCH = np.dtype(
-    [
-        ("start", "<i8"),
-        ("end", "<i8"),
-        ("closed_at", "<i8"),
-        ("first", "<i4"),
-        ("count", "<i4"),
-        ("reason", "u1"),
-    ]
-)
-"""The record of a batch; ``first`` and ``count`` say which of its row's messages it holds."""
+"""Why a batch closed, by the number that stands for it."""
 
 _BATCH_STRUCT = "start: BIGINT, end: BIGINT, closed_at: BIGINT, reason: STRING, first: INT, count: INT"
 
@@ -36,9 +24,10 @@ OUTCOMES_SCHEMA = f"{PACKED_SCHEMA}, rejection STRING, batches ARRAY<STRUCT<{_BA
 ``batches`` says which of them each batch holds: ``count`` from the one numbered ``first`` on.
 """
 
-_NUMBERS = {"start": pa.int64(), "end": pa.int64(), "closed_at": pa.int64(), "first": pa.int32(), "count": pa.int32()}
+_NUMBERS = {"start": np.int64, "end": np.int64, "closed_at": np.int64, "first": np.int32, "count": np.int32}
 _BATCH_FIELDS = [
-    (name, _NUMBERS.get(name, pa.string())) for name in ("start", "end", "closed_at", "reason", "first", "count")
+    (name, pa.from_numpy_dtype(_NUMBERS[name]) if name in _NUMBERS else pa.string())
+    for name in ("start", "end", "closed_at", "reason", "first", "count")
 ]
 
 OUTCOMES = pa.schema([*ROWS, ("rejection", pa.string()), ("batches", pa.list_(pa.struct(_BATCH_FIELDS)))])
@@ -53,10 +42,10 @@ _LARGEST_CELL = 2**17
 _REASON_TEXTS = pa.array(REASONS)
 
 
-def batch_structs(facts: npt.NDArray[Any]) -> pa.StructArray:
-    """Turn records of `BATCH` into the structs of `OUTCOMES`."""
-    columns = {name: pa.array(facts[name]) for name in _NUMBERS}
-    columns["reason"] = _REASON_TEXTS.take(pa.array(facts["reason"]))
+def batch_structs(reasons: npt.NDArray[Any], **numbers: npt.NDArray[Any]) -> pa.StructArray:
+    """Turn what is known of batches into the structs of `OUTCOMES`; ``reasons`` are places in `REASONS`."""
+    columns = {name: pa.array(numbers[name].astype(kind, copy=False)) for name, kind in _NUMBERS.items()}
+    columns["reason"] = _REASON_TEXTS.take(pa.array(reasons))
     return pa.StructArray.from_arrays([columns[name] for name, _ in _BATCH_FIELDS], [name for name, _ in _BATCH_FIELDS])
 
 

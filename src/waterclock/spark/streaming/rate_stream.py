@@ -27,7 +27,7 @@ from waterclock.spark.packing import encoded, local_streams
 from waterclock.spark.records import POSITIONED, cells_of_records
 from waterclock.spark.streaming.event_time_rows import begins
 from waterclock.spark.streaming.lives import Lives
-from waterclock.spark.streaming.outcome_rows import BATCH, OUTCOMES, REASONS, batch_structs
+from waterclock.spark.streaming.outcome_rows import OUTCOMES, REASONS, batch_structs
 from waterclock.spark.streaming.rate_options import RateOptions
 from waterclock.spark.streaming.slices import slices
 from waterclock.spark.streaming.stream_state import REMEDY, state_parts
@@ -304,17 +304,21 @@ def _outcome_rows(ordered: ManySources, found: ManyBatches) -> pa.RecordBatch:
     rows = np.repeat(np.arange(len(sources)), np.diff(firsts))
     leaving = ordered.take(found.messages[_leaving_order(ordered, found.messages, batch_of)])
     streams, leaving.messages["stream"] = local_streams(rows, len(sources), leaving.streams, ordered.stream_names)
-    facts = np.empty(len(sizes), BATCH)
-    facts["start"], facts["end"], facts["closed_at"] = found.starts, found.ends, found.closed_at
-    facts["first"], facts["count"] = found.offsets[:-1] - np.repeat(firsts[:-1], per_source[sources]), sizes
-    facts["reason"] = np.array([REASONS.index(reason) for reason in compiled().REASONS], np.uint8)[found.reasons]
+    batches = batch_structs(
+        np.array([REASONS.index(reason) for reason in compiled().REASONS])[found.reasons],
+        start=found.starts,
+        end=found.ends,
+        closed_at=found.closed_at,
+        first=found.offsets[:-1] - np.repeat(firsts[:-1], per_source[sources]),
+        count=sizes,
+    )
     columns = [
         ordered.source_names.take(pa.array(sources)),
         streams,
         pa.array(np.diff(firsts), pa.int32()),
         cells_of_records(leaving.messages, firsts),
         pa.nulls(len(sources), pa.string()),
-        pa.ListArray.from_arrays(row_bounds.astype(np.int32), batch_structs(facts)),
+        pa.ListArray.from_arrays(row_bounds.astype(np.int32), batches),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=OUTCOMES)
 
