@@ -23,6 +23,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import StructType
 
 import waterclock as wc
 from waterclock.errors import InvalidArgumentError
@@ -32,6 +33,7 @@ from waterclock.spark.reading.pushdown import exact_test
 from waterclock.spark.reading.source import TopicReader
 from waterclock.spark.reading.topic_read_options import TopicReadOptions
 from waterclock.spark.reading.topic_stream import TopicStreamReader
+from waterclock.spark.registering import WaterclockSource
 from waterclock.topics.slicing import Slice
 
 SECOND = 1_000_000_000
@@ -274,6 +276,18 @@ def test_a_read_goes_by_the_time_that_is_named(tmp_path: Path, by: str, expected
         end = stream.latestOffset(start, ReadAllAvailable())
         first = 2 if by == "publish_time" else 4
         assert [row["event_time"] // SECOND for row in rows(stream, start, end)] == list(range(first, 9))
+
+
+def test_a_stream_with_an_end_is_refused_when_spark_first_asks(tmp_path: Path) -> None:
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        database.create_topic("t")
+        given = {"url": str(database.backend.url), "topic": "t", "endingTimestamp": "2h"}
+        # What its making raised would be lost: Spark then stops a reader that it has not got.
+        stream = WaterclockSource(given).streamReader(StructType())
+        assert isinstance(stream, TopicStreamReader)
+        with pytest.raises(InvalidArgumentError, match=r"'endingTimestamp' means something to spark\.read only"):
+            stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+        stream.stop()
 
 
 def expire_first_ledger(database: wc.Database) -> None:

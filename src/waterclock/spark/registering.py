@@ -23,7 +23,7 @@ from waterclock.spark.reading.columns import spark_schema
 from waterclock.spark.reading.source import TopicReader
 from waterclock.spark.reading.table_read_options import TableReadOptions, refuse_batch_read
 from waterclock.spark.reading.table_stream import TableStreamReader
-from waterclock.spark.reading.topic_read_options import TopicReadOptions, refuse_expired, refuse_for
+from waterclock.spark.reading.topic_read_options import TopicReadOptions, refuse_expired, refuse_stream_options
 from waterclock.spark.reading.topic_stream import TopicStreamReader
 from waterclock.spark.writing.sink import make_writer
 from waterclock.spark.writing.write_options import WriteOptions
@@ -64,7 +64,7 @@ class WaterclockSource(DataSource):
         with plainly():
             if self._reads_a_table:
                 refuse_batch_read()
-            refuse_for(self.options, streaming=False)
+            refuse_stream_options(self.options)
             return TopicReader(TopicReadOptions.checked(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  # Spark's name and keyword
@@ -72,7 +72,6 @@ class WaterclockSource(DataSource):
         with plainly():
             if self._reads_a_table:
                 return TableStreamReader(TableReadOptions.checked(self.options))
-            refuse_for(self.options, streaming=True)
             return TopicStreamReader(TopicReadOptions.checked(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:

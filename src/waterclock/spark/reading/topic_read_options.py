@@ -36,7 +36,6 @@ _KNOWN = (
     "haltFile",
 )
 _STREAM_ONLY = ("buckets", "maxMessagesPerTrigger", "failOnDataLoss", "haltFile")
-_BATCH_ONLY = ("endingTimestamp",)
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,15 +120,20 @@ class TopicReadOptions(Opening):
         )
 
 
-def refuse_for(options: Mapping[str, str], *, streaming: bool) -> None:
-    """Refuse options that mean something only to the other kind of read."""
-    others, remedy = (_BATCH_ONLY, "spark.read") if streaming else (_STREAM_ONLY, "spark.readStream")
-    given = {name.lower() for name in options}
-    for name in others:
+def refuse_stream_options(options: Mapping[str, str]) -> None:
+    """Refuse options of a read that mean something only to a stream."""
+    given = {name.lower(): value for name, value in options.items()}
+    for name in _STREAM_ONLY:
         if name.lower() in given:
-            raise InvalidArgumentError(f"the option {quoted(name)} means something to {remedy} only")
-    if not streaming and {name.lower(): value for name, value in options.items()}.get("startingposition") == "latest":
+            raise InvalidArgumentError(f"the option {quoted(name)} means something to spark.readStream only")
+    if given.get("startingposition") == "latest":
         raise InvalidArgumentError("startingPosition: 'latest' means something to spark.readStream only")
+
+
+def refuse_end(options: TopicReadOptions) -> None:
+    """Insist that a stream was given no time to stop before."""
+    if options.until is not None:
+        raise InvalidArgumentError("the option 'endingTimestamp' means something to spark.read only")
 
 
 def refuse_expired(topic: Topic, start: Position | Literal["latest"] | None) -> None:

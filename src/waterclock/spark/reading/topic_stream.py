@@ -31,7 +31,7 @@ from waterclock.errors import NotFoundError
 from waterclock.message import Position
 from waterclock.spark.options import plainly
 from waterclock.spark.reading.source import SLICE_MESSAGES, Part, read_part
-from waterclock.spark.reading.topic_read_options import TopicReadOptions
+from waterclock.spark.reading.topic_read_options import TopicReadOptions, refuse_end
 from waterclock.spark.session.workers import freeze_imports
 from waterclock.topics.damage import Damage
 from waterclock.topics.finding import FINDABLE, find_start, place_at
@@ -124,7 +124,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def _database(self) -> Database:
-        # Opened where it is first needed, because Spark sends readers to its workers before that.
+        # Opened where it is first needed, because Spark sends readers to its workers before that; nor would it show
+        # what was refused before.
+        refuse_end(self._options)
         return self._options.connect()
 
     @cached_property
