@@ -80,6 +80,17 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
         ('topic = "rejected"', 'topic = "rejected"\nledgers = "x"', "line 23: output.ledgers belongs to output.url"),
         ('topic = "rejected"', 'parquet = "{folder}/x/../batches/"', "line 22: output.parquet: "),
         ('topic = "rejected"', 'parquet = "file://{folder}/batches/late"', "line 22: output.parquet: "),
+        ('topic = "rejected"', 'parquet = "{folder}/./checkpoint"', "line 22: output.parquet: "),
+        ('url = "sqlite:///{folder}/f.db"', 'url = "nope"', "line 3: source.url = 'nope': url: "),
+        ('topic = "telemetry"', 'topic = ""', "line 4: source.topic: '' is empty"),
+        ('topic = "telemetry"', 'topic = " t"', "line 4: source.topic = ' t': name: ' t' begins or ends with a space"),
+        ('topic = "rejected"', 'topic = "t "', "line 22: output.topic = 't ': name: 't ' begins or ends with a space"),
+        (
+            'checkpoint = "{folder}/checkpoint"',
+            'checkpoint = "\\u0000"',
+            "line 25: run.checkpoint: '\\x00' is empty, or",
+        ),
+        ('trigger = "5s"', f"state_partitions = {10**30}", "line 26: run.state_partitions: 1000000000"),
         ('table = "batches"', 'table = "batches"\nname = " x"', "line 15: output.name = ' x': name: "),
         (
             'what = "rejected"\ntopic = "rejected"',
@@ -94,6 +105,7 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
         ),
         ("# The press shop.", "[spark]\ndriver = [1]", "line 2: spark.driver: [1] must be a text"),
         ("# The press shop.", "pipeline = 3", "line 1: write [[pipeline]], once for each"),
+        ("# The press shop.", "pipeline = []", "line 1: write [[pipeline]], once for each"),
         ("# The press shop.", "[[pipeline]]", "source is not known beside [[pipeline]]"),
     ],
 )
@@ -213,10 +225,20 @@ def test_a_replay_writes_the_batches_of_one_process_to_every_output_and_again_ch
 
 def test_a_pipeline_whose_places_are_not_there_is_refused(database: wc.Database, tmp_path: Path) -> None:
     file = read(write(tmp_path, PIPELINE.replace('topic = "rejected"', 'topic = "nowhere"')))
-    with pytest.raises(wc.NotFoundError, match="there is no topic 'nowhere'"):
+    with pytest.raises(wc.NotFoundError, match=r"^press, output 'nowhere': there is no topic 'nowhere'"):
         file.check_places()
     database.create_topic("nowhere")
     file.check_places()
+    database.create_table("numbered")
+    other_ids = read(write(tmp_path, PIPELINE.replace('table = "batches"', 'table = "numbered"')))
+    with pytest.raises(
+        wc.InvalidArgumentError, match=r"^press, output 'numbered': table 'numbered' has ids of type bigint"
+    ):
+        other_ids.check_places()
+    no_database = read(write(tmp_path, PIPELINE.replace("/f.db", "/g.db")))
+    with pytest.raises(wc.NotFoundError, match=r"^press, source: url: there is no file"):
+        no_database.check_places()
+    assert not (tmp_path / "g.db").exists()
     endless = read(write(tmp_path, PIPELINE.replace('topic = "rejected"', 'topic = "telemetry"')))
     with pytest.raises(wc.InvalidArgumentError, match="would come again and again"):
         endless.check_places()

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from waterclock.cli.output import Output
-from waterclock.errors import InvalidArgumentError, NotFoundError
-from waterclock.quoting import quoted
+from waterclock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from waterclock.connection import Database
@@ -65,26 +64,13 @@ class Common:
 
     def connect(self, *, create: bool = False) -> Database:
         """Open the database; one in a file must exist already unless the command is one that makes things."""
-        if not create:
-            _refuse_missing_file(self.database_url)
         from waterclock.connection import connect
+        from waterclock.database.backend import refuse_missing_file
+
+        if not create:
+            refuse_missing_file(self.database_url)
 
         return connect(self.database_url, self.ledgers)
-
-
-def _refuse_missing_file(url: str) -> None:
-    # A typing error must not leave an empty database behind.
-    if not url.startswith("sqlite"):
-        return
-    from waterclock.database.backend import parse_url
-    from waterclock.database.engines.sqlite_file import file_of
-
-    parsed = parse_url(url)
-    file = file_of(parsed)
-    if parsed.database and str(file) != ":memory:" and not file.exists():
-        raise NotFoundError(
-            f"url: there is no file {quoted(str(file))}; `waterclock topic add` or `table add` makes one"
-        )
 
 
 def _log_to_stderr() -> None:

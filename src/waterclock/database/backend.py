@@ -23,13 +23,22 @@ from waterclock.database.engines.engine_dialect import EngineDialect
 from waterclock.database.engines.mariadb import MariadbDialect
 from waterclock.database.engines.postgresql import PostgresqlDialect
 from waterclock.database.engines.sqlite import SqliteDialect
+from waterclock.database.engines.sqlite_file import file_of
 from waterclock.database.failures import failure
 from waterclock.database.forking import prepare_for_forks
 from waterclock.database.kept import note_closed
 from waterclock.database.migrating import HEAD, catalogue_version, migrate
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.wrapping import UNWRITABLE, wrap_unwritable, wrapped
-from waterclock.errors import ForbiddenError, InvalidArgumentError, RefusedError, UnavailableError, WaterclockError
+from waterclock.errors import (
+    ForbiddenError,
+    InvalidArgumentError,
+    NotFoundError,
+    RefusedError,
+    UnavailableError,
+    WaterclockError,
+)
+from waterclock.quoting import quoted
 from waterclock.time import Clock, system_clock
 from waterclock.urls import redacted, shown
 
@@ -449,6 +458,18 @@ _ASYNCHRONOUS = (
 
 _LAST_PORT = 65_535
 """PyMySQL takes a greater one for a server that refuses the connection, after a wait."""
+
+
+def refuse_missing_file(url: str) -> None:
+    """Insist that a database in a file is there: a typing error must not leave an empty one behind."""
+    if not url.startswith("sqlite"):
+        return
+    parsed = parse_url(url)
+    file = file_of(parsed)
+    if parsed.database and str(file) != ":memory:" and not file.exists():
+        raise NotFoundError(
+            f"url: there is no file {quoted(str(file))}; `waterclock topic add` or `table add` makes one"
+        )
 
 
 def parse_url(url: str) -> sa.URL:

@@ -7,7 +7,8 @@ import posixpath
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any, Literal, cast
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.batching.rate.rule import RateRule
 from waterclock.batching.rate.silence import checked_silence
-from waterclock.connection import connect
+from waterclock.connection import Database, connect
+from waterclock.database.backend import parse_url, refuse_missing_file
 from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError, WaterclockError
 from waterclock.message import Position
 from waterclock.quoting import quoted
@@ -31,6 +33,9 @@ What = Literal["batches", "rejected"]
 _TARGETS = ("table", "topic", "parquet")
 _TARGETS_OF: dict[What, tuple[str, ...]] = {"batches": ("table", "parquet"), "rejected": ("topic", "parquet")}
 _OF_A_PIPELINE = ("source", "batching", "output", "run")
+_MOST = 2**31 - 1
+"""As Spark counts."""
+
 _TELLING = 4
 """So many characters of a password's beginning say too much."""
 
@@ -135,19 +140,35 @@ class Pipeline:
         InvalidArgumentError
             Where rejected messages go to the topic that is read: they would be rejected again and again.
         """
-        with connect(self.source.url, self.source.ledgers) as database:
+        with _opened(f"{self.name}, source", self.source) as database:
             read = _identity(database.topic(self.source.topic))
         for output in self.outputs:
             if output.kind == "parquet":
                 continue
-            with connect(output.url, output.ledgers) as database:
+            with _opened(f"{self.name}, output {quoted(output.name)}", output) as database:
                 if output.kind == "table":
-                    database.table(output.target)
+                    ids = database.table(output.target).options.id_type
+                    if ids != "text":
+                        raise InvalidArgumentError(
+                            f"table {quoted(output.target)} has ids of type {ids}, and those of batches are texts;"
+                            ' make one with id_type="text"'
+                        )
                 elif _identity(database.topic(output.target)) == read:
                     raise InvalidArgumentError(
-                        f"pipeline {quoted(self.name)} reads topic {quoted(output.target)}, so rejected messages would"
-                        " come again and again from there; give output.topic another one"
+                        f"topic {quoted(output.target)} is the one that is read, so rejected messages would come again"
+                        " and again from there; give another one"
                     )
+
+
+@contextmanager
+def _opened(what: str, place: Source | Output) -> Generator[Database]:
+    """Open a database that is there, and have errors say what of the file it is for, in a line."""
+    try:
+        refuse_missing_file(place.url)
+        with connect(place.url, place.ledgers) as database:
+            yield database
+    except (InvalidArgumentError, NotFoundError, UnavailableError) as error:
+        raise type(error)(f"{what}: {' '.join(str(error).split())}") from error
 
 
 def _identity(topic: Topic) -> object:
@@ -228,12 +249,25 @@ class _Table:
         return value
 
     def optional(self, key: str) -> str | None:
-        return cast("str | None", self.take(key, (str,), "a text in quotes"))
+        value = cast("str | None", self.take(key, (str,), "a text in quotes"))
+        if value == "" or "\0" in (value or ""):
+            raise self.wrong(
+                key, f"{self._name}.{key}: {quoted(value)} is empty, or holds a character that no name has"
+            )
+        return value
+
+    def url(self, key: str) -> str | None:
+        value = self.optional(key)
+        if value is not None:
+            self.check(key, lambda: parse_url(value))
+        return value
 
     def whole(self, key: str) -> int | None:
         value = cast("int | None", self.take(key, (int,), "a whole number"))
-        if value is not None and value < 1:
-            raise self.wrong(key, f"{self._name}.{key}: {quoted(value)} is no count; give a whole number of at least 1")
+        if value is not None and not 1 <= value <= _MOST:
+            raise self.wrong(
+                key, f"{self._name}.{key}: {quoted(value)} is no count; give a whole number from 1 to {_MOST}"
+            )
         return value
 
     def take(self, key: str, kinds: tuple[type, ...], wanted: str) -> object:
@@ -321,7 +355,11 @@ def _checked(path: Path, content: dict[str, Any], lines: TomlLines) -> PipelineF
         one = _pipeline(path, content, lines, 0, path.stem, ("pipeline", "spark"))
         _refuse_shared_folders(path, lines, [one])
         return PipelineFile(path.stem, (one,), spark)
-    if not isinstance(given, list) or not all(isinstance(each, dict) for each in cast("list[object]", given)):
+    if (
+        not isinstance(given, list)
+        or not given
+        or not all(isinstance(each, dict) for each in cast("list[object]", given))
+    ):
         raise InvalidArgumentError(f"{path}, line {lines.find('pipeline')}: write [[pipeline]], once for each")
     for name, value in content.items():
         line = lines.find(name) if isinstance(value, dict | list) else lines.find("", name)
@@ -343,19 +381,21 @@ def _checked(path: Path, content: dict[str, Any], lines: TomlLines) -> PipelineF
 
 def _refuse_shared_folders(path: Path, lines: TomlLines, pipelines: Sequence[Pipeline]) -> None:
     """Insist that no output to Parquet has its folder within that of another: it would replace what that one wrote."""
+    checkpoints = {_folder(each.checkpoint) for each in pipelines}
     folders: list[str] = []
     for number, pipeline in enumerate(pipelines):
         for place, output in enumerate(pipeline.outputs):
             if output.kind != "parquet":
                 continue
             folder = _folder(output.target)
-            for other in folders:
-                if f"{folder}/".startswith(f"{other}/") or f"{other}/".startswith(f"{folder}/"):
-                    line = lines.find("output", "parquet", place, number)
-                    raise InvalidArgumentError(
-                        f"{path}, line {line}: output.parquet: this folder and that of another output are one, or lie"
-                        " in each other; give each its own"
-                    )
+            within = [other for other in folders if f"{folder}/".startswith(f"{other}/")]
+            around = [other for other in folders if f"{other}/".startswith(f"{folder}/")]
+            if within or around or folder in checkpoints:
+                line = lines.find("output", "parquet", place, number)
+                raise InvalidArgumentError(
+                    f"{path}, line {line}: output.parquet: this folder and that of another output, or of a checkpoint,"
+                    " are one, or one lies in the other; give each its own"
+                )
             folders.append(folder)
 
 
@@ -415,10 +455,14 @@ def _pipeline(
 
 
 def _source(table: _Table) -> Source:
+    url, topic = table.url("url"), table.text("topic")
+    if url is None:
+        raise table.wrong("url", "source.url is missing")
+    table.check("topic", lambda: check_name(topic))
     source = Source(
-        table.text("url"),
+        url,
         table.optional("ledgers"),
-        table.text("topic"),
+        topic,
         _start(table),
         table.whole("max_messages_per_trigger"),
     )
@@ -493,7 +537,9 @@ def _output(table: _Table, source: Source) -> Output:
     if len(given) != 1 or given[0][0] not in allowed:
         raise table.wrong(given[0][0] if given else "", f"an output of {what} needs one of {' and '.join(allowed)}")
     kind, target = given[0]
-    name, url, ledgers = (table.optional(key) for key in ("name", "url", "ledgers"))
+    if kind == "topic":
+        table.check(kind, lambda: check_name(target))
+    name, url, ledgers = table.optional("name"), table.url("url"), table.optional("ledgers")
     if name is not None:
         table.check("name", lambda: check_name(name))
     if kind == "parquet" and (url or ledgers):
