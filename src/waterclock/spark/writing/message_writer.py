@@ -22,7 +22,7 @@ from waterclock.arrow import MESSAGE_SCHEMA
 from waterclock.errors import SchemaError
 from waterclock.spark.options import plainly
 from waterclock.spark.session.workers import freeze_imports
-from waterclock.spark.streaming.batch_rows import POSITION
+from waterclock.spark.streaming.batch_rows import POSITION, found_at
 from waterclock.spark.writing.write_options import WriteOptions
 from waterclock.spark.writing.writer import Writer
 from waterclock.topics.producers import forget_producers
@@ -130,7 +130,7 @@ def _with_headers(rows: pa.Table, payloads: Topic | None) -> pa.Table:
     if payloads is None:
         messages = rows.select([name for name in MESSAGE_SCHEMA.names if name in rows.column_names])
     else:
-        messages = payloads.messages_at(rows.select(POSITION)).select(MESSAGE_SCHEMA.names)
+        messages = found_at(payloads, rows).select(MESSAGE_SCHEMA.names)
     if "reason" not in rows.column_names:
         return messages
     added: list[Sequence[str | None]] = [rows.column("reason").to_pylist()]
