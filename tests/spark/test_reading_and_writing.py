@@ -141,6 +141,23 @@ def test_batches_of_rows_without_positions_land_without_payloads(spark: SparkSes
     assert Counter(m.payload for batch in found for m in batch.messages) == {b"": len(traffic()) - 1}
 
 
+def test_a_source_of_any_name_has_ids_and_a_group_that_fit(spark: SparkSession, database: wc.Database) -> None:
+    names = ["x" * 234, "x" * 235, "ü😀" * 2_500]
+    frame = spark.createDataFrame(
+        [(name, "s", START, START) for name in names],
+        "source STRING, stream STRING, event_time BIGINT, receive_time BIGINT",
+    )
+    table = database.create_table("long", id_type="text", groups="sequenced")
+    batches = batches_of(event_time_outcomes(frame, **RULE))
+    batches.write.format("waterclock").options(url=str(database.backend.url), table="long").mode("append").save()
+    landed = {delivery.id: delivery for delivery in table.receive(limit=10)}
+    found = {name: wc.Batch.from_bytes(delivery.payload) for name, delivery in landed.items()}
+    assert sorted(batch.source for batch in found.values()) == sorted(names)
+    assert all(batch.id == name and len(name) <= 255 for name, batch in found.items())
+    assert f"{names[0]}@{START}" in found
+    assert {delivery.group for delivery in landed.values()} == {name.rpartition("@")[0] for name in found}
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
@@ -30,9 +31,23 @@ _TRAILER = b"WCB1"
 """Begins the trailer behind the stream's end. Other readers of Arrow stop at that end, and see a plain stream."""
 
 
+LONGEST_SOURCE = 234
+"""Characters of a source's name up to which ids of batches hold all of it; with the start they fit a message table."""
+
+SOURCE_BEGINNING, SOURCE_DIGITS = 201, 32
+"""Of a longer name, the characters that ids begin with, and the digits of its SHA-256 that follow."""
+
+
 def batch_id(source: str, start: int) -> str:
     """Name the batch of ``source`` that starts at ``start`` (ns). Unique, because windows of a source never overlap."""
-    return f"{source}@{start}"
+    return f"{short_source(source)}@{start}"
+
+
+def short_source(source: str) -> str:
+    """Give a source's name as ids and groups of message tables hold it."""
+    if len(source) <= LONGEST_SOURCE:
+        return source
+    return f"{source[:SOURCE_BEGINNING]}~{hashlib.sha256(source.encode()).hexdigest()[:SOURCE_DIGITS]}"
 
 
 def encode_batch(columns: pa.RecordBatch, source: str, start: int, end: int, closed_at: int, reason: str) -> bytes:

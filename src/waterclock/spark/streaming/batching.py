@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType
 
+from waterclock.batching.batch import LONGEST_SOURCE, SOURCE_BEGINNING, SOURCE_DIGITS
 from waterclock.batching.event_time.rule import EventTimeRule, OnConflict
 from waterclock.batching.rate.rule import Gated
 from waterclock.errors import InvalidArgumentError
@@ -289,7 +290,7 @@ def batches_of(outcomes: DataFrame) -> DataFrame:
         outcomes.where("rejection IS NULL")
         .select("source", "streams", "messages", F.col("count").alias("packed"), F.explode("batches").alias("batch"))
         .select(
-            F.concat("source", F.lit("@"), batch["start"]).alias("id"),
+            F.concat(_short_source(), F.lit("@"), batch["start"]).alias("id"),
             "source",
             batch["start"].alias("start"),
             batch["end"].alias("end"),
@@ -300,6 +301,13 @@ def batches_of(outcomes: DataFrame) -> DataFrame:
             F.substring("messages", batch["first"] * width + 1, batch["count"] * width).alias("messages"),
         )
     )
+
+
+def _short_source() -> Column:
+    """Give what `waterclock.batching.batch.short_source` gives of the column ``source``."""
+    digits = F.substring(F.sha2("source", 256), 1, SOURCE_DIGITS)
+    short = F.concat(F.substring("source", 1, SOURCE_BEGINNING), F.lit("~"), digits)
+    return F.when(F.length("source") > LONGEST_SOURCE, short).otherwise(F.col("source"))
 
 
 def rejected_of(outcomes: DataFrame) -> DataFrame:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
+from waterclock.batching.batch import short_source
 from waterclock.spark.options import plainly
 from waterclock.spark.session.workers import freeze_imports
 from waterclock.spark.streaming.batch_rows import encoded
@@ -34,7 +35,7 @@ class BatchWriter(Writer):
                     some = rows.slice(first, BATCHES_AT_ONCE)
                     names, sources = (some.column(name).to_pylist() for name in ("id", "source"))
                     table.put_many(
-                        {"id": name, "group": source, "payload": payload}
+                        {"id": name, "group": short_source(source), "payload": payload}
                         for name, source, payload in zip(names, sources, encoded(some, payloads), strict=True)
                     )
         freeze_imports()
