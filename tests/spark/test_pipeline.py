@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -242,6 +244,22 @@ def test_a_pipeline_whose_places_are_not_there_is_refused(database: wc.Database,
     endless = read(write(tmp_path, PIPELINE.replace('topic = "rejected"', 'topic = "telemetry"')))
     with pytest.raises(wc.InvalidArgumentError, match="would come again and again"):
         endless.check_places()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_spark_starts_ends_the_command(
+    database: wc.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    def start(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), number)
+        pytest.fail("Spark goes on starting")
+
+    monkeypatch.setattr("waterclock.spark.session.session.session", start)
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as ended:
+        run(["pipeline", "run", str(write(tmp_path))])
+    assert ended.value.code == 0
+    assert signal.getsignal(number) is before
 
 
 @pytest.mark.slow

