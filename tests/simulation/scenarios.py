@@ -269,6 +269,26 @@ def _a_caller_acks_what_is_newest(world: World) -> None:
     _keep_and_go_on(world, last)
 
 
+def _a_caller_acks_slowly(world: World) -> None:
+    """A caller has acked in its own transaction what a group has, and commits while more of that and others comes."""
+    head, _ = world.starts_with("a", "c")
+    world.table("operator").groups.purge("no such group")  # gives all messages their places
+    world.priorities = {"b": 1}
+    if world.scheduler.has_server:  # elsewhere the others would just wait for it
+        own = world.enter(world.stage.callers_engine("READ COMMITTED").connect())
+        world.table("caller").ack([head], connection=own)
+
+        def commits() -> None:
+            for _ in range(2):
+                world.step("think")
+            own.commit()
+            world.note_done(head, "caller")
+
+        world.add("caller", commits)
+    world.add("putter", world.puts("putter", [["a", "b"], ["a"], ["c", "a"]]))
+    world.add("x", world.receives("x", "x", limit=2))
+
+
 def _some_wait_for_a_caller(world: World) -> None:
     """A caller keeps a new message and its group; who waits for either holds up no other actor."""
     head, *_ = world.starts_with("a", "b", "c")
@@ -550,6 +570,8 @@ SCENARIOS = {
         Scenario("a_caller_keeps_an_owned_group", _a_caller_keeps_a_group, _EXCLUSIVE, ending="frozen"),
         Scenario("a_caller_acks_what_is_new", _a_caller_acks_what_is_new, _SEQUENCED, ending="frozen"),
         Scenario("a_caller_acks_what_is_newest", _a_caller_acks_what_is_newest, _SEQUENCED, ending="frozen"),
+        Scenario("a_caller_acks_slowly", _a_caller_acks_slowly, _SEQUENCED, sometimes=("others' locks",)),
+        Scenario("a_caller_acks_slowly_of_owners", _a_caller_acks_slowly, _EXCLUSIVE),
         Scenario("some_wait_for_a_caller", _some_wait_for_a_caller, _SEQUENCED, ending="living"),
         Scenario("some_wait_for_a_caller_of_owners", _some_wait_for_a_caller, _EXCLUSIVE, ending="living"),
         Scenario("a_caller_reads_repeatably", _a_caller_reads_repeatably, _SEQUENCED, ending="frozen"),

@@ -240,6 +240,7 @@ class World:
         self.lets_all_end = False  # whether nothing ends a lease before its time
         self.apart = 0  # ns between two messages at the least, where the table has a rate limit
         self._sent_at = 0
+        self.priorities: dict[str, int] = {}  # of the messages of some groups
         self.kept: set[str] = set()  # groups that a caller's own transaction has for as long as it likes
         self.mine: dict[Any, set[int]] = defaultdict(set)  # claims whose acks were said to be lost
         self._said: dict[Any, Explanation] = {}
@@ -311,10 +312,13 @@ class World:
             for names in batches:
                 if every:
                     moments.sleep(every)
-                ids = table.put_many([{"payload": "x", "group": name} for name in names])
+                ids = table.put_many([self._row(name) for name in names])
                 self.note_put(process, ids, names)
 
         return work
+
+    def _row(self, name: str) -> dict[str, Any]:
+        return {"payload": "x", "group": name, "priority": self.priorities.get(name, 0)}
 
     def note_put(self, process: str, ids: Sequence[Any], names: Sequence[str]) -> None:
         """Note what was put and committed, with the groups."""
@@ -324,7 +328,7 @@ class World:
     def starts_with(self, *names: str, expiring: int | None = None) -> list[Any]:
         """Have messages of these groups before the run begins, which expire after so many ns."""
         expires_at = None if expiring is None else self.now + expiring
-        rows = [{"payload": "x", "group": name, "expires_at": expires_at} for name in names]
+        rows = [self._row(name) | {"expires_at": expires_at} for name in names]
         ids = self.table("operator").put_many(rows)
         self.note_put("operator", ids, names)
         if expires_at is not None:
