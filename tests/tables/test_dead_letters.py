@@ -241,6 +241,7 @@ def test_a_dead_letter_table_that_was_dropped_is_named_and_can_be_made_anew(
 
 @pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
 @pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize("by_sql", [False, True])
 def test_a_claim_goes_on_beside_what_belongs_in_a_dead_letter_table_that_was_dropped(
     make_table: MakeTable,
     database: Database,
@@ -248,6 +249,7 @@ def test_a_claim_goes_on_beside_what_belongs_in_a_dead_letter_table_that_was_dro
     caplog: pytest.LogCaptureFixture,
     groups: str | None,
     seen: bool,
+    by_sql: bool,
 ) -> None:
     dies = {"max_attempts": 1, "on_expired": "dead_letter", "dead_letter": "orders_dead"}
     table = make_table(groups=groups, **dies | ({"on_exhausted": "dead_letter"} if groups else {}))
@@ -257,7 +259,11 @@ def test_a_claim_goes_on_beside_what_belongs_in_a_dead_letter_table_that_was_dro
     table.put("short", group="b", expires_at=clock.now + 10**9)
     table.put_many([{"payload": "coffee", "group": "c"}, {"payload": "milk", "group": "d"}])
     clock.move("2s")
-    database.table("orders_dead").drop()
+    if by_sql:
+        with database.backend.engine.begin() as sql:
+            sql.execute(sa.text("DROP TABLE orders_dead"))
+    else:
+        database.table("orders_dead").drop()
     if seen:
         table = database.table("orders")
     assert [one.payload for one in table.receive()] == ["coffee", "milk"]

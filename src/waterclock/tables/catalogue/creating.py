@@ -16,7 +16,7 @@ from waterclock.database.table_catalogue import message_tables
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, SchemaError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext, table_dialect
-from waterclock.tables.catalogue.table_row import find
+from waterclock.tables.catalogue.table_row import find, forget
 from waterclock.tables.catalogue.totals import start_totals
 from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.days import LONGEST_NAME, Days, days_to_add
@@ -75,11 +75,15 @@ def ensure_dead_letter_table(
             raise InvalidArgumentError(
                 f"columns: a table with dead letters has no column {quoted(column.name)}; rename it"
             )
-    found = find(backend, connection, dead)
-    if found is not None:
+    if not sa.inspect(connection).has_table(dead):
+        its = sa.select(message_tables.c.table_id).where(message_tables.c.name == dead)
+        for table_id in connection.scalars(its).all():  # plain SQL dropped it, and the rest is in the way
+            forget(connection, table_id)
+            table_dialect(backend).drop(connection, sa.Table(dead, sa.MetaData()))
+    elif (found := find(backend, connection, dead)) is not None:
         _check_fit(found, options, columns)
         return
-    if sa.inspect(connection).has_table(dead):
+    else:
         raise SchemaError(f"dead_letter: the SQL table {quoted(dead)} is no message table; name another")
     plain = replace(
         options,

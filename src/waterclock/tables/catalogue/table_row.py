@@ -46,7 +46,9 @@ def load(backend: Backend, name: str) -> TableContext:
         if found is None:
             raise NotFoundError(f"there is no message table {quoted(name)} in {backend.name}; create it")
         dead_letter = found.options.dead_letter
-        dead = None if dead_letter is None else find(backend, connection, dead_letter)
+        # Where plain SQL dropped it, only what belongs into it waits for it.
+        has_dead = dead_letter is not None and sa.inspect(connection).has_table(dead_letter)
+        dead = find(backend, connection, dead_letter) if dead_letter is not None and has_dead else None
     return replace(found, dead=dead)
 
 
@@ -73,11 +75,15 @@ def change(connection: sa.Connection, table_id: int, **values: Any) -> None:
 
 def drop(context: TableContext, connection: sa.Connection) -> None:
     """Remove a message table with all that belongs to it."""
-    connection.execute(sa.delete(message_tables).where(message_tables.c.table_id == context.table_id))
-    for state in (groups, consumers, heartbeats, schedules, unique_keys):
-        connection.execute(sa.delete(state).where(state.c.table_id == context.table_id))
-    drop_totals(connection, context.table_id)
+    forget(connection, context.table_id)
     context.sql.drop(connection, context.rows)
+
+
+def forget(connection: sa.Connection, table_id: int) -> None:
+    """Remove what the catalogue has of a message table."""
+    for state in (message_tables, groups, consumers, heartbeats, schedules, unique_keys):
+        connection.execute(sa.delete(state).where(state.c.table_id == table_id))
+    drop_totals(connection, table_id)
 
 
 @contextmanager
