@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.moments import SteppedHeartbeat, later_each_time
 
 from waterclock.connection import Database
 from waterclock.database.table_catalogue import consumers, groups
-from waterclock.errors import LeaseLostError
+from waterclock.errors import LeaseLostError, OrderError
 from waterclock.tables.groups import consumers as group_consumers
 from waterclock.tables.groups import routing
 from waterclock.tables.message_table import MessageTable
@@ -260,6 +260,33 @@ def test_a_group_whose_first_message_plain_sql_deletes_goes_on(
         plain.execute(sa.text("DELETE FROM orders WHERE message IN ('later', 'b1', 'c1')"))
     assert sorted(names(table.receive(consumer="x"))) == ["a1", "b2"]
     assert [one.group for one in table.groups.list()] == ["a", "b"] + ["c"] * (groups == "exclusive")
+
+
+@pytest.mark.usefixtures("looking_often")
+@pytest.mark.parametrize("ack_order", ["strict", "lenient", "hold"])
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+@pytest.mark.parametrize("column", ["position", "ack_held_at"])
+def test_what_plain_sql_writes_into_columns_of_ours_leaves_no_message_behind(
+    make_table: Callable[..., MessageTable], database: Database, groups: str, ack_order: str, column: str
+) -> None:
+    table = make_table(groups=groups, ack_order=ack_order, poll_interval="1ns")
+    put(table, "a1", "a2", "a3")
+    table.nack(table.receive(1, consumer="x"), "0s")
+    with database.backend.engine.begin() as plain:
+        rows = sa.table("orders", sa.column("message"), sa.column(column))
+        written = None if column == "position" else 1
+        plain.execute(sa.update(rows).where(rows.c.message == "a1").values({column: written}))
+    found: list[str] = []
+    for _ in range(10):
+        for one in [each for _ in range(3) for each in table.receive(1, consumer="x")]:
+            with suppress(OrderError, LeaseLostError):
+                one.ack()
+                found.append(one.payload)
+            if not (one.over or one.lost):
+                table.nack([one], "0s")
+    means_acked = (ack_order, column) == ("hold", "ack_held_at")
+    assert sorted(found) == ["a1", "a2", "a3"][means_acked:]
+    assert table.stats().acked == 3
 
 
 def test_a_group_of_an_owner_whose_row_is_gone_goes_to_others(exclusive: MessageTable, database: Database) -> None:

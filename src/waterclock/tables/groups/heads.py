@@ -263,9 +263,14 @@ def contradicts(context: TableContext) -> sa.ColumnElement[bool]:
     noted = _noted(context)
     deciding = [name for name in ("head", "next_position", "ready_at", "idle_since") if name in noted]
     wrong = [groups.c[name].is_distinct_from(noted[name]) for name in deciding]
-    if context.options.ack_order == "hold":
-        wrong.append(_has_held_first(context))
+    lost = first_of(context, context.rows.c.seq, has_lost_its_place(context))
+    wrong += [_has_held_first(context), lost.is_not(None)]
     return sa.or_(*wrong, groups.c.head.is_(None) & sa.and_(*_needless()))
+
+
+def has_lost_its_place(context: TableContext) -> sa.ColumnElement[bool]:
+    """Say that plain SQL took away a message's place in its group, which the router takes for given."""
+    return context.rows.c.position.is_(None) & (context.rows.c.routed == sa.literal_column("1"))
 
 
 def _noted(context: TableContext) -> dict[str, Any]:

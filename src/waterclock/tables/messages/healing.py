@@ -21,7 +21,7 @@ from waterclock.database.table_catalogue import groups, heartbeats
 from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.consumers import is_ownerless, release_idle, release_lapsed, release_ownerless
-from waterclock.tables.groups.heads import contradicts, lock_free_groups, settle
+from waterclock.tables.groups.heads import contradicts, has_lost_its_place, lock_free_groups, settle
 from waterclock.tables.messages.process_heartbeat import LASTS
 from waterclock.time import MAX_NS
 
@@ -103,6 +103,9 @@ def settle_wrong(context: TableContext, connection: SqlConnection, names: Sequen
         return 0
     if context.options.groups == "exclusive":
         release_ownerless(context, connection, wrong)
+    strays = list(connection.scalars(_strays(context), {"groups": wrong}))
+    if strays:
+        connection.execute(_routing_anew(context), {"seqs": strays})
     settle(context, connection, wrong)
     _log.info("settled %d groups of %r that said something else than their messages", len(wrong), context.name)
     return len(wrong)
@@ -152,6 +155,25 @@ def _is_wrong(context: TableContext) -> sa.ColumnElement[bool]:
 def _wrong(context: TableContext, *, begins: bool) -> sa.Select[Any]:
     upto = groups.c.group_id <= sa.bindparam("upto", type_=groups.c.group_id.type)
     return sa.select(groups.c.group_id).where(_behind(context, begins=begins), upto, _is_wrong(context))
+
+
+@built_once(maxsize=256)
+def _strays(context: TableContext) -> sa.Select[Any]:
+    """Lock messages of groups that have no place or an ack held back for no reason, which only plain SQL does."""
+    rows = context.rows
+    stray = has_lost_its_place(context)
+    if context.options.ack_order != "hold":
+        stray |= rows.c.ack_held_at.is_not(None)
+    its = context.sql.any_of(rows.c.group_id, "groups"), rows.c.time_acked.is_(None), stray
+    return sa.select(rows.c.seq).where(*its).order_by(rows.c.seq).with_for_update(skip_locked=True)
+
+
+@built_once(maxsize=256)
+def _routing_anew(context: TableContext) -> sa.Update:
+    new: dict[str, Any] = {"routed": 0}
+    if context.options.ack_order != "hold":
+        new["ack_held_at"] = None
+    return sa.update(context.rows).where(context.unacked()).values(new)
 
 
 @built_once(maxsize=256)
