@@ -286,3 +286,15 @@ def test_a_free_message_that_used_up_its_attempts_dies(
     table.receive(1)[0].nack(0)
     assert table.receive() == []
     assert names(database.table("orders_dead").receive()) == ["1"]
+
+
+@pytest.mark.parametrize("command", ["purge", "pause", "resume", "close", "release", "unpin", "skip_head"])
+@pytest.mark.parametrize("group", [None, ""])
+def test_a_command_about_messages_that_are_in_no_group_is_refused(
+    make_table: Callable[..., MessageTable], command: str, group: str | None
+) -> None:
+    table = make_table(groups="exclusive", ungrouped="free")
+    table.put("tea")
+    with pytest.raises(InvalidArgumentError, match="in no group"):
+        getattr(table.groups, command)(group)
+    assert names(table.receive()) == ["tea"]

@@ -74,7 +74,9 @@ class MessageGroups:
         """Delete a group's messages that are not acked, the first ``count`` of them."""
         _check_count(count)
         return self._run(
-            lambda own: group_commands.purge(self._context, own, _name(group), count, force=force, dry_run=dry_run)
+            lambda own: group_commands.purge(
+                self._context, own, self._named(group), count, force=force, dry_run=dry_run
+            )
         )
 
     def move(
@@ -104,54 +106,62 @@ class MessageGroups:
         if target.options.groups and target.options.ungrouped == "reject" and not group:
             raise InvalidArgumentError(f"to: {target.name!r} takes no messages without a group (ungrouped='reject')")
         return self._run(
-            lambda own: group_moving.move(self._context, target, own, _name(group), count, force=force, dry_run=dry_run)
+            lambda own: group_moving.move(
+                self._context, target, own, self._named(group), count, force=force, dry_run=dry_run
+            )
         )
 
     def reroute(
         self, group: Group, to: str, *, count: int | None = None, force: bool = False, dry_run: bool = False
     ) -> GroupChange:
         """Put a group's messages behind those of the group ``to`` of the same table, in their order."""
-        if not isinstance(to, str) or not to or to == _name(group):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
+        if not isinstance(to, str) or not to or to == self._named(group):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
             raise InvalidArgumentError(f"to: {quoted(to)} is not the name of another group")
         check_text("to", to)
         _check_count(count)
         return self._run(
-            lambda own: group_moving.reroute(self._context, own, _name(group), to, count, force=force, dry_run=dry_run)
+            lambda own: group_moving.reroute(
+                self._context, own, self._named(group), to, count, force=force, dry_run=dry_run
+            )
         )
 
     def pause(self, group: Group, until: Time | None = None, *, dry_run: bool = False) -> GroupChange:
         """Hand out nothing of a group until then, or until `resume`; what is in flight may be acked."""
         end = MAX_NS if until is None else to_time(until, "until")
-        return self._run(lambda own: group_commands.pause(self._context, own, _name(group), end, dry_run=dry_run))
+        return self._run(lambda own: group_commands.pause(self._context, own, self._named(group), end, dry_run=dry_run))
 
     def resume(self, group: Group, *, dry_run: bool = False) -> GroupChange:
         """End a group's pause."""
-        return self._run(lambda own: group_commands.pause(self._context, own, _name(group), None, dry_run=dry_run))
+        return self._run(
+            lambda own: group_commands.pause(self._context, own, self._named(group), None, dry_run=dry_run)
+        )
 
     def close(self, group: Group, *, dry_run: bool = False) -> GroupChange:
         """Let an exclusive group go from its consumer, as soon as nothing of it is in flight."""
-        return self._run(lambda own: group_commands.close(self._context, own, _name(group), dry_run=dry_run))
+        return self._run(lambda own: group_commands.close(self._context, own, self._named(group), dry_run=dry_run))
 
     def release(self, group: Group, *, force: bool = False, dry_run: bool = False) -> GroupChange:
         """Take a group from its consumer now. Forced, what is in flight is sent again, and cannot be acked any more."""
         return self._run(
-            lambda own: group_commands.release(self._context, own, _name(group), force=force, dry_run=dry_run)
+            lambda own: group_commands.release(self._context, own, self._named(group), force=force, dry_run=dry_run)
         )
 
     def pin(self, group: Group, consumer: str, *, dry_run: bool = False) -> GroupChange:
         """Give a group to one consumer alone, whether it lives or not, until `unpin`."""
         if not check_consumer(consumer):
             raise InvalidArgumentError(f"consumer: {quoted(consumer)} is not the name of a consumer")
-        return self._run(lambda own: group_commands.pin(self._context, own, _name(group), consumer, dry_run=dry_run))
+        return self._run(
+            lambda own: group_commands.pin(self._context, own, self._named(group), consumer, dry_run=dry_run)
+        )
 
     def unpin(self, group: Group, *, dry_run: bool = False) -> GroupChange:
         """Let any consumer have a group that was pinned."""
-        return self._run(lambda own: group_commands.unpin(self._context, own, _name(group), dry_run=dry_run))
+        return self._run(lambda own: group_commands.unpin(self._context, own, self._named(group), dry_run=dry_run))
 
     def skip_head(self, group: Group, *, force: bool = False, dry_run: bool = False) -> GroupChange:
         """Ack a group's first message although no consumer handled it, so that the group goes on."""
         return self._run(
-            lambda own: group_commands.skip_head(self._context, own, _name(group), force=force, dry_run=dry_run)
+            lambda own: group_commands.skip_head(self._context, own, self._named(group), force=force, dry_run=dry_run)
         )
 
     def rebalance(self, *, dry_run: bool = False) -> GroupChange:
@@ -160,6 +170,15 @@ class MessageGroups:
         A group of which something is in flight moves when that is acked or given back; the result counts it as skipped.
         """
         return self._run(lambda own: group_moving.rebalance(self._context, own, dry_run=dry_run))
+
+    def _named(self, group: Group) -> str:
+        name = _name(group)
+        if name == UNGROUPED and self._context.options.ungrouped == "free":
+            raise InvalidArgumentError(
+                f"group: the messages of {self._context.name!r} that name none are in no group (ungrouped='free');"
+                " name a group"
+            )
+        return name
 
     def _run(self, work: Callable[[sa.Connection], GroupChange]) -> GroupChange:
         with explaining(self._context), changing(self._context):
