@@ -166,6 +166,26 @@ def _an_operator_commands(world: World) -> None:
     world.add("operator", commands)
 
 
+def _an_operator_ends(world: World) -> None:
+    """The operator lets groups go, skips, purges and moves what they have, while consumers take it."""
+    world.starts_with("a", "a", "b", "b", "c")
+    world.add("x", world.receives("x", "x", limit=1))
+    world.add("y", world.receives("y", "y", limit=1))
+    world.add("putter", world.puts("putter", [["a", "b"], ["c"]]))
+
+    def commands() -> None:
+        groups = world.table("operator").groups
+        groups.close("a")
+        groups.skip_head("a")
+        groups.purge("b", count=1)
+        groups.reroute("c", "a")
+        groups.rebalance()
+        groups.unpin("a")
+        world.note_commands()
+
+    world.add("operator", commands)
+
+
 def _one_fails(world: World) -> None:
     """A consumer fails to handle two messages, which come again after a while, while others are put and taken."""
     world.starts_with("a", "a", "b")
@@ -610,6 +630,8 @@ SCENARIOS = {
         ),
         Scenario("two_work_to_own", _two_work, _EXCLUSIVE, ("crash", "lose", "late", "stall"), ("x", "y")),
         Scenario("rows_are_worked_on", _two_work, _ROWS, ("crash", "lose", "late", "stall"), ("x", "y")),
+        Scenario("an_operator_ends", _an_operator_ends, _SEQUENCED, sometimes=("blocked",)),
+        Scenario("an_operator_ends_owned", _an_operator_ends, _EXCLUSIVE, sometimes=("blocked",)),
         Scenario("an_operator_commands", _an_operator_commands, _EXCLUSIVE, sometimes=("blocked",)),
     )
 }

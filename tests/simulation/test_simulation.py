@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from itertools import product
 
 import pytest
 from tests.simulation import topic_scenarios
@@ -22,7 +23,7 @@ from tests.simulation.schedules import (
     shows_to_one_thread,
     strategies,
 )
-from tests.simulation.strategies import Random
+from tests.simulation.strategies import InOrder, OnePreemption, Random
 from tests.simulation.world import LEASE, Stage, play
 
 FEWEST = 25
@@ -60,6 +61,16 @@ def test_many_schedules_hold_and_meet_what_they_are_there_for(stage: Stage, scen
     for sometimes in SCENARIOS[scenario].sometimes:
         takes_a_server = sometimes in ("blocked", "frozen", "others' locks")
         assert seen[sometimes] or (takes_a_server and not stage.waits.has_server), f"never met: {sometimes}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["two_claim", "two_claim_to_own", "a_hot_group", "two_of_one_name"])
+def test_every_schedule_of_one_preemption_holds(stage: Stage, name: str) -> None:
+    undisturbed = play(stage, SCENARIOS[name], InOrder())
+    others = len({actor for actor, _ in undisturbed.history}) - 1
+    for at, to in product(range(1, undisturbed.steps + 1), range(others)):
+        outcome = play(stage, SCENARIOS[name], OnePreemption(at, to))
+        assert not outcome.faults, "\n".join([*lines(outcome), f"runs: {outcome.runs}", *outcome.faults])
 
 
 @pytest.mark.parametrize("name", ["two_own", "two_compact", "two_of_one_producer"])

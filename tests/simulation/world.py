@@ -508,15 +508,20 @@ class World:
             for one in self._earlier(delivery)
             if not any(hold.process == process and not hold.delivery.lost for hold in self.holds[one])
         ]
-        if not passed:
-            return
-        rows = self.table("operator").context.rows
-        left = sa.select(rows.c.id).where(rows.c.id.in_(passed), rows.c.time_acked.is_(None))
-        with self.scheduler.apart(), self.stage.database.backend.engine.connect() as connection:
-            passed = sorted(connection.scalars(left))
-        if passed:
+        if passed := self._unacked(passed, delivery):
             numbers = [self.number(one) for one in passed]
             self.faults.append(f"{process} got {self.number(delivery.id)} of {delivery.group!r} before {numbers}")
+
+    def _unacked(self, messages: Sequence[Any], delivery: Delivery) -> list[Any]:
+        """Choose those of messages that the table has and that are not acked there, or were so after a delivery."""
+        if not messages:
+            return []
+        rows = self.table("operator").context.rows
+        acked_at = sa.select(rows.c.time_acked).where(rows.c.id == delivery.id).scalar_subquery()
+        is_left = rows.c.time_acked.is_(None) | (rows.c.time_acked > acked_at)
+        left = sa.select(rows.c.id).where(rows.c.id.in_(messages), is_left)
+        with self.scheduler.apart(), self.stage.database.backend.engine.connect() as connection:
+            return sorted(connection.scalars(left))
 
     def _earlier(self, delivery: Delivery) -> list[Any]:
         """Give the messages that must go before one, as far as callers know."""
@@ -557,13 +562,9 @@ class World:
         self.note_done(delivery.id, process)
         if not self.is_grouped:
             return
-        earlier = [self.number(one) for one in self._earlier(delivery)]
-        if earlier and self.table("operator").context.dead is not None:
-            with self.scheduler.apart():
-                self.look_for_dead()
-            earlier = [one for one in earlier if one + (self.began or 0) not in self.buried]
-        if earlier:
-            self.faults.append(f"{self.number(delivery.id)} of {delivery.group!r} was acked before {earlier}")
+        if earlier := self._unacked(self._earlier(delivery), delivery):
+            numbers = [self.number(one) for one in earlier]
+            self.faults.append(f"{self.number(delivery.id)} of {delivery.group!r} was acked before {numbers}")
 
     def _putter(self, message: Any) -> str:
         return self.put.get(message, ("", ""))[1]
@@ -602,6 +603,20 @@ class World:
             except WaterclockError as error:
                 said.append(f"{self.number(message)}: {error}")
         return said
+
+    def note_commands(self) -> None:
+        """Note what an operator's commands have made of messages: those that are gone or skipped, and other groups."""
+        rows = self.table("operator").context.rows
+        with self.scheduler.apart(), self.stage.database.backend.engine.connect() as connection:
+            found = {
+                row.id: row for row in connection.execute(sa.select(rows.c.id, rows.c.group_id, rows.c.last_error))
+            }
+        for message, (group, _) in list(self.put.items()):
+            row = found.get(message)
+            if row is None or row.last_error == "skipped by hand":
+                self.buried.add(message)
+            elif row.group_id != group:
+                self.put[message] = row.group_id, "reroute"
 
     # What must be true in the end
 

@@ -4,7 +4,7 @@ The groups of a consumer stay its own in a table with exclusive groups. So its n
 that it has without knowing. Where a try of a claim got no answer, the next try looks for them first, and so does each
 claim of the consumer's for a while: the server may go on with what the consumer has given up. A claim that looks has
 the consumer's row before, which each claim needs: so no other one takes anything between the look and what follows. It
-waits for no other transaction.
+waits for claims and heartbeats of this consumer alone.
 """
 
 from __future__ import annotations
