@@ -10,8 +10,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -51,6 +51,11 @@ async def hold_in_the_loop(delivery: Delivery) -> None:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
             continue
+
+
+async def hold_another_thread(delivery: Delivery) -> None:
+    """Say that it began, in a thread that goes on when it is cancelled, and for which Python waits at its end."""
+    await asyncio.to_thread(hold, delivery)
 
 
 async def hold_the_loop(delivery: Delivery) -> None:
@@ -163,6 +168,14 @@ def starting_for_ever() -> Iterator[object]:
     """Take for ever to give handlers."""
     print("starts", os.getpid(), flush=True)
     threading.Event().wait()
+    yield
+
+
+@asynccontextmanager
+async def starting_in_the_loop() -> AsyncIterator[object]:
+    """Take for ever to give handlers, and let others go on."""
+    print("starts", os.getpid(), flush=True)
+    await asyncio.sleep(3600)
     yield
 
 

@@ -88,6 +88,7 @@ def test_a_second_signal_ends_handlers_that_ignore_everything_and_gives_their_me
         ("hold", "--concurrency"),
         ("hold_in_the_loop", "--concurrency"),
         ("hold_the_loop", "--concurrency"),
+        ("hold_another_thread", "--concurrency"),
         ("keep_the_interpreter", "--processes"),
     ],
 )
@@ -104,6 +105,21 @@ def test_a_process_whose_handlers_ignore_everything_ends_after_its_grace(
             until(lambda: one.poll() is not None)
             assert one.returncode == 0
         assert [(each.payload, each.epoch) for each in orders.receive()] == [("a", 1)]
+
+
+@pytest.mark.one_database
+@pytest.mark.parametrize("factory", ["starting_for_ever", "starting_in_the_loop"])
+def test_a_process_that_is_stopped_while_its_factory_begins_ends_after_its_grace(
+    database_url: str, factory: str
+) -> None:
+    with connect(database_url, "unused") as database:
+        orders = database.create_table("orders", payload="text")
+        with start(database_url, f"tests.work.shop:{factory}", "--table", "orders", "--grace", "100ms") as one:
+            assert one.stdout.readline().startswith("starts")
+            os.kill(one.pid, signal.SIGTERM)
+            until(lambda: one.poll() is not None)
+            assert one.returncode == 0
+        assert orders.stats().subscribers == 0
 
 
 @pytest.mark.one_database

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from waterclock.work.worker import Worker
 
 _SAY_EVERY = 30.0  # s
+_LOOK_EVERY = 0.5  # s
 _UPKEEP_EVERY = 60_000_000_000  # ns
 _UPKEEP_ENDS = 2.0  # s that a task of upkeep under way has, once the worker has ended
 
@@ -97,14 +98,51 @@ def work(
             recycle_above=recycle_above,
         )
         output = common.output
-        with _saying(worker, output), _answering(worker, metrics, output), _keeping_up(database, output, wanted=upkeep):
+        with (
+            _ending_in_time(worker),
+            _saying(worker, output),
+            _answering(worker, metrics, output),
+            _keeping_up(database, output, wanted=upkeep),
+        ):
             output.talk(f"works on {', '.join(each.name for each in found)}, {processes or concurrency} at a time")
             _run(worker)
         output.talk(_line(worker))
         if worker.unfinished:  # Python would wait for threads of theirs
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
+            _exit(0)
+
+
+def _exit(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+@contextmanager
+def _ending_in_time(worker: Worker) -> Generator[None]:
+    """End this process in time after a signal, also where a factory hangs, or a thread that a handler began.
+
+    Python would wait for such threads, and no other thread can end what the main one is in.
+    """
+    from waterclock import moments
+
+    over, failed = threading.Event(), threading.Event()
+
+    def end() -> None:
+        while worker.ends_by is None and not moments.wait(over, _LOOK_EVERY):
+            pass
+        while (by := worker.ends_by) is not None and (left := by - moments.monotonic()) > 0:
+            moments.sleep(min(left, _LOOK_EVERY))  # another signal may shorten it
+        if worker.ends_by is not None:
+            _exit(int(failed.is_set()))
+
+    moments.start(threading.Thread(target=end, name="waterclock-work-ends", daemon=True))
+    try:
+        yield
+    except BaseException:
+        failed.set()
+        raise
+    finally:
+        over.set()
 
 
 def _run(worker: Worker) -> None:

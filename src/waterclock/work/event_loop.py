@@ -6,16 +6,16 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from waterclock import moments
 from waterclock.work.lanes import Handling, Lanes
 
-_T = TypeVar("_T")
 _BLOCKED_FOR = 1_000_000_000  # ns after which what waits for the loop is left to other workers
 _LEAVES = 1.0  # s for tasks that were cancelled
+_LOOK_EVERY = 0.05  # s
 _log = logging.getLogger(__name__)
 
 
@@ -50,10 +50,6 @@ class EventLoop:
         self._loop.run_forever()
         self._loop.close()
 
-    def do(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run something in the loop, and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
     def submit(self, handle: Callable[[], Coroutine[Any, Any, object]], handling: Handling) -> None:
         """Run one handler in the loop for a thread that waits for it."""
         handling.waits_for_loop = True
@@ -71,9 +67,16 @@ class EventLoop:
         if raised:
             raise raised.pop()
 
-    def enter(self, manager: Any) -> Any:
-        """Enter an asynchronous context manager, which is left when the loop is closed."""
-        return self.do(self._stack.enter_async_context(manager))
+    def enter(self, manager: Any, is_stopping: Callable[[], bool]) -> Any:
+        """Enter an asynchronous context manager, which is left when the loop is closed; None where it is to stop."""
+        entering = asyncio.run_coroutine_threadsafe(self._stack.enter_async_context(manager), self._loop)
+        while not is_stopping():
+            with suppress(TimeoutError):
+                return entering.result(_LOOK_EVERY)
+            if entering.done():  # the error is its own
+                return entering.result()
+        entering.cancel()
+        return None
 
     def start(self) -> None:
         """Begin to take messages from the lanes."""

@@ -140,7 +140,7 @@ class Worker:
         self._stop = Stop()
         self._stops_at: float | None = None
         self._error: BaseException | None = None
-        self._has_run = False
+        self._has_run = self._was_signalled = False
         self._lanes = Lanes(0 if self._child_count else self._slots)  # of processes, each brings its own
         self._counter = Counter()
         self._recorders: dict[Backend, Recorder] = {}
@@ -153,6 +153,11 @@ class Worker:
     def unfinished(self) -> int:
         """How many handlers run on though the worker took their messages back."""
         return sum(not one.ended for one in self._watch.given_up)
+
+    @property
+    def ends_by(self) -> float | None:
+        """When it has ended at the latest after a signal that stops it, in seconds that pass; None: none has come."""
+        return None if self._stops_at is None or not self._was_signalled else self._stops_at + ENDING
 
     @property
     def counts(self) -> Counts:
@@ -211,6 +216,7 @@ class Worker:
             raise self._error
 
     def _stop_at_signal(self, *, again: bool) -> None:
+        self._was_signalled = True
         self._stop_within(0 if again else self._grace / _SECOND)
 
     def _note_ended(self) -> None:
@@ -304,18 +310,23 @@ class Worker:
 
     def _entered(self, stack: ExitStack) -> Sequence[Handlers]:
         """Give the handlers of each table; what several have, and the shards of one, is entered once."""
-        found = {id(one.handler): one.handler for one in self._sources}
-        known = {key: self._enter(given, stack) for key, given in found.items()}
+        known: dict[int, Handlers] = {}
+        for given in {id(one.handler): one.handler for one in self._sources}.values():
+            handlers = self._enter(given, stack)
+            if handlers is None:
+                return []
+            known[id(given)] = handlers
         return [known[id(one.handler)] for one in self._sources]
 
-    def _enter(self, given: Any, stack: ExitStack) -> Handlers:
+    def _enter(self, given: Any, stack: ExitStack) -> Handlers | None:
         if not is_factory(given):
             return Handlers(given)
         manager = entered(given)
         if isinstance(manager, AbstractAsyncContextManager):
             if self._caller.loop is None:
                 self._caller.loop = EventLoop(self._lanes, self._caller.wait_for)
-            return Handlers(self._caller.loop.enter(manager))
+            entered_there = self._caller.loop.enter(manager, lambda: self._stops_at is not None)
+            return None if self._stops_at is not None else Handlers(entered_there)
         return Handlers(stack.enter_context(manager))
 
     def _keep(self) -> None:
