@@ -8,19 +8,22 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from tests.moments import SteppedHeartbeat, later_each_time
 from tests.statements import statements_of
 
 from waterclock import moments
 from waterclock.connection import Database, connect
-from waterclock.errors import ForbiddenError, InvalidArgumentError, NotFoundError
+from waterclock.errors import ForbiddenError, InvalidArgumentError, NotFoundError, RefusedError
 from waterclock.tables.catalogue.table_row import LOOK_EVERY
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.scheduling import tick
 from waterclock.tables.model.cron import MOST
 from waterclock.time import format_time, to_duration, to_time
 
 from .conftest import MovableClock
 from .plain_sql import run
+from .received import payloads
 
 MakeTable = Callable[..., MessageTable]
 NOON = to_time("2030-07-01T12:00:00Z")
@@ -112,6 +115,32 @@ def test_missed_ticks_are_put_as_the_schedule_says_and_overlap_is_avoided(
     assert jobs.tick() == 4
 
 
+FAULTS = {
+    "sqlite": "CREATE TRIGGER small BEFORE INSERT ON jobs WHEN NEW.priority > 4"
+    " BEGIN SELECT RAISE(ABORT, 'small'); END",
+    "postgresql": "ALTER TABLE jobs ADD CONSTRAINT small CHECK (priority < 5)",
+    "mysql": "ALTER TABLE jobs ADD CONSTRAINT small CHECK (priority < 5)",
+}
+
+
+@pytest.mark.parametrize("fault", ["a zone that this machine lacks", "a constraint"])
+def test_a_schedule_that_cannot_put_its_message_stops_no_other(
+    jobs: MessageTable, database: Database, clock: MovableClock, fault: str
+) -> None:
+    jobs.schedule("a bad one", cron="* * * * *", payload="bad", priority=5)
+    jobs.schedule("good", cron="* * * * *", payload="good")
+    zone = "UPDATE waterclock_schedules SET timezone = 'Europe/Atlantis' WHERE name = 'a bad one'"
+    with database.backend.engine.begin() as connection:
+        connection.execute(sa.text(FAULTS[database.backend.dialect.name] if fault == "a constraint" else zone))
+    context = jobs.context
+    for _ in range(3):
+        clock.move("60s")
+        with pytest.raises(RefusedError, match="schedule 'a bad one' of 'jobs' cannot put its message: "):
+            tick(context)
+    assert context.ticks.due_at == clock.now + to_duration("1m")
+    assert payloads(jobs) == ["good"] * 3
+
+
 def test_of_many_processes_with_clocks_of_their_own_one_puts_each_tick(
     database: Database, database_url: str, jobs: MessageTable, clock: MovableClock, tmp_path: Any
 ) -> None:
@@ -143,7 +172,7 @@ def test_a_clock_that_steps_back_and_a_purge_beside_two_that_tick_leave_one_mess
     other = connect(database_url, tmp_path / "ledgers", clock=lambda: clock.now - to_duration("5m"))
     seen: list[str] = []
 
-    def tick(table: MessageTable) -> None:
+    def tick_and_ack(table: MessageTable) -> None:
         table.tick()
         for delivery in table.receive(10):
             assert delivery.headers is not None
@@ -154,7 +183,7 @@ def test_a_clock_that_steps_back_and_a_purge_beside_two_that_tick_leave_one_mess
         for by in ("1h", "5m", "-5m", "55m", "-5m", "5m", "5m"):
             clock.now += to_duration(by.removeprefix("-")) * (-1 if by.startswith("-") else 1)
             purging = pool.submit(jobs.purge)
-            list(pool.map(tick, (jobs, other.table("jobs"))))
+            list(pool.map(tick_and_ack, (jobs, other.table("jobs"))))
             purging.result()
     jobs.purge()
     other.close()

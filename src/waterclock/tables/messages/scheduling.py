@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,14 @@ import sqlalchemy as sa
 from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import schedules
-from waterclock.errors import InvalidArgumentError, NotFoundError
+from waterclock.errors import (
+    ForbiddenError,
+    InvalidArgumentError,
+    NotFoundError,
+    RefusedError,
+    UnavailableError,
+    WaterclockError,
+)
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import change
@@ -41,6 +49,8 @@ HEADER, TICK, CAUGHT_UP = "waterclock.schedule", "waterclock.tick", "waterclock.
 _LONGEST_NAME = 255
 _LONGEST_NAME_IN_ID = 200  # characters, so that the rest of an id has room behind it
 _AT_ONCE = 100
+_MINUTE = 60_000_000_000
+_log = logging.getLogger(__name__)
 _GIVEN = ("cron", "timezone", "message", "catch_up", "within", "overlap")
 
 
@@ -181,31 +191,75 @@ def list_schedules(context: TableContext) -> list[Schedule]:
 def tick(context: TableContext, *, pieces: int | None = None) -> int:
     """Put what is due by the table's schedules; return how many messages.
 
+    A schedule whose message cannot be put stops no other. It is tried again a minute later.
+
     Parameters
     ----------
     pieces
         How many transactions it takes at the most; None: as many as there are.
+
+    Raises
+    ------
+    RefusedError
+        Where one cannot put its message, once all others are done.
     """
     put = done = 0
-    with context.backend.snapshot(indexed=True) as connection:
-        due_at, now = connection.execute(_earliest(context)).one()
+    refused: dict[str, WaterclockError] = {}
+    due_at, now = _due_at(context, refused)
     while due_at is not None and due_at <= now and done != pieces:
-        some = context.backend.transact(lambda own: _tick(context, own))
+        some = _tick_all(context, refused)
         put, done = put + some, done + 1
-        with context.backend.snapshot(indexed=True) as connection:
-            due_before, (due_at, now) = due_at, connection.execute(_earliest(context)).one()
+        due_before, (due_at, now) = due_at, _due_at(context, refused)
         if due_at == due_before and not some:  # another process is at it
             break
-    context.ticks.due_at = MAX_NS if due_at is None else due_at
+    next_look = MAX_NS if due_at is None else due_at
+    context.ticks.due_at = min(next_look, now + _MINUTE) if refused else next_look
+    for name, error in refused.items():
+        raise RefusedError(f"schedule {quoted(name)} of {context.name!r} cannot put its message: {error}") from error
     return put
 
 
-def _tick(context: TableContext, connection: SqlConnection) -> int:
+def _due_at(context: TableContext, refused: Collection[str]) -> tuple[int | None, int]:
+    """Say when the next tick is due of those schedules that were not refused, and what time it is."""
+    with context.backend.snapshot(indexed=True) as connection:
+        due_at, now = connection.execute(_earliest(context)).one()
+        if refused and due_at is not None:
+            others = (row for row in connection.execute(_all(context)) if row.name not in refused)
+            due_at = min((row.next_tick for row in others if row.next_tick is not None), default=None)
+    return due_at, now
+
+
+def _tick_all(context: TableContext, refused: dict[str, WaterclockError]) -> int:
+    """Put what is due in one transaction; where it fails, that of each schedule in one of its own."""
+    try:
+        return context.backend.transact(lambda own: _tick(context, own, lambda name: name not in refused))
+    except (UnavailableError, ForbiddenError):
+        raise
+    except WaterclockError:
+        put = 0
+        for schedule in list_schedules(context):
+            if schedule.name in refused:
+                continue
+            try:
+                put += context.backend.transact(
+                    lambda own, mine=schedule.name: _tick(context, own, lambda name: name == mine)
+                )
+            except (UnavailableError, ForbiddenError):
+                raise
+            except WaterclockError as error:
+                _log.warning("schedule %r of %r cannot put its message: %s", schedule.name, context.name, error)
+                refused[schedule.name] = error
+        return put
+
+
+def _tick(context: TableContext, connection: SqlConnection, is_wanted: Callable[[str], bool]) -> int:
     now = context.backend.now(connection)
     put = 0
     for row in connection.execute(_due(context), {"now": now}).all():
-        within = row.within
-        due = due_ticks(row.cron, row.timezone, row.seen_until, now, catch_up=row.catch_up, within=within)
+        if not is_wanted(row.name):
+            continue
+        within, timezone = row.within, check_timezone(row.timezone)  # another machine may know others
+        due = due_ticks(row.cron, timezone, row.seen_until, now, catch_up=row.catch_up, within=within)
         ticks = list(due.ticks)
         values: dict[str, Any] = {"next_tick": due.following}
         if due.seen is not None:
