@@ -8,7 +8,7 @@ import enum
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NewType, NotRequired, Required, TypedDict
 
 import pydantic
 import pytest
@@ -52,6 +52,33 @@ class Order:
 class Mail(TypedDict):
     to: str
     lines: list[Line]
+
+
+class Partly(TypedDict, total=False):
+    a: Required[int]
+    b: str
+
+
+class Mostly(TypedDict):
+    a: int
+    b: NotRequired[str]
+
+
+Press = NewType("Press", int)
+
+
+class Place(NamedTuple):
+    x: int
+
+
+@dataclass
+class Placed:
+    at: Place
+
+
+@dataclass
+class Unresolved:
+    of: Fraction
 
 
 class Invoice(pydantic.BaseModel):
@@ -167,6 +194,7 @@ def test_a_batch_is_put_as_it_is_and_handled_as_one(make_table: MakeTable) -> No
         (Line, "no json", "'no json' is no Line, and no JSON"),
         (Range, {"first": 2, "last": 1}, "ValueError: 2 is after 1"),
         (list[Range], [{"first": 1, "last": 0}], r"\[0\]: ZeroDivisionError: division by zero"),
+        (Partly, {"b": "x"}, "'a' of Partly is missing"),
         (Line, "[" * 100_000, "the payload is nested too deeply for Line"),
         (Tree, nested(2_000), "the payload is nested too deeply for Tree"),
     ],
@@ -176,14 +204,28 @@ def test_what_does_not_fit_says_where_and_why(kind: Any, value: Any, why: str) -
         read_payload(kind, value)
 
 
-def test_what_newer_programs_put_beside_what_is_known_is_left_out() -> None:
+def test_what_newer_programs_put_beside_what_is_known_is_no_misfit() -> None:
     assert read_payload(Line, {"article": "bolt", "colour": "red"}) == Line("bolt")
     assert read_payload(Mail, {"to": "a", "lines": [], "cc": "b"}) == {"to": "a", "lines": [], "cc": "b"}
+    assert read_payload(Mostly, {"a": 1}) == {"a": 1}
+    assert read_payload(dict[str, list[Press]], {"a": [1]}) == {"a": [1]}
     assert read_payload(float, 3) == 3.0
     assert read_payload(str, "plain text") == "plain text"
 
 
 def not_imported(given: Fraction) -> None: ...
+
+
+def returns_what_is_not_imported(given: Line) -> Fraction: ...
+
+
+def of_a_named_tuple(given: list[Placed]) -> None: ...
+
+
+def by_number(given: dict[int, int]) -> None: ...
+
+
+def unresolved(given: Unresolved) -> None: ...
 
 
 def too_many(a: Line, b: Mail, c: wc.Delivery) -> None: ...
@@ -202,6 +244,9 @@ class Called:
         (not_imported, "takes 'Fraction', which its module does not import"),
         (too_many, "takes 3 arguments"),
         (of_no_known_type, "does not import"),
+        (of_a_named_tuple, r"takes list\[.*Placed\]; give a dataclass"),
+        (by_number, "give a dataclass"),
+        (unresolved, "of which name 'Fraction' is not defined"),
     ],
 )
 def test_a_handler_that_cannot_be_called_so_is_refused(handler: Any, why: str) -> None:
@@ -210,5 +255,21 @@ def test_a_handler_that_cannot_be_called_so_is_refused(handler: Any, why: str) -
 
 
 def test_objects_methods_and_functions_that_are_built_in_are_handlers() -> None:
-    for each in (Called(), print, [].append):
+    for each in (Called(), print, [].append, returns_what_is_not_imported):
         BoundHandler(each)
+
+
+@pytest.mark.one_database
+@pytest.mark.parametrize("payload", ["json", "text"])
+def test_lists_and_mappings_of_objects_are_put_as_handlers_take_them(make_table: MakeTable, payload: str) -> None:
+    table = make_table(payload=payload)
+    given: list[tuple[Any, Any]] = [
+        (list[Line], [Line("bolt", 3)]),
+        (dict[str, Size], {"a": Size.SMALL}),
+        (Size, Size.LARGE),
+    ]
+    for kind, value in given:
+        table.put(value)
+        [delivery] = table.receive()
+        assert read_payload(kind, delivery.payload) == value
+        delivery.ack()

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import types
 import typing
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, ExitStack
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, ExitStack, suppress
 from typing import Any
 
 from waterclock.errors import InvalidArgumentError
@@ -157,24 +158,33 @@ def _want(annotation: Any, name: str) -> Any:
         if annotation.rpartition(".")[2] == "Delivery":
             return Delivery
         raise InvalidArgumentError(f"handler: {name} takes {quoted(annotation)}, which its module does not import")
-    if not can_be_read(annotation):
+    try:
+        known = can_be_read(annotation)
+    except NameError as error:
+        raise InvalidArgumentError(f"handler: {name} takes {quoted(annotation)}, of which {error}") from None
+    if not known:
         raise InvalidArgumentError(
             f"handler: {name} takes {quoted(annotation)}; give a dataclass, a TypedDict, a Pydantic model, a Batch, or"
-            " waterclock.Delivery"
+            " what such are made of, or waterclock.Delivery"
         )
     return annotation
 
 
 def _hints(function: Handler) -> dict[str, Any]:
+    """Read what the parameters are annotated with, as far as their names are there at run time."""
     inner: Any = function
     while hasattr(inner, "func"):  # a functools.partial
         inner = inner.func
     if not inspect.isroutine(inner):
         inner = getattr(inner, "__call__", inner)  # noqa: B004  # an object may be called, too
-    try:
-        return typing.get_type_hints(inner, include_extras=True)
-    except (NameError, TypeError):
-        return {}
+    known = getattr(inspect.unwrap(inner), "__globals__", {})
+    found: dict[str, Any] = {}
+    for name, annotation in getattr(inner, "__annotations__", {}).items():
+        # One by one: a name that is missing, as of what it returns, is no reason to know none of the others.
+        one = types.SimpleNamespace(__annotations__={name: annotation}, __globals__=known)
+        with suppress(NameError, TypeError):
+            found |= typing.get_type_hints(one, include_extras=True)
+    return found
 
 
 def _is_async(function: Handler) -> bool:

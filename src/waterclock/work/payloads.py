@@ -38,6 +38,7 @@ _LISTS: dict[Any, Callable[[list[Any]], Any]] = {
     frozenset: frozenset,
 }
 _MAPPINGS = (dict, Mapping)
+_ANYTHING = (Any, object, None)
 _OF_VALUES = (ValueError, TypeError, LookupError, ArithmeticError, AssertionError)
 """What a type raises of itself for values that it does not take; other errors may not come again."""
 
@@ -85,19 +86,36 @@ def _read_payload(kind: Any, payload: Any) -> Any:
 
 
 def can_be_read(kind: Any) -> bool:
-    """Say whether payloads can be read as this type."""
+    """Say whether payloads can be read as this type, with all that it is made of."""
+    return _can_be_read(kind, set())
+
+
+def _can_be_read(kind: Any, seen: set[Any]) -> bool:
+    if kind in seen or _is_read_whole(kind):
+        return True  # the former is made of itself
+    seen.add(kind)
+    origin, of = typing.get_origin(kind), typing.get_args(kind)
+    if is_dataclass(kind) or typing.is_typeddict(kind):
+        parts = _fields_of(kind)[0].values()
+    elif origin is typing.Annotated:
+        parts = of[:1]
+    elif origin in (typing.Union, types.UnionType) or origin in _LISTS or (origin in _MAPPINGS and of[0] is str):
+        parts = [each for each in of if each is not Ellipsis]  # JSON has no mappings from anything but texts
+    elif hasattr(kind, "__supertype__"):  # a NewType
+        parts = [kind.__supertype__]
+    else:
+        return False
+    return all(_can_be_read(each, seen) for each in parts)
+
+
+def _is_read_whole(kind: Any) -> bool:
+    """Say whether a type is read without a look at what it is made of."""
     return (
-        kind in _PLAIN
-        or kind is None
+        any(kind in known for known in (_ANYTHING, _PLAIN, _BY_TEXT, _LISTS, _MAPPINGS))
+        or typing.get_origin(kind) is typing.Literal
         or _is_batch(kind)
         or _is_model(kind)
-        or is_dataclass(kind)
-        or typing.is_typeddict(kind)
-        or kind in _BY_TEXT
-        or kind in _LISTS
-        or kind in _MAPPINGS
         or (isinstance(kind, type) and issubclass(kind, enum.Enum))
-        or typing.get_origin(kind) is not None
     )
 
 
@@ -122,6 +140,8 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     """Read one value; each kind of type has its reader."""
     if kind is Any or kind is object:
         return value
+    if hasattr(kind, "__supertype__"):  # a NewType
+        return _read(kind.__supertype__, value, where)
     if kind in _PLAIN or kind is None:
         reader = _read_plain
     elif kind in _BY_TEXT:
@@ -186,7 +206,12 @@ def _read_fields(kind: Any, value: Any, where: str) -> Any:
 def _fields_of(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
     known = typing.get_type_hints(kind)
     if not is_dataclass(kind):
-        return known, frozenset(kind.__required_keys__)
+        # A class knows by itself which are needed only where its annotations are no texts.
+        said = {
+            name: typing.get_origin(each) for name, each in typing.get_type_hints(kind, include_extras=True).items()
+        }
+        needed = {name for name in known if said[name] is typing.Required or name in kind.__required_keys__}
+        return known, frozenset(name for name in needed if said[name] is not typing.NotRequired)
     given = [each for each in fields(kind) if each.init]
     needed = {each.name for each in given if each.default is MISSING and each.default_factory is MISSING}
     return {each.name: known[each.name] for each in given}, frozenset(needed)

@@ -26,13 +26,23 @@ def plain_payload(value: Any, payload: str) -> Any:
         return value
     if type(value).__module__ == "waterclock.batching.batch" and hasattr(value, "to_bytes"):
         return value.to_bytes()
-    if not (is_dataclass(value) and not isinstance(value, type)) and not hasattr(value, "model_dump"):
+    found = _plain(value) if _is_typed(value) else value
+    if found is value:
         return value
-    found = _plain(value)
     if payload == "json":
         return found
     text = json.dumps(found, ensure_ascii=False)
     return text if payload == "text" else text.encode()
+
+
+def _is_typed(value: Any) -> bool:
+    """Say whether a value is an object of a type of the caller's, or a list or mapping that has some in it."""
+    if isinstance(value, Mapping):
+        return any(map(_is_typed, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_is_typed, value))
+    is_object = is_dataclass(value) and not isinstance(value, type)
+    return is_object or hasattr(value, "model_dump") or isinstance(value, enum.Enum)
 
 
 def _plain(value: Any) -> Any:
