@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages import claiming
+from waterclock.tables.messages import claiming, claiming_at_once
 
 POLICIES = pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
 NAMES = ["NULL", "null", "a,b", "{x}", '"q"', "\\", "\\n", " ", "ü", "it's", "%s", ":of", "a b", "{}", '""', "'"]
@@ -114,11 +116,11 @@ def test_more_new_messages_than_are_routed_at_once_all_come_in_order(
 ) -> None:
     monkeypatch.setattr("waterclock.tables.groups.routing._AT_ONCE", 3)
     table = make_table(groups=policy)
-    for count in (1, 2, 3, 4, 7):
-        put(table, "ab" * count)
+    for times in (1, 2, 3, 4, 7):
+        put(table, "ab" * times)
         found = handled(table, 2)
-        assert sorted(found, key=lambda text: int(text[1:])) == [f"{'ab'[n % 2]}{n}" for n in range(2 * count)]
-        assert [text for text in found if text[0] == "a"] == [f"a{n}" for n in range(0, 2 * count, 2)]
+        assert sorted(found, key=lambda text: int(text[1:])) == [f"{'ab'[n % 2]}{n}" for n in range(2 * times)]
+        assert [text for text in found if text[0] == "a"] == [f"a{n}" for n in range(0, 2 * times, 2)]
 
 
 @POLICIES
@@ -138,3 +140,43 @@ def test_what_is_new_and_locked_while_others_are_claimed_comes_before_what_is_pu
         caller.commit()
     table.put("a2", group="a")
     assert [one.payload for one in table.receive(2, consumer="x")] == ["a1", "a2"]
+
+
+@POLICIES
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_message_that_was_committed_late_comes_before_what_was_put_behind_it_afterwards(
+    make_table: Callable[..., MessageTable], database: Database, policy: str
+) -> None:
+    table = make_table(groups=policy)
+    with database.backend.engine.connect() as late:
+        table.put("first", group="a", connection=late)
+        put(table, "bcdefgh")
+        found = [table.receive(1, consumer="x")[0] for _ in range(4)]  # and looks for new messages behind them all
+        late.commit()
+    table.put("second", group="a")
+    table.ack(found)
+    assert [text for text in handled(table, 1) if text in ("first", "second")] == ["first", "second"]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_messages_that_are_put_while_a_claim_looks_for_more_keep_their_order(
+    make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(groups="sequenced")
+    put(table, "aaaaabcdef")
+    found = table.receive(5, consumer="x")  # so that the next claim expects as many of one group
+    ask, trips = claiming_at_once._ask, count(1)
+
+    def ask_and_put(*given: Any) -> Any:
+        seen = ask(*given)
+        if next(trips) == 1:
+            table.put_many([{"payload": name, "group": "z"} for name in ("z0", "z1")])
+        return seen
+
+    monkeypatch.setattr(claiming_at_once, "_ask", ask_and_put)
+    found += table.receive(5, consumer="x")
+    assert [one.payload[0] for one in found] == [*"aaaaabcdef"]
+    assert next(trips) > 2
+    table.put("z2", group="z")
+    table.ack(found)
+    assert handled(table, 1) == ["z0", "z1", "z2"]

@@ -114,16 +114,17 @@ def routing_at_once(context: TableContext, first: int) -> list[Asked]:
     Parameters
     ----------
     first
-        The seq of the first message that is new: of the next `_AT_ONCE` numbers all are routed.
+        The seq of a message that is new: what is new up to the next `_AT_ONCE` numbers is routed. There is no lower
+        bound, since what has a smaller number may be committed only now, and goes before what is put behind it then.
     """
-    bounds = {"after": first - 1, "upto": first - 1 + _AT_ONCE}
+    window = {"upto": first - 1 + _AT_ONCE}
     table = {"table": context.table_id}
     return [
         (_keeping_turn(context), table),
-        (_adding_kept(context), bounds),
+        (_adding_kept(context), window),
         (_locking_kept(context), {}),
-        (_place_kept(context), bounds),
-        (_mark_kept(context), bounds),
+        (_place_kept(context), window),
+        (_mark_kept(context), window),
         *((statement, {}) for statement in settling_kept(context, may_end=True)),
     ]
 
@@ -183,8 +184,7 @@ def is_unrouted(rows: sa.FromClause) -> sa.ColumnElement[bool]:
 
 
 def _in_window(rows: sa.FromClause) -> sa.ColumnElement[bool]:
-    after, upto = (sa.bindparam(name, type_=sa.BigInteger) for name in ("after", "upto"))
-    return is_unrouted(rows) & (rows.c.seq > after) & (rows.c.seq <= upto)
+    return is_unrouted(rows) & (rows.c.seq <= sa.bindparam("upto", type_=sa.BigInteger))
 
 
 def _is_new(rows: sa.FromClause) -> sa.ColumnElement[bool]:
