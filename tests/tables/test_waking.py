@@ -15,6 +15,8 @@ import inotify_simple
 import pytest
 import sqlalchemy as sa
 from tests.services import Service
+from tests.work.conftest import Waiting, until
+from tests.work.conftest import running as worker_running
 
 from waterclock.connection import Database
 from waterclock.connection import connect as connect_to
@@ -25,6 +27,7 @@ from waterclock.tables.databases.postgresql.waking import Listening
 from waterclock.tables.databases.sqlite import waking
 from waterclock.tables.databases.sqlite.waking import SqliteChanges
 from waterclock.tables.message_table import MessageTable
+from waterclock.work.worker import Worker
 
 from .consuming import running
 
@@ -314,6 +317,22 @@ def test_a_subscription_that_has_got_a_message_asks_for_no_notifications(postgre
         with listener(postgresql_table) as count:
             postgresql_table.put("more tea")
             assert count() == 0
+
+
+def test_a_worker_whose_slots_are_taken_asks_for_no_notifications(postgresql_table: MessageTable) -> None:
+    handler = Waiting()
+    with worker_running(Worker(postgresql_table, handler)):
+        postgresql_table.put("tea")
+        handler.wait_for(1)
+        with listener(postgresql_table) as count:
+
+            def puts_unnoticed() -> bool:
+                count()
+                postgresql_table.put("more tea")
+                return count() == 0
+
+            until(puts_unnoticed)
+        handler.go_on.set()
 
 
 def wait_once(deliveries: Subscription) -> None:

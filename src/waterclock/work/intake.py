@@ -68,6 +68,7 @@ class Intake:
         self._counter = counter
         self._failed = failed
         self._left: deque[Sequence[Handling]] = deque()
+        self._found_before = False
         self._heartbeat = heartbeat_of(table.context.backend)
         self._thread = threading.Thread(target=self._run, name=f"waterclock-work-{table.name}", daemon=True)
 
@@ -125,6 +126,10 @@ class Intake:
         finally:
             late = self._lanes.add(self, ours, room, begun)
         self.give_back(late)
+        # Where one comes now and then, the next one is waited for at once.
+        if found and (self._found_before or self._lanes.is_full):
+            self.subscription.need_no_notifications()
+        self._found_before = bool(found)
         return bool(found)
 
     def _known(self, found: Sequence[Delivery]) -> Sequence[Delivery]:

@@ -188,6 +188,12 @@ class Lanes:
         """Whether something waits for a slot."""
         return bool(self._ready)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for messages."""
+        with self._lock:
+            return self._room() <= 0
+
     def reserve(self, most: int) -> int:
         """Wait until there is room for messages; say for how many, ``most`` at the most. 0: the worker stops.
 

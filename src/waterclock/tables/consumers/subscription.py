@@ -230,6 +230,10 @@ class Subscription(Closing):
         self._in_vain, ended = pause(self._row, self._changes, self._stop, longest, self._request, self._in_vain)
         return ended
 
+    def need_no_notifications(self) -> None:
+        """Have writers notify no more until the next `wait`: who has something to do looks by itself."""
+        self._changes.disarm()
+
     def nudge(self) -> None:
         """End a `wait`; other threads call it."""
         self._stop.nudge()
@@ -289,7 +293,9 @@ class Subscription(Closing):
             found = self._claim(room)
             self._waiting.extend(found)
             self._looked_at = now
-            if not found:
+            if found:
+                self.need_no_notifications()
+            else:
                 self._purge(context, _PURGE_EVERY)
                 self._wait_for_more()
         else:
@@ -304,7 +310,6 @@ class Subscription(Closing):
         self._claims = False
         if found:
             self._in_vain = 0
-            self._changes.disarm()
         if self._rate is not None:
             self._rate_due = self._rate.taken(self._rate_due, moments.monotonic_ns(), len(found))
         return found
