@@ -1,6 +1,7 @@
-"""Times the start of a session and its first query, in processes of their own, with and without the archive of classes.
+"""Times how a session and its Python workers start, in processes of their own, each time without one of their parts.
 
-What is timed: ``session()`` until it returns, and then ``spark.range(1000).count()``; importing PySpark and Waterclock
+What is timed: ``session()`` until it returns; then ``spark.range(1000).count()``; the first replay of a small topic,
+for which workers start, and later ones; a stream of it, and its later micro-batches. Importing PySpark and Waterclock
 comes before. Other work on the machine adds least to the processor time, which is that of all their processes.
 """
 
@@ -12,62 +13,127 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from pyspark.sql import SparkSession
+
+import waterclock as wc
 from benchmarks.measure import cpu_seconds, write_results
+from waterclock.spark import event_time_batches, register
 from waterclock.spark.preparing.make_class_archive import make_class_archive
+from waterclock.spark.session import worker_python
 from waterclock.spark.session.class_archive import SWITCH, archive_options
 from waterclock.spark.session.java import find_java
 from waterclock.spark.session.session import session
 
-ROUNDS = 5
+ROUNDS = 3
+REPLAYS = 8
+ENTRIES = 20
+UNSTEADY = 5
+"""Replays and micro-batches at the start that also compile."""
+
+NOTHING_FROZEN = "import gc\n\ngc.freeze = lambda: None\n"
+WITHOUT: Mapping[str, Mapping[str, str]] = {
+    "nothing": {},
+    "the archive of classes": {SWITCH: "off"},
+    "the options for Spark's launcher": {"SPARK_LAUNCHER_OPTS": "-Dnone=true"},
+    "the launcher of Python": {},
+    "the worker daemon": {},
+    "freezing": {},
+}
+"""Which part a start lacks, and the environment for it."""
 
 
-def start() -> dict[str, float]:
-    """Start a session in this process, and ask it something."""
-    began = time.perf_counter()
-    spark = session("waterclock benchmark")
-    started = time.perf_counter()
-    spark.range(1000).count()
-    answered = time.perf_counter()
-    used = cpu_seconds()
+def start(without: str) -> dict[str, float]:
+    """Start a session in this process without one of its parts, and ask it something."""
+    settings: dict[str, str] = {}
+    launcher = worker_python._LAUNCHER  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # a switch would be for this alone
+    if without == "the launcher of Python":
+        launcher = '#!/bin/sh\nexec @PYTHON@ "$@"\n'
+    if without == "the worker daemon":
+        launcher = "".join(line for line in launcher.splitlines(keepends=True) if "pyspark.daemon" not in line)
+        settings["spark.python.daemon.module"] = "pyspark.daemon"
+    worker_python._LAUNCHER = launcher  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # as above
+    taken: dict[str, float] = {}
+
+    def timed(what: str, work: Callable[[], object]) -> Any:
+        began, used = time.perf_counter(), cpu_seconds()
+        result = work()
+        taken[what], taken[f"{what}, processor"] = time.perf_counter() - began, cpu_seconds() - used
+        return result
+
+    spark: SparkSession = timed("session", lambda: session("waterclock benchmark", **settings))
+    timed("first query", lambda: spark.range(1000).count())
+    register(spark)
+    with tempfile.TemporaryDirectory() as folder:
+        place = {"url": f"sqlite:///{folder}/f.db", "topic": "telemetry"}
+        fill(place["url"])
+        replayed = event_time_batches(spark.read.format("waterclock").options(**place, packed=True).load())
+        timed("first replay", replayed.count)
+        later: list[float] = []
+        for _ in range(REPLAYS):
+            timed("replay", replayed.count)
+            later.append(taken["replay"])
+        taken["replay"] = statistics.median(later[UNSTEADY:])
+        arriving = spark.readStream.format("waterclock").options(**place, buckets=8, maxMessagesPerTrigger=60)
+        writer = event_time_batches(arriving.load()).writeStream.format("noop").trigger(availableNow=True)
+        query = writer.option("checkpointLocation", f"{folder}/checkpoint").start()
+        timed("stream", query.awaitTermination)
+        micro_batches = [each["durationMs"]["triggerExecution"] for each in query.recentProgress]
+        taken["micro-batch"] = statistics.median(micro_batches[UNSTEADY:]) / 1_000
+    taken["all, processor"] = cpu_seconds()
     spark.stop()
-    return {
-        "session": started - began,
-        "first query": answered - started,
-        "session and first query": answered - began,
-        "processor time": used,
-    }
+    return taken
+
+
+def fill(url: str) -> None:
+    """Append entries of 60 messages, a second apart."""
+    with wc.connect(url) as database:
+        topic = database.create_topic("telemetry")
+        for number in range(ENTRIES):
+            at = (1_790_000_000 + number) * 10**9
+            names = [(f"source-{source}", f"stream-{stream}") for source in range(20) for stream in range(3)]
+            topic.append([wc.Message(*each, at, publish_time=at, receive_time=at) for each in names])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--once", action="store_true", help="start in this process, and print the seconds as JSON")
+    parser.add_argument("--once", metavar="WITHOUT", help="start in this process, and print the seconds as JSON")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     chosen = parser.parse_args()
     if chosen.once:
-        print(json.dumps(start()))
+        print(json.dumps(start(chosen.once)))
         return
     java = find_java()
     if not archive_options(java):
         make_class_archive()
-    kinds = {"with the archive": {}, "without": {SWITCH: "off"}}
-    taken: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
+    taken: dict[str, list[dict[str, float]]] = {without: [] for without in WITHOUT}
     for _ in range(chosen.rounds + 1):
-        for kind, variables in kinds.items():
-            taken[kind].append(_started(variables))
+        for without, environment in WITHOUT.items():
+            taken[without].append(started(without, environment))
     figures: dict[str, Any] = {"java": str(java), "cores": os.cpu_count()}
-    for kind, each in taken.items():
+    for without, each in taken.items():
         warm = each[1:]  # the files are in memory by then
-        figures[kind] = {part: round(statistics.median(one[part] for one in warm), 2) for part in warm[0]}
-        print(kind, figures[kind])
+        figures[f"without {without}"] = {
+            part: round(statistics.median(one[part] for one in warm), 2) for part in warm[0]
+        }
+        print(f"without {without}", figures[f"without {without}"])
     print(f"wrote {write_results('spark_start', figures, ('waterclock', 'pyspark'))}")
 
 
-def _started(variables: dict[str, str]) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.spark_start", "--once"]
-    answer = subprocess.run(command, env=os.environ | variables, stdout=subprocess.PIPE, check=True, text=True)
+def started(without: str, environment: Mapping[str, str]) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        if without == "freezing":
+            (Path(folder) / "sitecustomize.py").write_text(NOTHING_FROZEN)
+        path = {"PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
+        command = [sys.executable, "-m", "benchmarks.spark_start", "--once", without]
+        answer = subprocess.run(
+            command, env=os.environ | environment | path, stdout=subprocess.PIPE, check=True, text=True
+        )
     return json.loads(answer.stdout.splitlines()[-1])
 
 
