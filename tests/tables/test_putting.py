@@ -167,3 +167,15 @@ def test_a_delay_without_end_is_the_largest_time(orders: MessageTable) -> None:
 def test_no_further_column_is_named_as_an_argument(make_table: Callable[..., MessageTable]) -> None:
     with pytest.raises(InvalidArgumentError, match="'delay' is taken"):
         make_table(columns={"delay": "bigint"})
+
+
+def test_an_id_that_was_drawn_is_never_drawn_again(make_table: Callable[..., MessageTable]) -> None:
+    table = make_table(dead_letter="dead")
+    table.put("of its own", id=1000)
+    table.receive()[0].ack()
+    ids = [table.put("first")]
+    table.receive()[0].dead_letter("broken")
+    ids.append(table.put("second"))
+    table.receive()[0].dead_letter("broken")
+    assert len(set(ids)) == 2
+    assert len(table.dead_letters()) == 2

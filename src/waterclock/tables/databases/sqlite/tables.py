@@ -148,12 +148,17 @@ class SqliteTables(ClaimsInSteps, TableDialect):
         """
         # Changes nothing, but takes the write lock, which a transaction of the caller's may not have yet.
         connection.execute(_locking(rows))
-        greatest: int = connection.execute(_greatest_id(rows), {"above": above}).scalar_one()
+        found = connection.execute(_greatest_id(rows), {"above": above}).one()
+        greatest: int = found.greatest
         if greatest + count > _GREATEST_ID:
             raise InvalidArgumentError(
                 f"id: {count} are to be drawn for {rows.name!r}, where {greatest} is taken and {_GREATEST_ID} is the"
                 " greatest that there can be; put with ids of your own, or delete the row that has so great an id"
             )
+        # Behind an id of a caller's own: else what is drawn now would be drawn again, once it is gone. Not up to the
+        # end of the numbers, since the counter moves for ids of callers' own, too.
+        if found.counted < greatest < _GREATEST_ID // 2:
+            connection.execute(_counting(rows), {"to": greatest})
         return range(greatest + 1, greatest + 1 + count)
 
     def insert_new(
@@ -217,13 +222,22 @@ def _locking(rows: sa.Table) -> sa.Delete:
     return sa.delete(rows).where(rows.c.seq == sa.literal_column("-1"))
 
 
+_COUNTER = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
+
+
 @built_once(maxsize=256)
-def _greatest_id(rows: sa.Table) -> sa.Select[Any]:
-    counter = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
-    last = sa.select(counter.c.seq).where(counter.c.name == rows.name).scalar_subquery()
+def _counting(rows: sa.Table) -> sa.Update:
+    return sa.update(_COUNTER).where(_COUNTER.c.name == rows.name).values(seq=sa.bindparam("to", type_=sa.BigInteger))
+
+
+@built_once(maxsize=256)
+def _greatest_id(rows: sa.Table) -> sa.Select[Any, Any]:
+    last = sa.select(_COUNTER.c.seq).where(_COUNTER.c.name == rows.name).scalar_subquery()
     greatest = sa.select(sa.func.max(rows.c.id)).scalar_subquery()
     above = sa.bindparam("above", type_=sa.BigInteger)
-    return sa.select(sa.func.max(sa.func.coalesce(last, 0), sa.func.coalesce(greatest, 0), above))
+    counted = sa.func.coalesce(last, 0)
+    every = sa.func.max(counted, sa.func.coalesce(greatest, 0), above)
+    return sa.select(every.label("greatest"), counted.label("counted"))
 
 
 @built_once(maxsize=1024)
