@@ -40,7 +40,6 @@ NOTHING_FROZEN = "import gc\n\ngc.freeze = lambda: None\n"
 WITHOUT: Mapping[str, Mapping[str, str]] = {
     "nothing": {},
     "the archive of classes": {SWITCH: "off"},
-    "the options for Spark's launcher": {"SPARK_LAUNCHER_OPTS": "-Dnone=true"},
     "the launcher of Python": {},
     "the worker daemon": {},
     "freezing": {},

@@ -167,8 +167,6 @@ def _launch_environment(java: Java, *, embedded: bool) -> dict[str, str]:
         "JAVA_HOME": str(home),
         # Without it the start scripts run a Python of their own to find the very folder.
         "SPARK_HOME": os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent),
-        # For the Java that only puts Spark's command line together, and ends.
-        "SPARK_LAUNCHER_OPTS": os.environ.get("SPARK_LAUNCHER_OPTS") or "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "PYSPARK_DRIVER_PYTHON": sys.executable,
     }
     if embedded:
