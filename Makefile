@@ -20,7 +20,7 @@ demo: setup ## Run the whole flow on a recording of real messages and draw demo/
 
 test: setup ## Run lint, types, import contracts and every test
 	@$(MAKE) --no-print-directory --jobs=2 types compiled lint
-	@$(BIN)/pytest -m "not slow" -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder --durations=25
+	@$(BIN)/pytest -m "not slow" -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder --durations=25
 
 test-quick: setup ## Run the tests that need no server and no Spark
 	@$(BIN)/pytest -m "not slow" --databases sqlite --ignore tests/spark --ignore tests/demo --ignore tests/test_services.py

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from tests.catalogues import sqlite_with_catalogue
 from tests.s3 import S3Server
 from tests.services import Service, running_service
 from xdist.remote import Producer
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from waterclock.connection import Database
@@ -28,11 +29,12 @@ settings.register_profile("soak", deadline=None, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
 DATABASES = ("sqlite", "postgresql", "mariadb")
-# What takes longest to run, longest first: files, or folders of them.
+# What takes longest to run, longest first: files, or folders of them. All that share a Spark come with the first.
 LONGEST = (
     "spark/test_exactly_once.py",
     "demo",
     "spark",
+    "simulation",
     "topics/test_killed_anywhere.py",
     "database/test_migrations.py",
     "tables/test_group_order.py",
@@ -41,6 +43,8 @@ LONGEST = (
     "topics",
 )
 
+SHARES_SPARK = "spark: SparkSession"
+"""How a test takes the Spark that all share."""
 
 MEMORY = Path("/dev/shm")  # noqa: S108  # pytest makes a folder of the user's own in it
 ENOUGH = 8 << 30  # bytes; all tests together write less than a tenth of that
@@ -74,9 +78,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     gone = set(deselected)
     # A long file that begins last would be waited for alone.
     items[:] = sorted((item for item in items if item not in gone), key=_place)
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+    # Each worker to which one of them came would start a Java of its own, and nothing would say so.
+    if apart := [
+        item for item in items if "spark" in getattr(item, "fixturenames", ()) and not _shares_spark(item.path)
+    ]:
+        raise pytest.UsageError(f"{apart[0].nodeid}: write `{SHARES_SPARK}` in its file, by which its worker is found")
 
 
 def pytest_collection_finish() -> None:
@@ -90,16 +96,23 @@ def pytest_xdist_auto_num_workers() -> int | None:
     return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else (os.cpu_count() or 1) + 1
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling | None:
-    return _ByFileOrGroup(config, log) if config.getoption("dist") == "loadgroup" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+    return _ByFile(config, log) if config.getoption("dist") == "loadscope" else None
 
 
-class _ByFileOrGroup(LoadGroupScheduling):
-    """Gives a worker whole files, and one of them all tests that share a Spark, so that one Java starts for them."""
+class _ByFile(LoadScopeScheduling):
+    """Gives a worker a file's tests of a database, and one of them all that share a Spark, so that one Java starts."""
 
     def _split_scope(self, nodeid: str) -> str:
-        group = super()._split_scope(nodeid)
-        return nodeid.partition("::")[0] if group == nodeid else group
+        file, _, test = nodeid.partition("::")
+        if _shares_spark(self.config.rootpath / file):
+            return "spark"
+        return " ".join([file, *(name for name in DATABASES if name in test.partition("[")[2])])
+
+
+@cache
+def _shares_spark(file: Path) -> bool:
+    return SHARES_SPARK in file.read_text("utf-8")
 
 
 def _place(item: pytest.Item) -> int:
