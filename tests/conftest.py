@@ -132,6 +132,14 @@ def _databases_of(item: pytest.Item) -> set[str]:
     return needed
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _kept_for_longer() -> None:
+    """Have what was built for databases that are closed kept for more of them, as tests' are alike."""
+    from waterclock.database import kept  # noqa: PLC0415  # as below
+
+    kept.CLOSED_AT_MOST = 100
+
+
 @pytest.fixture(scope="session")
 def postgresql_server() -> Generator[Service]:
     with running_service("postgresql") as service, service.with_template() as ready:

@@ -6,8 +6,12 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from waterclock.connection import connect
-from waterclock.database.kept import CLOSED_AT_MOST, Kept, forget
+from waterclock.database.kept import Kept, forget
+
+A_FEW = 4
 
 
 class Opened:
@@ -54,18 +58,21 @@ def test_a_process_that_is_forked_keeps_nothing_of_its_parents_also_where_a_thre
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_what_was_built_for_databases_that_were_closed_does_not_keep_them(tmp_path: Path) -> None:
+def test_what_was_built_for_databases_that_were_closed_does_not_keep_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("waterclock.database.kept.CLOSED_AT_MOST", A_FEW)
     closed: list[weakref.ref[Any]] = []
     with connect(f"sqlite:///{tmp_path / 'open.db'}") as ours:
         orders = ours.create_table("orders", payload="text")
-        for number in range(2 * CLOSED_AT_MOST):
+        for number in range(2 * A_FEW):
             with connect(f"sqlite:///{tmp_path / str(number)}.db") as database:
-                table = database.create_table("orders", payload="text", groups="sequenced")
+                table = database.create_table(f"orders_{number}", payload="text", groups="sequenced")  # none alike
                 table.put("tea", group="g")
                 table.receive()[0].ack()
                 closed.append(weakref.ref(database.backend))
             del database, table
         gc.collect()
-        assert sum(one() is not None for one in closed) <= CLOSED_AT_MOST
+        assert sum(one() is not None for one in closed) <= A_FEW
         orders.put("goes on")
         assert [one.payload for one in orders.receive()] == ["goes on"]
