@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import pwd
 import random
@@ -12,6 +14,7 @@ import struct
 import subprocess
 import time
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -172,7 +175,9 @@ class PostgreSQL(Server):
             f"--username={USER}", f"--pwfile={password}", f"--pgdata={self.data}",
         ])  # fmt: skip
         password.unlink()
-        self._run([self.programs["postgres"], "--single", "-D", self.data, "postgres"], f'CREATE DATABASE "{USER}"\n')
+        # A line for each statement.
+        statements = f"""CREATE DATABASE "{USER}"\nALTER ROLE "{USER}" PASSWORD '{_verifier(self.password)}'\n"""
+        self._run([self.programs["postgres"], "--single", "-D", self.data, "postgres"], statements)
 
     def _command(self) -> list[str | Path]:
         settings = {
@@ -290,6 +295,19 @@ def _free_port() -> int:
                 continue
             return port
     raise ServerError(f"no port between {_PORTS.start} and {_PORTS.stop} is free on 127.0.0.1")
+
+
+def _verifier(password: str) -> str:
+    """Give what PostgreSQL keeps of a password by RFC 5802, hashed once instead of 4,096 times.
+
+    Nobody guesses 128 random bits, and every connection of every test would take 3 ms of its client's processor.
+    """
+    salt = secrets.token_bytes(16)
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, 1)
+    stored = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
+    server = hmac.digest(salted, b"Server Key", "sha256")
+    salt_text, stored_text, server_text = (b64encode(part).decode() for part in (salt, stored, server))
+    return f"SCRAM-SHA-256$1:{salt_text}${stored_text}:{server_text}"
 
 
 def _connected(path: Path) -> socket.socket:
