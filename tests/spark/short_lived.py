@@ -1,8 +1,8 @@
-"""How Spark runs where it has seconds of work: what it compiles for speed would never pay."""
+"""How Spark runs where it has seconds of work: what it compiles for speed, or verifies of classes, never pays."""
 
 from __future__ import annotations
 
-JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 ENVIRONMENT = {"JAVA_TOOL_OPTIONS": JAVA}
 SETTINGS = {
     "spark.driver.defaultJavaOptions": JAVA,
