@@ -363,6 +363,21 @@ def test_readers_stop_at_damage_or_pass_over_it_and_say_how_much_that_is(
     assert [time for batch in batches for time in batch["publish_time"].to_pylist()] == left
 
 
+def test_messages_are_looked_up_around_damage_that_is_passed_over(damaged: tuple[Topic, set[int], str]) -> None:
+    topic, gone, name = damaged
+    placed = {
+        time: Position(ledger, entry, index)
+        for ledger, counts in enumerate(FLOW)
+        for entry, times in enumerate(counts)
+        for index, time in enumerate(times)
+    }
+    places = [*placed.values()]
+    found = topic.messages_at(places, pass_over=(DamagedError, LostFileError))
+    assert found["publish_time"].to_pylist() == [None if time in gone else time for time in placed]
+    with pytest.raises((DamagedError, LostFileError), match=name):
+        topic.messages_at(places)
+
+
 def test_a_subscription_gives_what_is_before_damage_and_then_says_so(damaged: tuple[Topic, set[int], str]) -> None:
     topic, gone, _ = damaged
     before = list(range(min(gone)))

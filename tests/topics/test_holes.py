@@ -267,3 +267,27 @@ def test_warnings_name_the_topic_and_come_once(six: Topic, caplog: pytest.LogCap
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert "telemetry" in warnings[0].message
+
+
+def test_looking_up_leaves_out_what_it_is_told_to_pass_over(six: Topic) -> None:
+    six.truncate(Position(1, 0, 0))
+    lose_ledgers(six, 2)
+    write(six, sa.delete(entries).where(entries.c.ledger == 2))
+    places = [Position(3, 2, 1), Position(0, 1, 0), Position(2, 0, 1), Position(3, 9, 0), Position(3, 2, 1)]
+    found = six.messages_at(places, ["publish_time"], pass_over=(NotFoundError, DamagedError))
+    assert found["publish_time"].to_pylist() == [35, None, None, None, 35]
+    with pytest.raises(DamagedError, match="ledger 2 is missing"):
+        six.messages_at(places, ["publish_time"], pass_over=(NotFoundError,))
+    with pytest.raises(NotFoundError, match="0:1:0"):
+        six.messages_at(places, ["publish_time"], pass_over=(DamagedError,))
+    assert six.messages_at(places[1:2], pass_over=(NotFoundError,)).to_pylist()[0]["source"] is None
+
+
+def test_of_a_deleted_ledger_nothing_is_looked_for_entry_by_entry(make_sqlite_topic: MakeTopic) -> None:
+    topic = make_sqlite_topic()
+    append_ledgers(topic, [[[n] for n in range(50)], [[50]]])
+    topic.truncate(Position(1, 0, 0))
+    with CountedStatements(topic.storage.backend._reader) as counted:
+        found = topic.messages_at([Position(0, n, 0) for n in range(50)], pass_over=(NotFoundError,))
+    assert found["source"].null_count == 50
+    assert len(counted.selects) < 10

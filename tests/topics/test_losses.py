@@ -60,6 +60,9 @@ def check(topic: Topic, placed: list[tuple[int, Position]], gone: set[Position])
         assert position_of(topic.storage, number) == place
     places = [place for _, _, place in left]
     assert topic.messages_at(places, ["publish_time"])["publish_time"].to_pylist() == [time for _, time, _ in left]
+    every = [place for _, place in placed]
+    found = topic.messages_at(every, ["publish_time"], pass_over=(NotFoundError,))["publish_time"].to_pylist()
+    assert found == [None if place in gone else time for time, place in placed]
     for time in (-1, 0, 3, 9, 10, 13, 29, 31):
         found = first_at_or_after([(time, place) for _, time, place in left], time)
         assert topic.find(time) == (found or topic.head, found is not None), time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +12,11 @@ import sqlalchemy as sa
 
 from waterclock.arrow import POSITIONED_SCHEMA
 from waterclock.database.topic_catalogue import entries
-from waterclock.errors import DamagedError, InvalidArgumentError, NotFoundError
+from waterclock.errors import DamagedError, InvalidArgumentError, NotFoundError, WaterclockError
 from waterclock.message import Position
 from waterclock.topics.damage import located
 from waterclock.topics.entries import decode_entries
+from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.ledgers import ledger_from
 from waterclock.topics.losses import is_lost
 from waterclock.topics.reading import Chunk, positioned
@@ -23,18 +25,33 @@ from waterclock.topics.storage import Storage
 from waterclock.topics.succession import look_in
 
 _Places = npt.NDArray[np.int64]
-"""Rows of (entry, index)."""
+"""Rows of (entry, index, number): the number says which of the given positions it is."""
 
 _ENTRIES_AT_ONCE = 256
 _MORE_THAN_AN_ENTRY_HOLDS = 2**31
 
 
+class _Piece(NamedTuple):
+    """Some messages of a ledger that were read together."""
+
+    messages: pa.Table | pa.RecordBatch
+    wanted: _Places
+
+
 def look_up(
-    storage: Storage, positions: Sequence[Position] | pa.Table | pa.RecordBatch, columns: Sequence[str]
+    storage: Storage,
+    positions: Sequence[Position] | pa.Table | pa.RecordBatch,
+    columns: Sequence[str],
+    pass_over: tuple[type[WaterclockError], ...] = (),
 ) -> pa.Table:
     """Read the messages at some positions, in the order in which the positions are given.
 
     Positions that lie together are read together: each row group is fetched once.
+
+    Parameters
+    ----------
+    pass_over
+        Errors for which the messages that cannot be read are left out: their rows are null.
 
     Raises
     ------
@@ -42,19 +59,25 @@ def look_up(
         Where no message stands at a position (any more), also where it is recorded as lost.
     DamagedError
         Where it is not what was written, or is missing though it was not deleted.
+    LostFileError
+        Where the file of a ledger is gone.
     """
     wanted = _as_array(positions)
-    order = np.lexsort((wanted[:, 2], wanted[:, 1], wanted[:, 0]))
-    ordered = wanted[order]
+    ordered = np.column_stack([wanted, np.arange(len(wanted))])[np.lexsort((wanted[:, 2], wanted[:, 1], wanted[:, 0]))]
     parts: list[pa.RecordBatch] = []
+    found = np.full(len(wanted), -1)
+    count = 0
     for ledger in np.unique(ordered[:, 0]).tolist():
-        places = ordered[ordered[:, 0] == ledger][:, 1:]
-        for table, rows in _of_ledger(storage, ledger, places, columns):
-            parts.extend(positioned(Chunk(ledger, 0, table.take(pa.array(rows))), columns))
+        lookup = _Lookup(storage, ledger, columns, pass_over)
+        for table, places in lookup.pieces(ordered[ordered[:, 0] == ledger][:, 1:]):
+            there, rows = _rows(table, places)
+            if not there.all():
+                lookup.pass_over(_nothing(storage, ledger, places[~there][0]))
+            parts.extend(positioned(Chunk(ledger, 0, table.take(pa.array(rows[there]))), columns))
+            found[places[there][:, 2]] = np.arange(count, count + np.count_nonzero(there))
+            count += np.count_nonzero(there)
     schema = pa.schema([POSITIONED_SCHEMA.field(name) for name in columns])
-    back = np.empty(len(order), dtype=np.int64)
-    back[order] = np.arange(len(order))
-    return pa.Table.from_batches(parts, schema=schema).take(pa.array(back))
+    return pa.Table.from_batches(parts, schema=schema).take(pa.array(found, mask=found < 0))
 
 
 def _as_array(positions: Sequence[Position] | pa.Table | pa.RecordBatch) -> npt.NDArray[np.int64]:
@@ -66,80 +89,111 @@ def _as_array(positions: Sequence[Position] | pa.Table | pa.RecordBatch) -> npt.
     return np.stack([column.to_numpy(zero_copy_only=False).astype(np.int64) for column in columns], axis=1)
 
 
-def _of_ledger(
-    storage: Storage, ledger: int, places: _Places, columns: Sequence[str]
-) -> Iterator[tuple[pa.Table | pa.RecordBatch, _Places]]:
-    """Read what holds the sorted places of one ledger, each piece with its rows that are wanted."""
-    left = places
-    while len(left):
-        # Looked at anew for each piece: the ledger may be sealed at any time.
-        with storage.backend.snapshot() as connection:
-            row = ledger_from(storage, connection, ledger)
-            if row is not None and row["ledger"] == ledger and row["state"] == "lost":
-                raise _nothing(storage, ledger, left[0])
-            if row is None or row["ledger"] > ledger or row["state"] != "sealed":
-                last = np.unique(left[:, 0])[:_ENTRIES_AT_ONCE][-1]
-                part, left = left[left[:, 0] <= last], left[left[:, 0] > last]
-                batch = _read_entries(storage, connection, ledger, part, columns)
-                yield batch, _rows(storage, ledger, batch, part)
-                continue
-        yield from _of_file(storage, row, left, columns)
-        return
+class _Lookup:
+    """Reads what holds sorted places of one ledger, piece by piece."""
+
+    def __init__(
+        self, storage: Storage, ledger: int, columns: Sequence[str], passed: tuple[type[WaterclockError], ...]
+    ) -> None:
+        self._storage = storage
+        self._ledger = ledger
+        self._columns = columns
+        self._passed = passed
+
+    def pass_over(self, error: WaterclockError) -> None:
+        """Raise the error, unless what it is about is to be left out."""
+        if not isinstance(error, self._passed):
+            raise error
+
+    def pieces(self, places: _Places) -> Iterator[_Piece]:
+        left = places
+        while len(left):
+            # Looked at anew for each piece: the ledger may be sealed at any time.
+            with self._storage.backend.snapshot() as connection:
+                row = ledger_from(self._storage, connection, self._ledger)
+                if row is not None and row["ledger"] == self._ledger and row["state"] == "lost":
+                    return self.pass_over(_nothing(self._storage, self._ledger, left[0]))
+                if row is None or row["ledger"] > self._ledger or row["state"] != "sealed":
+                    if self._passed and self._is_empty(connection):
+                        return self._meet_gap(connection, left)
+                    last = np.unique(left[:, 0])[:_ENTRIES_AT_ONCE][-1]
+                    part, left = left[left[:, 0] <= last], left[left[:, 0] > last]
+                    yield from self._of_entries(connection, part)
+                    continue
+            return (yield from self._of_file(row, left))
+
+    def _is_empty(self, connection: sa.Connection) -> bool:
+        """Whether no entry of the ledger is left, so that a deleted one is not looked through entry by entry."""
+        chosen = entries.c.topic_id == self._storage.topic_id, entries.c.ledger == self._ledger
+        return connection.execute(sa.select(entries.c.entry).where(*chosen).limit(1)).first() is None
+
+    def _of_file(self, row: sa.RowMapping, places: _Places) -> Iterator[_Piece]:
+        try:
+            file = SealedLedger(self._storage, row)
+        except (DamagedError, LostFileError) as error:
+            return self.pass_over(error)
+        firsts = _keys(np.array([(group.entry, group.index) for group in file.groups], dtype=np.int64))
+        numbers = np.maximum(np.searchsorted(firsts, _keys(places), side="right") - 1, 0)
+        for number in np.unique(numbers):
+            try:
+                table = file.read(int(number), {*self._columns, "entry", "index"})
+            except (DamagedError, LostFileError) as error:
+                self.pass_over(error)
+            else:
+                yield _Piece(table, places[numbers == number])
+
+    def _of_entries(self, connection: sa.Connection, places: _Places) -> Iterator[_Piece]:
+        try:
+            yield _Piece(self._read_entries(connection, places), places)
+        except (NotFoundError, DamagedError) as error:
+            self.pass_over(error)
+            wanted = np.unique(places[:, 0])
+            if len(wanted) > 1:  # the others are whole, perhaps
+                for entry in wanted:
+                    yield from self._of_entries(connection, places[places[:, 0] == entry])
+
+    def _read_entries(self, connection: sa.Connection, places: _Places) -> pa.RecordBatch:
+        wanted = [int(entry) for entry in np.unique(places[:, 0])]
+        statement = (
+            sa.select(entries.c.entry, entries.c.data)
+            .where(
+                entries.c.topic_id == self._storage.topic_id,
+                entries.c.ledger == self._ledger,
+                entries.c.entry.in_(wanted),
+            )
+            .order_by(entries.c.entry)
+        )
+        rows = [(row.entry, row.data) for row in connection.execute(statement)]
+        absent = sorted(set(wanted) - {entry for entry, _ in rows})
+        if absent:
+            self._meet_gap(connection, places[places[:, 0] == absent[0]])
+        kept = [(entry, data) for entry, data in rows if not is_lost(data)]
+        if not kept:
+            raise _nothing(self._storage, self._ledger, places[0])
+        try:
+            return decode_entries(self._ledger, kept, self._columns)
+        except DamagedError as error:
+            raise located(error, self._storage.name, ledger=self._ledger) from error
+
+    def _meet_gap(self, connection: sa.Connection, places: _Places) -> None:
+        """Say why there is nothing at the first of some places: a hole of the topic is damage, else it was deleted."""
+        start = Position(self._ledger, int(places[0, 0]), 0)
+        gaps = look_in(self._storage, connection, start, start._replace(index=1), None).gaps
+        self.pass_over(next((gap.error for gap in gaps), None) or _nothing(self._storage, self._ledger, places[0]))
 
 
-def _of_file(
-    storage: Storage, row: sa.RowMapping, places: _Places, columns: Sequence[str]
-) -> Iterator[tuple[pa.Table, _Places]]:
-    file = SealedLedger(storage, row)
-    firsts = _keys(np.array([(group.entry, group.index) for group in file.groups], dtype=np.int64))
-    numbers = np.maximum(np.searchsorted(firsts, _keys(places), side="right") - 1, 0)
-    for number in np.unique(numbers):
-        table = file.read(int(number), {*columns, "entry", "index"})
-        yield table, _rows(storage, row["ledger"], table, places[numbers == number])
-
-
-def _read_entries(
-    storage: Storage, connection: sa.Connection, ledger: int, places: _Places, columns: Sequence[str]
-) -> pa.RecordBatch:
-    wanted = [int(entry) for entry in np.unique(places[:, 0])]
-    statement = (
-        sa.select(entries.c.entry, entries.c.data)
-        .where(entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger, entries.c.entry.in_(wanted))
-        .order_by(entries.c.entry)
-    )
-    rows = [(row.entry, row.data) for row in connection.execute(statement)]
-    _refuse_gap(storage, connection, ledger, sorted(set(wanted) - {entry for entry, _ in rows}))
-    kept = [(entry, data) for entry, data in rows if not is_lost(data)]
-    if not kept:
-        raise _nothing(storage, ledger, places[0])
-    try:
-        return decode_entries(ledger, kept, columns)
-    except DamagedError as error:
-        raise located(error, storage.name, ledger=ledger) from error
-
-
-def _refuse_gap(storage: Storage, connection: sa.Connection, ledger: int, absent: list[int]) -> None:
-    """Raise an error where what is between the first of some entries that are not there and what follows is a hole."""
-    if absent:
-        start = Position(ledger, absent[0], 0)
-        for gap in look_in(storage, connection, start, start._replace(index=1), None).gaps:
-            raise gap.error
-
-
-def _rows(storage: Storage, ledger: int, table: pa.Table | pa.RecordBatch, places: _Places) -> _Places:
+def _rows(table: pa.Table | pa.RecordBatch, places: _Places) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """Say which of the places are in a table, and in which of its rows."""
     there = _keys(np.stack([table.column("entry").to_numpy(), table.column("index").to_numpy()], axis=1))
     wanted = _keys(places)
     rows = np.searchsorted(there, wanted)
-    absent = (rows == len(there)) | (there[np.minimum(rows, len(there) - 1)] != wanted)
-    if absent.any():
-        raise _nothing(storage, ledger, places[absent][0])
-    return rows
+    return (rows < len(there)) & (there[np.minimum(rows, len(there) - 1)] == wanted), rows
 
 
-def _keys(places: _Places) -> _Places:
+def _keys(places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return places[:, 0] * _MORE_THAN_AN_ENTRY_HOLDS + places[:, 1]
 
 
-def _nothing(storage: Storage, ledger: int, place: _Places) -> NotFoundError:
+def _nothing(storage: Storage, ledger: int, place: npt.NDArray[np.int64]) -> NotFoundError:
     position = Position(ledger, int(place[0]), int(place[1]))
     return NotFoundError(f"no message stands at {position} in topic {storage.name!r}; was its ledger deleted?")

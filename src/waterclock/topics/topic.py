@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from waterclock.arrow import from_arrow
 from waterclock.database.backend import Backend
-from waterclock.errors import InvalidArgumentError
+from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.message import Message, Position
 from waterclock.quoting import quoted
 from waterclock.time import Duration, Time, to_duration
@@ -537,7 +537,11 @@ class Topic:
         return entry_boundary(self.storage, check_position(position, "position"), messages)
 
     def messages_at(
-        self, positions: Sequence[Position] | pa.Table | pa.RecordBatch, columns: Sequence[str] | None = None
+        self,
+        positions: Sequence[Position] | pa.Table | pa.RecordBatch,
+        columns: Sequence[str] | None = None,
+        *,
+        pass_over: tuple[type[WaterclockError], ...] = (),
     ) -> pa.Table:
         """Read the messages at some positions, a row each, in the order in which the positions are given.
 
@@ -547,6 +551,8 @@ class Topic:
             Positions, or a table with the columns ledger, entry and index.
         columns
             The columns wanted; None: all of `waterclock.arrow.POSITIONED_SCHEMA`.
+        pass_over
+            Those of the errors below for which the messages that cannot be read are left out: their rows are null.
 
         Raises
         ------
@@ -554,8 +560,10 @@ class Topic:
             Where no message stands at a position (any more).
         DamagedError
             Where a message is not what was written, or is missing though it was not deleted.
+        LostFileError
+            Where the file of a ledger is gone.
         """
-        return look_up(self.storage, positions, check_columns(columns))
+        return look_up(self.storage, positions, check_columns(columns), pass_over)
 
     def _range(
         self,

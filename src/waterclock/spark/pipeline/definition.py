@@ -1,0 +1,100 @@
+"""What a pipeline is: what is read, how it is batched, where batches and rejected messages go, and how it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+By = Literal["event_time", "rate"]
+What = Literal["batches", "rejected"]
+Kind = Literal["table", "topic", "parquet"]
+
+AVAILABLE_NOW = "available now"
+"""The trigger that reads what there is and ends."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is read.
+
+    Attributes
+    ----------
+    url, ledgers, topic
+        The topic's place; ``ledgers`` is None where the default of `connect` is meant.
+    start
+        Options of the format that say where to begin.
+    max_messages_per_trigger
+        About how many messages a micro-batch takes; None: half a million for each bucket of the state.
+    """
+
+    url: str = field(repr=False)  # it may hold a password
+    ledgers: str | None = field(repr=False)
+    topic: str
+    start: Mapping[str, str]
+    max_messages_per_trigger: int | None
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is written where.
+
+    Attributes
+    ----------
+    name
+        What a topic knows the writes of this output by; the target unless the file gives one.
+    what
+        The batches, or the messages that are in none.
+    kind, target
+        A message table, a topic, or a folder of Parquet files, and its name.
+    url, ledgers
+        The database of the table or topic, as those of the source.
+    """
+
+    name: str
+    what: What
+    kind: Kind
+    target: str
+    url: str = field(repr=False)
+    ledgers: str | None = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline, checked.
+
+    Attributes
+    ----------
+    name
+        The file's name without its ending; of several in one file, the name that the file gives it.
+    source, outputs
+        What is read, and what is written.
+    by, rule
+        Which of the two ways to batch, and the arguments of `waterclock.spark.event_time_batches` or
+        `waterclock.spark.rate_aware_batches`.
+    checkpoint
+        Folder or URL where the stream keeps how far it has come.
+    trigger
+        How often there is a micro-batch, a duration, or `AVAILABLE_NOW`.
+    state_partitions
+        In how many parts the state is kept; None: as many as the cluster has cores when the checkpoint is made.
+    state_buckets
+        How many buckets of sources there are in these; None: four for each part.
+    """
+
+    name: str
+    source: Source
+    by: By
+    rule: Mapping[str, Any]
+    outputs: tuple[Output, ...]
+    checkpoint: str
+    trigger: str
+    state_partitions: int | None
+    state_buckets: int | None
+
+
+def place_options(
+    url: str, ledgers: str | None, url_name: str = "url", ledgers_name: str = "ledgers"
+) -> dict[str, str]:
+    """Give the options of the format ``waterclock`` that name a database."""
+    return {url_name: url} | ({} if ledgers is None else {ledgers_name: ledgers})

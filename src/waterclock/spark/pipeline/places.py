@@ -1,0 +1,59 @@
+"""Looks whether the topics and message tables that a pipeline names are there, and are fit for it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from waterclock.connection import Database, connect
+from waterclock.database.backend import refuse_missing_file
+from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from waterclock.quoting import quoted
+from waterclock.spark.pipeline.definition import Output, Pipeline, Source
+from waterclock.topics.topic import Topic
+
+
+def check_places(pipeline: Pipeline) -> None:
+    """Insist that what is read and written is there, and that what is rejected is not read again.
+
+    Raises
+    ------
+    NotFoundError
+        Naming the topic or the message table that is not.
+    InvalidArgumentError
+        Where rejected messages go to the topic that is read: they would be rejected again and again.
+    """
+    with _opened(f"{pipeline.name}, source", pipeline.source) as database:
+        read = _identity(database.topic(pipeline.source.topic))
+    for output in pipeline.outputs:
+        if output.kind == "parquet":
+            continue
+        with _opened(f"{pipeline.name}, output {quoted(output.name)}", output) as database:
+            if output.kind == "table":
+                ids = database.table(output.target).options.id_type
+                if ids != "text":
+                    raise InvalidArgumentError(
+                        f"table {quoted(output.target)} has ids of type {ids}, and those of batches are texts;"
+                        ' make one with id_type="text"'
+                    )
+            elif _identity(database.topic(output.target)) == read:
+                raise InvalidArgumentError(
+                    f"topic {quoted(output.target)} is the one that is read, so rejected messages would come again"
+                    " and again from there; give another one"
+                )
+
+
+@contextmanager
+def _opened(what: str, place: Source | Output) -> Generator[Database]:
+    """Open a database that is there, and have errors say what of the file it is for, in a line."""
+    try:
+        refuse_missing_file(place.url)
+        with connect(place.url, place.ledgers) as database:
+            yield database
+    except (InvalidArgumentError, NotFoundError, UnavailableError) as error:
+        raise type(error)(f"{what}: {' '.join(str(error).split())}") from error
+
+
+def _identity(topic: Topic) -> object:
+    """Tell topics apart, however the URLs of their databases are written; earlier versions gave them no origin."""
+    return topic.storage.origin or (topic.storage.backend.url, topic.name)

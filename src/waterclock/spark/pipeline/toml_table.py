@@ -1,0 +1,160 @@
+"""Takes the keys of a table of a pipeline's TOML file one by one, and says of a mistake where in the file it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from waterclock.database.backend import parse_url
+from waterclock.errors import InvalidArgumentError, WaterclockError
+from waterclock.quoting import quoted
+from waterclock.spark.pipeline.toml_lines import TomlLines
+
+_MOST = 2**31 - 1
+"""As Spark counts."""
+
+_TELLING = 4
+"""So many characters of a password's beginning say too much."""
+
+_VARIABLE = re.compile(r"\$(\$|\{([^}]*)\}?)?")
+
+
+class TomlTable:
+    """One table of the file, whose keys are taken one by one; a key that remains is unknown, and refused.
+
+    Parameters
+    ----------
+    path, lines
+        The file, for errors.
+    name, values
+        The table's name, and what the file has under it; anything but a table is refused.
+    place
+        Which of several tables of one name, from 0.
+    pipeline
+        Which of the file's pipelines, from 0.
+    """
+
+    def __init__(
+        self, path: Path, lines: TomlLines, name: str, values: object, place: int = 0, pipeline: int = 0
+    ) -> None:
+        self._path = path
+        self._lines = lines
+        self._name = name
+        self._place = place
+        self._pipeline = pipeline
+        self._filled_in: dict[str, str] = {}
+        if not isinstance(values, dict):
+            raise self.wrong("", f"the table [{name}] is missing" if values is None else f"{name} must be a table")
+        self._values = dict(cast("dict[str, object]", values))
+        self._taken: dict[str, object] = {}
+        self._known: list[str] = []
+
+    def text(self, key: str) -> str:
+        """Take a text that must be there."""
+        value = self.optional(key)
+        if value is None:
+            raise self.wrong(key, f"{self._name}.{key} is missing")
+        return value
+
+    def optional(self, key: str) -> str | None:
+        """Take a text; None where the key is not there."""
+        value = cast("str | None", self.take(key, (str,), "a text in quotes"))
+        if value == "" or "\0" in (value or ""):
+            raise self.wrong(
+                key, f"{self._name}.{key}: {quoted(value)} is empty, or holds a character that no name has"
+            )
+        return value
+
+    def url(self, key: str) -> str | None:
+        """Take the URL of a database."""
+        value = self.optional(key)
+        if value is not None:
+            self.check(key, lambda: parse_url(value))
+        return value
+
+    def whole(self, key: str) -> int | None:
+        """Take a count."""
+        value = cast("int | None", self.take(key, (int,), "a whole number"))
+        if value is not None and not 1 <= value <= _MOST:
+            raise self.wrong(
+                key, f"{self._name}.{key}: {quoted(value)} is no count; give a whole number from 1 to {_MOST}"
+            )
+        return value
+
+    def take(self, key: str, kinds: tuple[type, ...], wanted: str) -> object:
+        """Take a value, with the variables of a text put in; None where the key is not there."""
+        self._known.append(key)
+        value = self._values.pop(key, None)
+        if value is None:
+            return None
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise self.wrong(key, f"{self._name}.{key}: {quoted(value)} must be {wanted}")
+        self._taken[key] = self._filled(key, value) if isinstance(value, str) else value
+        if self._taken[key] != value:
+            self._filled_in = {str(self._taken[key]): str(value)} | self._filled_in  # the longer ones first
+        return self._taken[key]
+
+    def check(self, key: str, check: Callable[[], Any]) -> Any:
+        """Have another part of Waterclock check a value, and say where it stands if it refuses."""
+        try:
+            return check()
+        except WaterclockError as error:
+            raise self.wrong(key, f"{self._name}.{key} = {quoted(self._taken.get(key))}: {error}") from error
+
+    def end(self) -> None:
+        """Refuse the keys that were not taken."""
+        for key in self._values:
+            known = ", ".join(sorted(self._known))
+            raise self.wrong(key, f"{self._name}.{key} is not known; there are {known}")
+
+    def flat(self) -> dict[str, str]:
+        """Take all values as texts; the keys of tables within get a dot before them."""
+        found: dict[str, str] = {}
+        waiting = [*self._values.items()]
+        while waiting:
+            key, value = waiting.pop(0)
+            if isinstance(value, dict):
+                waiting += [(f"{key}.{name}", inner) for name, inner in cast("dict[str, object]", value).items()]
+            elif isinstance(value, bool):
+                found[key] = str(value).lower()
+            elif isinstance(value, str | int | float):
+                found[key] = self._filled(key, str(value))
+            else:
+                raise self.wrong(key, f"{self._name}.{key}: {quoted(value)} must be a text, a number, true or false")
+        return found
+
+    def wrong(self, key: str, text: str) -> InvalidArgumentError:
+        """Make the error that says where a key stands, and what is wrong with it."""
+        line = self._lines.find(self._name, key, self._place, self._pipeline)
+        return InvalidArgumentError(f"{self._path}, line {line}: {self._named(key, text)}")
+
+    def _named(self, key: str, text: str) -> str:
+        """Show of what came from the environment, which may be a password, the variables' names."""
+        for said, name in self._filled_in.items():
+            for form, shown in ((quoted(said), quoted(name)), (repr(said)[1:-1], name), (said, name)):
+                text = text.replace(form, shown)
+        if any(said[:_TELLING] in text for said, name in self._filled_in.items() if _VARIABLE.fullmatch(name)):
+            return f"{self._name}.{key}: what the environment has for its variables is not what belongs there"
+        return text
+
+    def _filled(self, key: str, text: str) -> str:
+        """Put in what the environment has for ``${NAME}``; ``$$`` is a dollar sign."""
+
+        def fill(found: re.Match[str]) -> str:
+            if found[1] == "$":
+                return "$"
+            name = found[2]
+            if name is None or not found[0].endswith("}"):
+                raise self.wrong(
+                    key, f"{self._name}.{key}: a $ begins the name of a variable, ${{NAME}}; write $$ for a dollar sign"
+                )
+            if name not in os.environ:
+                raise self.wrong(key, f"{self._name}.{key}: there is no variable {quoted(name)} in the environment")
+            if os.environ[name]:
+                self._filled_in[os.environ[name]] = found[0]
+            return os.environ[name]
+
+        return _VARIABLE.sub(fill, text)
