@@ -35,7 +35,10 @@ LONGEST_SOURCE = 234
 """Characters of a source's name up to which ids of batches hold all of it; with the start they fit a message table."""
 
 SOURCE_BEGINNING, SOURCE_DIGITS = 201, 32
-"""Of a longer name, the characters that ids begin with, and the digits of its SHA-256 that follow."""
+"""Of other names, the characters that ids begin with, and the digits of its SHA-256 that follow."""
+
+NUL = "\0"
+"""A character that message tables refuse, because PostgreSQL keeps it in no text."""
 
 
 def batch_id(source: str, start: int) -> str:
@@ -44,10 +47,11 @@ def batch_id(source: str, start: int) -> str:
 
 
 def short_source(source: str) -> str:
-    """Give a source's name as ids and groups of message tables hold it."""
-    if len(source) <= LONGEST_SOURCE:
+    """Give a source's name as ids and groups of message tables hold it: not too long for them, and without NUL."""
+    if len(source) <= LONGEST_SOURCE and NUL not in source:
         return source
-    return f"{source[:SOURCE_BEGINNING]}~{hashlib.sha256(source.encode()).hexdigest()[:SOURCE_DIGITS]}"
+    beginning = source[:SOURCE_BEGINNING].replace(NUL, "")
+    return f"{beginning}~{hashlib.sha256(source.encode()).hexdigest()[:SOURCE_DIGITS]}"
 
 
 def encode_batch(columns: pa.RecordBatch, source: str, start: int, end: int, closed_at: int, reason: str) -> bytes:

@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType
 
-from waterclock.batching.batch import LONGEST_SOURCE, SOURCE_BEGINNING, SOURCE_DIGITS
+from waterclock.batching.batch import LONGEST_SOURCE, NUL, SOURCE_BEGINNING, SOURCE_DIGITS
 from waterclock.batching.event_time.rule import EventTimeRule, OnConflict
 from waterclock.batching.rate.rule import Gated
 from waterclock.errors import InvalidArgumentError
@@ -306,8 +306,9 @@ def batches_of(outcomes: DataFrame) -> DataFrame:
 def _short_source() -> Column:
     """Give what `waterclock.batching.batch.short_source` gives of the column ``source``."""
     digits = F.substring(F.sha2("source", 256), 1, SOURCE_DIGITS)
-    short = F.concat(F.substring("source", 1, SOURCE_BEGINNING), F.lit("~"), digits)
-    return F.when(F.length("source") > LONGEST_SOURCE, short).otherwise(F.col("source"))
+    beginning = F.replace(F.substring("source", 1, SOURCE_BEGINNING), F.lit(NUL), F.lit(""))
+    whole = (F.length("source") <= LONGEST_SOURCE) & ~F.contains("source", F.lit(NUL))
+    return F.when(whole, F.col("source")).otherwise(F.concat(beginning, F.lit("~"), digits))
 
 
 def rejected_of(outcomes: DataFrame) -> DataFrame:
