@@ -20,7 +20,7 @@ from waterclock.cli.app import run
 from waterclock.cli.common import Common
 from waterclock.database.backend import Backend, parse_url
 from waterclock.spark.options import Opening
-from waterclock.spark.pipeline.file import Source
+from waterclock.spark.pipeline.definition import Source
 from waterclock.spark.reading.table_read_options import TableReadOptions
 from waterclock.spark.reading.topic_read_options import TopicReadOptions
 from waterclock.spark.writing.write_options import WriteOptions

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import waterclock as wc
-from waterclock.spark.pipeline.file import Pipeline, PipelineFile
+from waterclock.spark.pipeline.definition import Pipeline
+from waterclock.spark.pipeline.file import PipelineFile
 from waterclock.time import MAX_NS
 
 SECOND = 1_000_000_000

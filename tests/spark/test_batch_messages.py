@@ -14,7 +14,7 @@ import waterclock as wc
 from waterclock.spark import event_time_batches, messages_of, register
 from waterclock.spark.packing import ROWS, row_counts
 from waterclock.spark.streaming.batch_messages import AT_ONCE, BYTES_AT_ONCE, _Pace
-from waterclock.spark.streaming.batch_rows import found_at
+from waterclock.spark.streaming.batch_rows import Payloads, found_at
 from waterclock.time import MAX_NS
 from waterclock.topics.topic import Topic
 
@@ -169,17 +169,18 @@ def means_of_stream(batches: DataFrame, topic: Topic, folder: Path) -> dict[str,
 def test_payloads_of_other_messages_are_refused(topic: Topic, name: str, value: object) -> None:
     rows = topic.read_arrow(limit=9)
     table = pa.Table.from_batches(rows).select(["ledger", "entry", "index", "source", "stream", "event_time"])
-    assert found_at(topic, table).column("payload").to_pylist() == [
+    payloads = Payloads(topic)
+    assert found_at(payloads, table).column("payload").to_pylist() == [
         str(n * 10 + k).encode() for n in range(3) for k in range(3)
     ]
     # A time that Spark had as a timestamp ends at microseconds.
     micros = table.column("event_time").cast(pa.timestamp("ns", "UTC")).cast(pa.timestamp("us", "UTC"), safe=False)
     place = table.column_names.index("event_time")
-    assert found_at(topic, table.set_column(place, "event_time", micros)).num_rows == 9
+    assert found_at(payloads, table.set_column(place, "event_time", micros)).num_rows == 9
     changed = table.to_pylist()
     changed[4][name] = value
     with pytest.raises(wc.InvalidArgumentError, match="payloads: at 0:1:1 topic 'telemetry' has another message"):
-        found_at(topic, pa.Table.from_pylist(changed, table.schema))
+        found_at(payloads, pa.Table.from_pylist(changed, table.schema))
 
 
 def test_what_cannot_be_meant_is_refused(spark: SparkSession, topic: Topic) -> None:

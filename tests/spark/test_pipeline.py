@@ -17,7 +17,9 @@ from tests.spark.pipeline_files import PIPELINE, SECOND, START, expected, landed
 import waterclock as wc
 from waterclock.cli.app import run
 from waterclock.spark.pipeline import running
-from waterclock.spark.pipeline.file import AVAILABLE_NOW, PipelineFile
+from waterclock.spark.pipeline.definition import AVAILABLE_NOW
+from waterclock.spark.pipeline.file import PipelineFile
+from waterclock.spark.pipeline.places import check_places
 from waterclock.spark.pipeline.progress import Progress
 from waterclock.spark.pipeline.running import replay_pipeline, run_pipeline, run_pipelines
 from waterclock.spark.session.partitions import PARTITIONS, chosen_partitions, parts_in
@@ -126,6 +128,7 @@ def test_a_file_that_is_right_is_read(tmp_path: Path) -> None:
     file = read(write(tmp_path))
     assert (file.name, file.trigger, file.source.max_messages_per_trigger) == ("press", "5s", 70)
     assert file.source.start == {"startingTimestamp": "2026-07-01T10:00:00Z"}
+    assert file.source.losses == {"failOnDataLoss": "true", "onDamage": "raise"}
     assert [(output.what, output.kind) for output in file.outputs] == [
         ("batches", "table"),
         ("batches", "parquet"),
@@ -134,6 +137,8 @@ def test_a_file_that_is_right_is_read(tmp_path: Path) -> None:
     by_rate = PIPELINE.replace('window = "500ms"', 'by = "rate"').replace("max_delay", "batch_length")
     file = read(write(tmp_path, by_rate))
     assert (file.by, file.rule) == ("rate", {"batch_length": "400ms"})
+    lossy = PIPELINE.replace("[batching]", 'fail_on_data_loss = false\non_damage = "skip"\n[batching]')
+    assert read(write(tmp_path, lossy)).source.losses == {"failOnDataLoss": "false", "onDamage": "skip"}
     least = PIPELINE.replace('trigger = "5s"', "").replace('start = "2026-07-01T10:00:00Z"', 'start = "3:0:1"')
     file = read(write(tmp_path, least))
     assert (file.trigger, file.source.start) == (AVAILABLE_NOW, {"startingPosition": "3:0:1"})
@@ -228,22 +233,22 @@ def test_a_replay_writes_the_batches_of_one_process_to_every_output_and_again_ch
 def test_a_pipeline_whose_places_are_not_there_is_refused(database: wc.Database, tmp_path: Path) -> None:
     file = read(write(tmp_path, PIPELINE.replace('topic = "rejected"', 'topic = "nowhere"')))
     with pytest.raises(wc.NotFoundError, match=r"^press, output 'nowhere': there is no topic 'nowhere'"):
-        file.check_places()
+        check_places(file)
     database.create_topic("nowhere")
-    file.check_places()
+    check_places(file)
     database.create_table("numbered")
     other_ids = read(write(tmp_path, PIPELINE.replace('table = "batches"', 'table = "numbered"')))
     with pytest.raises(
         wc.InvalidArgumentError, match=r"^press, output 'numbered': table 'numbered' has ids of type bigint"
     ):
-        other_ids.check_places()
+        check_places(other_ids)
     no_database = read(write(tmp_path, PIPELINE.replace("/f.db", "/g.db")))
     with pytest.raises(wc.NotFoundError, match=r"^press, source: url: there is no file"):
-        no_database.check_places()
+        check_places(no_database)
     assert not (tmp_path / "g.db").exists()
     endless = read(write(tmp_path, PIPELINE.replace('topic = "rejected"', 'topic = "telemetry"')))
     with pytest.raises(wc.InvalidArgumentError, match="would come again and again"):
-        endless.check_places()
+        check_places(endless)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -15,6 +15,7 @@ import waterclock as wc
 from waterclock.database import topic_catalogue as catalogue
 from waterclock.spark import batches_of, event_time_outcomes, register, rejected_of
 from waterclock.spark.reading.columns import METADATA_COLUMNS
+from waterclock.spark.streaming.batch_rows import LOST_HEADER
 from waterclock.spark.writing.message_writer import POSITION_HEADER, REASON_HEADER
 from waterclock.time import MAX_NS
 
@@ -50,8 +51,12 @@ def spark(spark: SparkSession) -> SparkSession:
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> wc.Database:
-    """A topic with a sealed ledger, a closed one, and an open one."""
-    database = wc.connect(f"sqlite:///{tmp_path_factory.mktemp('spark')}/factory.db")
+    return filled(tmp_path_factory.mktemp("spark"))
+
+
+def filled(folder: Path) -> wc.Database:
+    """Make a topic with a sealed ledger, a closed one, and an open one."""
+    database = wc.connect(f"sqlite:///{folder}/factory.db")
     topic = database.create_topic("telemetry")
     messages = traffic()
     topic.append(messages[:20])
@@ -141,8 +146,33 @@ def test_batches_of_rows_without_positions_land_without_payloads(spark: SparkSes
     assert Counter(m.payload for batch in found for m in batch.messages) == {b"": len(traffic()) - 1}
 
 
+def test_batches_whose_payloads_were_deleted_are_written_without_them_where_that_is_wished(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    database = filled(tmp_path)
+    topic, table = database.topic("telemetry"), database.create_table("batches", id_type="text")
+    outcomes = event_time_outcomes(metadata(spark, database), **RULE).persist()
+    rows = batches_of(outcomes)
+    place = {"url": str(database.backend.url), "table": "batches", "payloads": "telemetry"}
+    kept = [message.position for message in topic.read(wc.Position(1, 0, 0))]
+    assert outcomes.count()  # only then it is persisted
+    topic.truncate(wc.Position(1, 0, 0))
+    with pytest.raises(PySparkException, match=r"no message stands at 0:.* failOnDataLoss=false writes messages"):
+        rows.write.format("waterclock").options(**place).mode("append").save()
+    rows.write.format("waterclock").options(**place, failOnDataLoss=False).mode("append").save()
+    outcomes.unpersist()
+    batches = [wc.Batch.from_bytes(delivery.payload) for delivery in table.receive(limit=1000)]
+    messages = [message for batch in batches for message in batch.messages]
+    assert len(messages) == len(traffic()) - 1
+    for message in messages:
+        is_lost = message.headers == {LOST_HEADER: "payload"}
+        assert (message.position in kept, message.payload != b"", message.publish_time is not None) == (
+            not is_lost,
+        ) * 3
+
+
 def test_a_source_of_any_name_has_ids_and_a_group_that_fit(spark: SparkSession, database: wc.Database) -> None:
-    names = ["x" * 234, "x" * 235, "ü😀" * 2_500]
+    names = ["x" * 234, "x" * 235, "ü😀" * 2_500, "a\0b", "\0" * 300]
     frame = spark.createDataFrame(
         [(name, "s", START, START) for name in names],
         "source STRING, stream STRING, event_time BIGINT, receive_time BIGINT",

@@ -56,13 +56,14 @@ def run(
         File to which Spark writes what it does; without it, Spark's errors go to stderr, each as a line.
     """
     from waterclock.spark.pipeline.file import PipelineFile
+    from waterclock.spark.pipeline.places import check_places
     from waterclock.spark.pipeline.reporting import Reporter
     from waterclock.spark.pipeline.running import run_pipelines
 
     settings = _settings(conf)
     read = PipelineFile.read(file)
     for pipeline in read.pipelines:
-        pipeline.check_places()
+        check_places(pipeline)
     output = common.output
     with _stopping() as stop, ExitStack() as reporting:
         reporter = Reporter(read.pipelines, as_json=output.as_json, quiet=output.quiet)
@@ -107,6 +108,7 @@ def replay(
         File to which Spark writes what it does; without it, Spark's errors go to stderr, each as a line.
     """
     from waterclock.spark.pipeline.file import PipelineFile
+    from waterclock.spark.pipeline.places import check_places
     from waterclock.spark.pipeline.running import replay_pipeline
 
     settings = _settings(conf)
@@ -115,7 +117,7 @@ def replay(
     chosen = [each for each in read.pipelines if pipeline in (None, each.name)]
     if len(chosen) != 1:
         raise InvalidArgumentError(f"pipeline: {quoted(pipeline)} is none of the file's; say one of {', '.join(names)}")
-    chosen[0].check_places()
+    check_places(chosen[0])
     now = system_clock()
     begin, end = to_time(since, "since", now=now), to_time(until, "until", now=now)
     if begin >= end:

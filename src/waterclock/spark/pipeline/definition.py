@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from waterclock.topics.damage import OnDamage
+
 By = Literal["event_time", "rate"]
 What = Literal["batches", "rejected"]
 Kind = Literal["table", "topic", "parquet"]
@@ -26,6 +28,9 @@ class Source:
         Options of the format that say where to begin.
     max_messages_per_trigger
         About how many messages a micro-batch takes; None: half a million for each bucket of the state.
+    fail_on_data_loss, on_damage
+        What becomes of messages that were deleted before they were read or written, or are damaged, lost or missing:
+        the options of the format.
     """
 
     url: str = field(repr=False)  # it may hold a password
@@ -33,6 +38,13 @@ class Source:
     topic: str
     start: Mapping[str, str]
     max_messages_per_trigger: int | None
+    fail_on_data_loss: bool = True
+    on_damage: OnDamage = "raise"
+
+    @property
+    def losses(self) -> dict[str, str]:
+        """The options of the format that say what becomes of messages that cannot be read."""
+        return {"failOnDataLoss": str(self.fail_on_data_loss).lower(), "onDamage": self.on_damage}
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from waterclock.connection import connect
-from waterclock.spark.pipeline.file import Output, Pipeline, Source, place_options
+from waterclock.spark.pipeline.definition import Output, Pipeline, Source, place_options
 from waterclock.spark.session.describing import described
 from waterclock.spark.session.workers import freezing_imports
-from waterclock.spark.streaming.batch_rows import encoded
+from waterclock.spark.streaming.batch_rows import Payloads, encoded
 from waterclock.spark.streaming.batching import batches_of, rejected_of
 
 _ENCODED_SCHEMA = (
@@ -42,7 +42,8 @@ def write_outcomes(pipeline: Pipeline, outcomes: DataFrame, *, run: str, produce
                 _write_parquet(rows, output, pipeline.source, f"{run}-{micro_batch:010d}")
                 continue
             options = place_options(output.url, output.ledgers) | {output.kind: output.target}
-            options |= {"payloads": pipeline.source.topic} | _elsewhere(output, pipeline.source)
+            options |= {"payloads": pipeline.source.topic, **_elsewhere(output, pipeline.source)}
+            options |= pipeline.source.losses
             if output.kind == "topic":
                 options |= {"producer": f"{producer}-{output.name}", "microBatch": str(micro_batch)}
             rows.write.format("waterclock").options(**options).mode("append").save()
@@ -65,8 +66,9 @@ def _write_parquet(rows: DataFrame, output: Output, source: Source, run: str) ->
 def _encode(batches: Iterator[pa.RecordBatch], source: Source) -> Iterator[pa.RecordBatch]:
     with connect(source.url, source.ledgers) as database:
         topic = database.topic(source.topic)
+        payloads = Payloads.to_write(topic, fail_on_data_loss=source.fail_on_data_loss, on_damage=source.on_damage)
         for rows in batches:
             for first in range(0, rows.num_rows, _BATCHES_AT_ONCE):
                 some = rows.slice(first, _BATCHES_AT_ONCE)
-                payload = pa.array(list(encoded(some, topic)), pa.binary())
+                payload = pa.array(list(encoded(some, payloads)), pa.binary())
                 yield pa.record_batch([*(some.column(name) for name in _FACTS), payload], [*_FACTS, "payload"])

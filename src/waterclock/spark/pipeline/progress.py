@@ -15,7 +15,7 @@ from pyspark.sql.utils import is_remote
 from waterclock.batching.event_time.rule import REJECTIONS
 from waterclock.connection import connect
 from waterclock.message import Position
-from waterclock.spark.pipeline.file import Source
+from waterclock.spark.pipeline.definition import Source
 from waterclock.spark.streaming.stateful import OPEN_BATCHES
 
 OUTCOMES = "outcomes"

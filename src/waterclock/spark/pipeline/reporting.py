@@ -17,7 +17,7 @@ from rich.status import Status
 from waterclock import moments
 from waterclock.errors import InvalidArgumentError, UnavailableError, WaterclockError
 from waterclock.quoting import quoted
-from waterclock.spark.pipeline.file import Pipeline
+from waterclock.spark.pipeline.definition import Pipeline
 from waterclock.spark.pipeline.progress import Progress
 
 EVERY_S = 30.0

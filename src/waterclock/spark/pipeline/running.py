@@ -17,9 +17,10 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from waterclock import moments
 from waterclock.errors import InvalidArgumentError
+from waterclock.spark.pipeline.definition import AVAILABLE_NOW, Pipeline, place_options
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
-from waterclock.spark.pipeline.file import AVAILABLE_NOW, Pipeline, place_options
 from waterclock.spark.pipeline.outputs import write_outcomes
+from waterclock.spark.pipeline.places import check_places
 from waterclock.spark.pipeline.progress import Progress, counts, observed
 from waterclock.spark.registering import register
 from waterclock.spark.session.partitions import PARTITIONS, Parts, chosen_buckets, chosen_partitions, parts_in
@@ -66,7 +67,7 @@ def run_pipelines(
         Where a checkpoint has its state in another number of partitions or buckets than the file asks for.
     """
     for pipeline in pipelines:
-        pipeline.check_places()
+        check_places(pipeline)
     register(spark)
     all_progress = [Progress(pipeline.name) for pipeline in pipelines]
     with _halting() as halt, in_a_line():
@@ -112,7 +113,7 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
     since, until
         Publish times, ns.
     """
-    pipeline.check_places()
+    check_places(pipeline)
     register(spark)
     source = spark.read.format("waterclock").options(
         **_read_options(pipeline), packed=True, startingTimestamp=str(since), endingTimestamp=str(until)
@@ -169,6 +170,7 @@ def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool,
         **pipeline.source.start,
         buckets=parts.buckets,
         maxMessagesPerTrigger=most,
+        failOnDataLoss=pipeline.source.fail_on_data_loss,
         haltFile=str(halt),
     )
     writer = observed(_outcomes(pipeline, source)).writeStream.queryName(pipeline.name)
@@ -218,7 +220,7 @@ def _outcomes(pipeline: Pipeline, source: DataFrameReader | DataStreamReader) ->
 
 def _read_options(pipeline: Pipeline) -> dict[str, str]:
     place = place_options(pipeline.source.url, pipeline.source.ledgers)
-    return place | {"topic": pipeline.source.topic}
+    return place | {"topic": pipeline.source.topic, "onDamage": pipeline.source.on_damage}
 
 
 def _follow(queries: Sequence[StreamingQuery], all_progress: Sequence[Progress]) -> bool:

@@ -27,7 +27,7 @@ from waterclock.quoting import quoted
 from waterclock.spark.options import Opening, plainly
 from waterclock.spark.packing import row_counts, unpack
 from waterclock.spark.session.workers import freezing_imports
-from waterclock.spark.streaming.batch_rows import messages_in
+from waterclock.spark.streaming.batch_rows import Payloads, messages_in
 from waterclock.spark.streaming.batching import first_place
 from waterclock.topics.topic import Topic
 
@@ -199,7 +199,7 @@ def _of(rows: pa.RecordBatch, topic: Topic | None, names: Sequence[str]) -> pa.R
     if topic is None:
         _, known = unpack(rows)
         return pa.record_batch({name: known[name] for name in names})
-    messages = messages_in(rows, topic).select(names)
+    messages = messages_in(rows, Payloads(topic)).select(names)
     parts = messages.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], messages.schema)]
     if len(parts) > 1:
         raise SchemaError(f"a batch of source {rows.column('source')[0]} holds more than 2 GB of payloads")

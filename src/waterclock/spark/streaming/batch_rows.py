@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +13,12 @@ import pyarrow.compute as pc
 
 from waterclock.arrow import POSITION_FIELDS, POSITIONED_SCHEMA, cut_apart
 from waterclock.batching.batch import encode_batch
-from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.errors import DamagedError, InvalidArgumentError, NotFoundError, SchemaError, WaterclockError
 from waterclock.quoting import quoted
 from waterclock.spark.packing import unpack
 from waterclock.time_columns import as_nanoseconds
+from waterclock.topics.damage import OnDamage
+from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.topic import Topic
 
 POSITION = tuple(field.name for field in POSITION_FIELDS)
@@ -23,12 +27,46 @@ POSITION = tuple(field.name for field in POSITION_FIELDS)
 BATCH_COLUMNS = ("id", "source", "start", "end", "closed_at", "reason", "streams", "count", "messages")
 """The columns of a batch."""
 
+LOST_HEADER = "waterclock.lost"
+"""Header of a message whose payload and headers could not be read any more: ``payload``."""
+
 _NAMES = ("source", "stream")
+_TIMES = ("event_time", "receive_time")
 _NS_PER_US = 1_000
 _FACTS = ("source", "start", "end", "closed_at", "reason")
 
+_REMEDY = (
+    "; failOnDataLoss=false writes messages that were deleted meanwhile without their payloads, and onDamage=skip those"
+    " that are damaged or missing (in a pipeline's file: fail_on_data_loss and on_damage of source)"
+)
+_log = logging.getLogger(__name__)
 
-def messages_in(rows: pa.RecordBatch, payloads: Topic | None) -> pa.Table:
+
+class Payloads(NamedTuple):
+    """The topic that messages were read from, where what else they hold is looked up.
+
+    Attributes
+    ----------
+    topic
+        The topic.
+    pass_over
+        Errors for which a message goes on without its payload, with `LOST_HEADER`; any other ends the look.
+    remedy
+        What errors say besides.
+    """
+
+    topic: Topic
+    pass_over: tuple[type[WaterclockError], ...] = ()
+    remedy: str = ""
+
+    @classmethod
+    def to_write(cls, topic: Topic, *, fail_on_data_loss: bool, on_damage: OnDamage) -> Payloads:
+        """Look up what is written, as the options of a write say."""
+        deleted = () if fail_on_data_loss else (NotFoundError,)
+        return cls(topic, deleted + ((DamagedError, LostFileError) if on_damage == "skip" else ()), _REMEDY)
+
+
+def messages_in(rows: pa.RecordBatch, payloads: Payloads | None) -> pa.Table:
     """Lay out the messages of all the batches, one after another, with what the topic knows about them.
 
     Parameters
@@ -36,7 +74,7 @@ def messages_in(rows: pa.RecordBatch, payloads: Topic | None) -> pa.Table:
     rows
         Batches.
     payloads
-        The topic that the messages were read from; None: they get no payload.
+        Where they lie; None: the messages get none.
 
     Returns
     -------
@@ -52,21 +90,28 @@ def messages_in(rows: pa.RecordBatch, payloads: Topic | None) -> pa.Table:
     return found_at(payloads, pa.table(known))
 
 
-def found_at(topic: Topic, rows: pa.Table) -> pa.Table:
+def found_at(payloads: Payloads, rows: pa.Table) -> pa.Table:
     """Give what a topic has at the positions of some rows, where it is what the rows were made of.
 
     Parameters
     ----------
     rows
-        With the columns of a position, source, stream and event_time.
+        With the columns of a position, source, stream, event_time and receive_time.
 
     Raises
     ------
     InvalidArgumentError
         Where another message stands at a position: these are rows of another topic.
+    NotFoundError, DamagedError, LostFileError
+        Where it cannot be read any more, and is not to be passed over.
     """
-    found = topic.messages_at(rows.select(POSITION))
-    differs = np.abs(found.column("event_time").to_numpy() - _times(rows)) >= _NS_PER_US  # they may have been TIMESTAMP
+    try:
+        found = payloads.topic.messages_at(rows.select(POSITION), pass_over=payloads.pass_over)
+    except (NotFoundError, DamagedError, LostFileError) as error:
+        raise type(error)(f"payloads: {error}{payloads.remedy}") from error
+    found = _with_lost(found, rows, payloads.topic.name)
+    apart = np.abs(found.column("event_time").to_numpy() - _event_times(rows))
+    differs = apart >= _NS_PER_US  # they may have been TIMESTAMP
     for name in _NAMES:
         other = pc.call_function("not_equal", [found.column(name), rows.column(name).cast(pa.string())])
         differs |= pc.call_function("coalesce", [other, pa.scalar(True)]).to_numpy()  # of a null
@@ -78,13 +123,32 @@ def found_at(topic: Topic, rows: pa.Table) -> pa.Table:
             for table in (found, rows)
         )
         raise InvalidArgumentError(
-            f"payloads: at {place} topic {quoted(topic.name)} has another message, of source {there}, than these rows,"
-            f" of source {here}: give the topic that they were read from; rows that were changed since have no payloads"
+            f"payloads: at {place} topic {quoted(payloads.topic.name)} has another message, of source {there}, than"
+            f" these rows, of source {here}: give the topic that they were read from; rows that were changed since have no payloads"
         )
     return found
 
 
-def encoded(rows: pa.RecordBatch, payloads: Topic | None) -> Iterator[bytes]:
+def _with_lost(found: pa.Table, rows: pa.Table, topic: str) -> pa.Table:
+    """Put in what the rows know of the messages that were passed over, and a header that says so."""
+    lost = pc.call_function("is_null", [found.column("ledger")])
+    number = pc.call_function("sum", [lost]).as_py()
+    if not number:
+        return found
+    _log.warning("the payloads of %d messages of topic %r cannot be read any more; they go on without", number, topic)
+    count = len(rows)
+    known = {name: rows.column(name).cast(POSITIONED_SCHEMA.field(name).type) for name in (*POSITION, *_NAMES)}
+    known |= {name: as_nanoseconds(rows.column(name), name) for name in _TIMES if name in rows.column_names}
+    known["payload"] = pa.repeat(pa.scalar(b"", pa.binary()), count)
+    known["headers"] = pa.repeat(pa.scalar([(LOST_HEADER, "payload")], found.schema.field("headers").type), count)
+    columns = {
+        name: pc.call_function("if_else", [lost, known[name], column]) if name in known else column
+        for name, column in zip(found.column_names, found.columns, strict=True)
+    }
+    return pa.table(columns, schema=found.schema)
+
+
+def encoded(rows: pa.RecordBatch, payloads: Payloads | None) -> Iterator[bytes]:
     """Write each batch as `waterclock.Batch.to_bytes` does: the same bytes, whichever runtime made the batch."""
     messages = messages_in(rows, payloads).combine_chunks().to_batches()
     if not messages:
@@ -97,7 +161,7 @@ def encoded(rows: pa.RecordBatch, payloads: Topic | None) -> Iterator[bytes]:
         yield encode_batch(columns, *fact)
 
 
-def _times(rows: pa.Table) -> npt.NDArray[np.int64]:
+def _event_times(rows: pa.Table) -> npt.NDArray[np.int64]:
     return as_nanoseconds(rows.column("event_time"), "event_time").to_numpy()
 
 

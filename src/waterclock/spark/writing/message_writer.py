@@ -22,11 +22,10 @@ from waterclock.arrow import MESSAGE_SCHEMA
 from waterclock.errors import SchemaError
 from waterclock.spark.options import plainly
 from waterclock.spark.session.workers import freeze_imports
-from waterclock.spark.streaming.batch_rows import POSITION, found_at
+from waterclock.spark.streaming.batch_rows import POSITION, Payloads, found_at
 from waterclock.spark.writing.write_options import WriteOptions
 from waterclock.spark.writing.writer import Writer
 from waterclock.topics.producers import forget_producers
-from waterclock.topics.topic import Topic
 
 REASON_HEADER = "waterclock.rejected"
 """Header of a rejected message: why it is in no batch."""
@@ -125,7 +124,7 @@ def _in_order(rows: pa.Table) -> pa.Table:
     return rows.take(pc.call_function("sort_indices", [keys], pc.SortOptions(order)))
 
 
-def _with_headers(rows: pa.Table, payloads: Topic | None) -> pa.Table:
+def _with_headers(rows: pa.Table, payloads: Payloads | None) -> pa.Table:
     """Give the messages to append; a column ``reason`` and the position become headers."""
     if payloads is None:
         messages = rows.select([name for name in MESSAGE_SCHEMA.names if name in rows.column_names])

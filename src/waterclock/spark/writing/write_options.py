@@ -9,11 +9,25 @@ from dataclasses import dataclass
 from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
-from waterclock.spark.options import Opening, known_only, needed
+from waterclock.spark.options import Opening, known_only, needed, truth
+from waterclock.spark.streaming.batch_rows import Payloads
+from waterclock.topics.damage import OnDamage, check_on_damage
 from waterclock.topics.names import check_name
 from waterclock.topics.topic import Topic
 
-_KNOWN = ("url", "ledgers", "table", "topic", "payloads", "payloadsUrl", "payloadsLedgers", "producer", "microBatch")
+_KNOWN = (
+    "url",
+    "ledgers",
+    "table",
+    "topic",
+    "payloads",
+    "payloadsUrl",
+    "payloadsLedgers",
+    "failOnDataLoss",
+    "onDamage",
+    "producer",
+    "microBatch",
+)
 # Spark hands a stream's own options to its sink too.
 _SPARKS = ("checkpointLocation", "path", "queryName")
 
@@ -30,6 +44,8 @@ class WriteOptions(Opening):
         Topic in which the messages' payloads lie, found by position; None: what is written has none.
     payloads_url, payloads_ledgers
         The database of that topic; None: the one that is written to.
+    fail_on_data_loss, on_damage
+        What becomes of messages whose payloads were deleted since, or are damaged, lost or missing.
     producer
         Name under which a topic remembers what was written, so that the same write, done again, adds nothing; None:
         the stream's own id, or one for this write alone.
@@ -42,6 +58,8 @@ class WriteOptions(Opening):
     payloads: str | None
     payloads_url: str | None
     payloads_ledgers: str | None
+    fail_on_data_loss: bool
+    on_damage: OnDamage
     producer: str | None
     micro_batch: int | None
 
@@ -79,6 +97,8 @@ class WriteOptions(Opening):
             payloads=given.get("payloads"),
             payloads_url=given.get("payloadsurl"),
             payloads_ledgers=given.get("payloadsledgers"),
+            fail_on_data_loss=truth(given, "failOnDataLoss", default=True),
+            on_damage=check_on_damage(given.get("ondamage", "raise"), "onDamage"),
             producer=producer,
             micro_batch=None if micro_batch is None else int(micro_batch),
         )
@@ -96,12 +116,15 @@ class WriteOptions(Opening):
         return checked
 
     @contextmanager
-    def open_payloads(self, database: Database) -> Generator[Topic | None]:
+    def open_payloads(self, database: Database) -> Generator[Payloads | None]:
         """Open the topic in which the payloads lie; ``database`` is the one that is written to."""
         if self.payloads is None:
             yield None
         elif self.payloads_url is None:
-            yield database.topic(self.payloads)
+            yield self._payloads(database.topic(self.payloads))
         else:
             with connect(self.payloads_url, self.payloads_ledgers) as other:
-                yield other.topic(self.payloads)
+                yield self._payloads(other.topic(self.payloads))
+
+    def _payloads(self, topic: Topic) -> Payloads:
+        return Payloads.to_write(topic, fail_on_data_loss=self.fail_on_data_loss, on_damage=self.on_damage)
