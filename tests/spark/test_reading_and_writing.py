@@ -171,6 +171,36 @@ def test_batches_whose_payloads_were_deleted_are_written_without_them_where_that
         ) * 3
 
 
+def test_batches_of_another_topic_are_not_taken_for_those_that_are_there(spark: SparkSession, tmp_path: Path) -> None:
+    database = filled(tmp_path)
+    database.create_table("batches", id_type="text")
+    other = database.create_topic("other")
+    times = ("event_time", "publish_time", "receive_time")
+    other.append(
+        [
+            wc.Message(m.source, m.stream, payload=b"other", **{name: getattr(m, name) for name in times})
+            for m in traffic()
+        ]
+    )
+    url = str(database.backend.url)
+
+    def write(window: str, topic: str) -> None:
+        messages = read(spark, database, topic=topic, columns=",".join(METADATA_COLUMNS))
+        batches = batches_of(event_time_outcomes(messages, window=window, max_delay="400ms"))
+        batches.write.format("waterclock").options(url=url, table="batches", payloads=topic).mode("append").save()
+
+    write("500ms", "telemetry")
+    write("250ms", "telemetry")  # cut otherwise, as a replay may: what is there stays
+    with pytest.raises(PySparkException, match=r"'batches' has a batch .* already, of other messages"):
+        write("500ms", "other")
+    payloads = {
+        m.payload
+        for d in database.table("batches").receive(limit=1000)
+        for m in wc.Batch.from_bytes(d.payload).messages
+    }
+    assert b"other" not in payloads
+
+
 def test_a_source_of_any_name_has_ids_and_a_group_that_fit(spark: SparkSession, database: wc.Database) -> None:
     names = ["x" * 234, "x" * 235, "ü😀" * 2_500, "a\0b", "\0" * 300]
     frame = spark.createDataFrame(

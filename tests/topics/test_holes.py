@@ -269,7 +269,7 @@ def test_warnings_name_the_topic_and_come_once(six: Topic, caplog: pytest.LogCap
     assert "telemetry" in warnings[0].message
 
 
-def test_looking_up_leaves_out_what_it_is_told_to_pass_over(six: Topic) -> None:
+def test_looking_up_leaves_out_what_may_be_passed_over(six: Topic) -> None:
     six.truncate(Position(1, 0, 0))
     lose_ledgers(six, 2)
     write(six, sa.delete(entries).where(entries.c.ledger == 2))

@@ -130,6 +130,10 @@ def _session(file: PipelineFile, master: str | None, conf: Mapping[str, str], lo
     from waterclock.spark.pipeline.failures import in_a_line, leave_traces_out
     from waterclock.spark.session.session import session
 
+    if log is not None and (log.is_dir() or not log.absolute().parent.is_dir()):
+        raise InvalidArgumentError(
+            f"spark-log: {quoted(str(log))} is a folder, or in none; give a file in one that is there"
+        )
     leave_traces_out()
     settings = {**file.spark, **conf}
     where = master or settings.pop("spark.master", "local[*]")

@@ -25,6 +25,10 @@ LARGEST = (1 << 63) - 1
 """The largest number that a message may have."""
 
 
+class NumbersUsedError(InvalidArgumentError):
+    """An append has numbers that its producer used for other messages, or whose messages are not known any more."""
+
+
 class ProducerAppend(NamedTuple):
     """A producer, and which of its messages it appends.
 
@@ -151,7 +155,7 @@ class Numbering:
         ------
         ProducerFencedError
             Where a newer instance of the producer has taken over.
-        InvalidArgumentError
+        NumbersUsedError
             Where its numbers were used for other messages, were appended in part, or lie before the last without
             having been appended.
         """
@@ -165,7 +169,7 @@ class Numbering:
         for each in self.recent:
             if (each.first, each.last) == (append.first, append.last):
                 if None not in (each.checksum, append.checksum) and each.checksum != append.checksum:
-                    raise InvalidArgumentError(
+                    raise NumbersUsedError(
                         f"{_numbers(append)} were appended before with other messages; give other messages other"
                         f" numbers, and go on after {self.last}"
                     )
@@ -173,7 +177,7 @@ class Numbering:
         before = not self.recent or append.last < self.recent[0].first
         if before and any(_within(append, each) for each in self.covered):
             return Repeat(None)
-        raise InvalidArgumentError(self._reason(append))
+        raise NumbersUsedError(self._reason(append))
 
     def _reason(self, append: ProducerAppend) -> str:
         unknown = self.covered[0].last if self.covered and self.covered[0].first is None else None

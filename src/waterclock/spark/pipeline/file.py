@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import unquote
 
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.batching.rate.rule import RateRule
@@ -28,6 +29,7 @@ from waterclock.topics.names import check_name
 
 _TARGETS: tuple[Kind, ...] = ("table", "topic", "parquet")
 _TARGETS_OF: dict[What, tuple[Kind, ...]] = {"batches": ("table", "parquet"), "rejected": ("topic", "parquet")}
+_SAME_STORE = {"s3a": "s3", "s3n": "s3"}
 _OF_A_PIPELINE = ("source", "batching", "output", "run")
 
 
@@ -107,38 +109,55 @@ def _checked(path: Path, content: dict[str, Any], lines: TomlLines) -> PipelineF
     twice, times = Counter(one.name for one in pipelines).most_common(1)[0]
     if times > 1:
         raise InvalidArgumentError(f"{path}: two pipelines have the name {quoted(twice)}; each needs its own")
-    if len({_folder(one.checkpoint) for one in pipelines}) < len(pipelines):
-        raise InvalidArgumentError(f"{path}: two pipelines have one run.checkpoint; each needs its own")
     _refuse_shared_folders(path, lines, pipelines)
+    _refuse_shared_ids(path, lines, pipelines)
     return PipelineFile(path.stem, tuple(pipelines), spark)
 
 
 def _refuse_shared_folders(path: Path, lines: TomlLines, pipelines: Sequence[Pipeline]) -> None:
-    """Insist that no output to Parquet has its folder within that of another: it would replace what that one wrote."""
-    checkpoints = {_folder(each.checkpoint) for each in pipelines}
+    """Insist that no folder lies within another: an output would replace what another wrote, or a checkpoint."""
     folders: list[str] = []
     for number, pipeline in enumerate(pipelines):
+        places = [("run", "checkpoint", 0, pipeline.checkpoint)]
         for place, output in enumerate(pipeline.outputs):
-            if output.kind != "parquet":
-                continue
-            folder = _folder(output.target)
-            within = [other for other in folders if f"{folder}/".startswith(f"{other}/")]
-            around = [other for other in folders if f"{other}/".startswith(f"{folder}/")]
-            if within or around or folder in checkpoints:
-                line = lines.find("output", "parquet", place, number)
+            if output.kind == "parquet":
+                places.append(("output", "parquet", place, output.target))
+        for table, key, place, target in places:
+            folder = _folder(target)
+            if any(f"{folder}/".startswith(f"{one}/") or f"{one}/".startswith(f"{folder}/") for one in folders):
                 raise InvalidArgumentError(
-                    f"{path}, line {line}: output.parquet: this folder and that of another output, or of a checkpoint,"
-                    " are one, or one lies in the other; give each its own"
+                    f"{path}, line {lines.find(table, key, place, number)}: {table}.{key}: this folder and that of"
+                    " another output, or of a checkpoint, are one, or one lies in the other; give each its own"
                 )
             folders.append(folder)
+
+
+def _refuse_shared_ids(path: Path, lines: TomlLines, pipelines: Sequence[Pipeline]) -> None:
+    """Insist that no two pipelines batch one topic into one message table: their batches would have the same ids."""
+    known: set[tuple[str | None, ...]] = set()
+    for number, pipeline in enumerate(pipelines):
+        for place, output in enumerate(pipeline.outputs):
+            if output.kind != "table":
+                continue
+            which = (pipeline.source.url, pipeline.source.topic, output.url, output.target)
+            if which in known:
+                line = lines.find("output", "table", place, number)
+                raise InvalidArgumentError(
+                    f"{path}, line {line}: output.table: {quoted(output.target)} has the batches of topic"
+                    f" {quoted(pipeline.source.topic)} from another pipeline, and these would have the same ids; give"
+                    " another table"
+                )
+            known.add(which)
 
 
 def _folder(place: str) -> str:
     """Write a folder or URL so that two ways to write one are equal."""
     scheme, separator, rest = place.partition(":")
     if not separator or scheme == "file":
-        return os.path.abspath(f"/{rest.lstrip('/')}" if separator else place)  # noqa: PTH100  # resolves "..", opens nothing
-    return f"{scheme}:{posixpath.normpath(rest)}"
+        return os.path.realpath(
+            f"/{unquote(rest).lstrip('/')}" if separator and rest.startswith("/") else rest or place
+        )
+    return f"{_SAME_STORE.get(scheme, scheme)}:{posixpath.normpath(rest)}"
 
 
 def _named_pipeline(path: Path, values: dict[str, Any], lines: TomlLines, number: int) -> Pipeline:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 
 from waterclock.connection import connect
-from waterclock.spark.pipeline.definition import Output, Pipeline, Source, place_options
+from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
+from waterclock.spark.pipeline.definition import Output, Pipeline, Source, What, place_options
 from waterclock.spark.session.describing import described
 from waterclock.spark.session.workers import freezing_imports
 from waterclock.spark.streaming.batch_rows import Payloads, encoded
@@ -21,7 +24,9 @@ _FACTS = ("id", "source", "start", "end", "closed_at", "reason", "count")
 _BATCHES_AT_ONCE = 500
 
 
-def write_outcomes(pipeline: Pipeline, outcomes: DataFrame, *, run: str, producer: str, micro_batch: int) -> None:
+def write_outcomes(
+    pipeline: Pipeline, outcomes: DataFrame, *, run: str, producer: str, micro_batch: int, tasks: int | None = None
+) -> None:
     """Write batches and rejected messages to every output.
 
     Parameters
@@ -34,19 +39,46 @@ def write_outcomes(pipeline: Pipeline, outcomes: DataFrame, *, run: str, produce
         Who writes, for topics: as ``run``, and a replay by its pipeline besides.
     micro_batch
         Which of the run's micro-batches this is.
+    tasks
+        In how many tasks messages are written to a topic, which knows them by their task; None: as they come, which for
+        a stream is as many as its state has parts.
     """
-    for output in pipeline.outputs:
+    # Message tables come last: where another output fails again and again, what a worker has acked in them may be
+    # purged before the micro-batch is repeated, and would be put, and handled, once more.
+    for output in sorted(pipeline.outputs, key=lambda each: each.kind == "table"):
         rows = batches_of(outcomes) if output.what == "batches" else rejected_of(outcomes)
         with described(outcomes.sparkSession, f"{pipeline.name} {micro_batch}: {output.what} to {output.name}"):
             if output.kind == "parquet":
-                _write_parquet(rows, output, pipeline.source, f"{run}-{micro_batch:010d}")
+                _write_parquet(rows, pipeline.source, _run_folder(output, run, micro_batch), what=output.what)
                 continue
             options = place_options(output.url, output.ledgers) | {output.kind: output.target}
             options |= {"payloads": pipeline.source.topic, **_elsewhere(output, pipeline.source)}
             options |= pipeline.source.losses
             if output.kind == "topic":
+                rows = rows if tasks is None else rows.repartition(tasks, "source")
                 options |= {"producer": f"{producer}-{output.name}", "microBatch": str(micro_batch)}
             rows.write.format("waterclock").options(**options).mode("append").save()
+
+
+def refuse_written(spark: SparkSession, pipeline: Pipeline, run: str, micro_batch: int) -> None:
+    """Insist that a micro-batch has written no Parquet yet: else the checkpoint is older than that.
+
+    Its messages would come again in other micro-batches, and lie there twice.
+    """
+    for output in pipeline.outputs:
+        if output.kind != "parquet":
+            continue
+        folder = _run_folder(output, run, micro_batch)
+        try:
+            _ = spark.read.parquet(folder).schema
+        except PySparkException as error:
+            if error.getCondition() == "PATH_NOT_FOUND":
+                continue
+        raise InvalidArgumentError(
+            f"pipeline {quoted(pipeline.name)}: {folder} is there already, so the checkpoint is older than what was"
+            " written, and messages would come twice: remove that folder and those of later micro-batches of this run,"
+            " or begin with a new checkpoint and other outputs"
+        )
 
 
 def _elsewhere(output: Output, source: Source) -> dict[str, str]:
@@ -56,11 +88,15 @@ def _elsewhere(output: Output, source: Source) -> dict[str, str]:
     return place_options(source.url, source.ledgers, "payloadsUrl", "payloadsLedgers")
 
 
-def _write_parquet(rows: DataFrame, output: Output, source: Source, run: str) -> None:
-    """Write into a folder of the run's own, which a repeat replaces; Spark reads all of them as one table."""
-    if output.what == "batches":
+def _run_folder(output: Output, run: str, micro_batch: int) -> str:
+    """Name a folder of the run's own, which a repeat replaces; Spark reads all of them as one table."""
+    return f"{output.target.rstrip('/')}/run={run}-{micro_batch:010d}"
+
+
+def _write_parquet(rows: DataFrame, source: Source, folder: str, *, what: What) -> None:
+    if what == "batches":
         rows = rows.mapInArrow(freezing_imports(_encode, source=source), _ENCODED_SCHEMA)
-    rows.write.mode("overwrite").parquet(f"{output.target.rstrip('/')}/run={run}")
+    rows.write.mode("overwrite").parquet(folder)
 
 
 def _encode(batches: Iterator[pa.RecordBatch], source: Source) -> Iterator[pa.RecordBatch]:

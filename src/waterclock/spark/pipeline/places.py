@@ -30,13 +30,25 @@ def check_places(pipeline: Pipeline) -> None:
             continue
         with _opened(f"{pipeline.name}, output {quoted(output.name)}", output) as database:
             if output.kind == "table":
-                ids = database.table(output.target).options.id_type
-                if ids != "text":
+                options = database.table(output.target).options
+                if options.payload != "bytes":
+                    raise InvalidArgumentError(
+                        f"table {quoted(output.target)} holds payloads of type {options.payload}, and those of batches"
+                        ' are bytes; make one with payload="bytes"'
+                    )
+                if (ids := options.id_type) != "text":
                     raise InvalidArgumentError(
                         f"table {quoted(output.target)} has ids of type {ids}, and those of batches are texts;"
                         ' make one with id_type="text"'
                     )
-            elif _identity(database.topic(output.target)) == read:
+                continue
+            topic = database.topic(output.target)
+            if (info := topic.info).max_ahead is not None and info.on_ahead == "reject":
+                raise InvalidArgumentError(
+                    f"topic {quoted(output.target)} refuses messages that are too far ahead (max_ahead), and rejected"
+                    ' ones may be; give a topic without it, or with on_ahead="keep"'
+                )
+            if _identity(topic) == read:
                 raise InvalidArgumentError(
                     f"topic {quoted(output.target)} is the one that is read, so rejected messages would come again"
                     " and again from there; give another one"

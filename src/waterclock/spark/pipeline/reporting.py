@@ -26,6 +26,7 @@ EVERY_S = 30.0
 _PREFIX = "waterclock_pipeline_"
 _MS_PER_S = 1_000
 _HERE = "127.0.0.1"
+_LAST_PORT = 65_535
 
 
 class Reporter:
@@ -185,7 +186,7 @@ class _Families(Collector):
 @contextmanager
 def _answering(address: str, give: Callable[[], Iterator[CounterMetricFamily | GaugeMetricFamily]]) -> Generator[str]:
     host, _, port = address.rpartition(":")
-    if not port.isdecimal():
+    if not port.isdecimal() or int(port) > _LAST_PORT:
         raise InvalidArgumentError(
             f"metrics: {quoted(address)} is no address; give HOST:PORT, for example 0.0.0.0:9108"
         )
@@ -193,7 +194,7 @@ def _answering(address: str, give: Callable[[], Iterator[CounterMetricFamily | G
     registry.register(_Families(give))
     try:
         server, thread = start_http_server(int(port), host.strip("[]") or _HERE, registry)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise UnavailableError(f"metrics: cannot listen at {quoted(address)}: {error}") from error
     try:
         yield f"{host or _HERE}:{server.server_port}"

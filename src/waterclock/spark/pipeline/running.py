@@ -12,14 +12,16 @@ from pathlib import Path
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from waterclock import moments
+from waterclock.connection import connect
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW, Pipeline, place_options
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
-from waterclock.spark.pipeline.outputs import write_outcomes
+from waterclock.spark.pipeline.outputs import refuse_written, write_outcomes
 from waterclock.spark.pipeline.places import check_places
 from waterclock.spark.pipeline.progress import Progress, counts, observed
 from waterclock.spark.registering import register
@@ -32,6 +34,9 @@ _LOOK_AGAIN = 0.1
 
 _MESSAGES_A_BUCKET = 2**19
 """A task holds all messages that a micro-batch has of a bucket, each in some 200 bytes."""
+
+_REPLAY_TASKS = 8
+"""Not as many as there are cores: the same replay on another machine is to write the same."""
 
 FINISH_WITHIN_S = 20.0
 """So long a pipeline that is to stop may go on with the micro-batch under way; Kubernetes kills after 30 s."""
@@ -105,8 +110,9 @@ def run_pipeline(
 def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: int) -> Progress:
     """Batch the messages published in a range of time anew, and write them to the outputs.
 
-    The range is judged alone. Batches that are in a message table already stay as they are; rejected messages and
-    Parquet files get a name that says the range, so that the same replay, done again, changes nothing.
+    The range is judged alone. Batches that messages behind it could still change are left out. Those that are in a
+    message table already stay as they are; rejected messages and Parquet files get a name that says the range, so that
+    the same replay, done again, changes nothing.
 
     Parameters
     ----------
@@ -121,10 +127,12 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
     progress = Progress(pipeline.name, micro_batches=1)
     run = f"replay-{since}-{until}"
     with in_a_line():
-        outcomes = _outcomes(pipeline, source).persist()
+        outcomes = _settled(_outcomes(pipeline, source), pipeline, until).persist()
         started = moments.monotonic()
         try:
-            write_outcomes(pipeline, outcomes, run=run, producer=f"{pipeline.name}-{run}", micro_batch=0)
+            write_outcomes(
+                pipeline, outcomes, run=run, producer=f"{pipeline.name}-{run}", micro_batch=0, tasks=_REPLAY_TASKS
+            )
             counted = outcomes.selectExpr("count").groupBy().sum().head()
             found = outcomes.agg(*counts()).head()
         finally:
@@ -144,8 +152,11 @@ class _Writer:
         self._stream: str | None = None
 
     def __call__(self, outcomes: DataFrame, number: int) -> None:
-        stream = self._stream or self._stream_id(outcomes.sparkSession)
-        self._stream = stream
+        stream = self._stream
+        if stream is None:
+            stream = self._stream_id(outcomes.sparkSession)
+            refuse_written(outcomes.sparkSession, self._pipeline, stream, number + 1)
+            self._stream = stream
         outcomes = outcomes.persist()
         try:
             write_outcomes(self._pipeline, outcomes, run=stream, producer=stream, micro_batch=number)
@@ -216,6 +227,18 @@ def state_parts(spark: SparkSession, pipeline: Pipeline) -> Parts:
 def _outcomes(pipeline: Pipeline, source: DataFrameReader | DataStreamReader) -> DataFrame:
     messages = source.load()
     return (event_time_outcomes if pipeline.by == "event_time" else rate_aware_outcomes)(messages, **pipeline.rule)
+
+
+def _settled(outcomes: DataFrame, pipeline: Pipeline, until: int) -> DataFrame:
+    """Leave out batches that messages behind a range may still change: in a table they would be there first, for good."""
+    with connect(pipeline.source.url, pipeline.source.ledgers) as database:
+        last = min(until, database.backend.now())
+        goes_on = last < until or database.topic(pipeline.source.topic).find(until).found
+    if pipeline.by == "event_time":
+        return outcomes.withColumn("batches", F.filter("batches", lambda batch: batch["closed_at"] <= last))
+    if goes_on:
+        return outcomes.withColumn("batches", F.filter("batches", lambda batch: batch["reason"] != "flush"))
+    return outcomes
 
 
 def _read_options(pipeline: Pipeline) -> dict[str, str]:

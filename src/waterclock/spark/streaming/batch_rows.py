@@ -124,7 +124,8 @@ def found_at(payloads: Payloads, rows: pa.Table) -> pa.Table:
         )
         raise InvalidArgumentError(
             f"payloads: at {place} topic {quoted(payloads.topic.name)} has another message, of source {there}, than"
-            f" these rows, of source {here}: give the topic that they were read from; rows that were changed since have no payloads"
+            f" these rows, of source {here}: give the topic that they were read from; rows that were changed since have"
+            " no payloads"
         )
     return found
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from waterclock.batching.batch import short_source
+from waterclock.batching.batch import Batch, short_source
+from waterclock.errors import InvalidArgumentError, WaterclockError
+from waterclock.quoting import quoted
 from waterclock.spark.options import plainly
 from waterclock.spark.session.workers import freeze_imports
 from waterclock.spark.streaming.batch_rows import encoded
 from waterclock.spark.writing.write_options import WriteOptions
 from waterclock.spark.writing.writer import Writer
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.peeking import payloads_of
 
 BATCHES_AT_ONCE = 500
 """Batches a writer puts into a message table in one transaction."""
@@ -34,9 +39,38 @@ class BatchWriter(Writer):
                 for first in range(0, rows.num_rows, BATCHES_AT_ONCE):
                     some = rows.slice(first, BATCHES_AT_ONCE)
                     names, sources = (some.column(name).to_pylist() for name in ("id", "source"))
-                    table.put_many(
+                    batches = list(encoded(some, payloads))
+                    put = table.put_many(
                         {"id": name, "group": short_source(source), "payload": payload}
-                        for name, source, payload in zip(names, sources, encoded(some, payloads), strict=True)
+                        for name, source, payload in zip(names, sources, batches, strict=True)
                     )
+                    _check_known(table, put.existing, dict(zip(names, batches, strict=True)))
         freeze_imports()
         return WriterCommitMessage()
+
+
+def _check_known(table: MessageTable, known: Sequence[Any], batches: Mapping[str, bytes]) -> None:
+    """Insist that batches which the table has already are those that were to be written, perhaps cut otherwise.
+
+    A replay, and a stream that begins anew, may cut the first batches of a source otherwise; those that are there stay.
+    """
+    if not known:
+        return
+    for name, payload in payloads_of(table.context, known).items():
+        if payload != batches[name] and not _share_a_message(payload, batches[name]):
+            raise InvalidArgumentError(
+                f"message table {quoted(table.name)} has a batch {quoted(name)} already, of other messages: those of"
+                " another topic, or of another source of that name; give the batches of each topic a table of their own"
+            )
+
+
+def _share_a_message(*batches: object) -> bool:
+    """Whether a message is in both batches; one without a payload counts whatever the other has."""
+    try:
+        known, other = (
+            {(m.stream, m.event_time): m.payload for m in Batch.from_bytes(cast("bytes", batch)).messages}
+            for batch in batches
+        )
+    except (WaterclockError, TypeError):
+        return False  # it is no batch
+    return any(payload == known[key] or not payload or not known[key] for key, payload in other.items() if key in known)

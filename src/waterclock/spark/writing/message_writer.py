@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -19,13 +20,16 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from waterclock.arrow import MESSAGE_SCHEMA
-from waterclock.errors import SchemaError
+from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.quoting import quoted
 from waterclock.spark.options import plainly
 from waterclock.spark.session.workers import freeze_imports
 from waterclock.spark.streaming.batch_rows import POSITION, Payloads, found_at
 from waterclock.spark.writing.write_options import WriteOptions
 from waterclock.spark.writing.writer import Writer
+from waterclock.topics.numbering import NumbersUsedError
 from waterclock.topics.producers import forget_producers
+from waterclock.topics.topic import Topic
 
 REASON_HEADER = "waterclock.rejected"
 """Header of a rejected message: why it is in no batch."""
@@ -85,11 +89,10 @@ class MessageWriter(Writer):
             topic = database.topic(self._topic)
             messages = _with_headers(rows, payloads)
             for first in range(0, messages.num_rows, ENTRY_MESSAGES):
-                appended = topic.append(
-                    messages.slice(first, ENTRY_MESSAGES),
-                    producer=f"{self._producer(task)}-{task.partition}",
-                    sequence=(task.micro_batch << _ROW_BITS) + first,
-                )
+                some, sequence = messages.slice(first, ENTRY_MESSAGES), (task.micro_batch << _ROW_BITS) + first
+                producer = f"{self._producer(task)}-{task.partition}"
+                with _in_words_of_streams(topic, task):
+                    appended = topic.append(some, producer=producer, sequence=sequence)
                 if appended.rejected:
                     count, reason = len(appended.rejected), appended.rejected[0].reason
                     _log.warning("%d messages are not written, the first: %s", count, reason)
@@ -111,6 +114,20 @@ class MessageWriter(Writer):
         if task.query is None:
             raise SchemaError("Spark does not say which stream this task belongs to, so a repeat cannot be recognised")
         return f"spark-{task.query}"
+
+
+@contextmanager
+def _in_words_of_streams(topic: Topic, task: _Task) -> Generator[None]:
+    """Say what it means for a query that its numbers were used for other messages."""
+    try:
+        yield
+    except NumbersUsedError as error:
+        raise InvalidArgumentError(
+            f"topic {quoted(topic.name)} has other messages of micro-batch {task.micro_batch} of this query already:"
+            " its checkpoint is older than what was written, or what it reads is not what it was. To write all the same"
+            " what it gives now, name another producer (for an output in a pipeline's file, another name), or begin"
+            f" with a new checkpoint. ({error})"
+        ) from error
 
 
 def _in_order(rows: pa.Table) -> pa.Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -89,6 +89,14 @@ def peek(context: TableContext, connection: sa.Connection, limit: int, group: st
     else:
         look.at_group(group)
     return [_peeked(context, row) for row in look.found]
+
+
+def payloads_of(context: TableContext, ids: Sequence[Any]) -> dict[Any, Any]:
+    """Read the payloads of messages by their ids, also of those that are acked; what was purged is left out."""
+    rows = context.rows
+    with context.backend.snapshot() as connection:
+        found = connection.execute(sa.select(*columns_read(rows)).where(rows.c.id.in_(ids)))
+        return {_read(row.id): _read(row.message) for row in found}
 
 
 class _Look:
