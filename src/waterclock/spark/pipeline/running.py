@@ -230,7 +230,7 @@ def _outcomes(pipeline: Pipeline, source: DataFrameReader | DataStreamReader) ->
 
 
 def _settled(outcomes: DataFrame, pipeline: Pipeline, until: int) -> DataFrame:
-    """Leave out batches that messages behind a range may still change: in a table they would be there first, for good."""
+    """Leave out batches that messages behind a range may still change: a table keeps what it has first."""
     with connect(pipeline.source.url, pipeline.source.ledgers) as database:
         last = min(until, database.backend.now())
         goes_on = last < until or database.topic(pipeline.source.topic).find(until).found

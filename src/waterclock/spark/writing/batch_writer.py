@@ -65,7 +65,7 @@ def _check_known(table: MessageTable, known: Sequence[Any], batches: Mapping[str
 
 
 def _share_a_message(*batches: object) -> bool:
-    """Whether a message is in both batches; one without a payload counts whatever the other has."""
+    """Whether a message is in both batches; one without a payload counts with any payload."""
     try:
         known, other = (
             {(m.stream, m.event_time): m.payload for m in Batch.from_bytes(cast("bytes", batch)).messages}
