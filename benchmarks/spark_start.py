@@ -16,13 +16,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 import waterclock as wc
-from benchmarks.measure import cpu_seconds, write_results
+from benchmarks.measure import cpu_seconds, descendants, write_results
 from waterclock.spark import event_time_batches, register
 from waterclock.spark.preparing.make_class_archive import make_class_archive
 from waterclock.spark.session import worker_python
@@ -85,8 +86,21 @@ def start(without: str) -> dict[str, float]:
         micro_batches = [each["durationMs"]["triggerExecution"] for each in query.recentProgress]
         taken["micro-batch"] = statistics.median(micro_batches[UNSTEADY:]) / 1_000
     taken["all, processor"] = cpu_seconds()
+    taken["memory of the workers, MB"] = memory_of_workers()
     spark.stop()
     return taken
+
+
+def memory_of_workers() -> float:
+    """Add up what the processes that run tasks of Python hold, each its share of what several have in common; MB."""
+    held = 0
+    for process in descendants():
+        folder = Path("/proc") / str(process)
+        with suppress(OSError):
+            if b"pyspark.worker" in (folder / "cmdline").read_bytes():
+                lines = (folder / "smaps_rollup").read_text().splitlines()
+                held += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return held / 1_000
 
 
 def fill(url: str) -> None:
