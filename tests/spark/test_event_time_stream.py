@@ -21,7 +21,7 @@ from waterclock.spark.many_sources import ManySources, from_packed, joined, noth
 from waterclock.spark.packing import ROWS, pack
 from waterclock.spark.records import PLAIN, POSITIONED
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
-from waterclock.time import MAX_NS
+from waterclock.time import MAX_NS, MIN_NS
 
 MS = 1_000_000
 END_MS = MAX_NS // MS + 1
@@ -134,6 +134,16 @@ def test_clocks_before_1970_are_remembered_where_nothing_is_promised():
     stream = EventTimeStream.restore(stream.state(), UC, PLAIN)
     found = stream.take(times(("a", -4000, -4000)), 0)
     assert found["rejection"].to_pylist() == ["late"]  # received at -100, says the clock
+
+
+def test_a_window_at_the_least_time_of_all_stays_open_while_messages_may_be_received_then():
+    rule = EventTimeRule.checked(0, 0, 0, "split")
+    stream = EventTimeStream(rule, PLAIN)
+    for name in "ab":
+        assert starts(stream.take(times((name, MIN_NS, MIN_NS)), 0)) == []
+        stream = EventTimeStream.restore(stream.state(), rule, PLAIN)
+    (row,) = stream.take(times(("a", MIN_NS + 1, MIN_NS + 1)), 0).to_pylist()
+    assert [(b["start"], b["closed_at"], b["count"]) for b in row["batches"]] == [(MIN_NS, MIN_NS, 2)]
 
 
 def starts(outcomes: pa.RecordBatch) -> list[tuple[str, int]]:

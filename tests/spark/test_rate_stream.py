@@ -27,6 +27,7 @@ from waterclock.spark.records import POSITIONED, records
 from waterclock.spark.streaming import slices
 from waterclock.spark.streaming.rate_options import RateOptions
 from waterclock.spark.streaming.rate_stream import RateStream, judge_by_rate
+from waterclock.time import MIN_NS
 
 # Calls drawn at random bring anything.
 pytestmark = pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning")
@@ -144,6 +145,21 @@ def test_a_source_that_a_promise_forgets_leaves_nothing_in_the_state() -> None:
     last = stream.take(nothing(POSITIONED), 13_701)
     assert results_in_rows([first, last]).batches["s"] == one_by_one(calls, {}).batches["s"]
     assert (stream.wakes_at, stream.is_empty, stream.state()) == (None, True, empty)
+
+
+def test_a_source_that_is_silent_after_the_least_time_of_all_is_forgotten_too() -> None:
+    calls = numbered([[message("det", MIN_NS)], [message("det", MIN_NS + 5 * SECOND)]])
+    chosen = {"batch_length": "1s", "forget_after": "1s"}
+    expected = one_by_one(calls, chosen)
+    assert len(expected.batches["s"]) == 2
+    options = RateOptions.checked(timeout=None, gated=True, **chosen)
+    chance = random.Random(1)  # noqa: S311
+    assert results_in_rows(judge_by_rate(packed([m for call in calls for m in call], chance), options)) == expected
+    first = RateStream(options)
+    outcomes = [first.take(many(calls[0], chance))]
+    second = RateStream.restore(first.state(), options)
+    outcomes.append(second.take(many(calls[1], chance), flush=True))
+    assert results_in_rows(outcomes) == expected
 
 
 def test_an_entry_in_two_micro_batches_is_refused_with_what_to_do() -> None:

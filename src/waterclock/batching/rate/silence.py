@@ -12,12 +12,9 @@ import numpy.typing as npt
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
 from waterclock.quoting import quoted
-from waterclock.time import MIN_NS, Duration, to_duration
+from waterclock.time import Duration, to_duration
 
 _receive_time = attrgetter("receive_time")
-
-UNHEARD = MIN_NS
-"""The clock of a source of which nothing has come, in arrays."""
 
 
 def checked_silence(forget_after: Duration | None) -> int | None:
@@ -81,6 +78,7 @@ def silences(
     received: npt.NDArray[np.int64],
     calls: npt.NDArray[np.intp],
     before: npt.NDArray[np.int64],
+    heard: npt.NDArray[np.bool_],
     after: int,
 ) -> npt.NDArray[np.bool_]:
     """Tell of each call of many sources whether a silence of more than ``after`` ns comes before it.
@@ -92,9 +90,11 @@ def silences(
     calls
         The first message of each call.
     before
-        The greatest receive time of its source before each call, ns, or `UNHEARD`.
+        The greatest receive time of its source before each call, ns.
+    heard
+        Whether anything came of the source before. No time says so: a message may be received at every one.
     """
     oldest = np.minimum.reduceat(received, calls) if len(calls) else received[:0]
     # Times may be further apart than a signed number holds.
     apart = oldest.view(np.uint64) - before.view(np.uint64)
-    return (before != UNHEARD) & (oldest > before) & (apart > np.uint64(after))
+    return heard & (oldest > before) & (apart > np.uint64(after))

@@ -93,6 +93,8 @@ class EventTimeStream:
         # What closes at a time may still get messages that are received then.
         nows = np.maximum(clocks, MIN_NS + 1) - 1
         found = assign_judged(many.sources, many.streams, event_times, verdicts, self._rule, nows)
+        # There is no time before the least one, at which nothing has closed.
+        verdicts[(clocks == MIN_NS)[many.sources] & (verdicts == ACCEPTED)] = UNDECIDED
         self._keep(many, verdicts, clocks, promised)
         open_ = found.order[verdicts[found.order] == UNDECIDED]
         self.open_batches = int(np.count_nonzero(begins(many.sources[open_], found.starts[open_]))) if len(open_) else 0

@@ -44,7 +44,9 @@ class Lives(NamedTuple):
         return cls(many.sources.astype(np.int64), every, every, np.zeros(len(every), np.bool_))
 
     @classmethod
-    def parted(cls, many: ManySources, is_new: Flags, calls: Flags, clocks: Ints, after: int, promised: int) -> Lives:
+    def parted(
+        cls, many: ManySources, is_new: Flags, calls: Flags, clocks: Ints, known: int, after: int, promised: int
+    ) -> Lives:
         """Part them at silences of more than ``after`` ns.
 
         Parameters
@@ -54,8 +56,10 @@ class Lives(NamedTuple):
         is_new, calls
             Which are not known, and which of these begin a call.
         clocks
-            The greatest receive time of each source so far, ns, or `waterclock.batching.rate.silence.UNHEARD`; moved to
-            what it is with these.
+            The greatest receive time of each source so far, ns; moved to what it is with these.
+        known
+            How many sources were heard before; they are the first ones. What ``clocks`` has of the others is the least
+            time of all.
         after
             ns.
         promised
@@ -68,8 +72,10 @@ class Lives(NamedTuple):
         readings = read_clocks(sources, received, clocks)
         goes_on = np.flatnonzero(~begins(sources)[firsts]) if len(firsts) else firsts
         before[goes_on] = readings[firsts[goes_on] - 1]
+        heard = sources[firsts] < known
+        heard[goes_on] = True
         begun = np.zeros(len(many.sources), np.bool_)
-        begun[np.flatnonzero(calls)[silences(received, firsts, before, after)]] = True
+        begun[np.flatnonzero(calls)[silences(received, firsts, before, heard, after)]] = True
         count = len(many.source_names)
         so_far = np.cumsum(begun)
         first = np.concatenate([[0], np.cumsum(np.bincount(many.sources, minlength=count))])[:-1]

@@ -17,7 +17,6 @@ from waterclock.batching.rate.long_call import warn
 from waterclock.batching.rate.many import ManyBatches, RateAwareMany
 from waterclock.batching.rate.many_state import from_arrays, to_arrays
 from waterclock.batching.rate.rule import RateRule, gate_chooser
-from waterclock.batching.rate.silence import UNHEARD
 from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed
 from waterclock.errors import DamagedError, InvalidArgumentError
@@ -193,11 +192,11 @@ class RateStream:
         after = self._options.forget_after
         if after is None:
             return Lives.endless(ordered)
-        clocks = np.full(len(ordered.source_names), UNHEARD)
-        clocks[: len(self._clocks)] = self._clocks
+        clocks, known = np.full(len(ordered.source_names), MIN_NS), len(self._clocks)
+        clocks[:known] = self._clocks
         self._clocks = clocks
         promised = min(watermark * _NS_PER_MS, MAX_NS) if watermark > 0 else MIN_NS
-        return Lives.parted(ordered, is_new, calls, clocks, after, promised)
+        return Lives.parted(ordered, is_new, calls, clocks, known, after, promised)
 
     def _keep(self, kept: ManySources, lives: Lives) -> None:
         """Remember what is open, and of each source the life that goes on."""
