@@ -89,6 +89,16 @@ def test_a_null_is_an_error_that_names_its_column(name: str):
         list(pack([holed], POSITIONED))
 
 
+@pytest.mark.parametrize("name", ["source", "stream"])
+def test_a_text_that_is_no_utf8_is_an_error_that_shows_its_bytes(name: str):
+    number = pa.array([b"ok", b"\0\0\0\x81"])  # a key as Kafka's serializer of whole numbers writes it
+    rows = to_arrow([Message("x", "s", 1, receive_time=1)] * 2, positions=True).select(METADATA)
+    text = pa.Array.from_buffers(pa.string(), 2, number.buffers())
+    rows = rows.set_column(rows.schema.get_field_index(name), name, text)
+    with pytest.raises(InvalidArgumentError, match=r"b'\\x00\\x00\\x00\\x81' is no UTF-8; .*hex\(key\)"):
+        list(pack([rows], PLAIN))
+
+
 def test_messages_without_position_are_refused_where_positions_are_due():
     (rows,) = pack(columns_of([Message("x", "a", 0, receive_time=0)], 1), PLAIN)
     with pytest.raises(SchemaError, match="messages that are not 40 bytes each"):

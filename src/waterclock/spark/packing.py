@@ -289,11 +289,39 @@ def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
 
 
 def encoded(column: pa.ChunkedArray) -> tuple[pa.Array, npt.NDArray[np.int32]]:
-    """Give each text of a column once, in the order in which they occur, and the number of its text to each row."""
+    """Give each text of a column once, in the order in which they occur, and the number of its text to each row.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For what is no UTF-8, as Spark lets a text be.
+    """
     if not pa.types.is_dictionary(column.type):
         column = column.cast(pa.string()).dictionary_encode()
     chunks = column.unify_dictionaries().chunks
+    _check_utf8(chunks[0].dictionary)
     return chunks[0].dictionary, np.concatenate([chunk.indices.to_numpy() for chunk in chunks])
+
+
+def _check_utf8(texts: pa.Array) -> None:
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid as error:
+        for value in texts.cast(pa.binary()).to_pylist():
+            if not _is_utf8(value):
+                raise InvalidArgumentError(
+                    f"the source or stream {quoted(value)} is no UTF-8; write its bytes as text, as hex(key) does, or"
+                    " leave such rows out, with is_valid_utf8(CAST(key AS STRING)) for one"
+                ) from error
+        raise
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _rows(counts: npt.NDArray[np.int64], most: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

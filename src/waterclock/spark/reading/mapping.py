@@ -38,7 +38,8 @@ def as_messages(
     df
         Anything with a row for each message.
     source, stream
-        Text; another type is written as text.
+        Text; another type is written as text. Bytes that are no UTF-8 end the query with an error that shows them:
+        write such ones as ``hex(key)``, or leave them out.
     event_time, receive_time
         BIGINT, nanoseconds since the epoch, or TIMESTAMP. Spark's timestamps end at microseconds: what a message had
         below is gone before Waterclock sees it, so that messages which differ by less count as simultaneous.
@@ -80,7 +81,8 @@ def messages_from_kafka(
         headers.
     source, stream
         Which device or instrument a record is from, and which kind of measurement it is. The records of a source have
-        to be in one Kafka partition, as those of a key are.
+        to be in one Kafka partition, as those of a key are in one Kafka topic. Where they are in several, drop ledger,
+        entry and index, which are in no common order then: messages are taken in order of receive time.
     event_time
         When it happened, BIGINT ns or TIMESTAMP, out of the value perhaps. Kafka's own timestamp, which ends at
         milliseconds, is the producer's, or the broker's where the Kafka topic has ``LogAppendTime``.
