@@ -85,6 +85,10 @@ def at(number: int) -> datetime:
     return datetime.fromtimestamp(number, UTC)
 
 
+YEAR_1 = datetime(1, 1, 1, tzinfo=UTC)
+YEAR_9999 = datetime(9999, 12, 31, tzinfo=UTC)
+
+
 @pytest.mark.parametrize(
     ("filters", "ledgers"),
     [
@@ -95,6 +99,13 @@ def at(number: int) -> datetime:
         ([In(("event_time",), (3 * SECOND, 5 * SECOND))], [0]),
         ([GreaterThan(("event_timestamp",), at(45))], [2, 3]),
         ([EqualTo(("event_timestamp",), at(45))], [2]),
+        ([GreaterThan(("event_timestamp",), YEAR_1), LessThan(("event_timestamp",), YEAR_9999)], [0, 1, 2, 3]),
+        ([GreaterThanOrEqual(("event_timestamp",), at(45)), LessThanOrEqual(("event_timestamp",), YEAR_9999)], [2, 3]),
+        ([EqualTo(("event_timestamp",), YEAR_9999)], []),
+        ([LessThan(("event_timestamp",), YEAR_1)], []),
+        ([In(("event_timestamp",), (at(45), None))], [2]),
+        ([In(("source",), ("a", None))], [0, 3]),
+        ([In(("source",), (None,))], [3]),
         ([EqualTo(("source",), "b")], [1, 3]),
         ([In(("source",), ("a", "c"))], [0, 2, 3]),
         ([GreaterThan(("ledger",), 1)], [2, 3]),
@@ -140,7 +151,9 @@ COMPARED = st.one_of(
         NUMBERS,
     ),
     st.tuples(
-        st.just(In), st.sampled_from(["event_time", "ledger", "index"]), st.lists(NUMBERS, min_size=1).map(tuple)
+        st.just(In),
+        st.sampled_from(["event_time", "ledger", "index"]),
+        st.tuples(NUMBERS, st.lists(st.none() | NUMBERS)).map(lambda some: (some[0], *some[1])),
     ),
     st.tuples(
         st.sampled_from([EqualTo, GreaterThan, LessThanOrEqual]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEq
 
 from waterclock.message import Position
 from waterclock.spark.reading.columns import NS_PER_US, TIMESTAMPS
-from waterclock.time import MAX_NS, MIN_NS, to_time
+from waterclock.time import MAX_NS, MIN_NS
 from waterclock.topics.pruning import Wanted
 
 _TIMES = ("event_time", "publish_time", "receive_time")
@@ -28,6 +28,8 @@ _COMPARISONS: dict[type[Filter], str] = {
 }
 _Range = tuple[int, int]
 _ANY: _Range = (MIN_NS, MAX_NS)
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 class Test(NamedTuple):
@@ -92,7 +94,9 @@ def _column(given: Filter) -> str:
 
 
 def _values(given: Filter) -> list[Any]:
-    return list(given.value) if isinstance(given, In) else [getattr(given, "value", None)]
+    """Give what a filter compares with, without NULL, which nothing is equal to."""
+    values = given.value if isinstance(given, In) else [getattr(given, "value", None)]
+    return [value for value in values if value is not None]
 
 
 def _fits(value: object, column: str) -> bool:
@@ -107,11 +111,14 @@ def _range(filters: Iterable[Filter], column: str) -> _Range:
         if limit is None or _column(given) != column:
             continue
         values = _values(given)
+        if not values:
+            continue
         if column in TIMESTAMPS and all(isinstance(value, datetime) for value in values):
-            low, high = (to_time(pick(values)) for pick in (min, max))
-            # A timestamp stands for every time within its microsecond.
-            limits = _both(limits, limit(low - NS_PER_US, high + NS_PER_US))
-        elif values and all(_fits(value, column) for value in values):
+            low, high = ((pick(values) - _UNIX_EPOCH) // _MICROSECOND * NS_PER_US for pick in (min, max))
+            # A timestamp stands for every time within its microsecond. It may be further away than any time of ours.
+            first, last = limit(low - NS_PER_US, high + NS_PER_US)
+            limits = _both(limits, (min(first, MAX_NS), max(last, MIN_NS)))
+        elif all(_fits(value, column) for value in values):
             limits = _both(limits, limit(min(values), max(values)))
     return limits
 
