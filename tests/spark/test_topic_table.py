@@ -179,6 +179,27 @@ def test_a_file_that_is_missing_or_damaged_is_named_also_where_the_session_passe
         of(spark, database)
 
 
+def test_a_file_that_spark_would_leave_out_or_take_for_another_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "_spark_metadata" / "ledgers"
+    folder.mkdir(parents=True)
+    with wc.connect(f"sqlite:///{tmp_path}/f.db", ledgers=str(folder)) as database:
+        topic = database.create_topic("t")
+        for number in range(2):
+            append(topic, number)
+        topic.seal()
+        with pytest.raises(wc.UnavailableError, match=rf"leaves .*{Path(topic.files()[0]).name} out .*_spark_metadata"):
+            of(spark, database)
+        elsewhere = str(tmp_path / "elsewhere")
+        topic.relocate(elsewhere)
+        url = str(database.backend.url)
+        assert table(spark, url, "t", ledgers=elsewhere).count() == 16
+        first, second = map(Path, topic.files())
+        for wrong in (b"", first.read_bytes() + b"-"):
+            second.write_bytes(wrong)
+            with pytest.raises(wc.DamagedError, match=rf"{second.name} is damaged: {len(wrong)} bytes long"):
+                table(spark, url, "t", ledgers=elsewhere)
+
+
 def test_what_cannot_be_meant_is_refused(spark: SparkSession, database: wc.Database) -> None:
     in_every_state(database)
     with pytest.raises(wc.NotFoundError, match="'nothing'"):
@@ -194,3 +215,11 @@ def test_what_cannot_be_meant_is_refused(spark: SparkSession, database: wc.Datab
             of(spark, database, files=files)
     with pytest.raises(LostFileError, match="elsewhere"):
         of(spark, database, files="file:///elsewhere")
+    readers = "spark.sql.sources.useV1SourceList"
+    before = spark.conf.get(readers)
+    spark.conf.set(readers, "csv")
+    try:
+        with pytest.raises(wc.InvalidArgumentError, match=f"{readers} is 'csv'.*add parquet"):
+            of(spark, database)
+    finally:
+        spark.conf.set(readers, before)

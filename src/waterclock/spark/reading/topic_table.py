@@ -10,8 +10,10 @@ read from its file, and a file that was compacted since stays where it is for th
 
 from __future__ import annotations
 
+import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 
 import pyarrow as pa
@@ -20,7 +22,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 
-from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.errors import DamagedError, InvalidArgumentError, UnavailableError
 from waterclock.message import Position
 from waterclock.quoting import quoted
 from waterclock.spark.options import plainly
@@ -37,6 +39,8 @@ from waterclock.topics.slicing import Slice
 from waterclock.topics.topic import Topic
 from waterclock.topics.whole_files import whole_files
 
+_LOOKS_AT_ONCE = 8
+_READERS = "spark.sql.sources.useV1SourceList"
 _COLUMNS = check_columns(None)
 _PATTERNS = re.compile(r"[][{}*?\\]")
 _ROOT = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)?/")  # without a scheme it is a path on Spark's own filesystem
@@ -93,9 +97,9 @@ def table(
     NotFoundError
         Where there is no such topic.
     DamagedError
-        Where ledgers are missing from the catalogue.
+        Where ledgers are missing from the catalogue, or a file has another length than was written.
     UnavailableError
-        Where Spark cannot open a file, or the file is gone; the text names it.
+        Where Spark cannot open a file or leaves it out, or the file is gone; the text names it.
 
     Notes
     -----
@@ -111,15 +115,17 @@ def table(
         whole = whole_files(opened.storage, slices)
         root = _root(opened.storage.files) if files is None else _checked_root(files)
     rest = [part for part in slices if part.path not in whole]
-    own = [f"{root}/{path}" for path, held in whole.items() if len(held) == 1]
-    shared = [f"{root}/{path}" for path, held in whole.items() if len(held) > 1]
+    own = [path for path, held in whole.items() if len(held) == 1]
+    shared = [path for path, held in whole.items() if len(held) > 1]
     frames: list[DataFrame] = []
     if own:
+        _check_reader(spark)
         number = F.substring_index("_metadata.file_name", "-", 1).cast("bigint")
-        frames.append(_scanned(spark, own, FILE_SCHEMA.names).withColumn("ledger", number))
+        frames.append(_scanned(spark, root, own, FILE_SCHEMA.names).withColumn("ledger", number))
     if shared:
-        frames.append(_scanned(spark, shared, SHARED_SCHEMA.names))
+        frames.append(_scanned(spark, root, shared, SHARED_SCHEMA.names))
     frames = [_laid_out(frame) for frame in frames]
+    _check_lengths(opened.storage.files, {part.path: part.size for part in slices if part.path in whole})
     if rest or not frames:
         # A slice a task. Not a data source, since what it reads was fixed when the snapshot was taken.
         pieces = spark.range(0, len(rest), 1, max(len(rest), 1))
@@ -134,21 +140,51 @@ def _range(topic: Topic, since: Time | None, until: Time | None, by: By) -> tupl
     return start, None if until is None else find_first(storage, by, storage.time(until, "until")).position
 
 
-def _scanned(spark: SparkSession, paths: Sequence[str], columns: Iterable[str]) -> DataFrame:
+def _scanned(spark: SparkSession, root: str, paths: Sequence[str], columns: Iterable[str]) -> DataFrame:
     # With its columns named, Spark opens no file to learn them.
     schema = spark_schema([*columns]).replace(" NOT NULL", "")
     # Spark takes paths for patterns.
-    exactly = [_PATTERNS.sub(r"\\\g<0>", path) for path in paths]
+    exactly = [_PATTERNS.sub(r"\\\g<0>", f"{root}/{path}") for path in paths]
     try:
-        return spark.read.schema(schema).options(**_READING).parquet(*exactly)
+        frame = spark.read.schema(schema).options(**_READING).parquet(*exactly)
+        listed = frame.inputFiles()
     except (PySparkException, Py4JError) as error:
         why = str(error).replace("\\", "")
         if "[PATH_NOT_FOUND]" in why:
             raise LostFileError(f"Spark does not find a ledger file: {_line(why)}") from error
         raise UnavailableError(
-            f"Spark cannot open the ledger files, {paths[0]} and others: {_line(why)}; does it have the library and the"
-            " credentials for that URL, or another name for the place, to be given as files=?"
+            f"Spark cannot open the ledger files, {root}/{paths[0]} and others: {_line(why)}; does it have the library"
+            " and the credentials for that URL, or another name for the place, to be given as files=?"
         ) from error
+    # Spark passes over files without a word, as below a folder of the name that its own streams give to their log.
+    found = {posixpath.basename(file) for file in listed}
+    for path in paths:
+        if posixpath.basename(path) not in found:
+            raise UnavailableError(
+                f"Spark leaves the ledger file {root}/{path} out of its listing; is a folder above it called"
+                " _spark_metadata? Rename it, or read the topic with the format waterclock"
+            )
+    return frame
+
+
+def _check_lengths(files: LedgerFiles, sizes: Mapping[str, int]) -> None:
+    """Insist that files are as long as they were written: Spark leaves empty ones out, and takes another for this."""
+    with ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="lengths") as pool:
+        for path, found in zip(sizes, pool.map(files.size, sizes), strict=True):
+            if found != sizes[path]:
+                raise DamagedError(
+                    f"the ledger file {files.name(path)} is damaged: {found} bytes long; {sizes[path]} were written"
+                )
+
+
+def _check_reader(spark: SparkSession) -> None:
+    """Insist on the reader of Spark's that says from which file a row is."""
+    readers = spark.conf.get(_READERS) or ""
+    if "parquet" not in [name.strip().lower() for name in readers.split(",")]:
+        raise InvalidArgumentError(
+            f"spark: {_READERS} is {quoted(readers)}, and a reader of Spark's that does not name its files would read"
+            " the ledgers'; add parquet, as Spark's default has it, or use the format waterclock"
+        )
 
 
 def _line(why: str) -> str:
