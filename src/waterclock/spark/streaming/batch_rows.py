@@ -110,8 +110,7 @@ def found_at(payloads: Payloads, rows: pa.Table) -> pa.Table:
     except (NotFoundError, DamagedError, LostFileError) as error:
         raise type(error)(f"payloads: {error}{payloads.remedy}") from error
     found = _with_lost(found, rows, payloads.topic.name)
-    apart = np.abs(found.column("event_time").to_numpy() - _event_times(rows))
-    differs = apart >= _NS_PER_US  # they may have been TIMESTAMP
+    differs = ~_same_times(found.column("event_time").to_numpy(), _event_times(rows))
     for name in _NAMES:
         other = pc.call_function("not_equal", [found.column(name), rows.column(name).cast(pa.string())])
         differs |= pc.call_function("coalesce", [other, pa.scalar(True)]).to_numpy()  # of a null
@@ -160,6 +159,16 @@ def encoded(rows: pa.RecordBatch, payloads: Payloads | None) -> Iterator[bytes]:
     facts = zip(*(rows.column(name).to_pylist() for name in _FACTS), strict=True)
     for columns, fact in zip(cut_apart(messages[0], counts), facts, strict=True):
         yield encode_batch(columns, *fact)
+
+
+def _same_times(stored: npt.NDArray[np.int64], given: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Say where times are those that are stored, or those cut to whole microseconds.
+
+    Spark's TIMESTAMP ends there. Of a time before 1970 one is left on either side, as the query divides.
+    """
+    cut = stored - np.fmod(stored, _NS_PER_US)
+    below = stored - np.mod(stored, _NS_PER_US)
+    return (given == stored) | (given == cut) | (given == below)
 
 
 def _event_times(rows: pa.Table) -> npt.NDArray[np.int64]:
