@@ -352,8 +352,13 @@ def test_a_start_that_has_expired_is_refused_and_the_first_that_is_left_is_named
     assert [row["receive_time"] for row in rows(TopicReader(options(expiring)))] == [3]
 
 
-def test_a_task_whose_rows_were_deleted_under_its_eyes_fails(expiring: wc.Database) -> None:
-    reader = TopicReader(options(expiring))
+@pytest.mark.parametrize(
+    "within",
+    [{}, {"startingPosition": "0:0:1"}, {"endingTimestamp": f"{SECOND + 5}"}],
+    ids=["whole", "end", "beginning"],
+)
+def test_a_task_whose_rows_were_deleted_under_its_eyes_fails(expiring: wc.Database, within: dict[str, str]) -> None:
+    reader = TopicReader(options(expiring, **within))
     parts = reader.partitions()
     expire_first_ledger(expiring)
     with pytest.raises(wc.NotFoundError, match="was deleted while it was read"):

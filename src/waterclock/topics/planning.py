@@ -157,7 +157,14 @@ class _Plan:
         self._meet_missing(ledger, [row.entry for row in rows], count)
         for row in rows:
             if row.chosen:
-                self._join(_Piece(Position(ledger, row.entry, 0), Position(ledger, row.entry + 1, 0), row.messages))
+                messages = self._within(ledger, row.entry, row.messages)
+                self._join(_Piece(Position(ledger, row.entry, 0), Position(ledger, row.entry + 1, 0), messages))
+
+    def _within(self, ledger: int, entry: int, count: int) -> int:
+        """Say how many messages of an entry are in the range, so that a reader knows when some are gone."""
+        first = self._start.index if self._start[:2] == (ledger, entry) else 0
+        behind = min(self._stop.index, count) if self._stop[:2] == (ledger, entry) else count
+        return max(behind - first, 0)
 
     def _meet_missing(self, ledger: int, numbers: Sequence[int], count: int) -> None:
         """Say which entries are missing: they lie in no slice, so no reader would come across them later."""

@@ -118,8 +118,7 @@ def _read_whole(part: Slice, options: TopicReadOptions) -> Iterator[pa.RecordBat
         count += batch.num_rows
         yield laid_out(batch, options.columns)
     # When a ledger is deleted, its rows leave the database at once. A reader that goes on finds the next ledger.
-    whole = part.path is None and part.start.index == 0 and part.stop.index == 0
-    if whole and count + damage.skipped < part.messages:
+    if part.path is None and count + damage.skipped < part.messages:
         raise NotFoundError(
             f"ledger {part.start.ledger} of topic {part.topic!r} was deleted while it was read:"
             f" {part.messages - count - damage.skipped} messages from {part.start} on are gone; read again, from"
