@@ -12,7 +12,6 @@ from pathlib import Path
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
@@ -34,6 +33,9 @@ _LOOK_AGAIN = 0.1
 
 _MESSAGES_A_BUCKET = 2**19
 """A task holds all messages that a micro-batch has of a bucket, each in some 200 bytes."""
+
+_SILENT_NS = 3_600_000_000_000
+"""A topic whose newest message was published longer ago than this counts as ended."""
 
 _REPLAY_TASKS = 8
 """Not as many as there are cores: the same replay on another machine is to write the same."""
@@ -110,9 +112,9 @@ def run_pipeline(
 def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: int) -> Progress:
     """Batch the messages published in a range of time anew, and write them to the outputs.
 
-    The range is judged alone. Batches that messages behind it could still change are left out. Those that are in a
-    message table already stay as they are; rejected messages and Parquet files get a name that says the range, so that
-    the same replay, done again, changes nothing.
+    The range is judged alone. Batches that messages behind it could still change are left out, unless the topic has
+    ended with the range. Those that are in a message table already stay as they are; rejected messages and Parquet
+    files get a name that says the range, so that the same replay, done again, changes nothing.
 
     Parameters
     ----------
@@ -127,7 +129,8 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
     progress = Progress(pipeline.name, micro_batches=1)
     run = f"replay-{since}-{until}"
     with in_a_line():
-        outcomes = _settled(_outcomes(pipeline, source), pipeline, until).persist()
+        ended = _has_ended(pipeline, until)
+        outcomes = _outcomes(pipeline, source, ended=ended).persist()
         started = moments.monotonic()
         try:
             write_outcomes(
@@ -224,21 +227,19 @@ def state_parts(spark: SparkSession, pipeline: Pipeline) -> Parts:
     return kept
 
 
-def _outcomes(pipeline: Pipeline, source: DataFrameReader | DataStreamReader) -> DataFrame:
-    messages = source.load()
-    return (event_time_outcomes if pipeline.by == "event_time" else rate_aware_outcomes)(messages, **pipeline.rule)
+def _outcomes(pipeline: Pipeline, source: DataFrameReader | DataStreamReader, *, ended: bool = True) -> DataFrame:
+    messages, find = source.load(), event_time_outcomes if pipeline.by == "event_time" else rate_aware_outcomes
+    return find(messages, **pipeline.rule, ended=ended)
 
 
-def _settled(outcomes: DataFrame, pipeline: Pipeline, until: int) -> DataFrame:
-    """Leave out batches that messages behind a range may still change: a table keeps what it has first."""
+def _has_ended(pipeline: Pipeline, until: int) -> bool:
+    """Whether no message is to be expected behind a range that could change its last batches.
+
+    A message table keeps what it has first, so a stream that gives them out whole later would lose them.
+    """
     with connect(pipeline.source.url, pipeline.source.ledgers) as database:
-        last = min(until, database.backend.now())
-        goes_on = last < until or database.topic(pipeline.source.topic).find(until).found
-    if pipeline.by == "event_time":
-        return outcomes.withColumn("batches", F.filter("batches", lambda batch: batch["closed_at"] <= last))
-    if goes_on:
-        return outcomes.withColumn("batches", F.filter("batches", lambda batch: batch["reason"] != "flush"))
-    return outcomes
+        recent = database.backend.now() - _SILENT_NS
+        return not database.topic(pipeline.source.topic).find(min(until, recent)).found
 
 
 def _read_options(pipeline: Pipeline) -> dict[str, str]:

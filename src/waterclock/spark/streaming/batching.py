@@ -120,10 +120,18 @@ def event_time_outcomes(
     on_conflict: OnConflict = "split",
     max_skew: Duration = "10s",
     buckets: int | None = None,
+    *,
+    ended: bool = True,
 ) -> DataFrame:
     """Find the batch of every message, or why it is in none, as packed rows to be persisted and read twice.
 
     Takes and raises what `event_time_batches` does.
+
+    Parameters
+    ----------
+    ended
+        Of a replay only: whether nothing comes behind these messages. False leaves out the last batches of each source,
+        which messages behind could still change: those that its own receive times have not closed.
 
     Returns
     -------
@@ -139,7 +147,7 @@ def event_time_outcomes(
     if df.isStreaming:
         return event_time_stream(_bucketed(df, record, buckets), rule, record, skew, buckets)
     return _by_source(_packed(df, record), record).mapInArrow(
-        freezing_imports(judge, record=record, rule=rule), OUTCOMES_SCHEMA
+        freezing_imports(judge, record=record, rule=rule, ended=ended), OUTCOMES_SCHEMA
     )
 
 
@@ -204,10 +212,17 @@ def rate_aware_outcomes(
     buckets: int | None = None,
     forget_after: Duration | None = None,
     max_skew: Duration = "10s",
+    *,
+    ended: bool = True,
 ) -> DataFrame:
     """Find the batch of every message, as packed rows for `batches_of`.
 
     Takes and raises what `rate_aware_batches` does.
+
+    Parameters
+    ----------
+    ended
+        Of a replay only: whether nothing comes behind these messages. False leaves out what is open.
 
     Returns
     -------
@@ -226,7 +241,7 @@ def rate_aware_outcomes(
     if df.isStreaming:
         return rate_stream(_bucketed(df, record, buckets), options, skew, buckets)
     return _by_source(_packed(df, record), record).mapInArrow(
-        freezing_imports(judge_by_rate, options=options), OUTCOMES_SCHEMA
+        freezing_imports(judge_by_rate, options=options, ended=ended), OUTCOMES_SCHEMA
     )
 
 

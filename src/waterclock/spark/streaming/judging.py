@@ -21,7 +21,9 @@ from waterclock.time import MAX_NS, MIN_NS
 _END_MS = MAX_NS // 1_000_000 + 1
 
 
-def judge(batches: Iterable[pa.RecordBatch], record: np.dtype[Any], rule: EventTimeRule) -> Iterator[pa.RecordBatch]:
+def judge(
+    batches: Iterable[pa.RecordBatch], record: np.dtype[Any], rule: EventTimeRule, *, ended: bool = True
+) -> Iterator[pa.RecordBatch]:
     """Find the batches of packed messages.
 
     Where messages have positions, a source's messages are taken in that order, and one whose receive time lies behind
@@ -36,6 +38,8 @@ def judge(batches: Iterable[pa.RecordBatch], record: np.dtype[Any], rule: EventT
         `PLAIN` or `POSITIONED`, whichever they were packed with.
     rule
         The checked options.
+    ended
+        Whether nothing comes behind these messages; else what is open at a source's last receive time is left out.
 
     Yields
     ------
@@ -44,12 +48,13 @@ def judge(batches: Iterable[pa.RecordBatch], record: np.dtype[Any], rule: EventT
     """
     large = EventTimeStream(rule, record)
     for rows, begun, ends in slices(batches, sliced=record == POSITIONED):
-        if ends and not begun:
+        if ends and not begun and ended:
             yield _judge(rows, record, rule)
             continue
         yield large.take(from_packed(rows, record), 0)
         if ends:
-            yield large.take(nothing(record), _END_MS)
+            if ended:
+                yield large.take(nothing(record), _END_MS)
             large = EventTimeStream(rule, record)
 
 

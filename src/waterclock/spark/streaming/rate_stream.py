@@ -261,7 +261,9 @@ class RateStream:
             warn(f"stream {quoted(ordered.stream_names[stream].as_py())}", length)
 
 
-def judge_by_rate(rows: Iterable[pa.RecordBatch], options: RateOptions) -> Iterator[pa.RecordBatch]:
+def judge_by_rate(
+    rows: Iterable[pa.RecordBatch], options: RateOptions, *, ended: bool = True
+) -> Iterator[pa.RecordBatch]:
     """Find the batches of packed messages, to the end: what is open there is given out as ``flush``.
 
     Parameters
@@ -270,6 +272,8 @@ def judge_by_rate(rows: Iterable[pa.RecordBatch], options: RateOptions) -> Itera
         Packed rows with positions, those of a source one after another, in order of their first messages.
     options
         The checked options.
+    ended
+        Whether nothing comes behind these messages; else what is open is left out.
 
     Yields
     ------
@@ -279,13 +283,13 @@ def judge_by_rate(rows: Iterable[pa.RecordBatch], options: RateOptions) -> Itera
     large = RateStream(options)
     for part, begun, ends in slices(rows, sliced=True, by_entry=True):
         if begun or not ends:
-            yield large.take(from_packed(part, POSITIONED), flush=ends)
+            yield large.take(from_packed(part, POSITIONED), flush=ends and ended)
             if ends:
                 large = RateStream(options)
             continue
         cuts = np.flatnonzero(begins(encoded(part.column("source"))[1]))[::_SOURCES_AT_ONCE].tolist()
         for first, stop in pairwise([*cuts, len(part)]):
-            yield RateStream(options).take(from_packed(part.slice(first, stop - first), POSITIONED), flush=True)
+            yield RateStream(options).take(from_packed(part.slice(first, stop - first), POSITIONED), flush=ended)
 
 
 def _bounds(ordered: ManySources) -> npt.NDArray[np.int64]:
