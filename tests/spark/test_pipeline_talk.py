@@ -104,6 +104,11 @@ Caused by: java.lang.IllegalStateException: more
             "[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided schema does not match\nmore",
             "Provided schema does not match; the checkpoint is of another version or another pipeline: start with a",
         ),
+        (
+            TRACE.format(error="JSONDecodeError: Expecting value: line 1"),
+            "a file of the checkpoint is damaged, it seems: put",
+        ),
+        ("[STREAM_FAILED] Query [id = 1] terminated with exception:  SQLSTATE: XXKST", "one of Spark's processes has"),
         ("jdbc:postgresql://user:secret@host/db\n\tat x", "jdbc:postgresql://user:***@host/db"),
         ("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.", "its master could not be"),
         ("", "Spark says no more than that it failed"),

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import waterclock as wc
 from waterclock.database import topic_catalogue as catalogue
-from waterclock.spark import batches_of, event_time_outcomes, register, rejected_of
+from waterclock.spark import batches_of, event_time_outcomes, rate_aware_outcomes, register, rejected_of
 from waterclock.spark.reading.columns import METADATA_COLUMNS
 from waterclock.spark.streaming.batch_rows import LOST_HEADER
 from waterclock.spark.writing.message_writer import POSITION_HEADER, REASON_HEADER
@@ -169,6 +169,20 @@ def test_batches_whose_payloads_were_deleted_are_written_without_them_where_that
         assert (message.position in kept, message.payload != b"", message.publish_time is not None) == (
             not is_lost,
         ) * 3
+
+
+def test_where_more_may_come_only_what_each_source_has_closed_itself_is_given_out(
+    spark: SparkSession, database: wc.Database
+) -> None:
+    by_time = wc.BySource(lambda: wc.EventTimeBatcher(**RULE))
+    closed = {batch.id for m in database.topic("telemetry").read() for batch in by_time.add(m)}
+    frame = metadata(spark, database)
+    found = {row.id for row in batches_of(event_time_outcomes(frame, **RULE, ended=False)).select("id").collect()}
+    assert found == closed
+    assert by_time.advance(MAX_NS)  # there is more, which is open
+    rows = batches_of(rate_aware_outcomes(frame, ended=False)).select("id", "reason").collect()
+    everything = batches_of(rate_aware_outcomes(frame)).select("id", "reason").collect()
+    assert {row.id for row in rows} == {row.id for row in everything if row.reason != "flush"} != set()
 
 
 def test_batches_of_another_topic_are_not_taken_for_those_that_are_there(spark: SparkSession, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from py4j.protocol import Py4JError
@@ -18,8 +19,26 @@ from waterclock.urls import redacted
 
 _OURS = re.compile(r"waterclock\.(?:errors|spark\.pipeline\.failures)\.(\w+): (.*)")
 _NO_MODULE = re.compile(r"No module named '?waterclock\b")
-_CHECKPOINT = re.compile(r"(STATE_STORE|STATEFUL_PROCESSOR|CHECKPOINT|STREAMING_STATEFUL_OPERATOR|OFFSET_LOG)\w*")
-_NO_FILESYSTEM = re.compile(r"Class org\.apache\.hadoop\.fs\S+ not found|No FileSystem for scheme")
+_REMEDIES = (
+    (
+        re.compile(r"Class org\.apache\.hadoop\.fs\S+ not found|No FileSystem for scheme"),
+        "Spark lacks the library of that filesystem: name it in the setting spark.jars.packages",
+    ),
+    (
+        re.compile(r"JSONDecodeError|Incomplete log file|MismatchedInputException|assertion failed"),
+        "a file of the checkpoint is damaged, it seems: put back a copy of it, or start with a new one",
+    ),
+    (
+        re.compile(r"terminated with exception:\s*(SQLSTATE|$)"),
+        "one of Spark's processes has ended, perhaps because the memory ran out: start the pipeline again",
+    ),
+    (
+        re.compile(r"(STATE_STORE|STATEFUL_PROCESSOR|CHECKPOINT|STREAMING_STATEFUL_OPERATOR|OFFSET_LOG)\w*"),
+        "the checkpoint is of another version or another pipeline: start with a new one",
+    ),
+)
+"""What helps where an error's text says something; the first that fits."""
+
 _PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.MULTILINE)
 _JAVA_CAUSE = re.compile(r"^Caused by: (.*)$", re.MULTILINE)
 _JAVA_NAME = re.compile(r"\b(?:[a-z][a-z0-9_]*\.){2,}(?=[A-Z]\w*(?:Exception|Error))")
@@ -80,11 +99,8 @@ def reason(text: str) -> str:
     elif causes := _JAVA_CAUSE.findall(text):
         said = f"{said} ({causes[-1]})" if causes[-1] not in said else said
     said = cut(redacted(_JAVA_NAME.sub("", said)))
-    if _NO_FILESYSTEM.search(text):
-        return f"{said}; Spark lacks the library of that filesystem: name it in the setting spark.jars.packages"
-    if _CHECKPOINT.search(text):
-        return f"{said}; the checkpoint is of another version or another pipeline: start with a new one"
-    return said
+    remedies = (remedy for pattern, remedy in _REMEDIES if pattern.search(text))
+    return "; ".join([said, *islice(remedies, 1)])
 
 
 def _say_nothing(self: object, request: object, client_address: object) -> None: ...

@@ -188,7 +188,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         if self._options.fail_on_data_loss:
             raise NotFoundError(
-                f"{text}; set the option failOnDataLoss to false to go on there, and keep messages for longer"
+                f"{text}; set the option failOnDataLoss to false (in a pipeline's file, fail_on_data_loss of source)"
+                " to go on there, and keep messages for longer"
             )
         _log.warning("%s; going on there", text)
 
