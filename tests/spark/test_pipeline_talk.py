@@ -88,6 +88,8 @@ Caused by: java.lang.IllegalStateException: more
     ("text", "says"),
     [
         (TRACE.format(error="waterclock.errors.NotFoundError: ledger 3 is gone"), "ledger 3 is gone"),
+        (TRACE.format(error="waterclock.topics.ledger_files.LostFileError: its file is gone"), "its file is gone"),
+        ("chmod: cannot access '/a/run=1/_temporary': No such file or directory", "another pipeline runs on the same"),
         (TRACE.format(error="waterclock.spark.pipeline.failures.PipelineError: no disk"), "no disk"),
         (TRACE.format(error="ZeroDivisionError: division by zero"), "ZeroDivisionError: division by zero"),
         (TRACE.format(error="ModuleNotFoundError: No module named 'waterclock'"), "a Python worker of Spark cannot"),

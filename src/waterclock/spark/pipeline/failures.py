@@ -17,7 +17,7 @@ from waterclock.errors import WaterclockError
 from waterclock.quoting import cut
 from waterclock.urls import redacted
 
-_OURS = re.compile(r"waterclock\.(?:errors|spark\.pipeline\.failures)\.(\w+): (.*)")
+_OURS = re.compile(r"\bwaterclock(?:\.\w+)+Error: (.*)")
 _NO_MODULE = re.compile(r"No module named '?waterclock\b")
 _REMEDIES = (
     (
@@ -27,6 +27,10 @@ _REMEDIES = (
     (
         re.compile(r"JSONDecodeError|Incomplete log file|MismatchedInputException|assertion failed"),
         "a file of the checkpoint is damaged, it seems: put back a copy of it, or start with a new one",
+    ),
+    (
+        re.compile(r"_temporary\S*: No such file"),
+        "another pipeline runs on the same checkpoint, it seems: only one may",
     ),
     (
         re.compile(r"terminated with exception:\s*(SQLSTATE|$)"),
@@ -83,7 +87,7 @@ def leave_traces_out() -> None:
 def reason(text: str) -> str:
     """Take the cause out of the text of one of Spark's errors, as one line."""
     if ours := _OURS.search(text):
-        return ours[2].rstrip()
+        return ours[1].rstrip()
     if _NO_MODULE.search(text):
         return _WORKER_LACKS_US
     if "stopped SparkContext" in text:
