@@ -32,4 +32,4 @@ def test_after_a_task_a_worker_does_not_search_what_it_has_imported_for_garbage(
 def test_the_garbage_of_the_users_own_process_is_left_to_them() -> None:
     before = gc.get_freeze_count()
     freeze_imports()
-    assert gc.get_freeze_count() == before
+    assert gc.get_freeze_count() <= before  # what was frozen may end
