@@ -281,6 +281,10 @@ def test_looking_up_leaves_out_what_may_be_passed_over(six: Topic) -> None:
     with pytest.raises(NotFoundError, match="0:1:0"):
         six.messages_at(places, ["publish_time"], pass_over=(DamagedError,))
     assert six.messages_at(places[1:2], pass_over=(NotFoundError,)).to_pylist()[0]["source"] is None
+    lose_entries(six, 5, 3)
+    beside = [Position(5, 2, 0), Position(5, 3, 1), Position(5, 4, 0)]
+    found = six.messages_at(beside, ["publish_time"], pass_over=(DamagedError,))
+    assert found["publish_time"].to_pylist() == [54, None, 58]
 
 
 def test_of_a_deleted_ledger_nothing_is_looked_for_entry_by_entry(make_sqlite_topic: MakeTopic) -> None:

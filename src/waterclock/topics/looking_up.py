@@ -115,7 +115,7 @@ class _Lookup:
                     return self.pass_over(_nothing(self._storage, self._ledger, left[0]))
                 if row is None or row["ledger"] > self._ledger or row["state"] != "sealed":
                     if self._passed and self._is_empty(connection):
-                        return self._meet_gap(connection, left)
+                        return self.pass_over(self._absence(connection, left))
                     last = np.unique(left[:, 0])[:_ENTRIES_AT_ONCE][-1]
                     part, left = left[left[:, 0] <= last], left[left[:, 0] > last]
                     yield from self._of_entries(connection, part)
@@ -166,7 +166,7 @@ class _Lookup:
         rows = [(row.entry, row.data) for row in connection.execute(statement)]
         absent = sorted(set(wanted) - {entry for entry, _ in rows})
         if absent:
-            self._meet_gap(connection, places[places[:, 0] == absent[0]])
+            raise self._absence(connection, places[places[:, 0] == absent[0]])
         kept = [(entry, data) for entry, data in rows if not is_lost(data)]
         if not kept:
             raise _nothing(self._storage, self._ledger, places[0])
@@ -175,11 +175,11 @@ class _Lookup:
         except DamagedError as error:
             raise located(error, self._storage.name, ledger=self._ledger) from error
 
-    def _meet_gap(self, connection: sa.Connection, places: _Places) -> None:
-        """Say why there is nothing at the first of some places: a hole of the topic is damage, else it was deleted."""
+    def _absence(self, connection: sa.Connection, places: _Places) -> WaterclockError:
+        """Return why nothing is stored at the first of `places`: damage if the topic has a hole there, else deleted."""
         start = Position(self._ledger, int(places[0, 0]), 0)
         gaps = look_in(self._storage, connection, start, start._replace(index=1), None).gaps
-        self.pass_over(next((gap.error for gap in gaps), None) or _nothing(self._storage, self._ledger, places[0]))
+        return gaps[0].error if gaps else _nothing(self._storage, self._ledger, places[0])
 
 
 def _rows(table: pa.Table | pa.RecordBatch, places: _Places) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:

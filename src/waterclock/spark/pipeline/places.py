@@ -14,14 +14,15 @@ from waterclock.topics.topic import Topic
 
 
 def check_places(pipeline: Pipeline) -> None:
-    """Insist that what is read and written is there, and that what is rejected is not read again.
+    """Check that each topic and table exists and that each output accepts what the pipeline writes to it.
 
     Raises
     ------
     NotFoundError
-        Naming the topic or the message table that is not.
+        If a topic or message table is missing; the error names it.
     InvalidArgumentError
-        Where rejected messages go to the topic that is read: they would be rejected again and again.
+        If a message table does not hold bytes under text ids; if rejected messages go to a topic that refuses
+        some of them, or to the topic that is read, where they would be rejected again and again.
     """
     with _opened(f"{pipeline.name}, source", pipeline.source) as database:
         read = _identity(database.topic(pipeline.source.topic))
