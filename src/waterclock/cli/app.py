@@ -9,6 +9,7 @@ from importlib.metadata import version
 
 from cyclopts import App, CycloptsError
 
+from waterclock.cli.extras import install_command
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.quoting import quoted
 from waterclock.urls import redacted, shown
@@ -128,8 +129,8 @@ def _complaint(error: Exception, arguments: list[str]) -> str | None:
         return str(error)
     if isinstance(error, ModuleNotFoundError):
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
-        remedy = f"run: pip install 'waterclock[{extra}]'"
-        return None if extra is None else f"this needs {error.name}, which is not installed; {remedy}"
+        missing = f"{error.name} is not installed. It belongs to the extra '{extra}'"
+        return None if extra is None else f"{missing}. Run: {install_command(extra)}"
     if isinstance(error, OSError) and error.filename is not None:
         return f"cannot use {quoted(str(error.filename))}: {error.strerror}; name another place"
     return None

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 from waterclock.cli.common import Common
+from waterclock.cli.extras import install_command
 from waterclock.errors import WaterclockError
 from waterclock.spark.session.class_archive import SWITCH, find_archive, is_wanted
 from waterclock.spark.session.java import Java, find_java
@@ -41,11 +42,11 @@ def doctor(*, common: Common = Common()) -> int:
 def _examine(common: Common) -> Iterator[Finding]:
     yield Finding("Python", "ok", platform.python_version(), "")
     for package in _NEEDED:
-        yield _package(package, package, "pip install waterclock", needed=True)
+        yield _package(package, package, install_command(), needed=True)
     yield _sqlite()
     for database, (driver, extra) in _DRIVERS.items():
-        yield _package(database, driver, f"pip install 'waterclock[{extra}]'", needed=False)
-    yield _package("Spark", "pyspark", "pip install 'waterclock[spark]'", needed=False)
+        yield _package(database, driver, install_command(extra), needed=False)
+    yield _package("Spark", "pyspark", install_command("spark"), needed=False)
     yield from _java()
     if common.url is not None:
         yield _database(common)

@@ -111,7 +111,7 @@ class Backend:
             self._own.pool = pool
         except ModuleNotFoundError as error:
             raise UnavailableError(
-                f"url: {shown(url)!r} needs the driver {error.name!r}; install waterclock[{self.dialect.name}]"
+                f"cannot open {shown(url)}: {error.name} is not installed. Install the extra '{self.dialect.name}'"
             ) from error
         except InvalidArgumentError:
             raise

@@ -13,7 +13,7 @@ from waterclock.figures.lanes import Lane, sort_into_lanes, time_bounds
 from waterclock.figures.legend import LegendLine, bar_line, dot_line, draw_legend, reason_lines
 from waterclock.figures.panel import HEADER, MARGIN, check_width, empty_panel, panel
 from waterclock.figures.scale import Scale, tick_label, tick_step
-from waterclock.figures.svg import add, counted, number
+from waterclock.figures.svg import add, counted, number, path, shorten
 from waterclock.quoting import quoted
 from waterclock.time import MAX_NS, MIN_NS, Time, format_time, to_time
 
@@ -38,6 +38,7 @@ def timeline(
     end: Time | None = None,
     width: int = 1000,
     title: str = "Messages batched by when they happened",
+    notes: Iterable[tuple[Time, str]] = (),
 ) -> str:
     """Draw batches and rejected messages over event time, as SVG text of at most about 200 kB.
 
@@ -59,6 +60,8 @@ def timeline(
         Of the picture, px; at least 400.
     title
         Its heading.
+    notes
+        Times with a short text each, drawn as a dashed line across all lanes; those outside the stretch are left out.
 
     Returns
     -------
@@ -77,14 +80,15 @@ def timeline(
     if scale is None or not any(lane.batches or lane.size for lane in drawn):
         return empty_panel(width, title, _nothing(start, end))
     shown = len(drawn) if lanes is not None else _MOST_LANES
-    notes = [_summary(drawn[:shown])]
+    summary = [_summary(drawn[:shown])]
     if drawn[shown:]:
         size = sum(lane.size for lane in drawn[shown:])
-        notes.append(f"{counted(size, 'message')} from {len(drawn) - shown:,} more not drawn")
+        summary.append(f"{counted(size, 'message')} from {len(drawn) - shown:,} more not drawn")
     outside = sum(len(batch.messages) for batch in closed) + len(refused) - sum(lane.size for lane in drawn)
     if outside and lanes is None and start is None and end is None:
-        notes.append(f"{counted(outside, 'message')} far outside not drawn")
-    return _draw(drawn[:shown], scale, width, title, "; ".join(notes))
+        summary.append(f"{counted(outside, 'message')} far outside not drawn")
+    noted = [(to_time(time, "notes"), text) for time, text in notes]
+    return _draw(drawn[:shown], scale, width, title, "; ".join(summary), noted)
 
 
 def _scale(
@@ -106,7 +110,9 @@ def _scale(
     return Scale(first, last, left, right) if first < last else None
 
 
-def _draw(lanes: Sequence[Lane], scale: Scale, width: int, title: str, summary: str) -> str:
+def _draw(
+    lanes: Sequence[Lane], scale: Scale, width: int, title: str, summary: str, notes: Iterable[tuple[int, str]]
+) -> str:
     detail = _detail(sum(lane.size for lane in lanes))
     bottom = HEADER + len(lanes) * (LANE_HEIGHT + _GAP) - _GAP
     content = Element("g")
@@ -114,8 +120,20 @@ def _draw(lanes: Sequence[Lane], scale: Scale, width: int, title: str, summary: 
     for row, lane in enumerate(lanes):
         merge = len(lane.batches) > _MOST_WINDOWS // len(lanes)
         draw_lane(content, lane, HEADER + row * (LANE_HEIGHT + _GAP), scale, detail, merge_windows=merge)
+    for time, text in notes:
+        if scale.start <= time < scale.end:
+            _draw_note(content, scale.x(time), text, bottom, scale.right)
     end = draw_legend(content, _legend_lines(lanes, detail), MARGIN, width - MARGIN, bottom + _AXIS + 8)
     return panel(width, end + 14, title, summary, [content])
+
+
+def _draw_note(parent: Element, x: float, text: str, bottom: float, right: float) -> None:
+    path(parent, "link closing", [f"M{number(x)} {number(HEADER - 12)}V{number(bottom)}"])
+    # To the right of its line, or to the left if that side has more room.
+    leftwards = right - x < x - MARGIN
+    side, at, room = ("ink end", x - 5, x - MARGIN) if leftwards else ("ink", x + 5, right - x)
+    label = add(parent, "text", class_=side, x=at, y=HEADER - 3, content=shorten(text, 11, room - 5))
+    add(label, "title", content=text)
 
 
 def _detail(messages: int) -> Detail:
