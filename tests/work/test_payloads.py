@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import enum
+import json
 import uuid
+import zoneinfo
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NewType, NotRequired, Required, TypedDict
@@ -16,8 +18,10 @@ from tests.work.conftest import running, until
 
 import waterclock as wc
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.payloads.comparing import is_same
+from waterclock.tables.payloads.reading import MisfitError, read_payload
+from waterclock.tables.payloads.writing import write_payload
 from waterclock.work.handlers import BoundHandler
-from waterclock.work.payloads import MisfitError, read_payload
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -79,6 +83,70 @@ class Placed:
 @dataclass
 class Unresolved:
     of: Fraction
+
+
+@dataclass
+class Cancel:
+    order: int
+
+
+@dataclass
+class Refund:
+    order: int
+    amount: int
+
+
+@dataclass
+class Shipped:
+    order: int
+    kind: Literal["shipped"] = "shipped"
+    parcel: Cancelled | Shipped | None = None
+
+
+@dataclass
+class Cancelled:
+    order: int
+    kind: Literal["cancelled"] = "cancelled"
+    parcel: Cancelled | Shipped | None = None
+
+
+@dataclass
+class Noted:
+    order: int
+    note: str
+
+
+@dataclass
+class Priced:
+    order: int
+    price: float
+
+
+@dataclass
+class Changes:
+    all: list[Cancel | Refund]
+
+
+@dataclass
+class Data:
+    content: bytes
+
+
+class Changed(TypedDict):
+    by: Cancel | Refund
+
+
+class Numbered(pydantic.BaseModel):
+    order: int
+
+
+class Named(pydantic.BaseModel):
+    order: int
+    name: str = ""
+
+
+class Shape(enum.Enum):
+    ROUND = "s"
 
 
 class Invoice(pydantic.BaseModel):
@@ -273,3 +341,276 @@ def test_lists_and_mappings_of_objects_are_put_as_handlers_take_them(make_table:
         [delivery] = table.receive()
         assert read_payload(kind, delivery.payload) == value
         delivery.ack()
+
+
+def takes(kind: Any) -> Callable[..., None]:
+    def handle(given: Any) -> None: ...
+
+    handle.__annotations__["given"] = kind
+    return handle
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Cancel | Refund,
+        Refund | Cancel,
+        Changes,
+        Changed,
+        list[Cancel | Refund],
+        dict[str, Cancel | Refund],
+        tuple[int, Cancel | Refund | None],
+        list[Cancel] | list[Refund],
+        Numbered | Named,
+        Cancel | dict[str, int],
+        Cancel | Any,
+        str | dt.datetime,
+        dt.date | dt.datetime,
+        str | Size,
+        Size | Shape,
+        list[int] | set[int],
+    ],
+)
+def test_a_handler_of_a_union_whose_members_look_alike_is_refused(kind: Any) -> None:
+    with pytest.raises(wc.InvalidArgumentError, match=r"one payload could be .* and .* Give each a field of its own"):
+        BoundHandler(takes(kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (Cancelled | Shipped, [Cancelled(1), Shipped(1, parcel=Cancelled(2))]),
+        (Noted | Priced, [Noted(1, "x"), Priced(1, 2.5)]),
+        (int | float | str | None, [3, 3.0, "3", None, 2**53 + 1]),
+        (float | int, [3, 3.0]),
+        (Literal["now"] | dt.date, ["now", dt.date(2026, 7, 1)]),
+        (list[int] | dict[str, int], [[1], {"a": 1}]),
+        (list[int] | list[str], [[1], ["a"], []]),
+        (tuple[int, int] | tuple[int], [(1, 2), (1,)]),
+        (Size | int | None, [Size.SMALL, 1, None]),
+    ],
+)
+def test_members_of_a_union_that_differ_are_read_as_what_they_were(kind: Any, values: list[Any]) -> None:
+    BoundHandler(takes(kind))
+    for value in values:
+        written = value if isinstance(value, str | int | float | None) else json.loads(json.dumps(plain(value)))
+        read = read_payload(kind, written)
+        assert (type(read), read) == (type(value), value)
+
+
+def plain(value: Any) -> Any:
+    return json.loads(write_payload({"value": value, "typed": Size.SMALL}, "text"))["value"]
+
+
+def test_a_payload_without_the_field_that_tells_members_apart_is_a_misfit() -> None:
+    with pytest.raises(MisfitError, match="could be Cancelled and Shipped; nothing in it says which"):
+        read_payload(Cancelled | Shipped, {"order": 1})
+
+
+def test_a_union_within_a_union_is_read_once_for_each_of_its_members() -> None:
+    value: Cancelled | Shipped = Cancelled(0)
+    for at in range(60):  # read as both members at each depth this would never end
+        value = (Cancelled, Shipped)[at % 2](at, parcel=value)
+    assert read_payload(Cancelled | Shipped, write_payload(value, "json")) == value
+
+
+@pytest.mark.parametrize("kind", [Data, list[bytes], wc.Batch | None, list[wc.Batch]])
+def test_bytes_and_batches_as_a_part_of_a_payload_are_refused(kind: Any) -> None:
+    with pytest.raises(wc.InvalidArgumentError, match="JSON cannot hold it as a part of one"):
+        BoundHandler(takes(kind))
+
+
+class Aliased(pydantic.BaseModel):
+    number: int = pydantic.Field(alias="orderNumber")
+    note: str | None = pydantic.Field(default=None, alias="orderNote")
+
+
+class Computing(pydantic.BaseModel, extra="forbid"):
+    a: int
+
+    @pydantic.computed_field
+    @property
+    def twice(self) -> int:
+        return 2 * self.a
+
+
+class Embedding(pydantic.BaseModel):
+    inner: pydantic.Json[list[int]]
+
+
+class Binary(pydantic.BaseModel, ser_json_bytes="base64", val_json_bytes="base64", strict=True):
+    content: bytes
+    due: dt.date
+    after: dt.timedelta
+
+
+class Private(pydantic.BaseModel):
+    a: int
+    _seen: list[int] = pydantic.PrivateAttr(default_factory=list[int])
+
+
+@dataclass
+class Mixed:
+    items: list[Aliased]
+    chosen: Cancelled | Shipped
+    compared: int = field(default=0, compare=False)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Aliased(orderNumber=1, orderNote="x"),
+        Computing(a=1),
+        Embedding(inner="[1, 2]"),
+        Binary(content=b"\xff\x00", due=dt.date(2026, 7, 1), after=dt.timedelta(seconds=1.5)),
+        Mixed([Aliased(orderNumber=1)], Shipped(3), 7),
+        dt.datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_object_that_is_put_comes_back_the_same(value: Any) -> None:
+    holder = value if not isinstance(value, dt.datetime) else Occurred(value)
+    assert is_same(read_payload(type(holder), write_payload(holder, "text")), holder)
+
+
+@dataclass
+class Occurred:
+    at: dt.datetime
+
+
+def test_private_attributes_are_no_part_of_a_payload() -> None:
+    value = Private(a=1)
+    value._seen.append(1)  # pyright: ignore[reportPrivateUsage]
+    assert read_payload(Private, write_payload(value, "text")).a == 1
+
+
+class Secret(pydantic.BaseModel):
+    password: pydantic.SecretStr
+
+
+class Excluding(pydantic.BaseModel):
+    a: int = pydantic.Field(default=0, exclude=True)
+
+
+class OneWay(pydantic.BaseModel):
+    a: int = pydantic.Field(default=0, serialization_alias="A")
+
+
+class Bytes(pydantic.BaseModel):
+    content: bytes
+
+
+class Corner(enum.Enum):
+    TOP = (0, 1)
+
+
+@dataclass
+class Waiting:
+    time: dt.timedelta
+
+
+@dataclass
+class Numbers:
+    by: dict[int, str]
+
+
+@dataclass
+class Setting:
+    value: float
+
+
+@dataclass
+class LongCancel(Cancel):
+    reason: str = "none"
+
+
+@dataclass
+class Holding:
+    change: Cancel
+
+
+@dataclass
+class Rounded:
+    value: int
+
+    def __post_init__(self) -> None:
+        self.value = self.value // 10 * 10
+
+
+def changed_after_it_was_made() -> Rounded:
+    value = Rounded(10)
+    value.value = 17
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (Secret(password=pydantic.SecretStr("s3cret")), r"Secret.password is SecretStr"),
+        (Excluding(a=3), "Excluding.a is 3 and would be read as 0"),
+        (OneWay(a=3), "OneWay.a is 3 and would be read as 0"),
+        (Bytes(content=b"\xff"), "invalid utf-8"),
+        (Corner.TOP, "a handler could not read it"),
+        (Waiting(dt.timedelta(seconds=1)), "not JSON serializable"),
+        (Data(b"x"), "not JSON serializable"),
+        (Numbers({1: "a"}), "Numbers.by is {1: 'a'} and would be read as {'1': 'a'}"),
+        (Setting(float("nan")), "not JSON compliant"),
+        (Setting(2), r"Setting.value is 2 and would be read as 2.0"),
+        (Holding(LongCancel(1, "late")), "Holding.change is LongCancel"),
+        (Changes([Refund(1, 250)]), "could be Cancel and Refund"),
+        (Placed(Place(1)), "a handler could not read it"),
+        (Unresolved(3), "name 'Fraction' is not defined"),  # pyright: ignore[reportArgumentType]
+        (changed_after_it_was_made(), "Rounded.value is 17 and would be read as 10"),
+        ([1, {"a": Excluding(a=3)}], "Excluding.a is 3 and would be read as 0"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_object_that_would_come_back_different_is_refused(value: Any, why: str) -> None:
+    for payload in ("json", "text", "bytes"):
+        with pytest.raises(wc.InvalidArgumentError, match=f"cannot put (?s:.*){why}.*Put a dict") as refused:
+            write_payload(value, payload)
+        assert "s3cret" not in str(refused.value)
+
+
+def test_writing_reads_each_object_back_once() -> None:
+    read: list[int] = []
+
+    class Counted(pydantic.BaseModel):
+        a: int
+
+        @pydantic.field_validator("a")
+        @classmethod
+        def count(cls, value: int) -> int:
+            read.append(value)
+            return value
+
+    values = [Counted(a=each) for each in range(10)]
+    read.clear()
+    write_payload(values, "json")
+    assert read == list(range(10))
+
+
+@pytest.mark.one_database
+def test_put_refuses_what_a_handler_would_get_different_and_writes_nothing(make_table: MakeTable) -> None:
+    table = make_table(payload="json")
+    with pytest.raises(wc.InvalidArgumentError, match=r"Secret\.password is SecretStr"):
+        table.put(Secret(password=pydantic.SecretStr("s3cret")))
+    with pytest.raises(wc.InvalidArgumentError, match=r"Excluding\.a is 3"):
+        table.put_many([{"payload": Excluding()}, {"payload": Excluding(a=3)}])
+    assert table.stats().ready == 0
+
+
+@pytest.mark.one_database
+def test_each_member_of_a_union_that_is_put_reaches_its_handler(make_table: MakeTable) -> None:
+    table = make_table(payload="json")
+    changes = [Shipped(1), Cancelled(2, parcel=Shipped(1))]
+    table.put_many([{"payload": each} for each in changes])
+    got: list[Cancelled | Shipped] = []
+
+    def handle(change: Cancelled | Shipped) -> None:
+        got.append(change)
+
+    worker = wc.Worker(table, handle)
+    with running(worker):
+        until(lambda: worker.counts.done == 2)
+    assert sorted(got, key=lambda each: each.order) == changes

@@ -17,8 +17,9 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.selection import KIND
 from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.payloads.reading import MisfitError, read_payload
+from waterclock.tables.payloads.supported import why_unreadable
 from waterclock.work.outcomes import DeadLetter
-from waterclock.work.payloads import MisfitError, can_be_read, read_payload
 
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -159,14 +160,11 @@ def _want(annotation: Any, name: str) -> Any:
             return Delivery
         raise InvalidArgumentError(f"handler: {name} takes {quoted(annotation)}, which its module does not import")
     try:
-        known = can_be_read(annotation)
+        why = why_unreadable(annotation)
     except NameError as error:
         raise InvalidArgumentError(f"handler: {name} takes {quoted(annotation)}, of which {error}") from None
-    if not known:
-        raise InvalidArgumentError(
-            f"handler: {name} takes {quoted(annotation)}; give a dataclass, a TypedDict, a Pydantic model, a Batch, or"
-            " what such are made of, or waterclock.Delivery"
-        )
+    if why is not None:
+        raise InvalidArgumentError(f"handler: {name} takes {quoted(annotation)}; {why}")
     return annotation
 
 

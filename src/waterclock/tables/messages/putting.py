@@ -23,7 +23,7 @@ from waterclock.tables.model.arguments import many
 from waterclock.tables.model.column_values import column_checks
 from waterclock.tables.model.schema import user_column_names
 from waterclock.tables.model.texts import check_json, check_text
-from waterclock.tables.model.typed_payloads import plain_payload
+from waterclock.tables.payloads.writing import write_payload
 from waterclock.time import MAX_NS, to_duration, to_time
 
 MessageId = int | str | uuid.UUID
@@ -302,7 +302,7 @@ def check_id(context: TableContext, value: Any) -> MessageId:
 def _payload(context: TableContext, value: Any) -> Any:
     kind = context.options.payload
     if type(value) not in _SIZED:
-        value = plain_payload(value, kind)
+        value = write_payload(value, kind)
     if kind == "json":
         check_json("payload", value)
         return sa.JSON.NULL if value is None else value

@@ -1,0 +1,72 @@
+"""The types that a payload can be read as, and why any other cannot."""
+
+from __future__ import annotations
+
+import itertools
+import typing
+from typing import Any
+
+from waterclock.tables.payloads.types import (
+    FROM_TEXT,
+    LISTS,
+    MAPPINGS,
+    SCALARS,
+    UNIONS,
+    fields_of,
+    has_fields,
+    is_batch,
+    is_enum,
+    is_model,
+    type_name,
+    unwrapped,
+)
+from waterclock.tables.payloads.unions import is_ambiguous, members_of
+
+_ANYTHING = (Any, object)
+_SUPPORTED = (
+    "give a dataclass, a TypedDict, a Pydantic model, a Batch, or what such are made of, or waterclock.Delivery"
+)
+_TAG = "Give each a field of its own, such as kind: Literal['refund']"
+
+
+def why_unreadable(kind: Any) -> str | None:
+    """Return why payloads cannot be read as a type, or as a part of it, with the remedy; None if they can."""
+    if kind is bytes or is_batch(kind):
+        return None
+    return _why(kind, set())
+
+
+def _why(kind: Any, seen: set[Any]) -> str | None:
+    kind = unwrapped(kind)
+    if kind in seen:
+        return None  # a type that contains itself
+    seen.add(kind)
+    origin, of = typing.get_origin(kind), typing.get_args(kind)
+    parts: list[Any] = []
+    if kind is bytes or is_batch(kind):
+        return f"{type_name(kind)} can be a whole payload, but JSON cannot hold it as a part of one; put text instead"
+    if has_fields(kind):
+        parts = list(fields_of(kind)[0].values())
+    elif origin in UNIONS or origin in LISTS or (origin in MAPPINGS and of[0] is str):
+        parts = [each for each in of if each is not Ellipsis]
+    elif not (kind in _ANYTHING or _is_scalar(kind) or _reads_itself(kind, origin)):
+        return _SUPPORTED
+    for why in (_why(each, seen) for each in parts):
+        if why is not None:
+            return why
+    return _why_ambiguous(kind) if origin in UNIONS else None
+
+
+def _why_ambiguous(union: Any) -> str | None:
+    for one, other in itertools.combinations(members_of(union), 2):
+        if is_ambiguous(one, other):
+            return f"one payload could be {type_name(one)} and {type_name(other)}. {_TAG}"
+    return None
+
+
+def _is_scalar(kind: Any) -> bool:
+    return kind is None or kind in SCALARS or kind in FROM_TEXT
+
+
+def _reads_itself(kind: Any, origin: Any) -> bool:
+    return origin is typing.Literal or is_model(kind) or is_enum(kind) or kind in LISTS or kind in MAPPINGS
