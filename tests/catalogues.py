@@ -18,7 +18,7 @@ def migrate(url: str) -> None:
     # Imported here, so that a mistake there fails the tests that need it and not the collection of all.
     from waterclock.database.backend import Backend  # noqa: PLC0415
 
-    Backend(url).close()
+    Backend(url, create=True).close()
 
 
 def migrate_only_to(version: str, patch: pytest.MonkeyPatch) -> None:

@@ -324,12 +324,19 @@ class Database(Closing):
 
 @overload
 def connect(
-    url: str, ledgers: str | Path | None = None, filesystem: Any = None, *, clock: Clock | None = None
+    url: str,
+    ledgers: str | Path | None = None,
+    filesystem: Any = None,
+    *,
+    create: bool | None = None,
+    clock: Clock | None = None,
 ) -> Database: ...
 
 
 @overload
-def connect(*, shards: Mapping[str, str], clock: Clock | None = None) -> ShardedDatabase: ...
+def connect(
+    *, shards: Mapping[str, str], create: bool | None = None, clock: Clock | None = None
+) -> ShardedDatabase: ...
 
 
 def connect(
@@ -338,9 +345,10 @@ def connect(
     filesystem: Any = None,
     *,
     shards: Mapping[str, str] | None = None,
+    create: bool | None = None,
     clock: Clock | None = None,
 ) -> Database | ShardedDatabase:
-    """Open a database, and bring its catalogue to this library's version.
+    """Open a database.
 
     Parameters
     ----------
@@ -361,6 +369,10 @@ def connect(
     shards
         Instead of a URL: several databases whose message tables are spread over them, by key range, such as
         ``{"-80": url1, "80-": url2}`` ("Subsetting" in *Vitess Messaging*).
+    create
+        Whether to create the catalogue, the tables named ``waterclock_*``, if the database has none. None: not until
+        a topic or message table is created. True: now, also of an SQLite file; and an older catalogue is migrated.
+        False: raise.
     clock
         Stands in for the database's clock, for tests and simulations: returns ns since the epoch.
 
@@ -369,6 +381,10 @@ def connect(
     InvalidArgumentError
         For a URL of another kind, for a filesystem that is none or comes without ``ledgers``, or where the shards' key
         ranges leave a hole or overlap.
+    NotFoundError
+        If the database has no catalogue and ``create`` is False. With None the first call that needs one raises it.
+    SchemaError
+        If the catalogue is newer than this library, or older and ``create`` is not True.
     UnavailableError
         Where the database cannot be opened; of shards, where none can.
     """
@@ -380,7 +396,9 @@ def connect(
         from waterclock.tables.sharding.sharded_database import ShardedDatabase
 
         # No topic is in a shard, so nothing is ever asked of its ledgers.
-        return ShardedDatabase(shards, lambda each: Database(Backend(each, clock=clock), LedgerRoot(None)))
+        return ShardedDatabase(
+            shards, lambda each: Database(Backend(each, clock=clock, create=create), LedgerRoot(None))
+        )
     if url is None:
         raise InvalidArgumentError("url: is missing; name a database: sqlite:///factory.db")
     if filesystem is not None and ledgers is None:
@@ -391,6 +409,6 @@ def connect(
         from waterclock.topics.roots import wrapped
 
         on = wrapped(filesystem)
-    backend = Backend(url, clock=clock)
+    backend = Backend(url, clock=clock, create=create)
     beside = ledgers_beside(str(file_of(backend.url))) if backend.dialect.name == "sqlite" else None
     return Database(backend, LedgerRoot(root, on, beside))

@@ -268,7 +268,7 @@ def test_the_doctor_fails_where_the_database_cannot_be_opened(shell: Shell) -> N
     [
         (["topic", "lss"], WRONG_USAGE, "lss"),
         (["topic", "ls", "--jsn"], WRONG_USAGE, "--jsn"),
-        (["topic", "ls"], FAILED, "no file 'factory.db'"),
+        (["topic", "ls"], FAILED, "no database file 'factory.db' found"),
         (["topic", "ls", "--url", "oracle://x"], WRONG_USAGE, "oracle"),
         (["batch", "nowhere.jsonl", "--window", "5", "--max-delay", "1s"], WRONG_USAGE, "'5' is not a duration"),
         (["table", "add", "no-hyphens"], WRONG_USAGE, "no-hyphens"),

@@ -88,7 +88,7 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(tmp_pat
         Backend("postgresql://me:secret@127.0.0.1:1/x")
     assert "secret" not in str(refused.value)
     with pytest.raises(UnavailableError, match="cannot open"):
-        Backend(f"sqlite:///{tmp_path}/no/such/folder/x.db")
+        Backend(f"sqlite:///{tmp_path}/no/such/folder/x.db", create=True)
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:

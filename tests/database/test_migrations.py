@@ -31,7 +31,7 @@ def is_migrated() -> bool:
 
 @pytest.mark.parametrize("is_migrated", [False, True], ids=["migrated here", "copied"])
 def test_the_migrations_make_exactly_the_tables_that_the_code_expects(database_url: str) -> None:
-    backend = Backend(database_url)
+    backend = Backend(database_url, create=True)
     with backend.engine.connect() as connection:
         context = MigrationContext.configure(
             connection,
@@ -48,7 +48,7 @@ def test_the_migrations_make_exactly_the_tables_that_the_code_expects(database_u
 def test_a_migration_that_dies_between_its_steps_goes_on_where_it_was(database_url: str) -> None:
     # Where a death undoes all that came before, one step is as good as the next: MariaDB alone keeps each.
     every = 1 if database_url.startswith("mysql") else 5
-    _, deaths = killed_after_each_change(lambda: Backend(database_url).close(), every=every)
+    _, deaths = killed_after_each_change(lambda: Backend(database_url, create=True).close(), every=every)
     assert deaths > 10
     test_the_migrations_make_exactly_the_tables_that_the_code_expects(database_url)
 
@@ -59,7 +59,7 @@ def test_threads_may_open_new_databases_at_the_same_time(tmp_path: Path) -> None
 
     def opened(number: int) -> str | None:
         together.wait()
-        backend = Backend(f"sqlite:///{tmp_path / str(number)}.db")
+        backend = Backend(f"sqlite:///{tmp_path / str(number)}.db", create=True)
         with backend.engine.connect() as connection:
             version = catalogue_version(connection)
         backend.close()
@@ -73,7 +73,7 @@ def test_topics_of_an_earlier_version_get_the_totals_of_their_ledgers(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     migrate_only_to("0006", monkeypatch)
-    old = Backend(sqlite_url)
+    old = Backend(sqlite_url, create=True)
 
     def fill(connection: sa.Connection) -> None:
         connection.exec_driver_sql(
@@ -96,7 +96,7 @@ def test_topics_of_an_earlier_version_get_the_totals_of_their_ledgers(
     old.close()
     monkeypatch.undo()
     (tmp_path / "a file").touch()
-    backend = Backend(sqlite_url)
+    backend = Backend(sqlite_url, create=True)
     topic = Topic.open(backend, str(tmp_path), "old")
     assert [info.size for info in topic.ledgers()] == [10, 500, 30, 600, 30]
     assert (topic.info.size, topic.info.ledgers, topic.info.messages) == (1170, 6, 42)
@@ -108,7 +108,7 @@ def test_columns_of_an_earlier_version_that_have_other_names_now_keep_their_valu
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     migrate_only_to("0009", monkeypatch)
-    old = Backend(database_url)
+    old = Backend(database_url, create=True)
     place = {"ledger": 1, "entry": 2, "index": 3, "ordinal": 4}
     rows: dict[str, dict[str, Any]] = {
         "waterclock_producers": {"topic_id": 1, "name": "p", "epoch": 7, "last_sequence": 3, "recent": "[]"},
@@ -124,7 +124,7 @@ def test_columns_of_an_earlier_version_that_have_other_names_now_keep_their_valu
     old.transact(fill)
     old.close()
     monkeypatch.undo()
-    backend = Backend(database_url)
+    backend = Backend(database_url, create=True)
     with backend.snapshot() as connection:
         assert connection.execute(sa.select(topic_catalogue.producers.c.producer_epoch)).scalars().all() == [7]
         assert connection.execute(sa.select(topic_catalogue.subscriptions.c.reader_epoch)).scalars().all() == [9]
@@ -139,7 +139,7 @@ def test_the_last_version_is_the_head() -> None:
 
 
 def test_postgresql_does_not_compress_entries_a_second_time(database_url: str) -> None:
-    backend = Backend(database_url)
+    backend = Backend(database_url, create=True)
     if backend.dialect.name == "postgresql":
         storage = sa.text(
             "SELECT attstorage FROM pg_attribute WHERE attrelid = 'waterclock_entries'::regclass AND attname = 'data'"
@@ -151,7 +151,7 @@ def test_postgresql_does_not_compress_entries_a_second_time(database_url: str) -
 
 def test_many_who_open_a_new_database_at_once_all_find_it_ready(database_url: str) -> None:
     def open_and_look(_: int) -> str | None:
-        backend = Backend(database_url)
+        backend = Backend(database_url, create=True)
         with backend.snapshot() as connection:
             version = catalogue_version(connection)
         backend.close()
@@ -162,7 +162,7 @@ def test_many_who_open_a_new_database_at_once_all_find_it_ready(database_url: st
 
 
 def test_the_migration_lock_is_given_back(database_url: str) -> None:
-    backend = Backend(database_url)
+    backend = Backend(database_url, create=True)
     if backend.dialect.name == "mysql":  # elsewhere it ends with the transaction
         with backend.engine.connect() as one, backend.engine.connect() as another:  # neither can hide that it has it
             for connection in (one, another):
@@ -171,20 +171,20 @@ def test_the_migration_lock_is_given_back(database_url: str) -> None:
 
 
 def test_a_catalogue_of_a_newer_library_is_refused_and_left_alone(database_url: str) -> None:
-    backend = Backend(database_url)
+    backend = Backend(database_url, create=True)
     newer = sa.text("UPDATE waterclock_migrations SET version_num = '9999'")
     backend.transact(lambda connection: connection.execute(newer))
     backend.close()
     for _ in range(2):  # a lock that stayed behind would hang the second one
         with pytest.raises(SchemaError, match=f"version 9999, this library knows {HEAD}"):
-            Backend(database_url)
+            Backend(database_url, create=True)
 
 
 def test_a_migration_that_another_process_does_not_finish_is_given_up_with_a_word(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mariadb, "_MIGRATION_LOCK_SECONDS", 0)
-    backend = Backend(database_url)
+    backend = Backend(database_url, create=True)
     if backend.dialect.name == "mysql":
         with backend.engine.connect() as hanging, backend.engine.connect() as connection:
             hanging.execute(sa.text("SELECT GET_LOCK('waterclock_migrations', 0)"))

@@ -168,11 +168,11 @@ def test_a_read_only_database_of_an_earlier_version_says_that_it_must_be_migrate
         connection.execute("UPDATE waterclock_migrations SET version_num = '0006'")
     connection.close()
     with pytest.raises(UnavailableError, match=r"catalogue of version 0006 and needs one of .*read-only"):
-        connect(f"sqlite:///file:{path}?mode=ro&uri=true")
+        connect(f"sqlite:///file:{path}?mode=ro&uri=true", create=True)
     empty = tmp_path / "empty.db"
     sqlite3.connect(empty).close()
     with pytest.raises(UnavailableError, match=r"no catalogue and needs one of .*read-only"):
-        connect(f"sqlite:///file:{empty}?mode=ro&uri=true")
+        connect(f"sqlite:///file:{empty}?mode=ro&uri=true", create=True)
 
 
 @pytest.mark.parametrize("server", ["postgresql", "mariadb"])

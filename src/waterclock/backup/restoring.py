@@ -132,7 +132,7 @@ def _put_in_place(folder: Path, manifest: Manifest, database: Path, files: Ledge
         make_folder(part.parent)
         with part.open("wb") as sink:
             copy_checked(folder / manifest.database.path, sink, manifest.database)
-        copied = Backend(f"sqlite:///{part}")
+        copied = Backend(f"sqlite:///{part}", create=True)
         try:
             found_store(copied, files)
         finally:

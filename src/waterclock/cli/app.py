@@ -39,6 +39,8 @@ _GROUP = """Groups of a message table.
 Commands leave messages in flight alone unless --force; with --dry-run they change nothing, and say what they would.
 """
 
+_INIT = "Create the catalogue, the tables named waterclock_*, in a database."
+
 _WORK = """Run handlers on the messages of message tables.
 
 SIGTERM and SIGINT stop it: it takes nothing more, lets handlers end for the grace, and gives the rest back; a second
@@ -54,6 +56,8 @@ that no living consumer has. Once, or again and again with --every 1m. Many may 
 COMMANDS = {
     "demo": ("demo:demo", _DEMO),
     "doctor": ("doctor:doctor", _DOCTOR),
+    "init": ("catalogue:init", _INIT),
+    "db": ("catalogue:app", "The catalogue of a database."),
     "topic": ("topic:app", "Logs of messages that can be searched by time."),
     "subscription": ("subscription:app", "Durable reading positions in topics."),
     "table": ("table_settings:app", "Message tables: queues in ordinary SQL tables."),  # what `table` has, and more

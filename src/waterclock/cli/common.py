@@ -62,15 +62,11 @@ class Common:
             )
         return self.url
 
-    def connect(self, *, create: bool = False) -> Database:
-        """Open the database; one in a file must exist already unless the command is one that makes things."""
+    def connect(self, *, create: bool | None = False) -> Database:
+        """Open the database, which must have a catalogue unless the command creates one; ``create`` as in `connect`."""
         from waterclock.connection import connect
-        from waterclock.database.backend import refuse_missing_file
 
-        if not create:
-            refuse_missing_file(self.database_url)
-
-        return connect(self.database_url, self.ledgers)
+        return connect(self.database_url, self.ledgers, create=create)
 
 
 def _log_to_stderr() -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from waterclock.cli.common import Common
 from waterclock.cli.extras import install_command
-from waterclock.errors import WaterclockError
+from waterclock.errors import NotFoundError, WaterclockError
 from waterclock.spark.session.class_archive import SWITCH, find_archive, is_wanted
 from waterclock.spark.session.java import Java, find_java
 from waterclock.urls import redacted, shown
@@ -101,5 +101,7 @@ def _database(common: Common) -> Finding:
             ]
             counts = f"{there[0]} topics, {there[1]} message tables"
             return Finding("Database", "ok", f"{database.backend.name}: {counts}", "")
+    except NotFoundError as error:
+        return Finding("Database", "absent", shown(common.url), redacted(error, common.url))
     except WaterclockError as error:
         return Finding("Database", "broken", shown(common.url), redacted(error, common.url))

@@ -77,7 +77,7 @@ def add(
         Do nothing where the table exists already.
     """
     header = {} if group_header is None else {"group_header": group_header}
-    with common.connect(create=True) as database:
+    with common.connect(create=None) as database:
         database.create_table(
             name,
             id_type=id_type,

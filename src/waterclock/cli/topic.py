@@ -69,7 +69,7 @@ def add(
     exist_ok
         Do nothing where the topic exists already.
     """
-    with common.connect(create=True) as database:
+    with common.connect(create=None) as database:
         topic = database.create_topic(
             name,
             roll_after=roll_after,

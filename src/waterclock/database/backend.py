@@ -27,7 +27,7 @@ from waterclock.database.engines.sqlite_file import file_of
 from waterclock.database.failures import failure
 from waterclock.database.forking import prepare_for_forks
 from waterclock.database.kept import note_closed
-from waterclock.database.migrating import HEAD, catalogue_version, migrate
+from waterclock.database.migrating import HEAD, catalogue_version, check_version, migrate
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.wrapping import UNWRITABLE, wrap_unwritable, wrapped
 from waterclock.errors import (
@@ -80,6 +80,8 @@ class Backend:
         SQLAlchemy URL; ``sqlite:///file``, ``postgresql://…`` or ``postgres://…``, ``mysql://…`` or ``mariadb://…``.
     clock
         Stands in for the database's clock, for tests and simulations.
+    create
+        As in `waterclock.connect`.
 
     Attributes
     ----------
@@ -95,7 +97,7 @@ class Backend:
         A number that no other opening of a database has, in this process or in another.
     """
 
-    def __init__(self, url: str, *, clock: Clock | None = None) -> None:
+    def __init__(self, url: str, *, clock: Clock | None = None, create: bool | None = None) -> None:
         self.url = parse_url(url)
         self.name = shown(self.url)
         self.dialect = _DIALECTS[self.url.get_backend_name()]()
@@ -131,25 +133,71 @@ class Backend:
         self._reading = (-_READING_LASTS - 1, 0)
         # One object for all statements and databases: so they are built once, which takes longer than running.
         self._now_sql = cast("sa.ColumnElement[int]", expression) if self._clock is None else _time_of(self._clock)
+        self._has_catalogue = False
         try:
-            version = self._catalogue_version()
-        except exc.DBAPIError as error:
-            self.engine.dispose()
-            kind = ForbiddenError if self.dialect.is_forbidden(error) else UnavailableError
-            raise kind(f"cannot open {self.name}: {self._because(error)}") from self.cause(error)
-        if version != HEAD:
-            self._migrate(version)
+            if create:
+                self.create_catalogue()
+            elif not self.has_catalogue() and create is False:
+                raise self._no_catalogue()
+        except WaterclockError:
+            self._give_back()
+            raise
         prepare_for_forks(self)
+
+    def has_catalogue(self) -> bool:
+        """Return whether the database has a catalogue by now.
+
+        Raises
+        ------
+        SchemaError
+            If the catalogue is of another version.
+        """
+        if not self._has_catalogue:
+            version = self._catalogue_version()
+            if version is not None:
+                check_version(version, self.name)
+            self._has_catalogue = version is not None
+        return self._has_catalogue
+
+    def create_catalogue(self) -> None:
+        """Create the catalogue if the database has none, or migrate an older one to this version.
+
+        Raises
+        ------
+        SchemaError
+            If a newer library wrote the catalogue.
+        UnavailableError
+            If the database cannot be opened, or refuses the tables.
+        """
+        if self._has_catalogue:
+            return
+        version = self._catalogue_version()
+        if version is None or version < HEAD:
+            self._migrate(version)
+        else:
+            check_version(version, self.name)
+        self._has_catalogue = True
+
+    def _require_catalogue(self) -> None:
+        if not self._has_catalogue and not self.has_catalogue():
+            raise self._no_catalogue()
+
+    def _no_catalogue(self) -> NotFoundError:
+        remedy = "'waterclock init' creates it, and so does creating a topic or message table"
+        if self.dialect.is_missing(self.url):
+            return NotFoundError(f"no database file {quoted(str(file_of(self.url)))} found. {remedy}")
+        return NotFoundError(f"no Waterclock catalogue found in {self.name}. {remedy}")
 
     def _migrate(self, version: str | None) -> None:
         try:
-            self.transact(lambda connection: migrate(connection, self.dialect))
+            self.dialect.prepare_catalogue(self._own)
+            self._run(self._writer.begin, lambda connection: migrate(connection, self.dialect))
+        except exc.DBAPIError as error:
+            raise self._cannot_open(error) from self.cause(error)
         except UnavailableError as error:
-            self.engine.dispose()
             has = "no catalogue" if version is None else f"a catalogue of version {version}"
             raise UnavailableError(f"the database has {has} and needs one of version {HEAD}: {error}") from error
         except RefusedError as error:
-            self.engine.dispose()
             raise UnavailableError(f"cannot open {self.name}: {error}") from error.__cause__
 
     @property
@@ -173,12 +221,19 @@ class Backend:
         return error if all(redacted(text, self.url) == text for text in texts) else None
 
     def _catalogue_version(self) -> str | None:
+        if self.dialect.is_missing(self.url):  # which connecting would create
+            return None
         try:
             with self._reader.connect() as connection:
                 return catalogue_version(connection)
         except (TypeError, ValueError) as error:  # the driver's, about an option in the URL's query
-            self.engine.dispose()
             raise self._wrong_url(error) from None
+        except exc.DBAPIError as error:
+            raise self._cannot_open(error) from self.cause(error)
+
+    def _cannot_open(self, error: exc.DBAPIError) -> WaterclockError:
+        kind = ForbiddenError if self.dialect.is_forbidden(error) else UnavailableError
+        return kind(f"cannot open {self.name}: {self._because(error)}")
 
     def _wrong_url(self, error: Exception) -> InvalidArgumentError:
         # Raised from None: the driver's own error may quote the URL with what is secret in it.
@@ -214,6 +269,7 @@ class Backend:
         InvalidArgumentError
             Where the database cannot keep a value.
         """
+        self._require_catalogue()
         if indexed and self.dialect.frame is not None:
             return self._run(partial(self._direct.lend, self.dialect.frame, durable=durable), work)
         return self._run((self._indexed_writer if indexed else self._writer).begin, work)
@@ -231,6 +287,7 @@ class Backend:
         WaterclockError
             As `transact`.
         """
+        self._require_catalogue()
         if self.dialect.frame is None:
             return self._run(self._writer.begin, work)
         frame = None if self.dialect.commits_each else self.dialect.frame
@@ -300,6 +357,7 @@ class Backend:
         RefusedError
             As `transact`.
         """
+        self._require_catalogue()
         reader = self._indexed_reader if indexed else self._reader
         with self._reading_translated(), reader.connect() as connection, connection.begin():
             yield connection
@@ -319,6 +377,7 @@ class Backend:
         if not self.dialect.commits_each:
             with self.snapshot() as connection:
                 return work(connection)
+        self._require_catalogue()
         with self._reading_translated():
             try:
                 with self._direct.lend(None) as direct:
@@ -458,18 +517,6 @@ _ASYNCHRONOUS = (
 
 _LAST_PORT = 65_535
 """PyMySQL takes a greater one for a server that refuses the connection, after a wait."""
-
-
-def refuse_missing_file(url: str) -> None:
-    """Insist that a database in a file is there: a typing error must not leave an empty one behind."""
-    if not url.startswith("sqlite"):
-        return
-    parsed = parse_url(url)
-    file = file_of(parsed)
-    if parsed.database and str(file) != ":memory:" and not file.exists():
-        raise NotFoundError(
-            f"url: there is no file {quoted(str(file))}; `waterclock topic add` or `table add` makes one"
-        )
 
 
 def parse_url(url: str) -> sa.URL:

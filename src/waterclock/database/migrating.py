@@ -27,20 +27,25 @@ def catalogue_version(connection: sa.Connection) -> str | None:
     return connection.execute(sa.select(versions.c.version_num)).scalar()
 
 
-def migrate(connection: sa.Connection, dialect: EngineDialect) -> None:
-    """Bring the catalogue to `HEAD`; one process at a time, nothing to do where it is there already.
+def check_version(version: str, name: str) -> None:
+    """Raise a SchemaError if a catalogue is of another version than this library needs; ``name`` is the database."""
+    if version > HEAD:
+        raise SchemaError(
+            f"cannot open {name}: its catalogue has version {version}, this library knows {HEAD}. Update waterclock"
+        )
+    if version < HEAD:
+        raise SchemaError(
+            f"cannot open {name}: its catalogue has version {version}, and this library needs {HEAD}."
+            " Run 'waterclock db migrate'"
+        )
 
-    Raises
-    ------
-    SchemaError
-        Where a newer library wrote the catalogue.
-    """
+
+def migrate(connection: sa.Connection, dialect: EngineDialect) -> None:
+    """Bring the catalogue to `HEAD`; one process at a time, and none if it is newer."""
     dialect.lock_migrations(connection)
     try:
         version = catalogue_version(connection)  # another process may have migrated while we waited
-        if version is not None and version > HEAD:
-            raise SchemaError(f"the catalogue has version {version}, this library knows {HEAD}; update waterclock")
-        if version != HEAD:
+        if version is None or version < HEAD:
             _upgrade(connection)
     finally:
         dialect.unlock_migrations(connection)

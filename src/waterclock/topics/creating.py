@@ -54,6 +54,7 @@ def create_topic(
         "origin": secrets.token_hex(16),
     }
 
+    backend.create_catalogue()
     if _row(backend, name) is None:
         # Before the topic: one that exists has files, and its store must not be made a second time elsewhere.
         store = record_store(backend, new_store(backend, as_root(ledgers)))

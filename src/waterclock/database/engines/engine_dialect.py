@@ -50,6 +50,14 @@ class EngineDialect(Protocol):
         """Make an engine whose connections are set up for durable, concurrent use."""
         ...
 
+    def is_missing(self, url: sa.URL) -> bool:
+        """Return whether the database is a file that connecting would create."""
+        ...
+
+    def prepare_catalogue(self, engine: sa.Engine) -> None:
+        """Set what the whole database needs before it gets a catalogue."""
+        ...
+
     def writer(self, engine: sa.Engine) -> sa.Engine:
         """Give the engine's form whose transactions write."""
         ...

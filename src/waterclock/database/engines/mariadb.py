@@ -98,6 +98,14 @@ class MariadbDialect:
         ping_after_idling(engine)
         return engine
 
+    def is_missing(self, url: sa.URL) -> bool:
+        """Never: a server creates no database for who connects."""
+        del url
+        return False
+
+    def prepare_catalogue(self, engine: sa.Engine) -> None:
+        """Nothing to do: the server has its own log."""
+
     def writer(self, engine: sa.Engine) -> sa.Engine:
         """READ COMMITTED, as every session is set to: locks only the rows it touches."""
         return engine.execution_options(**{OURS: True})

@@ -111,6 +111,14 @@ class PostgresqlDialect:
         ping_after_idling(engine)
         return engine
 
+    def is_missing(self, url: sa.URL) -> bool:
+        """Never: a server creates no database for who connects."""
+        del url
+        return False
+
+    def prepare_catalogue(self, engine: sa.Engine) -> None:
+        """Nothing to do: the server has its own log."""
+
     def writer(self, engine: sa.Engine) -> sa.Engine:
         """READ COMMITTED: a claim that waited for a row sees what the other one committed instead of failing."""
         return engine.execution_options(isolation_level="READ COMMITTED", **{OURS: True})

@@ -14,7 +14,7 @@ from waterclock.database.engines.engine_dialect import BROKEN, FORBIDDEN, FULL, 
 from waterclock.database.engines.sqlite_file import file_of, open_also_read_only
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.turns import Turns
-from waterclock.errors import InvalidArgumentError
+from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.quoting import quoted
 from waterclock.urls import shown
 
@@ -72,6 +72,19 @@ class SqliteDialect:
         event.listen(engine, "connect", _set_up)
         event.listen(engine, "begin", _begin)
         return engine
+
+    def is_missing(self, url: sa.URL) -> bool:
+        """Return whether there is no file yet."""
+        try:
+            return not file_of(url).exists()
+        except OSError as error:
+            raise UnavailableError(f"cannot open {shown(url)}: {error.strerror}") from error
+
+    def prepare_catalogue(self, engine: sa.Engine) -> None:
+        """Switch the file to a write-ahead log, which one without a catalogue is not: it may belong to others."""
+        with engine.connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            _set_log(driver)
 
     def writer(self, engine: sa.Engine) -> sa.Engine:
         """Begin with the write lock: a transaction that reads first and writes later fails without remedy."""
@@ -156,17 +169,22 @@ def _set_up(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # the driver must not begin transactions of its own
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA page_size={PAGE_SIZE:d}")
-    try:
-        cursor.execute("PRAGMA journal_mode=WAL")
-    except sqlite3.OperationalError as error:
-        # One that has no such log and is read-only is read as it is.
-        if error.sqlite_errorcode & _PRIMARY_CODE != sqlite3.SQLITE_READONLY:
-            raise
+    if cursor.execute("SELECT 1 FROM sqlite_master WHERE name = 'waterclock_migrations'").fetchone() is not None:
+        _set_log(connection)
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
     # On a table with triggers each statement keeps a small journal, for which a file would be made and removed.
     cursor.execute("PRAGMA temp_store=MEMORY")
     cursor.close()
+
+
+def _set_log(connection: Any) -> None:
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+    except sqlite3.OperationalError as error:
+        # A read-only file without such a log is read as it is.
+        if error.sqlite_errorcode & _PRIMARY_CODE != sqlite3.SQLITE_READONLY:
+            raise
 
 
 def _read_text(raw: bytes) -> str | bytes:

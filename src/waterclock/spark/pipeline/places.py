@@ -6,7 +6,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from waterclock.connection import Database, connect
-from waterclock.database.backend import refuse_missing_file
 from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from waterclock.quoting import quoted
 from waterclock.spark.pipeline.definition import Output, Pipeline, Source
@@ -60,8 +59,7 @@ def check_places(pipeline: Pipeline) -> None:
 def _opened(what: str, place: Source | Output) -> Generator[Database]:
     """Open a database that is there, and have errors say what of the file it is for, in a line."""
     try:
-        refuse_missing_file(place.url)
-        with connect(place.url, place.ledgers) as database:
+        with connect(place.url, place.ledgers, create=False) as database:
             yield database
     except (InvalidArgumentError, NotFoundError, UnavailableError) as error:
         raise type(error)(f"{what}: {' '.join(str(error).split())}") from error

@@ -85,7 +85,6 @@ def adopt(
         id_items = dialect.id_items(name, options.id_type)
         rows = message_rows(name, options.id_type, options.payload, [*theirs, *added], id_items)
         ensure_dead_letter_table(backend, connection, name, options, [*theirs, *added])
-        ensure_dead_letter_table(backend, connection, name, options, [*theirs, *added])
         _fill(backend, connection, name)
         dialect.adopt(connection, rows, options.id_type, found.keys())
         dialect.equip(
@@ -93,6 +92,7 @@ def adopt(
         )
         register(backend, connection, name, options)
 
+    backend.create_catalogue()
     backend.transact(work)
 
 

@@ -51,6 +51,7 @@ def create(
         ensure_dead_letter_table(backend, connection, name, options, extra)
         _make(backend, connection, name, options, extra)
 
+    backend.create_catalogue()
     backend.transact(work)
 
 

@@ -73,7 +73,7 @@ class ShardedDatabase(Closing):
                 f"groups: {options['groups']!r} needs all messages of a group in one database, and a sharded table"
                 " spreads messages by their ids; use a table that is not sharded, or one table for each group of shards"
             )
-        missing = [shard for shard in self._shards if name not in shard.database.tables()]
+        missing = [shard for shard in self._shards if not _has(shard, name)]
         if not missing and not exist_ok:
             raise AlreadyExistsError(
                 f"message table {quoted(name)} exists on every shard; open it, or pass exist_ok=True"
@@ -120,6 +120,10 @@ class ShardedDatabase(Closing):
 
     def __repr__(self) -> str:
         return f"<ShardedDatabase {', '.join(self.shards)}>"
+
+
+def _has(shard: Shard, name: str) -> bool:
+    return shard.backend.has_catalogue() and name in shard.database.tables()
 
 
 def _no_topics(name: str) -> InvalidArgumentError:
