@@ -38,7 +38,7 @@ def test_a_topic_is_made_filled_read_and_searched(shell: Shell) -> None:
     assert [row["payload"] for row in shell.json("topic", "read", "telemetry")] == ["17", "18"]
     assert "press-01\tload\t17" in shell("topic", "read", "telemetry", "--limit", "1")
     (found,) = shell.json("topic", "find", "telemetry", "2026-07-01T12:00:00.500Z")
-    assert found == {"position": "0:0:1", "found": True}
+    assert (found["position"], found["found"], found["by"]) == ("0:0:1", True, "publish_time")
     (info,) = shell.json("topic", "info", "telemetry")
     assert info["messages"] == 2
     assert info["publish_time"] == "2026-07-01T12:00:00Z to 2026-07-01T12:00:01Z"
@@ -71,7 +71,7 @@ def test_a_wild_clock_is_passed_by_with_another_time(shell: Shell) -> None:
     read = shell.json("topic", "read", "telemetry", "--since", "2026-07-01T11:00:00Z", *until, *by)
     assert [row["payload"] for row in read] == []
     (found,) = shell.json("topic", "find", "telemetry", "2026-07-01T12:00:00.050Z", *by)
-    assert found == {"position": "0:0:0", "found": True}
+    assert (found["position"], found["found"]) == ("0:0:0", True)
     shell("subscription", "add", "telemetry", "billing", "--start", "2026-07-01T12:00:01Z", *by)
     assert "stands at 0:1:0" in shell.said
     seek = ("subscription", "seek", "telemetry", "billing", "--to", "2026-07-01T12:00:01Z")
@@ -80,6 +80,46 @@ def test_a_wild_clock_is_passed_by_with_another_time(shell: Shell) -> None:
     (planned,) = shell.json(*seek, "--dry-run", *by)
     assert planned["to"] == "0:1:0"
     assert shell.json(*seek, *by)[0]["to"] == "0:1:0"
+
+
+def test_read_filters_by_time_where_that_is_asked_for(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    moments = ["12:00:00Z", "12:00:05Z", "12:00:01Z", "12:00:09Z", "12:00:02Z"]
+    changes = [{"payload": str(at), "event_time": f"2026-07-01T{time}"} for at, time in enumerate(moments)]
+    shell("topic", "append", "telemetry", write_messages(shell.folder, *changes[:2]))
+    shell("topic", "roll", "telemetry")
+    shell("topic", "append", "telemetry", write_messages(shell.folder, *changes[2:]), "--producer", "second")
+    read = ("topic", "read", "telemetry", "--by", "event_time")
+    between = ("--since", "2026-07-01T12:00:01Z", "--until", "2026-07-01T12:00:06Z")
+    assert [row["payload"] for row in shell.json(*read, *between)] == ["1", "2"]
+    assert shell.said == ""
+    assert [row["payload"] for row in shell.json(*read, *between, "--where-time")] == ["1", "2", "4"]
+    assert [row["payload"] for row in shell.json(*read, *between, "--where-time", "--limit", "1")] == ["1"]
+    until = ("--until", "2026-07-01T12:00:09Z", "--since", "2026-07-01T12:00:03Z")
+    assert [row["payload"] for row in shell.json(*read, *until)] == ["1", "2"]
+    assert "1 of 2 messages have an event_time outside the range; --where-time filters by it" in shell.said
+    assert [row["payload"] for row in shell.json(*read, *until, "--where-time")] == ["1"]
+    effective = ("--by", "effective_time", "--since", "2026-07-01T12:00:00Z", "--where-time")
+    assert len(shell.json("topic", "read", "telemetry", *effective)) == 5
+    assert shell.json("topic", "read", "telemetry", "--until", "2026-07-01T12:00:00Z", "--where-time") == []
+    shell(*read, "--where-time", "--follow", expect=WRONG_USAGE)
+    assert "leave out --start, --stop and --follow" in shell.said
+
+
+def test_find_says_which_time_matched_and_what_the_others_are(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    shell("topic", "append", "telemetry", write_messages(shell.folder, {"publish_time": "2026-07-02T00:00:00Z"}))
+    (found,) = shell.json("topic", "find", "telemetry", "2026-07-01T18:00:00Z")
+    assert found == {
+        "position": "0:0:0",
+        "found": True,
+        "by": "publish_time",
+        "event_time": "2026-07-01T12:00:00Z",
+        "publish_time": "2026-07-02T00:00:00Z",
+        "receive_time": "2026-07-01T12:00:00.100Z",
+    }
+    (found,) = shell.json("topic", "find", "telemetry", "2026-07-01T18:00:00Z", "--by", "event_time", expect=FAILED)
+    assert (found["found"], found["by"], found["event_time"]) == (False, "event_time", None)
 
 
 def test_long_listings_are_paged(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +141,7 @@ def test_long_listings_are_paged(shell: Shell, monkeypatch: pytest.MonkeyPatch) 
 def test_finding_a_moment_that_has_not_come_exits_with_one(shell: Shell) -> None:
     shell("topic", "add", "telemetry")
     (found,) = shell.json("topic", "find", "telemetry", "2026-07-01T12:00:00Z", expect=FAILED)
-    assert found == {"position": "0:0:0", "found": False}
+    assert (found["position"], found["found"], found["publish_time"]) == ("0:0:0", False, None)
 
 
 def sealed_topic(shell: Shell) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
@@ -13,9 +14,9 @@ from cyclopts import App, Parameter
 from waterclock import moments
 from waterclock.cli.common import Common
 from waterclock.cli.output import span
-from waterclock.errors import UnavailableError, WaterclockError
+from waterclock.errors import InvalidArgumentError, UnavailableError, WaterclockError
 from waterclock.message import Message, Position
-from waterclock.time import format_duration, format_time, to_duration
+from waterclock.time import MAX_NS, MIN_NS, format_duration, format_time, to_duration
 from waterclock.topics.choices import By, OnAhead
 
 if TYPE_CHECKING:
@@ -163,11 +164,16 @@ def read(
     since: str | None = None,
     until: str | None = None,
     by: By = "publish_time",
+    where_time: Annotated[bool, Parameter(negative="")] = False,
     limit: int | None = None,
     follow: bool = False,
     common: Common = Common(),
 ) -> None:
     """Print messages, one a line.
+
+    --since and --until are places in the topic: it begins at the first message at or after --since, and stops before
+    the first one at or after --until. Where times are disordered, messages between them may lie outside the range of
+    time, and others outside may lie in it; --where-time filters by each message's own time instead.
 
     Parameters
     ----------
@@ -183,6 +189,8 @@ def read(
         Time before which to stop.
     by
         Which of a message's times those are; effective_time is the smaller of its publish and receive time.
+    where_time
+        Print the messages whose own time is in the range from --since to before --until, wherever they stand.
     limit
         At most this many messages.
     follow
@@ -190,6 +198,15 @@ def read(
     """
     with common.connect() as database:
         topic = database.topic(name)
+        output = common.output
+        if where_time:
+            if start is not None or stop is not None or follow:
+                raise InvalidArgumentError(
+                    "where-time filters by --since and --until; leave out --start, --stop and --follow"
+                )
+            for message in _within(topic, since, until, by, limit):
+                output.message(message)
+            return
         messages = topic.read(
             None if start is None else Position.parse(start),
             None if stop is None else Position.parse(stop),
@@ -198,11 +215,18 @@ def read(
             by=by,
             limit=limit,
         )
-        output = common.output
         following = Position.parse(start) if start is not None else topic.find(since, by).position if since else None
+        is_outside = _outside(topic, since, until, by)
+        outside = printed = 0
         for message in messages:
             output.message(message)
             following = _behind(message)
+            printed += 1
+            outside += is_outside(message)
+        if outside:
+            output.talk(
+                f"{outside} of {printed} messages have {_article(by)} outside the range; --where-time filters by it"
+            )
         while follow:
             sys.stdout.flush()
             moments.sleep(FOLLOW_EVERY)
@@ -220,7 +244,7 @@ def find(
     by: By = "publish_time",
     common: Common = Common(),
 ) -> int:
-    """Find the first message at or after a time. Exit code 1 where there is none yet.
+    """Find the first message at or after a time, and print the times that it has. Exit code 1 if there is none yet.
 
     Parameters
     ----------
@@ -232,8 +256,14 @@ def find(
         Which of a message's times is meant; effective_time is the smaller of its publish and receive time.
     """
     with common.connect() as database:
-        found = database.topic(name).find(moment, by=by)
-        common.output.facts({"position": found.position, "found": found.found})
+        topic = database.topic(name)
+        found = topic.find(moment, by=by)
+        facts: dict[str, Any] = {"position": found.position, "found": found.found, "by": by}
+        message = next(topic.read(found.position, limit=1), None) if found.found else None
+        for kind in _TIMES:
+            time = None if message is None else getattr(message, kind)
+            facts[kind] = None if time is None else format_time(time)
+        common.output.facts(facts)
         return 0 if found.found else 1
 
 
@@ -471,6 +501,39 @@ def rm(name: str, /, *, common: Common = Common()) -> None:
 def position_or_time(text: str) -> Position | str:
     """Read ledger:entry:index as a position, anything else as a time."""
     return Position.parse(text) if re.fullmatch(r"\d+:\d+:\d+", text) else text
+
+
+def _within(topic: Topic, since: str | None, until: str | None, by: By, limit: int | None) -> Iterator[Message]:
+    from waterclock.arrow import from_arrow
+    from waterclock.topics.reading import check_limit
+    from waterclock.topics.selecting import select_by_time
+
+    batches = select_by_time(topic.storage, *_times(topic, since, until), by)
+    messages = (message for batch in batches for message in from_arrow(batch))
+    return islice(messages, check_limit(limit))
+
+
+def _times(topic: Topic, since: str | None, until: str | None) -> tuple[int, int]:
+    """Return a range of time in ns; a side that is not given is open."""
+    time = topic.storage.time
+    return MIN_NS if since is None else time(since, "since"), MAX_NS if until is None else time(until, "until")
+
+
+def _outside(topic: Topic, since: str | None, until: str | None, by: By) -> Callable[[Message], bool]:
+    """Return what tells whether a message's own time is outside a range."""
+    first, last = _times(topic, since, until)
+
+    def is_outside(message: Message) -> bool:
+        publish, receive = message.publish_time, message.receive_time
+        times = {"event_time": message.event_time, "publish_time": publish, "receive_time": receive}
+        time = min(publish or 0, receive or 0) if by == "effective_time" else times[by] or 0
+        return not first <= time < last
+
+    return is_outside
+
+
+def _article(by: By) -> str:
+    return f"{'an' if by.startswith('e') else 'a'} {by}"
 
 
 def _behind(message: Message) -> Position:
