@@ -63,6 +63,7 @@ _ARGUMENTS = {
     "schedule pause": ("t", "s"),
     "schedule resume": ("t", "s"),
     "schedule run": ("t", "s"),
+    "schedule reset": ("t", "s"),
     "schedule rm": ("t", "s"),
     "topic ls": (),
     "table ls": (),

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+
 import pytest
 
 from waterclock.cli.app import FAILED, WRONG_USAGE
@@ -33,6 +36,21 @@ def test_schedules_are_added_listed_paused_resumed_run_and_removed(orders: Shell
     orders("schedule", "pause", "orders", "nightly", expect=FAILED)
     orders("schedule", "add", "orders", "x", "y", "--cron", "0 0 3 * * *", expect=WRONG_USAGE)
     assert "six" in orders.said or "6 fields" in orders.said
+
+
+def test_a_schedule_that_saw_a_clock_ahead_is_shown_and_reset(orders: Shell) -> None:
+    orders("schedule", "add", "orders", "minutely", "1", "--cron", "* * * * *")
+    with closing(sqlite3.connect(orders.folder / "factory.db")) as connection:
+        connection.execute("UPDATE waterclock_schedules SET seen_until = seen_until + 86400000000000")
+        connection.commit()
+    [row] = orders.json("schedule", "ls")
+    assert 86_000 < row["ahead"] <= 86_400
+    assert "Run 'waterclock schedule reset orders minutely'" in orders.said
+    orders("schedule", "reset", "orders", "minutely")
+    [row] = orders.json("schedule", "ls")
+    assert row["ahead"] is None
+    assert orders.said == ""
+    orders("schedule", "reset", "orders", "other", expect=FAILED)
 
 
 def test_keys_are_given_and_messages_are_cancelled(orders: Shell) -> None:

@@ -52,7 +52,7 @@ def test_a_message_that_expires_is_put_and_shown_and_counted(orders: Shell) -> N
     orders("table", "put", "orders", "tea", "--expires", "2100-01-01T00:00:00Z")
     orders("table", "put", "orders", "cake")
     assert [row["expires_at"] for row in orders.json("table", "peek", "orders")] == ["2100-01-01T00:00:00Z", None]
-    late = ("--at", "2100-01-01T00:00:00Z", "--expires", "2001-01-01T00:00:00Z")
+    late = ("--at", "2100-01-01T00:00:00Z", "--expires", "2099-01-01T00:00:00Z")
     orders("table", "put", "orders", "stale", *late, expect=WRONG_USAGE)
     assert "it never would be" in orders.said
     (info,) = orders.json("table", "info", "orders")
@@ -60,6 +60,11 @@ def test_a_message_that_expires_is_put_and_shown_and_counted(orders: Shell) -> N
     orders("table", "alter", "orders", "--on-expired", "dead_letter", expect=WRONG_USAGE)
     assert "needs a table for dead letters" in orders.said
     orders("table", "alter", "orders", "--on-expired", "dead_letter", "--dead-letter", "orders_dead")
+
+
+def test_a_message_that_would_have_expired_already_is_refused(orders: Shell) -> None:
+    orders("table", "put", "orders", "1", "--expires", "2020-01-01T00:00:00Z", expect=WRONG_USAGE)
+    assert "expires must be in the future, got '2020-01-01T00:00:00Z'" in orders.said
 
 
 def test_the_info_of_a_table_says_whether_it_is_paused_and_until_when(orders: Shell) -> None:

@@ -18,8 +18,8 @@ from waterclock.errors import ForbiddenError, InvalidArgumentError, NotFoundErro
 from waterclock.tables.catalogue.table_row import LOOK_EVERY
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.scheduling import tick
-from waterclock.tables.model.cron import MOST
-from waterclock.time import format_time, to_duration, to_time
+from waterclock.tables.model.cron import MOST, ON_TIME, Ticks
+from waterclock.time import MAX_NS, format_time, to_duration, to_time
 
 from .conftest import MovableClock
 from .plain_sql import run
@@ -336,3 +336,45 @@ def test_payloads_of_every_kind_come_back(make_table: MakeTable, clock: MovableC
     table.tick()
     assert [one.payload for one in table.receive()] == [given]
     assert table.schedules()[0].payload == given
+
+
+def test_a_clock_that_was_a_day_ahead_is_reported_and_the_schedule_can_be_reset(
+    jobs: MessageTable, clock: MovableClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs.schedule("minutely", cron="* * * * *", payload=1)
+    clock.move("1d")
+    assert jobs.tick() == 1
+    assert jobs.schedules()[0].ahead is None
+    clock.now = NOON + to_duration("1h")
+    assert (jobs.tick(), jobs.tick()) == (0, 0)
+    [warning] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert "schedule 'minutely' of 'jobs' puts nothing until 2030-07-02T12:00:00Z" in warning
+    assert "clock was 23h ahead" in warning
+    assert "Run 'waterclock schedule reset jobs minutely'" in warning
+    assert jobs.schedules()[0].ahead == to_duration("23h")
+    jobs.schedules.reset("minutely")
+    clock.move("60s")
+    assert jobs.tick() == 1
+    assert jobs.schedules()[0].ahead is None
+    with pytest.raises(NotFoundError, match="other"):
+        jobs.schedules.reset("other")
+
+
+def test_a_paused_schedule_that_is_reset_stays_paused(jobs: MessageTable, clock: MovableClock) -> None:
+    jobs.schedule("minutely", cron="* * * * *", payload=1)
+    jobs.schedules.pause("minutely")
+    jobs.schedules.reset("minutely")
+    clock.move("1h")
+    assert jobs.tick() == 0
+    assert jobs.schedules()[0].next_tick is None
+
+
+def test_a_consumer_looks_again_when_the_clock_was_set_back() -> None:
+    ticks = Ticks()
+    assert ticks.is_due(NOON)
+    ticks.due_at, ticks.looked_at = NOON + 60, NOON
+    assert not ticks.is_due(NOON)
+    assert not ticks.is_due(NOON - ON_TIME)
+    assert ticks.is_due(NOON - ON_TIME - 1)
+    ticks.due_at = MAX_NS
+    assert not ticks.is_due(NOON - ON_TIME - 1)

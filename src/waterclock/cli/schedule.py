@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from waterclock.cli.common import Common
+from waterclock.cli.output import span
 from waterclock.cli.table import content_of, headers_of
 from waterclock.time import format_duration, format_time
 
@@ -27,6 +28,7 @@ _COLUMNS = (
     "paused",
     "last_tick",
     "next_tick",
+    "ahead",
     "payload",
 )
 
@@ -97,8 +99,14 @@ def ls(table: str | None = None, /, *, common: Common = Common()) -> None:
     """List the schedules of a table, or of all."""
     with common.connect() as database:
         names = database.tables() if table is None else [table]
-        rows = [_shown(name, one) for name in names for one in database.table(name).schedules()]
-        common.output.rows(rows, _COLUMNS)
+        found = [(name, one) for name in names for one in database.table(name).schedules()]
+        common.output.rows([_shown(name, one) for name, one in found], _COLUMNS)
+        for name, one in found:
+            if one.ahead is not None and not one.paused:
+                common.output.talk(
+                    f"schedule {one.name} of {name} puts nothing for {span(one.ahead)}: the database's clock was ahead"
+                    f" when it ticked last. Run 'waterclock schedule reset {name} {one.name}'"
+                )
 
 
 @app.command
@@ -115,6 +123,14 @@ def resume(table: str, name: str, /, *, common: Common = Common()) -> None:
     with common.connect() as database:
         database.table(table).schedules.resume(name)
         common.output.talk(f"schedule {name} goes on")
+
+
+@app.command
+def reset(table: str, name: str, /, *, common: Common = Common()) -> None:
+    """Begin again with the next tick, after the database's clock was ahead and has been set back."""
+    with common.connect() as database:
+        database.table(table).schedules.reset(name)
+        common.output.talk(f"schedule {name} begins with its next tick")
 
 
 @app.command
@@ -138,4 +154,4 @@ def _shown(table: str, one: Schedule) -> dict[str, Any]:
         name: None if (at := getattr(one, name)) is None else format_time(at) for name in ("last_tick", "next_tick")
     }
     within = None if one.within is None else format_duration(one.within)
-    return {"table": table, **asdict(one), **times, "within": within}
+    return {"table": table, **asdict(one), **times, "within": within, "ahead": span(one.ahead)}

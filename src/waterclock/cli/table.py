@@ -173,6 +173,8 @@ def put(
     """
     with common.connect() as database:
         table = database.table(name)
+        if expires is not None and to_time(expires, "expires") <= database.backend.now():
+            raise InvalidArgumentError(f"expires must be in the future, got {quoted(expires)}")
         given = table.put(
             content_of(table, payload),
             id=None if id is None else message_id(table, id),

@@ -46,6 +46,16 @@ class MessageSchedules:
         """Let a schedule go on with the next tick; NotFoundError where there is none of this name."""
         self._on_home(name, lambda context: scheduling.pause_schedule(context, name, paused=False))
 
+    def reset(self, name: str) -> None:
+        """Begin again with the next tick, where the database's clock was ahead and has been set back.
+
+        Raises
+        ------
+        NotFoundError
+            If there is none of this name.
+        """
+        self._on_home(name, lambda context: scheduling.reset_schedule(context, name))
+
     def run(self, name: str) -> MessageId:
         """Put a schedule's message now, beside its ticks, and return its id; NotFoundError where there is none."""
         return self._on_home(name, lambda context: scheduling.run_schedule(context, name))

@@ -8,7 +8,6 @@ from waterclock import moments
 from waterclock.errors import ForbiddenError, WaterclockError
 from waterclock.tables.catalogue.table_row import ASK_AGAIN, TableRow
 from waterclock.tables.messages.scheduling import tick
-from waterclock.time import MAX_NS
 
 _SECOND = 1_000_000_000
 _PATIENCE = 1.0  # s; other beats are not held up for longer
@@ -40,7 +39,7 @@ class Ticking:
         self.beat_at = now + _SECOND
         try:
             context = self._row.now()
-            if context.ticks.due_at < MAX_NS and context.ticks.due_at <= context.backend.now_about():
+            if context.ticks.is_due(context.backend.now_about()):
                 with context.backend.patience(_PATIENCE):
                     if tick(context, pieces=1):
                         self.beat_at = now  # there may be more, and others beat in between

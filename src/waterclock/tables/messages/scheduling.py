@@ -12,7 +12,7 @@ import base64
 import json
 import logging
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any, Literal, cast
@@ -35,11 +35,11 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import change
 from waterclock.tables.messages.drawing_ids import draw_id, draw_uuid
 from waterclock.tables.messages.putting import MessageId, PutIds, check_id, prepare_rows, put_rows
-from waterclock.tables.model.cron import CatchUp, Tick, check_cron, check_timezone, due_ticks, next_tick
+from waterclock.tables.model.cron import ON_TIME, CatchUp, Tick, check_cron, check_timezone, due_ticks, next_tick
 from waterclock.tables.model.keyspace import WHOLE, KeyRange, keyspace_id
 from waterclock.tables.model.schema import not_acked
 from waterclock.tables.model.texts import check_text
-from waterclock.time import MAX_NS, format_time, to_duration
+from waterclock.time import MAX_NS, format_duration, format_time, to_duration
 
 Overlap = Literal["run", "skip"]
 
@@ -49,7 +49,8 @@ HEADER, TICK, CAUGHT_UP = "waterclock.schedule", "waterclock.tick", "waterclock.
 _LONGEST_NAME = 255
 _LONGEST_NAME_IN_ID = 200  # characters, so that the rest of an id has room behind it
 _AT_ONCE = 100
-_MINUTE = 60_000_000_000
+_SECOND = 1_000_000_000
+_MINUTE = 60 * _SECOND
 _log = logging.getLogger(__name__)
 _GIVEN = ("cron", "timezone", "message", "catch_up", "within", "overlap")
 
@@ -76,6 +77,9 @@ class Schedule:
         The next one; None: it is paused, or there is none.
     last_id
         The message that it put last; None: none.
+    ahead
+        How far ahead of the database's clock its ticks were dealt with, ns, because that clock was set back: until then
+        it puts nothing, unless it is reset. None: they were not.
     """
 
     name: str
@@ -92,6 +96,7 @@ class Schedule:
     last_tick: int | None
     next_tick: int | None
     last_id: MessageId | None
+    ahead: int | None
 
 
 def check_name(name: object, longest: int = _LONGEST_NAME) -> str:
@@ -169,6 +174,19 @@ def pause_schedule(context: TableContext, name: str, *, paused: bool) -> None:
     context.backend.transact(work)
 
 
+def reset_schedule(context: TableContext, name: str) -> None:
+    """Begin again with the next tick after now, for one that saw a clock that was ahead; NotFoundError if missing."""
+
+    def work(own: SqlConnection) -> None:
+        row = _locked(context, own, name)
+        now = context.backend.now(own)
+        following = None if row.paused else next_tick(row.cron, row.timezone, now)
+        own.execute(_changing(context, name, seen_until=now, next_tick=following))
+        _tell(context, own)
+
+    context.backend.transact(work)
+
+
 def run_schedule(context: TableContext, name: str) -> MessageId:
     """Put a schedule's message now, beside its ticks; return its id. NotFoundError where there is none of this name."""
 
@@ -185,7 +203,8 @@ def list_schedules(context: TableContext) -> list[Schedule]:
     """Read a table's schedules, by name."""
     with context.backend.snapshot() as connection:
         found = connection.execute(_all(context)).all()
-    return [_read(context, row) for row in found]
+        now = context.backend.now(connection)
+    return [_read(context, row, now) for row in found]
 
 
 def tick(context: TableContext, *, pieces: int | None = None) -> int:
@@ -222,11 +241,37 @@ def tick(context: TableContext, *, pieces: int | None = None) -> int:
 def _due_at(context: TableContext, refused: Collection[str]) -> tuple[int | None, int]:
     """Say when the next tick is due of those schedules that were not refused, and what time it is."""
     with context.backend.snapshot(indexed=True) as connection:
-        due_at, now = connection.execute(_earliest(context)).one()
+        due_at, seen_until, now = connection.execute(_earliest(context)).one()
+        if seen_until is not None and _ahead(seen_until, now) is not None:
+            _warn_of_clock(context, connection.execute(_all(context)).all(), now)
+        context.ticks.looked_at = now
         if refused and due_at is not None:
             others = (row for row in connection.execute(_all(context)) if row.name not in refused)
             due_at = min((row.next_tick for row in others if row.next_tick is not None), default=None)
     return due_at, now
+
+
+def _ahead(seen_until: int, now: int) -> int | None:
+    """Return how far ahead of the clock ticks were dealt with, if that is more than clocks of servers differ."""
+    return seen_until - now if seen_until - now > ON_TIME else None
+
+
+def _warn_of_clock(context: TableContext, rows: Sequence[Any], now: int) -> None:
+    """Warn, once in a process, of each schedule that puts nothing until the clock is where it was before."""
+    for row in rows:
+        if row.paused or _ahead(row.seen_until, now) is None or (row.name, row.seen_until) in context.ticks.warned:
+            continue
+        context.ticks.warned.add((row.name, row.seen_until))
+        _log.warning(
+            "schedule %r of %r puts nothing until %s: the database's clock was %s ahead when it ticked last."
+            " Run 'waterclock schedule reset %s %s'",
+            row.name,
+            context.name,
+            format_time(row.seen_until),
+            format_duration((row.seen_until - now) // _SECOND * _SECOND),
+            context.name,
+            row.name,
+        )
 
 
 def _tick_all(context: TableContext, refused: dict[str, WaterclockError]) -> int:
@@ -343,7 +388,7 @@ def _unpacked(context: TableContext, text: str) -> dict[str, Any]:
     return message
 
 
-def _read(context: TableContext, row: Any) -> Schedule:
+def _read(context: TableContext, row: Any, now: int) -> Schedule:
     message = _unpacked(context, row.message)
     return Schedule(
         row.name,
@@ -360,6 +405,7 @@ def _read(context: TableContext, row: Any) -> Schedule:
         row.last_tick,
         row.next_tick,
         None if row.last_id is None else _message_id(context, row.last_id),
+        _ahead(row.seen_until, now),
     )
 
 
@@ -401,9 +447,11 @@ def _all(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 
 
 @built_once(maxsize=256)
-def _earliest(context: TableContext) -> sa.Select[Any, Any]:
-    earliest = sa.select(sa.func.min(schedules.c.next_tick)).where(schedules.c.table_id == context.table_id)
-    return sa.select(earliest.scalar_subquery(), context.backend.now_sql())
+def _earliest(context: TableContext) -> sa.Select[Any, Any, int]:
+    its = schedules.c.table_id == context.table_id
+    earliest = sa.select(sa.func.min(schedules.c.next_tick)).where(its)
+    seen = sa.select(sa.func.max(schedules.c.seen_until)).where(its)
+    return sa.select(earliest.scalar_subquery(), seen.scalar_subquery(), context.backend.now_sql())
 
 
 @built_once(maxsize=256)

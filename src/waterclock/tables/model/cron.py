@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
-from waterclock.time import MIN_NS
+from waterclock.time import MAX_NS, MIN_NS
 
 CatchUp = Literal["none", "one", "all"]
 
@@ -76,10 +76,19 @@ class Ticks:
     ----------
     due_at
         ns; as long as no consumer has looked, at once.
+    looked_at
+        What the database's clock showed when a consumer looked last, ns.
+    warned
+        The schedules, each with up to when its ticks were dealt with, for which there was a warning about the clock.
     """
 
     def __init__(self) -> None:
-        self.due_at = MIN_NS
+        self.due_at = self.looked_at = MIN_NS
+        self.warned: set[tuple[str, int]] = set()
+
+    def is_due(self, now: int) -> bool:
+        """Return whether to look at a time: a tick is due, or the clock was set back since the last look."""
+        return self.due_at < MAX_NS and (self.due_at <= now or now < self.looked_at - ON_TIME)
 
 
 def check_cron(text: object) -> str:
