@@ -124,7 +124,12 @@ class Backend:
         self._when_closed: set[Callable[[Backend], object]] = set()
         self._turns = self.dialect.turns(self.url)
         self._writer = self.dialect.writer(self._own)
-        self._direct = DirectPool(self._own, self.dialect.set_up_direct, self.dialect.is_whole)
+        self._direct = DirectPool(
+            self._own,
+            self.dialect.set_up_direct,
+            self.dialect.is_whole,
+            outlives_errors=self.dialect.outlives_errors,
+        )
         self._reader = self.dialect.reader(self._own)
         self._indexed_writer = self.dialect.indexed(self._writer)
         self._indexed_reader = self.dialect.indexed(self._reader)
@@ -379,13 +384,15 @@ class Backend:
                 return work(connection)
         self._require_catalogue()
         with self._reading_translated():
-            try:
-                with self._direct.lend(None) as direct:
-                    return work(direct)
-            except exc.DBAPIError as error:
-                if not error.connection_invalidated:
-                    raise
-            with self._direct.lend(None) as direct:  # the one before had been kept since before a restart
+            for _ in range(DirectPool.KEPT):
+                try:
+                    with self._direct.lend(None) as direct:
+                        return work(direct)
+                except exc.DBAPIError as error:
+                    # One that was kept since before a restart, or has stale plans, is followed by another one.
+                    if not (error.connection_invalidated or self.dialect.has_stale_plan(error)):
+                        raise
+            with self._direct.lend(None) as direct:
                 return work(direct)
 
     def now_sql(self) -> sa.ColumnElement[int]:

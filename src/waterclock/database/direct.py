@@ -23,7 +23,6 @@ from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.database.wrapping import MISFITS, wrapped
 
-_KEPT = 8  # connections
 _WELL = 2  # libpq's PGRES_TUPLES_OK: after it come the results of what failed
 
 
@@ -348,6 +347,9 @@ class Together(Direct):
             cause = error.orig if isinstance(error, exc.DBAPIError) else error
             if not isinstance(cause, driver_error):
                 raise
+            # An error from leaving the exchange may hide its reason: a session that the server ended.
+            if isinstance(cause.__context__, driver_error) and getattr(cause, "sqlstate", None) is None:
+                cause = cause.__context__
             named = self._wrapped(cause, every[_failed(cause, cursors, len(every))][0])
             if isinstance(error, exc.DBAPIError):
                 named.connection_invalidated |= error.connection_invalidated
@@ -406,13 +408,26 @@ class DirectPool:
     set_up
         Prepares one that was opened.
     is_whole
-        Says whether one is between two transactions, and in order.
+        Returns whether one is between two transactions, and in order.
+    outlives_errors
+        Whether one that is whole may be lent again after an error of the driver.
     """
 
-    def __init__(self, engine: sa.Engine, set_up: Callable[[Any], None], is_whole: Callable[[Any], bool]) -> None:
+    KEPT = 8
+    """Connections that lie idle at most."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        set_up: Callable[[Any], None],
+        is_whole: Callable[[Any], bool],
+        *,
+        outlives_errors: bool,
+    ) -> None:
         self._engine = engine
         self._set_up = set_up
         self._is_whole = is_whole
+        self._outlives_errors = outlives_errors
         self._idle: deque[Any] = deque()
 
     def lend(self, frame: Frame | None, *, durable: bool = True) -> AbstractContextManager[Direct]:
@@ -467,8 +482,8 @@ class DirectPool:
             if hurries:
                 run(frame.wait)
         except BaseException as error:
-            # Busy, or refused, is no reason to open another one; but on one that was interrupted a statement may be
-            # under way. Where it broke, the transaction ends with the connection.
+            # On one that was interrupted a statement may be under way. If it broke, the transaction ends with it.
+            met_error = isinstance(error, exc.DBAPIError) and not self._outlives_errors
             may_stay = False
             try:
                 if not self._is_whole(connection):
@@ -476,7 +491,7 @@ class DirectPool:
                         run(frame.rollback)
                 if hurries and self._is_whole(connection):
                     run(frame.wait)
-                may_stay = isinstance(error, Exception) and self._is_whole(connection)
+                may_stay = isinstance(error, Exception) and not met_error and self._is_whole(connection)
             finally:
                 (self._keep if may_stay else _close)(connection)
             if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
@@ -507,7 +522,7 @@ class DirectPool:
     def _keep(self, connection: Any) -> None:
         if mine.seconds is not None:
             returned(connection)
-        if len(self._idle) < _KEPT:
+        if len(self._idle) < self.KEPT:
             self._idle.append(connection)
         else:
             _close(connection)

@@ -46,6 +46,9 @@ class EngineDialect(Protocol):
     commits_each: bool
     """Whether work of one statement does better without the frame there, which spares round trips."""
 
+    outlives_errors: bool
+    """Whether a driver's connection may be used again after an error: not if the driver remembers what it prepared."""
+
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine whose connections are set up for durable, concurrent use."""
         ...
@@ -91,6 +94,10 @@ class EngineDialect(Protocol):
 
     def is_transient(self, error: exc.DBAPIError) -> bool:
         """Say whether the same transaction may succeed when it is tried again: busy, deadlock, serialisation."""
+        ...
+
+    def has_stale_plan(self, error: exc.DBAPIError) -> bool:
+        """Return whether a statement failed because its table was altered after the session had prepared it."""
         ...
 
     def refusal(self, error: exc.DBAPIError) -> str | None:

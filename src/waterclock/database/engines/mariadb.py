@@ -84,6 +84,7 @@ class MariadbDialect:
     longest_pause = 0.05
     frame: Frame | None = None  # switching to autocommit and back costs more round trips than the commit
     commits_each = False
+    outlives_errors = True
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine whose sessions are strict and in UTC, and which outlives a restart of the server."""
@@ -136,6 +137,10 @@ class MariadbDialect:
     def is_transient(self, error: exc.DBAPIError) -> bool:
         """Deadlock, a lock not had in time, or a connection that broke."""
         return error.connection_invalidated or _code(error) in _TRANSIENT
+
+    def has_stale_plan(self, error: exc.DBAPIError) -> bool:  # noqa: ARG002  # as the others
+        """Return False: statements are planned each time, or again by themselves."""
+        return False
 
     def refusal(self, error: exc.DBAPIError) -> str | None:
         """No room on the disk or in the table, a server that only reads, or one whose disk fails."""

@@ -66,11 +66,12 @@ _FORBIDDEN = {
     "42501",  # insufficient_privilege
 }
 _NOW = sa.cast(sa.extract("epoch", sa.func.statement_timestamp()) * 1_000_000_000, sa.BigInteger)
+_UNKNOWN_STATEMENT = "26000"  # invalid_sql_statement_name
 _POOLED = "a pooler gives each transaction another session; end the URL with ?prepare_threshold=none"
 _REFUSALS = {
     "25006": READ_ONLY,  # read_only_sql_transaction
     "53100": FULL,  # disk_full
-    "26000": _POOLED,  # invalid_sql_statement_name: it was prepared in another session
+    _UNKNOWN_STATEMENT: _POOLED,  # it was prepared in another session
     "42P05": _POOLED,  # duplicate_prepared_statement
     "58030": BROKEN,  # io_error
 }
@@ -87,6 +88,8 @@ class PostgresqlDialect:
     name = "postgresql"
     longest_pause = 0.05
     commits_each = True
+    # A statement that the server skipped, because one before it failed, counts as prepared for psycopg.
+    outlives_errors = False
     frame: Frame | None
 
     def __init__(self) -> None:
@@ -108,6 +111,7 @@ class PostgresqlDialect:
         if not pooled:
             event.listen(engine, "connect", _set_up)
         event.listen(engine, "begin", _begin_pooled if pooled else _begin)
+        event.listen(engine, "handle_error", _discard_stale)
         ping_after_idling(engine)
         return engine
 
@@ -155,7 +159,11 @@ class PostgresqlDialect:
         # A server that could not be reached received no statement, and returned no state. What the driver refuses to
         # send has none either.
         unreachable = isinstance(error, exc.OperationalError) and state is None and error.statement is None
-        return error.connection_invalidated or unreachable or state in _TRANSIENT
+        return error.connection_invalidated or unreachable or state in _TRANSIENT or self.has_stale_plan(error)
+
+    def has_stale_plan(self, error: exc.DBAPIError) -> bool:
+        """Ask which function of the server failed, as its text may be translated."""
+        return _has_stale_plan(error.orig)
 
     def refusal(self, error: exc.DBAPIError) -> str | None:
         """disk_full, a server that only reads, or one whose disk fails."""
@@ -217,13 +225,19 @@ def _run(connection: Any, text: str) -> Any:
 def _together(connection: Any) -> Generator[None]:
     """Let statements share a round trip, after which the server counts how long it hears nothing (`LONGEST_SILENCE`).
 
-    psycopg sends a Flush after the Sync that ends a pipeline, where not all answers are there yet. The server begins to
-    count with its answer to the Sync, and ends that for anything that comes: for good, as a Flush has no answer.
+    psycopg sends a Flush after the Sync that ends a pipeline if not all answers have arrived. The server begins to
+    count with its answer to the Sync and stops when anything arrives: for good, as a Flush has no answer. psycopg
+    offers no other way to leave a pipeline, so the versions that may be installed are limited to those with this one.
     """
-    with connection.pipeline() as pipeline:
-        if hasattr(pipeline, "_fetch_gen"):  # a later version may have other names, and may not need this
-            pipeline._exit_gen = partial(_without_flush, pipeline)  # noqa: SLF001  # psycopg offers no other way
-        yield
+    try:
+        with connection.pipeline() as pipeline:
+            pipeline._exit_gen = partial(_without_flush, pipeline)  # noqa: SLF001  # see above
+            yield
+    except Exception:
+        # If the server ended the session, psycopg may fail to leave the pipeline and not know that the session is lost.
+        if connection.info.pipeline_status != _NOT_TOGETHER:
+            connection.close()
+        raise
 
 
 def _without_flush(pipeline: Any) -> Generator[Any, Any, None]:
@@ -242,6 +256,19 @@ def _set_up(connection: Any, _record: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT set_config('default_transaction_isolation', 'read committed', false)")
     connection.autocommit = False
+
+
+def _has_stale_plan(error: Any) -> bool:
+    # "cached plan must not change result type"
+    diagnosis = getattr(error, "diag", None)
+    return getattr(diagnosis, "source_function", None) == "RevalidateCachedQuery"
+
+
+def _discard_stale(context: Any) -> None:
+    """Replace a pooled connection that has other prepared statements than psycopg believes, or stale ones."""
+    error = context.original_exception
+    if _has_stale_plan(error) or getattr(error, "sqlstate", None) == _UNKNOWN_STATEMENT:
+        context.is_disconnect = True
 
 
 def _begin(connection: sa.Connection) -> None:

@@ -45,6 +45,7 @@ class SqliteDialect:
     name = "sqlite"
     longest_pause = 0.005  # the lock is free for moments only: who looks seldom waits long behind a busy writer
     commits_each = False
+    outlives_errors = True
     frame: Frame | None = Frame(
         begin=("BEGIN IMMEDIATE",),
         commit="COMMIT",
@@ -117,6 +118,10 @@ class SqliteDialect:
     def is_transient(self, error: exc.DBAPIError) -> bool:
         """Busy or locked."""
         return _primary_code(error) in _TRANSIENT
+
+    def has_stale_plan(self, error: exc.DBAPIError) -> bool:  # noqa: ARG002  # as the others
+        """Return False: statements are planned each time, or again by themselves."""
+        return False
 
     def refusal(self, error: exc.DBAPIError) -> str | None:
         """Tell a disk that is full from one that is broken and from a file that may not be written to."""
