@@ -10,9 +10,14 @@ import pytest
 import sqlalchemy as sa
 
 from waterclock.connection import Database
+from waterclock.connection import connect as connect_again_to
 from waterclock.database.direct import Direct, Together
 from waterclock.errors import RefusedError, WaterclockError
+from waterclock.tables.consumers import consumer_heartbeat
+from waterclock.tables.consumers.consumer_heartbeat import ConsumerHeartbeat
+from waterclock.tables.groups import consumers
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.process_heartbeat import process_heartbeat
 
 CLAIMS = 12  # more than a driver sends before it prepares a statement
 WITH_SERVER = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
@@ -32,9 +37,11 @@ def claim_one(table: MessageTable) -> int:
 
 def refuse_updates(database: Database, name: str) -> Callable[[], None]:
     """Install a trigger of the user's that refuses every update; return what drops it."""
-    if database.backend.name.startswith("mysql") or database.backend.dialect.name == "mariadb":
+    drop = ["DROP TRIGGER refuse"]
+    if database.backend.dialect.name == "mysql":
         create = [f"CREATE TRIGGER refuse BEFORE UPDATE ON {name} FOR EACH ROW SIGNAL SQLSTATE '45000'"]
-        drop = ["DROP TRIGGER refuse"]
+    elif database.backend.dialect.name == "sqlite":
+        create = [f"CREATE TRIGGER refuse BEFORE UPDATE ON {name} BEGIN SELECT RAISE(ABORT, 'not now'); END"]
     else:
         create = [
             "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not now'; END $$",
@@ -43,6 +50,10 @@ def refuse_updates(database: Database, name: str) -> Callable[[], None]:
         drop = [f"DROP TRIGGER refuse ON {name}"]
     run(database, *create)
     return lambda: run(database, *drop)
+
+
+def url_of(database: Database) -> str:
+    return database.backend.url.render_as_string(hide_password=False)
 
 
 def run(database: Database, *statements: str) -> None:
@@ -225,3 +236,76 @@ def test_the_direct_pool_keeps_no_connection_that_met_an_error_of_a_server(datab
         database.backend.transact(fail, indexed=True)
     kept = len(database.backend._direct._idle)
     assert kept == (1 if database.backend.dialect.name == "sqlite" else 0)
+
+
+@GROUPED
+def test_claims_that_keep_failing_are_logged_and_shown_by_stats_and_explain(
+    database: Database,
+    make_table: Callable[..., MessageTable],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    groups: str,
+) -> None:
+    orders = make_table(groups=groups)
+    fill(orders, 2)
+    first = next(iter(orders.peek(limit=1))).id
+    drop = refuse_updates(database, "orders")
+    with orders.subscribe(consumer="press") as deliveries:
+        monkeypatch.setattr(deliveries._stop, "wait", lambda _: False)
+        assert deliveries.take(1) == []
+        assert "press cannot claim from 'orders' and tries again in 0.2 s" in caplog.text
+        stats = orders.stats()
+        assert stats.failing == 1
+        assert "refused" in (stats.failure or "")
+        assert "the claims of 1 of 1 subscriptions fail: " in orders.explain(first).reason
+        process_heartbeat(orders.context).beat()
+        with connect_again_to(url_of(database)) as other:
+            assert other.table("orders").stats().failing == 1
+        drop()
+        assert len(deliveries.take(1)) == 1
+        assert orders.stats().failing == 0
+        assert orders.stats().failure is None
+
+
+def test_a_consumer_whose_claims_keep_failing_gives_up_its_groups(
+    database: Database,
+    make_table: Callable[..., MessageTable],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    orders = make_table(groups="exclusive")
+    fill(orders, 2)
+    with orders.subscribe(consumer="press") as deliveries:
+        monkeypatch.setattr(deliveries._stop, "wait", lambda _: False)
+        for delivery in deliveries.take(1):
+            delivery.ack()
+        drop = refuse_updates(database, "orders")
+        deliveries.take(1)
+        heartbeat = deliveries._consumer_heartbeat
+        assert isinstance(heartbeat, ConsumerHeartbeat)
+        renewed: list[str] = []
+        monkeypatch.setattr(consumers, "renew", lambda *_: renewed.append("renewed"))
+        heartbeat.beat()
+        assert renewed == ["renewed"]
+        monkeypatch.setattr(consumer_heartbeat, "GIVE_UP_AFTER", 0.0)
+        heartbeat.beat()
+        assert renewed == ["renewed"]
+        assert "consumer press gives up its groups of 'orders'" in caplog.text
+        drop()
+        assert len(deliveries.take(1)) == 1
+        renewed.clear()
+        heartbeat.beat()
+        assert renewed == ["renewed"]
+
+
+def test_a_subscription_raises_what_the_database_refuses_after_its_patience(
+    database: Database, make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = make_table()
+    orders.put("x")
+    refuse_updates(database, "orders")
+    with orders.subscribe() as deliveries:
+        monkeypatch.setattr(deliveries._stop, "wait", lambda _: False)
+        deliveries.patience = 0
+        with pytest.raises(RefusedError):
+            next(deliveries)

@@ -16,6 +16,10 @@ from waterclock.tables.consumers.leaving import PATIENCE, leaving
 from waterclock.tables.groups import consumers
 
 _BEATS_OF_A_LEASE = 4
+
+GIVE_UP_AFTER = 30.0
+"""Seconds of failed claims after which a consumer's groups are no longer renewed: longer than a database restarts."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -26,6 +30,8 @@ class ConsumerHeartbeat:
     ----------
     beat_at
         When it is due, in ns of the monotonic clock.
+    claims_fail_since
+        Since when the consumer's claims have failed, in seconds of the monotonic clock; None if they do not.
     """
 
     def __init__(self, row: TableRow, name: str) -> None:
@@ -34,6 +40,8 @@ class ConsumerHeartbeat:
         self._beating = threading.Lock()
         self._closed = False
         self._process = os.getpid()
+        self.claims_fail_since: float | None = None
+        self._has_given_up = False
         self.beat_at = moments.monotonic_ns() + self._interval()
 
     @property
@@ -49,6 +57,8 @@ class ConsumerHeartbeat:
                 return
             # Moved also where the renewal fails: the next one may be in time. Else others take over, as they must.
             self.beat_at = moments.monotonic_ns() + self._interval()
+            if self._gives_up():
+                return
             patience = patience_of(context.options.ack_wait)
             try:
                 with at_most(patience + SLACK):
@@ -76,12 +86,28 @@ class ConsumerHeartbeat:
             if under_way:
                 self._beating.release()
 
+    def _gives_up(self) -> bool:
+        """Return whether the groups go to others when the lease ends, because this consumer's claims keep failing."""
+        since = self.claims_fail_since
+        gives_up = since is not None and moments.monotonic() - since >= GIVE_UP_AFTER
+        if gives_up and not self._has_given_up:
+            _log.warning(
+                "consumer %s gives up its groups of %r: its claims have failed for %g s",
+                self._name,
+                self._row.last_seen.name,
+                GIVE_UP_AFTER,
+            )
+        self._has_given_up = gives_up
+        return gives_up
+
     def _interval(self) -> int:
         return self._row.last_seen.options.ack_wait // _BEATS_OF_A_LEASE
 
 
 class NoHeartbeat:
     """Nothing to do, where groups do not stay with a consumer."""
+
+    claims_fail_since: float | None = None
 
     def close(self) -> None:
         """Nothing to leave."""

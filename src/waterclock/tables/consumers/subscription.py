@@ -16,6 +16,7 @@ from waterclock.errors import ForbiddenError, NotFoundError, RefusedError, Timed
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import ASK_AGAIN, LOOK_EVERY, TableRow
+from waterclock.tables.consumers.claim_failures import RETRY_EVERY, ClaimFailures
 from waterclock.tables.consumers.consumer_heartbeat import keep_alive
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard
@@ -38,9 +39,7 @@ logger = logging.getLogger(__name__)
 
 _PURGE_EVERY = 1.0  # s, where there is nothing else to do; what is due waits for a purge half as often
 _PURGE_KEYS_EVERY = 60.0  # s
-_RETRY_EVERY = 0.2  # s
 _FULL_FOR = 0.05  # s after which one that holds as much as it may looks whether some of it is over
-_LONGEST_PAUSE = 30.0  # s; the database answers, so asking seldom spares it, and its limits may be changed
 
 
 class Subscription(Closing):
@@ -52,8 +51,9 @@ class Subscription(Closing):
     the rest to the end of the lease and logs a warning. While it is used it purges the table once a second, where
     the database lets it delete, and puts what the table's schedules have due.
 
-    Where the database ends a statement because it took too long, or waited too long for a lock, the subscription logs a
-    warning, and tries again after pauses that grow to half a minute.
+    If the database refuses a claim, or ends it because it took too long or waited too long for a lock, the subscription
+    logs a warning and tries again after pauses that grow to half a minute. While its claims fail, `stats` and `explain`
+    say so. After half a minute of it, exclusive groups are no longer renewed and go to other consumers.
 
     What was acked, rescheduled, moved or removed elsewhere while it waited here is not handed out: at once where this
     process did it and committed it itself, and otherwise where it was done more than a second before.
@@ -63,7 +63,7 @@ class Subscription(Closing):
     consumer
         Who takes the messages.
     patience
-        For how many seconds it waits for a database that is away.
+        For how many seconds it waits for a database that is away or refuses its claims.
     """
 
     def __init__(
@@ -92,8 +92,6 @@ class Subscription(Closing):
         self._purged_at = -math.inf
         self._keys_purged_at = moments.monotonic()
         self._forbidden: dict[Callable[[TableContext], int], float] = {}  # ways to purge, and when they are tried again
-        self._away_since: float | None = None
-        self._pause = _RETRY_EVERY
         self._in_vain = 0
         self.consumer = request.consumer
         self.patience = 60.0
@@ -104,6 +102,7 @@ class Subscription(Closing):
         self._consumer_heartbeat = keep_alive(row, request.consumer)
         self._process_heartbeat = process_heartbeat(row.last_seen)
         self._process_heartbeat.join(self)
+        self._failures = ClaimFailures(self, self.consumer, self._process_heartbeat, self._consumer_heartbeat)
         self._ticking = Ticking(row)
         for beating in (self._process_heartbeat, self._ticking):
             heartbeat_of(row.last_seen.backend).add(beating)
@@ -164,17 +163,10 @@ class Subscription(Closing):
             return []
         try:
             found = self._take(most)
-        except TimedOutError as error:
-            self._back_off(error)
+        except (UnavailableError, RefusedError) as error:
+            self._wait_after(error)
             return []
-        except UnavailableError as error:
-            if not self._may_wait_longer(error):
-                raise
-            return []
-        except RefusedError as error:
-            self._row.check(error)
-        self._away_since = None
-        self._pause = _RETRY_EVERY
+        self._failures.end(self._row.last_seen.name)
         return found
 
     def _take(self, most: int) -> list[Delivery]:
@@ -205,22 +197,17 @@ class Subscription(Closing):
             if not rate_pause:
                 return self._wait_for_more() or self._stop.is_set()
             self._stop.wait(min(rate_pause, LOOK_EVERY / 2))
-        except TimedOutError as error:
-            self._back_off(error)
-        except UnavailableError as error:
-            if not self._may_wait_longer(error):
-                raise
-        except RefusedError as error:
-            self._row.check(error)
+        except (UnavailableError, RefusedError) as error:
+            self._wait_after(error)
         return True
 
     def wait_until_back(self) -> None:
         """Where the database was away when it was asked last, wait until it answers again, or this is stopped."""
-        while self._away_since is not None and not self._stop.is_set():
+        while self._failures.since is not None and not self._stop.is_set():
             try:
                 self._row.last_seen.backend.now()
             except UnavailableError:
-                self._stop.wait(_RETRY_EVERY)
+                self._stop.wait(RETRY_EVERY)
             else:
                 return
 
@@ -257,17 +244,10 @@ class Subscription(Closing):
         while not self._stop.is_set():
             try:
                 delivery = self._next()
-            except TimedOutError as error:
-                self._back_off(error)
+            except (UnavailableError, RefusedError) as error:
+                self._wait_after(error)
                 continue
-            except UnavailableError as error:
-                if not self._may_wait_longer(error):
-                    raise
-                continue
-            except RefusedError as error:
-                self._row.check(error)
-            self._away_since = None
-            self._pause = _RETRY_EVERY
+            self._failures.end(self._row.last_seen.name)
             if delivery is not None:
                 return delivery
         raise StopIteration
@@ -391,22 +371,23 @@ class Subscription(Closing):
         allowed = self._rate.allowed(self._rate_due, now, room)
         return allowed, 0 if allowed else (self._rate.free_at(self._rate_due) - now) / _SECOND
 
-    def _may_wait_longer(self, error: UnavailableError) -> bool:
-        """Wait a little for a database that restarts; False where it has been away for long."""
-        if self._away_since is None:
-            self._away_since = moments.monotonic()
-            logger.warning("%s takes nothing from %r for now: %s", self.consumer, self._row.last_seen.name, error)
-        if moments.monotonic() - self._away_since > self.patience:
-            return False
-        self._stop.wait(_RETRY_EVERY)
-        return True
+    def _wait_after(self, error: UnavailableError | RefusedError) -> None:
+        """Wait before the next claim, or raise the error if that cannot help or was tried for long enough.
 
-    def _back_off(self, error: TimedOutError) -> None:
-        """Leave a database alone that has ended a statement for the time it took, longer each time."""
-        name = self._row.last_seen.name
-        logger.warning("%s takes nothing from %r for %g s: %s", self.consumer, name, self._pause, error)
-        self._stop.wait(self._pause)
-        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+        Raises
+        ------
+        NotFoundError, SchemaError
+            If the message table was dropped or lost a column.
+        """
+        if isinstance(error, RefusedError):
+            self._row.read()
+            if isinstance(error, ForbiddenError):
+                raise error
+        pause = self._failures.note(self._row.last_seen.name, error)
+        is_timeout = isinstance(error, TimedOutError)  # the database answers, and its limits may be changed
+        if not is_timeout and moments.monotonic() - (self._failures.since or 0) > self.patience:
+            raise error
+        self._stop.wait(pause)
 
     def _purge(self, context: TableContext, after: float) -> None:
         """Purge some of what is to go, where that was last done so many seconds ago."""

@@ -22,6 +22,7 @@ from waterclock.tables.groups.info import (
     seen_locked,
 )
 from waterclock.tables.messages.dead_letters import dead_letter_table
+from waterclock.tables.messages.process_heartbeat import everywhere
 from waterclock.tables.model.schema import CANCELLED, DIED, EXPIRED, REASON, is_expired, not_acked
 from waterclock.tables.model.states import (
     MESSAGES,
@@ -190,6 +191,10 @@ def _explain_ready(
         return replace(explanation, state=held.hold, reason=f"is due, but {held.reason}", due_at=due_at)
     if group is not None and group.hold is not None:
         return replace(explanation, state=group.hold, reason=f"is due, but {group.blocked_by}")
+    active = everywhere(context, connection, now)
+    if active.failing:
+        fail = f"the claims of {active.failing} of {active.subscribers} subscriptions fail: {active.failure}"
+        return replace(explanation, reason=f"{explanation.reason}; {fail}")
     return explanation
 
 

@@ -13,8 +13,8 @@ import threading
 from collections import deque
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
-from typing import Any, Protocol
-from weakref import WeakSet, ref
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import sqlalchemy as sa
 
@@ -82,6 +82,27 @@ class OpenSubscription(Protocol):
         ...
 
 
+class Activity(NamedTuple):
+    """What one process, or all of them, do with a table.
+
+    Attributes
+    ----------
+    subscribers
+        Subscriptions that are open.
+    sent
+        Messages that were taken in the last minute.
+    failing
+        Subscriptions whose claims fail.
+    failure
+        Why those of one of them fail.
+    """
+
+    subscribers: int
+    sent: int
+    failing: int
+    failure: str | None
+
+
 class ProcessHeartbeat:
     """Tells how many subscriptions of a table one process has, and how much it takes. Safe to share between threads.
 
@@ -100,6 +121,7 @@ class ProcessHeartbeat:
         self._counting = threading.Lock()
         self._writing = threading.Lock()
         self._subscriptions: WeakSet[OpenSubscription] = WeakSet()
+        self._failing = WeakKeyDictionary[OpenSubscription, str]()
         self._sent = Lately()
         self._has_row = False
         self._forbidden_until = 0
@@ -116,6 +138,7 @@ class ProcessHeartbeat:
         """Count a subscription no more."""
         with self._counting:
             self._subscriptions.discard(subscription)
+            self._failing.pop(subscription, None)
         self.beat(_PATIENCE_OF_LEAVING)
 
     @property
@@ -123,6 +146,14 @@ class ProcessHeartbeat:
         """Whether it needs no beat any more."""
         with self._counting:
             return not self._subscriptions or self._backend() is None
+
+    def note_failing(self, subscription: OpenSubscription, reason: str | None) -> None:
+        """Note why a subscription's claims fail; None: they succeed again. The next beat writes it."""
+        with self._counting:
+            if reason is None:
+                self._failing.pop(subscription, None)
+            else:
+                self._failing[subscription] = reason
 
     def note_sent(self, count: int) -> None:
         """Note that so many messages were claimed; fewer than none where some were given back unstarted."""
@@ -138,10 +169,15 @@ class ProcessHeartbeat:
         with self._counting:
             return list(self._subscriptions)
 
-    def now(self) -> tuple[int, int]:
-        """Give how many subscriptions are open, and how many messages were taken lately, in this process."""
+    def now(self) -> Activity:
+        """Return what this process does."""
         with self._counting:
-            return len(self._subscriptions), self._sent.count(moments.monotonic_ns())
+            return Activity(
+                len(self._subscriptions),
+                self._sent.count(moments.monotonic_ns()),
+                len(self._failing),
+                next(iter(self._failing.values()), None),
+            )
 
     def beat(self, patience: float = _PATIENCE) -> None:
         """Write this process's row. What fails is tried again at the next time: figures stop no consumer.
@@ -152,23 +188,24 @@ class ProcessHeartbeat:
         with moments.holding(self._writing):
             now = moments.monotonic_ns()
             self.beat_at = max(now + BEAT_EVERY, self._forbidden_until)
-            subscribers, sent = self.now()
-            if backend is None or now < self._forbidden_until or not (subscribers or sent or self._has_row):
+            own = self.now()
+            is_active = bool(own.subscribers or own.sent)
+            if backend is None or now < self._forbidden_until or not (is_active or self._has_row):
                 return
             try:
                 with at_most(patience + _PATIENCE), backend.patience(patience):
-                    backend.transact(lambda own: self._write(own, backend.now(own), subscribers, sent))
+                    backend.transact(lambda connection: self._write(connection, backend.now(connection), own))
             except WaterclockError as error:
                 if isinstance(error, ForbiddenError):
                     self.beat_at = self._forbidden_until = now + int(ASK_AGAIN * _SECOND)
                 _log.info("cannot write this process's heartbeat: %s", error)
             else:
-                self._has_row = bool(subscribers or sent)
+                self._has_row = is_active
 
-    def _write(self, connection: SqlConnection, now: int, subscribers: int, sent: int) -> None:
+    def _write(self, connection: SqlConnection, now: int, own: Activity) -> None:
         mine = (heartbeats.c.table_id == self._table_id) & (heartbeats.c.session == self.session)
-        values = {"subscribers": subscribers, "sent": sent, "beat_at": now}
-        if not (subscribers or sent):
+        values = {**own._asdict(), "beat_at": now}
+        if not (own.subscribers or own.sent):
             connection.execute(sa.delete(heartbeats).where(mine))
         elif not connection.execute(sa.update(heartbeats).where(mine).values(values)).rowcount:
             connection.execute(sa.delete(heartbeats).where(heartbeats.c.beat_at <= now - LASTS))
@@ -209,16 +246,27 @@ def changing(context: TableContext) -> Generator[None]:
         subscription.note_changes()
 
 
-def everywhere(context: TableContext, connection: sa.Connection, now: int) -> tuple[int, int]:
-    """Give how many subscriptions are open, and how many messages were taken in the last minute, in all processes."""
-    own = process_heartbeat(context)
+def everywhere(context: TableContext, connection: sa.Connection, now: int) -> Activity:
+    """Return what all processes do with a table."""
+    process = process_heartbeat(context)
     others = (
         (heartbeats.c.table_id == context.table_id)
-        & (heartbeats.c.session != own.session)
+        & (heartbeats.c.session != process.session)
         & (heartbeats.c.beat_at > now - LASTS)
     )
-    found = connection.execute(
-        sa.select(sa.func.sum(heartbeats.c.subscribers), sa.func.sum(heartbeats.c.sent)).where(others)
+    count = sa.func.sum
+    subscribers, sent, failing, failure = connection.execute(
+        sa.select(
+            count(heartbeats.c.subscribers),
+            count(heartbeats.c.sent),
+            count(heartbeats.c.failing),
+            sa.func.max(heartbeats.c.failure),
+        ).where(others)
     ).one()
-    subscribers, sent = own.now()
-    return subscribers + int(found[0] or 0), sent + int(found[1] or 0)
+    own = process.now()
+    return Activity(
+        own.subscribers + int(subscribers or 0),
+        own.sent + int(sent or 0),
+        own.failing + int(failing or 0),
+        own.failure or failure,
+    )

@@ -56,6 +56,10 @@ class TableStats:
         since counts for half a minute at the most, or not at all where it lived for less than ten seconds.
     subscribers
         Subscriptions that are open, in all processes. One whose process died counts for up to half a minute more.
+    failing
+        Those of them whose claims fail. Other processes report it every ten seconds.
+    failure
+        Why the claims of one of them fail; None if none fails.
     """
 
     ready: int
@@ -74,6 +78,8 @@ class TableStats:
     subscribers: int = 0
     expired: int = 0
     cancelled: int = 0
+    failing: int = 0
+    failure: str | None = None
 
 
 def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
@@ -113,7 +119,7 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
     counted = connection.execute(
         sa.select(totals.c.purged, totals.c.sent).where(totals.c.table_id == context.table_id)
     ).one()
-    subscribers, sent_lately = everywhere(context, connection, now)
+    active = everywhere(context, connection, now)
     return TableStats(
         ready=ready,
         scheduled=scheduled,
@@ -127,8 +133,10 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
         put_rate=_put_since(context, connection, since) / RATE_SECONDS,
         ack_rate=(acked_lately - dropped_lately) / RATE_SECONDS,
         held=held,
-        sent_rate=sent_lately / RATE_SECONDS,
-        subscribers=subscribers,
+        sent_rate=active.sent / RATE_SECONDS,
+        subscribers=active.subscribers,
+        failing=active.failing,
+        failure=active.failure,
         expired=not_removed - not_dropped + dropped - cancelled,
         cancelled=not_dropped + cancelled,
     )

@@ -8,12 +8,12 @@ from typing import Any
 
 from waterclock.tables.messages.stats import TableStats
 
-_GREATEST = ("oldest_age",)
+_ONE_OF_THEM = ("oldest_age", "failure")
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedStats(TableStats):
-    """The figures of `TableStats` over all shards that answered: sums, but of ages the greatest.
+    """The figures of `TableStats` over all shards that answered: sums, the greatest age, and one shard's failure.
 
     Attributes
     ----------
@@ -33,6 +33,6 @@ class ShardedStats(TableStats):
         for one in fields(TableStats):
             figures = [getattr(stats, one.name) for stats in by_shard.values()]
             known = [figure for figure in figures if figure is not None]
-            total = max if one.name in _GREATEST else sum
+            total = max if one.name in _ONE_OF_THEM else sum
             totals[one.name] = total(known) if known else None
         return cls(**totals, by_shard=by_shard, away=away)

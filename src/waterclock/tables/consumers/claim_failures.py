@@ -1,0 +1,78 @@
+"""The failed claims of one subscription: how long to pause, what to log, and when to give up its groups."""
+
+from __future__ import annotations
+
+import logging
+
+from waterclock import moments
+from waterclock.errors import TimedOutError, UnavailableError, WaterclockError
+from waterclock.tables.consumers.consumer_heartbeat import ConsumerHeartbeat, NoHeartbeat
+from waterclock.tables.messages.process_heartbeat import OpenSubscription, ProcessHeartbeat
+
+RETRY_EVERY = 0.2
+"""Seconds between two claims while the database is away: it may be back at any moment."""
+
+LONGEST_PAUSE = 30.0
+"""Seconds between two claims at most while the database refuses them: its limits, or a trigger, may be changed."""
+
+WARN_EVERY = 60.0
+"""Seconds between two warnings about the same failure, so that a log shows it without being filled by it."""
+
+_log = logging.getLogger(__name__)
+
+
+class ClaimFailures:
+    """Counts the time for which a subscription's claims have failed.
+
+    Attributes
+    ----------
+    since
+        When the first of them failed, in seconds of the monotonic clock; None if the last one succeeded.
+    """
+
+    def __init__(
+        self,
+        subscription: OpenSubscription,
+        consumer: str | None,
+        process: ProcessHeartbeat,
+        groups: ConsumerHeartbeat | NoHeartbeat,
+    ) -> None:
+        self._subscription = subscription
+        self._consumer = consumer
+        self._process = process
+        self._groups = groups
+        self._pause = RETRY_EVERY
+        self._warned_at = 0.0
+        self.since: float | None = None
+
+    def note(self, table: str, error: WaterclockError) -> float:
+        """Report a failed claim, and return after how many seconds to try again.
+
+        It is logged at once and then every `WARN_EVERY` seconds, and shown by `stats` and `explain`. The heartbeat
+        stops renewing the consumer's groups after a while, so that they go to consumers whose claims succeed.
+        """
+        now = moments.monotonic()
+        is_away = isinstance(error, UnavailableError) and not isinstance(error, TimedOutError)
+        pause = RETRY_EVERY if is_away else self._pause
+        self._pause = RETRY_EVERY if is_away else min(self._pause * 2, LONGEST_PAUSE)
+        if self.since is None:
+            self.since = now
+            _log.warning("%s cannot claim from %r and tries again in %g s: %s", self._consumer, table, pause, error)
+            self._warned_at = now
+        elif now - self._warned_at >= WARN_EVERY:
+            lasts = now - self.since
+            _log.warning("%s has claimed nothing from %r for %.0f s: %s", self._consumer, table, lasts, error)
+            self._warned_at = now
+        self._process.note_failing(self._subscription, str(error))
+        self._groups.claims_fail_since = self.since
+        return pause
+
+    def end(self, table: str) -> None:
+        """Note that a claim succeeded."""
+        if self.since is None:
+            return
+        _log.info("%s claims from %r again after %.1f s", self._consumer, table, moments.monotonic() - self.since)
+        self._pause = RETRY_EVERY
+        self.since = None
+        self._process.note_failing(self._subscription, None)
+        self._groups.claims_fail_since = None
