@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -143,21 +146,28 @@ def test_an_advance_over_idle_sources_looks_at_none_of_them(monkeypatch: pytest.
     assert looks == [200]
 
 
-@given(arrivals(sources=SOURCES), rules, st.lists(st.tuples(st.integers(0, 46), st.integers(0, 80)), max_size=8))
+@given(
+    arrivals(sources=SOURCES),
+    rules,
+    st.lists(st.tuples(st.integers(0, 46), st.integers(0, 80) | st.just("flush")), max_size=8),
+)
 def test_forgetting_changes_nothing_while_the_clock_is_advanced(
-    messages: list[Message], rule: Rule, advances: list[tuple[int, int]]
+    messages: list[Message], rule: Rule, others: list[tuple[int, int | Literal["flush"]]]
 ) -> None:
-    steps: list[Message | int] = [*messages]
-    for place, now in advances:
-        steps.insert(place, now)
+    steps: list[Message | int | Literal["flush"]] = [*messages]
+    for place, step in others:
+        steps.insert(place, step)
     steady, forgetful = BySource(lambda: EventTimeBatcher(*rule)), BySource(lambda: EventTimeBatcher(*rule))
     for step in [-100, *steps, LARGEST]:
         if isinstance(step, Message):
             assert forgetful.add(step) == steady.add(step)
+            continue
+        if step == "flush":
+            assert forgetful.flush() == steady.flush()
         else:
             assert forgetful.advance(step) == steady.advance(step)
-            assert forgetful.take_rejected() == steady.take_rejected()
-            forgetful.forget(idle=0)
+        assert forgetful.take_rejected() == steady.take_rejected()
+        forgetful.forget(idle=0)
 
 
 def test_sources_that_have_been_silent_are_forgotten() -> None:
@@ -167,6 +177,29 @@ def test_sources_that_have_been_silent_are_forgotten() -> None:
     assert sources.forget(idle=5, now=101) == 1
     assert set(sources.stats()) == {"open", "new"}
     assert sources.forget(idle="1h") == 0
+
+
+@pytest.mark.parametrize("end", [BySource.flush, BySource.reset])
+def test_sources_are_forgotten_after_flush_and_reset_once_the_clock_has_advanced(
+    end: Callable[[BySource], list[Batch]],
+) -> None:
+    sources = BySource(batcher_of_five)
+    sources.add([message(f"source {k}", 100) for k in range(3)])
+    assert len(end(sources)) == 3
+    sources.advance(101)  # what was given out at 100 is not late yet
+    assert sources.forget(idle=0, now=110) == 0
+    sources.advance(200)
+    assert sources.forget(idle=50) == 3
+    sources.add(message("source 0", 100))
+    assert [rejection.reason for rejection in sources.take_rejected()] == ["late"]
+
+
+def test_flushed_sources_are_forgotten_without_an_advance() -> None:
+    sources = BySource(batcher_of_five)
+    sources.add(message("a", 100))
+    sources.flush()
+    assert sources.forget(idle=0, now=104) == 0
+    assert sources.forget(idle=50, now=200) == 1
 
 
 def test_a_source_with_a_rejection_to_take_is_not_forgotten() -> None:

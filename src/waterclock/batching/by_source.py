@@ -160,8 +160,8 @@ class BySource:
         By event time, a source counts as silent by the receive clock: its own stands at least ``idle`` before ``now``,
         and nothing that it has given out could come in time again. While `advance` is called, this changes no
         batch: what a forgotten source sends later is judged by what `advance` promised. Where it is not called, a
-        message whose receive time is as old as those forgotten is judged as if nothing had come before, so that a
-        batch may have the identity of an earlier one.
+        message received at least ``idle`` ago is judged as if nothing had come before, so that a batch may have the
+        identity of an earlier one.
 
         By rate, a source counts as silent by its batcher's clock. What comes later begins anew: its first call is a
         batch, and its streams' rates are learned again. A batch may have the identity of an earlier one where event
@@ -186,7 +186,9 @@ class BySource:
         clock = self._now if now is None else to_time(now, "now")
         if clock is None:
             clock = max((lane.batcher.receive_clock for lane in self._lanes.values()), default=0)
-        gone = [source for source, lane in self._lanes.items() if lane.batcher.is_done(clock - silence)]
+        since = clock - silence
+        promised = since if self._now is None else self._now + 1
+        gone = [source for source, lane in self._lanes.items() if lane.batcher.is_done(since, promised)]
         for source in gone:
             del self._lanes[source]
             self._touched.pop(source, None)

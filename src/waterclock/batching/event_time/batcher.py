@@ -210,14 +210,22 @@ class EventTimeBatcher:
         """The least receive time that may still come, ns; before all times where nothing has come."""
         return self._floor
 
-    def is_done(self, since: int) -> bool:
-        """Tell whether the receive clock has not passed ``since`` (ns), and a new batcher would know as much then.
+    def is_done(self, since: int, promised: int) -> bool:
+        """Return whether nothing was received after ``since`` and a new batcher would judge later messages alike.
 
         That is: nothing is open, no rejection waits to be taken, and what was given out can only come late.
+
+        Parameters
+        ----------
+        since
+            A receive time, ns.
+        promised
+            The least receive time that may still come, ns, as far as the caller knows. The batcher's own clock may lag
+            behind it after `flush` and `reset`.
         """
         if self._open or self._rejected or self._floor > since:
             return False
-        return self._given_out.newest < self._floor - self._rule.max_delay
+        return self._given_out.newest < max(self._floor, promised) - self._rule.max_delay
 
     @property
     def next_deadline(self) -> int | None:
