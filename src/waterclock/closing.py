@@ -3,8 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self, TypeVar
+
+
+class _Writer(Protocol):
+    def close(self) -> object: ...
+
+
+_W = TypeVar("_W", bound=_Writer)
+
+
+@contextmanager
+def closing_writer(writer: _W) -> Generator[_W]:
+    """Close a writer after the block; its close never hides an error of the block.
+
+    A writer writes its last bytes when it is closed. On a full disk that fails as the write before it has failed, with
+    an error that may name no reason.
+    """
+    try:
+        yield writer
+    except BaseException:
+        with suppress(Exception):
+            writer.close()
+        raise
+    writer.close()
 
 
 class Closing(ABC):

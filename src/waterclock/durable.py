@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from waterclock.closing import closing_writer
+
 
 def unfinished(name: str) -> str:
     """Name what an interrupted `durable_file` leaves behind."""
@@ -20,7 +22,7 @@ def durable_file(path: Path) -> Generator[BinaryIO]:
     make_folder(path.parent)
     part = Path(unfinished(str(path)))
     try:
-        with part.open("wb") as sink:
+        with closing_writer(part.open("wb")) as sink:
             yield sink
             sink.flush()
             os.fsync(sink.fileno())

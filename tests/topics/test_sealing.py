@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import errno
+import gc
+import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,10 @@ from tests.topics.conftest import MakeTopic, SettableClock
 from tests.topics.flows import append_ledgers, ledger_files_in, ledger_path, on_counting_files, published
 
 from waterclock.database.topic_catalogue import entries, files
+from waterclock.durable import durable_file
 from waterclock.errors import UnavailableError
 from waterclock.message import Message
-from waterclock.topics import pending_files, sealed_file, sealing, sweeping
+from waterclock.topics import compacting, ledger_files, pending_files, sealed_file, sealing, sweeping
 from waterclock.topics.topic import Topic
 
 FLOW = [[[0, 1], [2]], [[3, 4, 5]], [[6], [7, 8]]]
@@ -196,6 +200,52 @@ def test_a_full_disk_is_named_with_its_file_and_leaves_the_ledger_as_it_was(
     assert count(sqlite_topic, files) == 0
     assert times(sqlite_topic) == list(range(9))
     assert sqlite_topic.seal() == 2
+
+
+class FullDisk(io.BytesIO):
+    """Takes two row groups of `test_a_disk_that_fills_up_while_sealing_or_compacting_is_named`."""
+
+    left = 250_000
+
+    def write(self, data: Any) -> int:
+        self.left -= len(data)
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)
+
+
+@pytest.mark.filterwarnings("error")  # a failed writer that its finalizer closes again would warn
+def test_a_disk_that_fills_up_while_sealing_or_compacting_is_named(
+    sqlite_topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in sealed_file, compacting:
+        monkeypatch.setattr(module, "ROW_GROUP_BYTES", 1000)
+    for _ in range(2):
+        for _ in range(3):
+            sqlite_topic.append([Message("a", "b", 0, os.urandom(100_000))])
+        sqlite_topic.roll()
+    for act, done in (sqlite_topic.seal, 2), (sqlite_topic.compact, 1):
+        before = all_files(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger_files, "durable_file", lambda _: FullDisk())
+            with pytest.raises(UnavailableError, match=r"0000000000-.*\.parquet: .*No space left.*is the disk full\?"):
+                act()
+            gc.collect()
+        assert all_files(tmp_path) == before
+        assert act() == done
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
+def test_an_error_while_writing_is_not_hidden_by_a_close_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "file.part").symlink_to("/dev/full")
+
+    def pieces() -> Iterator[bytes]:
+        yield b"held back until the file is closed"
+        raise ValueError("the cause")
+
+    with pytest.raises(ValueError, match="the cause"), durable_file(tmp_path / "file") as sink:
+        sink.writelines(pieces())
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_file_that_reads_back_differently_is_not_taken(

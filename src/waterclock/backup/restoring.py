@@ -16,6 +16,7 @@ from waterclock.backup.copying import Report, check, copy_checked, no_report
 from waterclock.backup.manifest import Kept, Manifest, read_manifest
 from waterclock.backup.new_store import found_store
 from waterclock.backup.snapshot import database_file
+from waterclock.closing import closing_writer
 from waterclock.database.backend import Backend
 from waterclock.durable import make_folder, sync, unfinished
 from waterclock.errors import InvalidArgumentError, UnavailableError
@@ -130,7 +131,7 @@ def _put_in_place(folder: Path, manifest: Manifest, database: Path, files: Ledge
         for suffix in _BESIDE:
             Path(f"{part}{suffix}").unlink(missing_ok=True)  # of an interrupted restore
         make_folder(part.parent)
-        with part.open("wb") as sink:
+        with closing_writer(part.open("wb")) as sink:
             copy_checked(folder / manifest.database.path, sink, manifest.database)
         copied = Backend(f"sqlite:///{part}", create=True)
         try:

@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
+from waterclock.closing import closing_writer
 from waterclock.durable import durable_file, make_folder, sync, unfinished
 from waterclock.errors import DamagedError, UnavailableError
 from waterclock.topics import roots
@@ -159,7 +160,7 @@ class LedgerFiles:
                 make_folder(Path(base))
                 _write_once(Path(base) / MARKER, data)
             else:
-                with self._output(posixpath.join(base, MARKER)) as sink:
+                with closing_writer(self._output(posixpath.join(base, MARKER))) as sink:
                     sink.write(data)
         except _FAILURES as error:
             raise UnavailableError(f"cannot make a ledger store at {self.place}: {self._reason(error)}") from error
@@ -187,7 +188,7 @@ class LedgerFiles:
                     yield sink
             else:
                 # A store shows an object only when it is whole, and the name is used once: no renaming.
-                with self._output(full) as sink:
+                with closing_writer(self._output(full)) as sink:
                     yield sink
         except _FAILURES as error:
             raise UnavailableError(f"cannot write {self.name(path)}: {self._reason(error)}") from error
@@ -369,7 +370,7 @@ def _write_once(path: Path, data: bytes) -> None:
     """Write a small file, durable and whole, unless there is one."""
     own = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")
     try:
-        with own.open("wb") as sink:
+        with closing_writer(own.open("wb")) as sink:
             sink.write(data)
             sink.flush()
             os.fsync(sink.fileno())

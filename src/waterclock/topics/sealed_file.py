@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from waterclock.checksum import checksum
+from waterclock.closing import closing_writer
 from waterclock.errors import DamagedError
 from waterclock.topics.entries import PLACED_SCHEMA
 from waterclock.topics.fingerprints import fingerprint
@@ -95,7 +96,7 @@ def write_row_groups(
     """
     integers = [name for name in schema.names if name in (*_INTEGERS, "ledger")]
     footers: list[Any] = []
-    with pq.ParquetWriter(
+    writer = pq.ParquetWriter(
         sink,
         schema,
         compression="zstd",
@@ -104,11 +105,15 @@ def write_row_groups(
         column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
         write_page_checksum=True,
         metadata_collector=footers,
-    ) as writer:
-        for table in tables:
-            writer.write_table(table.select(schema.names), row_group_size=table.num_rows)
-        if facts is not None:
-            writer.add_key_value_metadata(facts())
+    )
+    try:
+        with closing_writer(writer):
+            for table in tables:
+                writer.write_table(table.select(schema.names), row_group_size=table.num_rows)
+            if facts is not None:
+                writer.add_key_value_metadata(facts())
+    finally:
+        writer.is_open = False  # after a failed close its finalizer would try again
     return footer_bytes(footers[0])
 
 

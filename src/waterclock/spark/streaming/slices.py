@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from waterclock.closing import closing_writer
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
 from waterclock.spark.many_sources import ManySources, from_packed
@@ -73,7 +74,7 @@ def slices(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = 
     # is needed.
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0] or None
     with SpooledTemporaryFile(_IN_MEMORY, dir=folder) as file:
-        with pa.ipc.new_stream(file, ROWS) as writer:
+        with closing_writer(pa.ipc.new_stream(file, ROWS)) as writer:
             for rows, begun, ends in _cut(batches, sliced=sliced, by_entry=by_entry):
                 if ends and not begun:
                     yield Slice(rows, begun, ends)
