@@ -41,6 +41,8 @@ POSITIONED_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *POSITION_FIELDS])
 
 _TIMES = ("event_time", "publish_time", "receive_time")
 
+_TEXTS = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
+
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 _UNCOMPRESSED = pa.ipc.IpcWriteOptions()
 _STREAM = b"\xff\xff\xff\xff"
@@ -147,18 +149,26 @@ def _numbers(column: pa.Array, first: int, count: int) -> pa.Array:
 def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     if field.name in _TIMES:
         column = as_nanoseconds(column, field.name)
-    elif field.type == pa.string() and _is_number(column.type):
+    elif field.type == pa.string() and not _is_text(column.type):
         # Arrow would write 7.0 and true, names that the producer never said.
-        raise SchemaError(f"column {field.name!r} is {column.type}; it must be string, or a dictionary of strings")
+        raise SchemaError(f"column {field.name!r} must be string, or a dictionary of strings, got {column.type}")
+    elif pa.types.is_map(field.type) and pa.types.is_map(column.type):
+        for what, kind in ("keys", column.type.key_type), ("values", column.type.item_type):
+            if not _is_text(kind):
+                raise SchemaError(f"column {field.name!r}: {what} must be string, got {kind}")
     try:
         return column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise SchemaError(f"column {field.name!r} cannot become {field.type}: {error}") from error
 
 
-def _is_number(given: pa.DataType) -> bool:
-    values = given.value_type if pa.types.is_dictionary(given) else given
-    return pa.types.is_primitive(values)  # numbers, truth values, dates and times
+def _is_text(given: pa.DataType) -> bool:
+    """Return whether Arrow casts a type to string without formatting its values. Bytes must then be UTF-8."""
+    if pa.types.is_dictionary(given):
+        return _is_text(given.value_type)
+    if isinstance(given, pa.BaseExtensionType):
+        return pa.types.is_string(given.storage_type)  # arrow.json is text; the bytes of arrow.uuid are not
+    return given in _TEXTS or pa.types.is_fixed_size_binary(given) or pa.types.is_null(given)
 
 
 def as_message_columns(table: pa.Table | pa.RecordBatch) -> pa.Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -106,12 +106,43 @@ def test_texts_and_payloads_may_be_views_large_dictionaries_pieces_and_slices(ma
 
 
 @pytest.mark.parametrize("name", ["source", "stream"])
-@pytest.mark.parametrize("values", [[1, 2], [1.0, 2.0], [True, False], [date(2026, 7, 1)] * 2])
-def test_names_that_are_no_text_are_refused_by_name(sqlite_topic: Topic, name: str, values: list[Any]) -> None:
+@pytest.mark.parametrize("values", [[1, 2], [1.0, 2.0], [True, False], [date(2026, 7, 1)] * 2, [Decimal(7)] * 2])
+def test_names_that_are_not_text_are_refused_by_name(sqlite_topic: Topic, name: str, values: list[Any]) -> None:
     for column in (pa.array(values), pa.array(values).dictionary_encode()):
-        with pytest.raises(SchemaError, match=f"column '{name}' is .*; it must be string"):
+        with pytest.raises(SchemaError, match=f"column '{name}' must be string, .* got "):
             sqlite_topic.append(table(**{name: column}))
     assert list(sqlite_topic.read()) == []
+
+
+@pytest.mark.parametrize(("kind", "storage"), [(pa.bool8(), pa.int8()), (pa.uuid(), pa.binary(16))])
+def test_extension_types_that_are_not_text_are_refused_by_name(
+    sqlite_topic: Topic, kind: pa.DataType, storage: pa.DataType
+) -> None:
+    values = pa.array([0, 1] if storage == pa.int8() else [b"0123456789abcdef"] * 2, storage)
+    names = pa.ExtensionArray.from_storage(kind, values)
+    with pytest.raises(SchemaError, match=f"column 'source' must be string, .* got extension<{kind.extension_name}>"):
+        sqlite_topic.append(table(source=names))
+    headers = pa.MapArray.from_arrays([0, 1, 2], pa.array(["k", "k"]), names)
+    with pytest.raises(SchemaError, match="column 'headers': values must be string, got extension"):
+        sqlite_topic.append(table(headers=headers))
+
+
+@pytest.mark.parametrize("value", [7, 7.0, True, datetime(2026, 7, 1), Decimal(7)])  # noqa: DTZ001  # a table may hold it
+def test_headers_that_are_not_text_are_refused(sqlite_topic: Topic, value: object) -> None:
+    for key, item, what in ("k", value, "values"), (value, "v", "keys"):
+        column = pa.array([[(key, item)]] * 2, pa.map_(pa.scalar(key).type, pa.scalar(item).type))
+        with pytest.raises(SchemaError, match=f"column 'headers': {what} must be string, got "):
+            sqlite_topic.append(table(headers=column))
+    assert list(sqlite_topic.read()) == []
+
+
+@pytest.mark.parametrize(
+    "text", [pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int32(), pa.string())]
+)
+def test_headers_of_any_type_of_text_are_taken(sqlite_topic: Topic, text: pa.DataType) -> None:
+    values = pa.array(["x", "y"]).cast(text)
+    sqlite_topic.append(table(headers=pa.MapArray.from_arrays([0, 1, 2], pa.array(["k", "k"]), values)))
+    assert [message.headers for message in sqlite_topic.read()] == [{"k": "x"}, {"k": "y"}]
 
 
 def test_columns_of_nulls_alone_are_nulls(sqlite_topic: Topic) -> None:
