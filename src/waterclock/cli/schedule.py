@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from waterclock.cli.common import Common
 from waterclock.cli.output import span
-from waterclock.cli.table import content_of, headers_of
+from waterclock.cli.payloads import headers_of, payload_of
 from waterclock.time import format_duration, format_time
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def add(
     name
         The schedule's name.
     payload
-        What it puts; @FILE takes a file's content, @- standard input.
+        What it puts, in a table of JSON as JSON; @FILE takes a file's content, @- standard input.
     cron
         When: minute, hour, day, month and weekday, for example "0 3 * * *", or @daily.
     timezone
@@ -82,13 +82,13 @@ def add(
         opened.schedule(
             name,
             cron=cron,
-            payload=content_of(opened, payload),
+            payload=payload_of(opened, payload),
             timezone=timezone,
             catch_up=catch_up,
             within=within,
             overlap=overlap,
             group=group,
-            headers=headers_of(header or []),
+            headers=headers_of(header),
             priority=priority,
         )
         common.output.talk(f"schedule {name} of {table} is there")

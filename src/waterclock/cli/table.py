@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
 from waterclock.cli.common import Common
 from waterclock.cli.output import pause_end, span
+from waterclock.cli.payloads import columns_of, headers_of, pairs, payload_of, put_lines
 from waterclock.cli.table_options import ChangingOptions, shown
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
@@ -86,7 +86,7 @@ def add(
             ungrouped=ungrouped,
             ack_order=ack_order,
             purge_by=purge_by,
-            columns=_pairs("column", column or []),
+            columns=pairs("column", column),
             adopt=adopt,
             exist_ok=exist_ok,
             **header,
@@ -127,9 +127,10 @@ def _pause(table: MessageTable) -> dict[str, Any]:
 @app.command
 def put(
     name: str,
-    payload: str,
+    payload: str | None = None,
     /,
     *,
+    jsonl: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     id: str | None = None,  # noqa: A002  # the option's name
     at: str | None = None,
     delay: str | None = None,
@@ -140,16 +141,21 @@ def put(
     unique: str | None = None,
     unique_until: Literal["claimed", "done"] | None = None,
     on_conflict: Literal["existing", "replace"] | None = None,
+    column: Annotated[list[str] | None, Parameter(name="--column", negative="")] = None,
     common: Common = Common(),
 ) -> None:
-    """Put a message, and print its id.
+    """Put a message and print its id; with --jsonl, put many and print theirs.
 
     Parameters
     ----------
     name
         The table.
     payload
-        The message; @FILE takes a file's content, @- standard input.
+        The message, in a table of JSON as JSON; @FILE takes a file's content, @- standard input.
+    jsonl
+        A file of messages, an object a line; - is standard input. A line has "payload" or "payload_base64", and may
+        have id, at, delay, group, priority, headers, expires_at, unique, unique_until, on_conflict and further
+        columns, which win over the options given here.
     id
         Its id. Putting the same id again changes nothing.
     at
@@ -170,25 +176,30 @@ def put(
         claimed: it has the key until a consumer gets it, unless given; done: until it is acked or dead.
     on_conflict
         existing: the one that waits stays as it is, unless given; replace: it gets this payload and time.
+    column
+        A value of a further column of the table, name=value; may be given several times.
     """
+    if (payload is None) == (jsonl is None):
+        raise InvalidArgumentError("payload is missing; give it, or many messages with --jsonl, and not both")
     with common.connect() as database:
         table = database.table(name)
         if expires is not None and to_time(expires, "expires") <= database.backend.now():
             raise InvalidArgumentError(f"expires must be in the future, got {quoted(expires)}")
-        given = table.put(
-            content_of(table, payload),
-            id=None if id is None else message_id(table, id),
-            at=at,
-            delay=delay,
-            group=group,
-            priority=priority,
-            headers=headers_of(header or []),
-            expires_at=expires,
-            unique=unique,
-            unique_until=unique_until,
-            on_conflict=on_conflict,
-        )
-        common.output.rows([{"id": str(given)}], ("id",))
+        options: dict[str, Any] = {
+            "id": None if id is None else message_id(table, id),
+            "at": at,
+            "delay": delay,
+            "group": group,
+            "priority": priority,
+            "headers": headers_of(header),
+            "expires_at": expires,
+            "unique": unique,
+            "unique_until": unique_until,
+            "on_conflict": on_conflict,
+            **columns_of(table, column),
+        }
+        ids = put_lines(table, jsonl, options) if jsonl else [table.put(payload_of(table, payload or ""), **options)]
+        common.output.rows(({"id": str(each)} for each in ids), ("id",))
 
 
 @app.command
@@ -361,47 +372,6 @@ def message_id(table: MessageTable, text: str) -> MessageId:
         return int(text)
     except ValueError:
         raise InvalidArgumentError(f"id: {quoted(text)} is no number, and the ids of {table.name!r} are") from None
-
-
-def content_of(table: MessageTable, payload: str) -> bytes | str:
-    """Read a payload as the table takes them; @FILE names a file, @- standard input."""
-    content = _content(payload)
-    return content if table.options.payload == "bytes" else _text(content)
-
-
-def _content(payload: str) -> bytes:
-    if not payload.startswith("@"):
-        return payload.encode()
-    if payload == "@-":
-        return sys.stdin.buffer.read()
-    try:
-        return Path(payload[1:]).read_bytes()
-    except OSError as error:
-        raise InvalidArgumentError(f"payload: {quoted(payload)} cannot be read: {error.strerror}") from error
-
-
-def _text(content: bytes) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidArgumentError(
-            f"payload: {quoted(content)} is no UTF-8 text, which the table takes: {error.reason}"
-        ) from None
-
-
-def headers_of(given: list[str]) -> dict[str, str] | None:
-    """Read headers, each name=text."""
-    return _pairs("header", given) or None
-
-
-def _pairs(option: str, given: list[str]) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise InvalidArgumentError(f"{option}: {quoted(text)} is not name=text")
-        pairs[name] = value
-    return pairs
 
 
 def _delivery(delivery: Delivery) -> dict[str, Any]:

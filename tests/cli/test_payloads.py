@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from waterclock import connect
+from waterclock.cli import payloads
+from waterclock.cli.app import FAILED, WRONG_USAGE
+
+from .conftest import Shell
+
+COLUMNS = {"n": "bigint", "x": "double", "on": "boolean", "word": "text", "raw": "bytes", "doc": "json"}
+
+
+@pytest.fixture
+def jobs(shell: Shell) -> Shell:
+    columns = [word for name, kind in COLUMNS.items() for word in ("--column", f"{name}={kind}")]
+    shell("table", "add", "jobs", "--payload", "json", *columns)
+    return shell
+
+
+def stdin_of(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+@pytest.mark.parametrize("value", [{"order": 1}, [1, None], "text", 17, 1.5, True, None])
+def test_json_payload_is_stored_as_the_value_it_spells(jobs: Shell, value: object) -> None:
+    jobs("table", "put", "jobs", json.dumps(value))
+    assert [row["payload"] for row in jobs.json("table", "receive", "jobs", "--ack")] == [value]
+    jobs("schedule", "add", "jobs", "nightly", json.dumps(value), "--cron", "@daily")
+    jobs("schedule", "run", "jobs", "nightly")
+    assert [row["payload"] for row in jobs.json("table", "receive", "jobs")] == [value]
+
+
+def test_payload_that_is_not_json_is_refused(jobs: Shell) -> None:
+    jobs("table", "put", "jobs", '{"order": 1', expect=WRONG_USAGE)
+    assert "payload must be JSON, got '{\"order\": 1'" in jobs.said
+    jobs("table", "put", "jobs", "NaN", expect=WRONG_USAGE)
+    jobs("table", "put", "jobs", expect=WRONG_USAGE)
+    jobs("schedule", "add", "jobs", "nightly", "text", "--cron", "@daily", expect=WRONG_USAGE)
+    jobs("table", "peek", "jobs", expect=FAILED)
+
+
+def test_columns_are_read_in_their_types(jobs: Shell) -> None:
+    given = ("n=5", "x=1.5", "on=true", "word=a=b", "raw=\u00e9", 'doc={"a": [1]}')
+    jobs("table", "put", "jobs", "1", *(word for text in given for word in ("--column", text)))
+    with connect("sqlite:///factory.db") as database:
+        (delivery,) = database.table("jobs").receive()
+    found = {name: delivery.columns[name] for name in COLUMNS}
+    assert found == {"n": 5, "x": 1.5, "on": True, "word": "a=b", "raw": "\u00e9".encode(), "doc": {"a": [1]}}
+    for wrong in ("n=1.5", "x=much", "on=yes", "doc={", "other=1", "n"):
+        jobs("table", "put", "jobs", "1", "--column", wrong, expect=WRONG_USAGE)
+
+
+def test_many_messages_are_put_from_json_lines(jobs: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payloads, "LINES_TOGETHER", 2)
+    lines = [
+        {"payload": {"order": 1}, "headers": {"of": "a cow"}},
+        {"payload": "text", "priority": 3, "n": 7},
+        {"payload": None, "id": 90},
+    ]
+    (jobs.folder / "jobs.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    printed = jobs.json("table", "put", "jobs", "--jsonl", "jobs.jsonl", "--priority", "1")
+    assert [row["id"] for row in printed] == ["1", "2", "90"]
+    stdin_of(b'{"payload": 4}', monkeypatch)
+    jobs("table", "put", "jobs", "--jsonl", "-")
+    found = {row["id"]: row for row in jobs.json("table", "peek", "jobs")}
+    assert [found[each]["payload"] for each in (1, 2, 90, 91)] == [{"order": 1}, "text", None, 4]
+    assert [found[each]["priority"] for each in (1, 2, 90, 91)] == [1, 3, 1, 0]
+    assert found[1]["headers"] == {"of": "a cow"}
+
+
+def test_wrong_line_is_named_with_what_was_put_before(jobs: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payloads, "LINES_TOGETHER", 2)
+    for wrong in ("[1]", '{"id": 1}', "{", '{"payload": 1, "at": "soon"}', '{"payload_base64": "!"}', "\udcff"):
+        content = f'{{"payload": 1, "id": 1}}\n{{"payload": 2, "id": 2}}\n{wrong}\n'.encode(errors="surrogateescape")
+        (jobs.folder / "jobs.jsonl").write_bytes(content)
+        jobs("table", "put", "jobs", "--jsonl", "jobs.jsonl", expect=WRONG_USAGE)
+        assert "lines 3 to 3 of 'jobs.jsonl' are not put; 2 messages before are" in jobs.said
+    jobs("table", "put", "jobs", "--jsonl", "missing", expect=WRONG_USAGE)
+    assert "cannot read 'missing': No such file" in jobs.said
+    jobs("table", "put", "jobs", "1", "--jsonl", "jobs.jsonl", expect=WRONG_USAGE)
+    assert len(jobs.json("table", "peek", "jobs")) == 2
+
+
+def test_json_lines_of_bytes_hold_text_or_base64(shell: Shell) -> None:
+    shell("table", "add", "raw")
+    (shell.folder / "raw.jsonl").write_text('{"payload": "tea"}\n{"payload_base64": "/w=="}\n')
+    shell("table", "put", "raw", "--jsonl", "raw.jsonl")
+    with connect("sqlite:///factory.db") as database:
+        assert [message.payload for message in database.table("raw").peek()] == [b"tea", b"\xff"]
