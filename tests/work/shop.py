@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -12,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -20,6 +23,8 @@ from waterclock.cli.app import run
 from waterclock.connection import connect
 from waterclock.errors import LeaseLostError
 from waterclock.tables.consumers.delivery import Delivery
+from waterclock.work.child import Ended
+from waterclock.work.outcomes import ACK
 
 
 def handle(delivery: Delivery) -> None:
@@ -122,6 +127,40 @@ def torture(delivery: Delivery) -> None:
                 delivery.ack(connection=connection)
         case _:
             pass
+
+
+def fork(delivery: Delivery) -> None:
+    """Fork, return from the handler in the copy, and fail in the original where the payload says so."""
+    if (copy := os.fork()) == 0:
+        return
+    assert os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) == 1
+    if delivery.payload == "fails":
+        raise RuntimeError("the original")
+
+
+async def fork_in_the_loop(delivery: Delivery) -> None:
+    fork(delivery)
+
+
+def answer_for_another(delivery: Delivery) -> None:
+    """Ack another message through the pipe to the worker, as a copy of this process could, and fail."""
+    [pipe] = [each for each in gc.get_objects() if isinstance(each, Connection) and each.writable]
+    leased = delivery.leased
+    pipe.send(Ended(os.getpid(), leased.claim_id, leased.seq + 1, ACK, False, False, 0))
+    pipe.send(Ended(os.getpid() + 1, leased.claim_id, leased.seq, ACK, False, False, 0))
+    raise RuntimeError("this one")
+
+
+def start_processes(delivery: Delivery) -> None:
+    """Compute in a pool of processes, and end a process that would not end by itself."""
+    method = multiprocessing.get_context(delivery.payload)
+    with method.Pool(1) as pool:
+        assert pool.map(abs, [-1]) == [1]
+    endless = method.Process(target=signal.pause)
+    endless.start()
+    endless.terminate()
+    endless.join()
+    assert endless.exitcode == -signal.SIGTERM
 
 
 @contextmanager

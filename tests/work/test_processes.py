@@ -108,6 +108,41 @@ def test_processes_that_take_too_much_memory_are_replaced_and_leave_no_connectio
 
 
 @pytest.mark.one_database
+@pytest.mark.parametrize("handler", [shop.fork, shop.fork_in_the_loop], ids=["def", "async def"])
+@pytest.mark.parametrize("in_processes", [0, 1])
+def test_a_fork_that_returns_from_a_handler_ends_and_answers_for_no_message(
+    make_table: MakeTable, handler: Callable[..., object], in_processes: int
+) -> None:
+    orders = make_table(min_backoff="1h")
+    orders.put_many([{"payload": each} for each in ("works", "fails", "works")])
+    worker = wc.Worker(orders, handler, processes=in_processes)
+    with running(worker):
+        until(lambda: worker.counts.done + worker.counts.failed == 3)
+    assert (worker.counts.done, worker.counts.failed, worker.counts.replaced) == (2, 1, 0)
+    assert [(each.payload, each.epoch) for each in orders.peek()] == [("fails", 1)]
+
+
+@pytest.mark.one_database
+def test_an_answer_for_another_message_or_of_another_process_is_dropped(make_table: MakeTable) -> None:
+    orders = make_table(min_backoff="1h")
+    orders.put(1)
+    worker = wc.Worker(orders, shop.answer_for_another, processes=1)
+    with running(worker):
+        until(lambda: worker.counts.done + worker.counts.failed)
+    assert (worker.counts.done, worker.counts.failed) == (0, 1)
+
+
+@pytest.mark.one_database
+def test_handlers_in_processes_may_start_processes_of_their_own(make_table: MakeTable) -> None:
+    orders = make_table(max_attempts=1)
+    orders.put_many([{"payload": each} for each in ("fork", "spawn")])
+    worker = wc.Worker(orders, shop.start_processes, processes=1)
+    with running(worker):
+        until(lambda: worker.counts.done + worker.counts.failed == 2)
+    assert worker.counts.done == 2
+
+
+@pytest.mark.one_database
 def test_a_system_that_starts_no_process_is_asked_again_before_the_worker_ends(
     orders: MessageTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

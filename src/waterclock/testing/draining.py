@@ -26,6 +26,7 @@ from waterclock.tables.messages.expiring import expire_claimed
 from waterclock.tables.model.claim import Wanted
 from waterclock.tables.model.options import check_count
 from waterclock.time import to_duration
+from waterclock.work.forks import ending_forks
 from waterclock.work.handlers import BoundHandler, Handlers, handlers_of, is_factory
 from waterclock.work.intake import UNKNOWN_FOR
 from waterclock.work.outcomes import HandlerSays, Outcome, outcome_of
@@ -118,9 +119,10 @@ def _drain(table: MessageTable, handlers: Handlers, loop: asyncio.Runner, connec
 
 
 def _call(handler: BoundHandler, loop: asyncio.Runner, delivery: Delivery) -> None:
-    result = handler(delivery)
-    if inspect.isawaitable(result):
-        loop.run(_await(result))
+    with ending_forks(delivery.id):
+        result = handler(delivery)
+        if inspect.isawaitable(result):
+            loop.run(_await(result))
 
 
 async def _await(given: Awaitable[object]) -> None:

@@ -18,6 +18,7 @@ from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER
 from waterclock.time import format_duration
 from waterclock.work.counts import Counter
 from waterclock.work.event_loop import EventLoop
+from waterclock.work.forks import ending_forks
 from waterclock.work.lanes import Handling, Lanes
 from waterclock.work.outcomes import ACK, GIVE_BACK, SKIP, HandlerSays, Outcome, outcome_of
 
@@ -73,9 +74,11 @@ class Caller:
                 one.delivery.when_cancelled(lambda: cancel(one))
                 handler = one.intake.handlers.find(one.delivery)
                 if handler is not None and handler.is_async and self.loop is not None:
-                    self.loop.submit(lambda: self._within_timeout(handler(one.delivery)), one)
+                    self.loop.submit(lambda: self._within_timeout(_awaited(handler(one.delivery), one.delivery)), one)
                 elif handler is not None:
-                    self._run_if_coroutine(handler(one.delivery), one)
+                    with ending_forks(one.delivery.id):
+                        given = handler(one.delivery)
+                    self._run_if_coroutine(given, one)
             outcome = ACK
         except BaseException as error:  # noqa: BLE001  # what a handler raises ends its message, and no worker
             outcome = self._outcome(one, error)
@@ -87,7 +90,7 @@ class Caller:
             with self._making:
                 if self.loop is None:
                     self.loop = EventLoop(self._lanes, self.wait_for)
-            self.loop.submit(lambda: self._within_timeout(given), one)
+            self.loop.submit(lambda: self._within_timeout(_awaited(given, one.delivery)), one)
 
     def _enter_around(self, one: Handling, stack: ExitStack) -> None:
         manager = self._around(one.delivery) if self._around is not None else None
@@ -115,15 +118,15 @@ class Caller:
         if handler is None:
             return
         if self._around is None:
-            await handler(one.delivery)
+            await _awaited(handler(one.delivery), one.delivery)
             return
         manager = self._around(one.delivery)
         if isinstance(manager, AbstractAsyncContextManager):
             async with manager:
-                await handler(one.delivery)
+                await _awaited(handler(one.delivery), one.delivery)
         else:
             with manager:
-                await handler(one.delivery)
+                await _awaited(handler(one.delivery), one.delivery)
 
     async def _within_timeout(self, work: Any) -> None:
         async with asyncio.timeout(None if self._timeout is None else self._timeout / _SECOND):
@@ -161,6 +164,11 @@ class Caller:
         one.intake.recorder.put(one, outcome, dropped)
         self._ended()
         return True
+
+
+async def _awaited(given: Any, delivery: Delivery) -> None:
+    with ending_forks(delivery.id):
+        await given
 
 
 def cancel(one: Handling) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import inspect
+import multiprocessing
 import os
 import queue
 import signal
@@ -25,11 +26,14 @@ from waterclock.quoting import said_of
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
+from waterclock.work.forks import ending_forks
 from waterclock.work.handlers import BoundHandler, handlers_of
 from waterclock.work.outcomes import ACK, GIVE_BACK, HandlerSays, Outcome, outcome_of
 
 _PR_SET_PDEATHSIG = 1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_LEFT_TO_PARENT = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+"""Signals that a child ignores, each with what processes that it forks do at one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ class Ended:
 
     Attributes
     ----------
+    process, claim_id, seq
+        The child's process id, and which message it was: the parent takes no other answer for its own.
     outcome
         What is to become of it.
     over
@@ -81,6 +87,9 @@ class Ended:
         Bytes of memory that the child takes.
     """
 
+    process: int
+    claim_id: int
+    seq: int
     outcome: Outcome
     over: bool
     undecided: bool
@@ -126,10 +135,9 @@ def serve(
     pipe: Connection, parent: int, tables: Sequence[HandledTable], around: Callable[[Delivery], Any] | None
 ) -> None:
     """Handle what comes through the pipe until it is closed."""
-    # A terminal, and what ends a service, signal children, too; the parent decides when they end.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    _leave_signals_to_parent()
     _end_with(parent)
+    multiprocessing.current_process().daemon = False  # a daemonic process may not have children of its own
     with asyncio.Runner() as loop, ExitStack() as stack:
         try:
             child = _Child(pipe, tables, around, loop, stack)
@@ -169,7 +177,10 @@ class _Child:
             self._current = delivery
             outcome = self._handle(self._handlers[number].find(delivery), delivery)
             self._current = None
-            self._pipe.send(Ended(outcome, delivery.over, delivery.undecided, _memory()))
+            leased = delivery.leased
+            self._pipe.send(
+                Ended(os.getpid(), leased.claim_id, leased.seq, outcome, delivery.over, delivery.undecided, _memory())
+            )
 
     def _listen(self) -> None:
         """Hear the parent also while a handler runs."""
@@ -194,9 +205,10 @@ class _Child:
                 with ExitStack() as stack:
                     if self._around is not None:
                         stack.enter_context(self._around(delivery))
-                    given = handler(delivery)
-                    if inspect.isawaitable(given):  # an ordinary decorator is around an ``async def``
-                        self._loop.run(self._await(given, delivery))
+                    with ending_forks(delivery.id):
+                        given = handler(delivery)
+                        if inspect.isawaitable(given):  # an ordinary decorator is around an ``async def``
+                            self._loop.run(self._await(given, delivery))
         except BaseException as error:  # noqa: BLE001  # what a handler raises ends its message, and no process
             return GIVE_BACK if delivery.cancelled and not isinstance(error, HandlerSays) else outcome_of(error)
         return ACK
@@ -215,7 +227,38 @@ class _Child:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None  # noqa: S101  # this runs in one
         delivery.when_cancelled(lambda: loop.call_soon_threadsafe(task.cancel) and None)
-        await given
+        with ending_forks(delivery.id):
+            await given
+
+
+def _leave_signals_to_parent() -> None:
+    """Ignore the signals of a terminal, or of what ends a service: the parent decides when a child ends.
+
+    Processes that a handler starts get the defaults back. With ``SIG_IGN``, which both fork and exec inherit, nothing
+    but SIGKILL would end them, and `multiprocessing.Pool` would wait forever for its workers.
+    """
+    for number in _LEFT_TO_PARENT:
+        signal.signal(number, _ignore)
+        signal.siginterrupt(number, False)
+    mask = threading.local()
+
+    def block() -> None:  # or a signal could come between the fork and the defaults, and be ignored
+        mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask.before)
+
+    def restore() -> None:
+        for number, default in _LEFT_TO_PARENT.items():
+            if signal.getsignal(number) is _ignore:  # a handler may have set its own
+                signal.signal(number, default)
+        unblock()
+
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=restore)
+
+
+def _ignore(_number: int, _frame: object) -> None:
+    """Do nothing."""
 
 
 def _end_with(parent: int) -> None:

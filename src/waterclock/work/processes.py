@@ -59,6 +59,15 @@ class _Process:
         with self._lock:
             self.pipe.send(words)
 
+    def answer_for(self, delivery: Delivery) -> Ended | None:
+        """Take what came through the pipe; None if it is not this process's answer for this message."""
+        said = self.pipe.recv()
+        leased = delivery.leased
+        if (said.process, said.claim_id, said.seq) == (self._process.pid, leased.claim_id, leased.seq):
+            return said
+        _log.error("an answer for another message came from a handler's process and was dropped")
+        return None
+
     def kill(self) -> None:
         self._process.kill()
 
@@ -214,9 +223,10 @@ class Processes:
             process.say((self._intakes[one.intake], one.delivery.facts()))
             one.cancel = lambda: _say(process, "cancel")
             one.delivery.when_cancelled(one.cancel)
-            late = not self._poll(process, one)
-            if not late:
-                ended = process.pipe.recv()
+            while ended is None and not late:
+                late = not self._poll(process, one)
+                if not late:
+                    ended = process.answer_for(one.delivery)
         except (EOFError, OSError):
             pass
         one.cancel = None
