@@ -19,7 +19,7 @@ from tests.topics.flows import CountingFiles, append_ledgers, ledger_files_in, l
 
 import waterclock as wc
 from waterclock.database.topic_catalogue import entries, files, ledgers, stores, topics
-from waterclock.errors import AlreadyExistsError, InvalidArgumentError, UnavailableError
+from waterclock.errors import AlreadyExistsError, DamagedError, InvalidArgumentError, UnavailableError
 from waterclock.message import Message
 from waterclock.topics import retention, sealing
 from waterclock.topics.ledger_files import MARKER, LedgerFiles, LostFileError, StoreError, UnreachableStoreError
@@ -528,3 +528,57 @@ def test_a_message_of_an_earlier_time_is_kept_by_a_later_one_in_its_ledger(
     assert clocked_topic.enforce_retention() == 0
     clock.now = 601
     assert clocked_topic.enforce_retention() == 1
+
+
+PATHS_OUTSIDE = [
+    "../victim.parquet",
+    "topic-1/../../victim.parquet",
+    "/victim.parquet",
+    "topic-1//victim.parquet",
+    "./victim.parquet",
+    "..\\victim.parquet",
+    "victim\0.parquet",
+    "",
+    MARKER,
+]
+
+
+@pytest.mark.parametrize("path", PATHS_OUTSIDE)
+def test_a_path_outside_the_store_is_refused_before_any_use(tmp_path: Path, path: str) -> None:
+    store = LedgerFiles(str(tmp_path / "store"))
+    store.write_marker("0" * 32)
+    victim = tmp_path / "victim.parquet"
+    victim.write_bytes(b"not ours")
+    uses: list[Callable[[], object]] = [
+        lambda: store.create(path).__enter__(),
+        lambda: store.open(path),
+        lambda: store.read_range(path, 8, 0, 8),
+        lambda: store.size(path),
+        lambda: store.size_if_there(path),
+        lambda: store.delete(path),
+    ]
+    for use in uses:
+        with pytest.raises(DamagedError, match="is not a path inside the store"):
+            use()
+    assert victim.read_bytes() == b"not ours"
+    assert store.marker() == "0" * 32
+
+
+def test_a_path_outside_the_store_deletes_nothing_and_stops_nothing_else(sqlite_topic: Topic, tmp_path: Path) -> None:
+    append_ledgers(sqlite_topic, FLOW)
+    assert sqlite_topic.seal() == 2
+    victim = tmp_path / "victim.parquet"
+    victim.write_bytes(b"not ours")
+    name = "../victim.parquet"
+    backend = sqlite_topic.storage.backend
+    gone = {"topic_id": sqlite_topic.storage.topic_id, "ledger": 0, "state": "deleted", "owner": "", "until": 0}
+    backend.transact(lambda connection: connection.execute(sa.insert(files), {"path": name, **gone}))
+    sqlite_topic.roll()
+    assert sqlite_topic.seal() == 1  # sweeps first
+    backend.transact(
+        lambda connection: connection.execute(sa.update(ledgers).where(ledgers.c.ledger == 0).values(path=name))
+    )
+    with pytest.raises(DamagedError, match=r"'\.\./victim\.parquet', which is not a path inside the store"):
+        list(sqlite_topic.read())
+    assert {fault.kind for fault in sqlite_topic.verify().faults if fault.ledger == 0} == {"damaged"}
+    assert victim.read_bytes() == b"not ours"

@@ -24,6 +24,7 @@ from pyarrow import fs
 from waterclock.closing import closing_writer
 from waterclock.durable import durable_file, make_folder, sync, unfinished
 from waterclock.errors import DamagedError, UnavailableError
+from waterclock.quoting import quoted
 from waterclock.topics import roots
 
 MARKER = "waterclock-store.json"
@@ -35,6 +36,7 @@ UNKNOWN = ""
 FORMAT = 1
 _LARGEST_MARKER = 4096
 _IDENTITY = re.compile(r"[0-9a-f]{32}")
+_UNSAFE = re.compile(r"[\\\x00-\x1f]")  # a backslash separates folders on Windows
 _FAILURES = (OSError, pa.ArrowException)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -178,9 +180,9 @@ class LedgerFiles:
         UnavailableError
             Where the disk is full, or it cannot be written for another reason, which the text gives.
         """
+        _, full = self._inside(path)
         self.check()
         base = self._opened[1]
-        full = posixpath.join(base, path)
         try:
             if self.is_local:
                 _make_folders(Path(full).parent, Path(base))
@@ -206,8 +208,8 @@ class LedgerFiles:
             Where it cannot be reached now.
         """
         try:
-            filesystem, base = self._opened
-            return filesystem.open_input_file(posixpath.join(base, path))
+            filesystem, full = self._inside(path)
+            return filesystem.open_input_file(full)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise self._gone(path) from error
         except _FAILURES as error:
@@ -254,8 +256,8 @@ class LedgerFiles:
             Where it cannot be reached now.
         """
         try:
-            filesystem, base = self._opened
-            info = filesystem.get_file_info(posixpath.join(base, path))
+            filesystem, full = self._inside(path)
+            info = filesystem.get_file_info(full)
         except _FAILURES as error:
             raise UnavailableError(f"cannot reach {self.name(path)}: {self._reason(error)}") from error
         return info.size if info.type == fs.FileType.File else None
@@ -272,7 +274,7 @@ class LedgerFiles:
         """
         self.check()
         filesystem, base = self._opened
-        at = base if folder is None else posixpath.join(base, folder)
+        at = self._inside(folder)[1] if folder else base
         try:
             found = filesystem.get_file_info(fs.FileSelector(at, allow_not_found=True, recursive=True))
         except _FAILURES as error:
@@ -299,9 +301,8 @@ class LedgerFiles:
         UnavailableError
             Where the file cannot be removed now.
         """
+        filesystem, full = self._inside(path)
         self.check()
-        filesystem, base = self._opened
-        full = posixpath.join(base, path)
         for name in (full, unfinished(full)) if self.is_local else (full,):
             try:
                 filesystem.delete_file(name)
@@ -317,6 +318,23 @@ class LedgerFiles:
     @cached_property
     def _opened(self) -> tuple[fs.FileSystem, str]:
         return roots.opened(self.root) if self.filesystem is None else (self.filesystem, self.root)
+
+    def _inside(self, path: str) -> tuple[fs.FileSystem, str]:
+        """Return the filesystem and the path on it of a file in the store.
+
+        Raises
+        ------
+        DamagedError
+            For a path that no ledger file has. Paths come from the catalogue, which others may write to, and one with
+            ``..`` would read, overwrite or delete a file outside the store.
+        """
+        if path == MARKER or _UNSAFE.search(path) or any(part in ("", ".", "..") for part in path.split("/")):
+            raise DamagedError(
+                f"the catalogue names the ledger file {quoted(path)}, which is not a path inside the store"
+                f" {self.place}. Correct it in the tables waterclock_ledgers and waterclock_files"
+            )
+        filesystem, base = self._opened
+        return filesystem, posixpath.join(base, path)
 
     def _output(self, full: str) -> Any:
         filesystem = self._opened[0]

@@ -10,7 +10,7 @@ from itertools import accumulate, takewhile
 import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import entries, files, ledgers, stores
-from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.errors import DamagedError, InvalidArgumentError, UnavailableError
 from waterclock.topics.ledger_files import LedgerFiles, StoreError
 from waterclock.topics.peaks import lower_peaks
 from waterclock.topics.storage import Storage
@@ -54,7 +54,7 @@ def sweep(storage: Storage, *, strict: bool = False, at_hand: Mapping[str, Ledge
             if identity not in known:
                 known[identity] = _store_left(storage, identity)
             removed += _remove(storage, path, known[identity], name)
-        except UnavailableError as error:
+        except (UnavailableError, DamagedError) as error:
             if strict:
                 raise
             if isinstance(error, StoreError):

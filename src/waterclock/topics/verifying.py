@@ -131,7 +131,11 @@ def check_peaks(rows: Iterable[Mapping[Any, Any]]) -> Iterator[Fault]:
 def _orphans(storage: Storage, paths: set[str]) -> Iterator[Fault]:
     """Name the files beside the topic's own of which the catalogue says nothing."""
     for folder in sorted({posixpath.dirname(path) for path in (*paths, new_file(storage, 0, 0).path)}):
-        for path, size in orphans(storage, folder):
+        try:
+            found = list(orphans(storage, folder))
+        except DamagedError:
+            continue  # the folder of a path outside the store, which is reported with its ledger
+        for path, size in found:
             if is_of_another(storage, path, size):
                 continue
             name = storage.files.name(path)

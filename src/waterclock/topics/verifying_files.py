@@ -41,6 +41,10 @@ def check_file(storage: Storage, path: str, numbers: Sequence[int], *, deep: boo
         return CheckedFile(
             [Fault("missing file", text, row["ledger"], None, row["messages"], name) for row in still], 0
         )
+    except DamagedError as error:  # not a path inside the store
+        return CheckedFile(
+            [Fault("damaged", str(error), row["ledger"], None, row["messages"], name) for row in rows], 0
+        )
     if size != rows[0]["file_bytes"]:
         text = f"the file {name} has {size} bytes, {rows[0]['file_bytes']} were written"
         return CheckedFile([Fault("damaged", text, row["ledger"], None, row["messages"], name) for row in rows], 0)
