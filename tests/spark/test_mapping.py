@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 import waterclock as wc
@@ -81,3 +82,66 @@ def test_kafkas_columns_are_batched_and_its_values_joined_by_position(spark: Spa
         messages_from_kafka(kafka.drop("offset"))
     messages.unpersist()
     batches.unpersist()
+
+
+@pytest.fixture
+def kafka_record(spark: SparkSession) -> Callable[..., DataFrame]:
+    def make(**changes: object) -> DataFrame:
+        record = {
+            "key": b"press",
+            "value": b"17",
+            "topic": "loads",
+            "partition": 3,
+            "offset": 7,
+            "timestamp": START,
+            "timestampType": 0,
+            "headers": [("unit", b"kN")],
+        }
+        return spark.createDataFrame([tuple({**record, **changes}.values())], KAFKA)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"key": b"\xff\x00"}, "has a source that is not UTF-8"),
+        ({"key": None}, "has no source"),
+        ({"headers": [("trace", b"\xff\x00")]}, "has a header trace that is not UTF-8"),
+    ],
+)
+def test_kafka_record_with_invalid_text_is_named(
+    kafka_record: Callable[..., DataFrame], changes: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(Exception, match=f"record 7 in partition 3 of Kafka topic loads {problem}"):
+        messages_from_kafka(kafka_record(**changes)).collect()
+
+
+def test_kafka_record_without_event_time_is_named(kafka_record: Callable[..., DataFrame]) -> None:
+    at = "CAST(CAST(value AS STRING) AS BIGINT)"
+    with pytest.raises(Exception, match="record 7 in partition 3 of Kafka topic loads has no event_time"):
+        messages_from_kafka(kafka_record(value=None), event_time=at).collect()
+
+
+def test_binary_key_and_header_of_kafka_are_kept_in_hexadecimal(kafka_record: Callable[..., DataFrame]) -> None:
+    record = kafka_record(key=b"\xff\x00", headers=[("trace", b"\xfe"), ("unit", b"kN")])
+    (row,) = messages_from_kafka(record, on_binary="hex").collect()
+    assert (row.source, row.headers) == ("FF00", {"trace": "FE", "unit": "kN"})
+
+
+def test_unknown_choice_for_binary_text_of_kafka_is_refused(kafka_record: Callable[..., DataFrame]) -> None:
+    with pytest.raises(wc.InvalidArgumentError, match="on_binary must be one of raise, hex, got 'drop'"):
+        messages_from_kafka(kafka_record(), on_binary="drop")  # pyright: ignore[reportArgumentType]  # what is tested
+
+
+@pytest.mark.parametrize("headers", [None, [("unit", b"kN")]])
+def test_tombstone_of_kafka_differs_from_an_empty_value(
+    kafka_record: Callable[..., DataFrame], headers: list[tuple[str, bytes]] | None
+) -> None:
+    (row,) = messages_from_kafka(kafka_record(value=None, headers=headers)).collect()
+    given = {name: value.decode() for name, value in headers or ()}
+    assert (row.payload, row.headers) == (b"", {**given, "waterclock.tombstone": "true"})
+    (row,) = messages_from_kafka(kafka_record(value=None).drop("headers")).collect()
+    assert row.headers == {"waterclock.tombstone": "true"}
+    (row,) = messages_from_kafka(kafka_record(value=b"")).collect()
+    assert (row.payload, row.headers) == (b"", {"unit": "kN"})

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
-from pyspark.sql.types import StringType
+from pyspark.sql.types import BinaryType, StringType
 
 from waterclock.errors import InvalidArgumentError
+from waterclock.quoting import quoted
 from waterclock.spark.reading.column_types import time_problem
 
 Expression = str | Column
 """A column: its name or another expression of SQL, or one of Spark's columns."""
 
 _KAFKAS = ("key", "value", "topic", "partition", "offset", "timestamp")
+
+OnBinary = Literal["raise", "hex"]
+"""Whether text of a Kafka record that is not UTF-8 ends the query, or is written in hexadecimal."""
+
+TOMBSTONE_HEADER = "waterclock.tombstone"
+"""Header of a message whose Kafka record has no value, which tells it from a record with an empty one."""
+
+_RECORD = "'record ', offset, ' in partition ', partition, ' of Kafka topic ', topic"
+_REMEDY = 'Pass on_binary="hex" to keep such bytes in hexadecimal'
+_NO_HEADERS = "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>)"
 # A message has each header once; of several the last counts, as in Kafka's own interface.
 _HEADERS = """
-    map_from_entries(transform(array_distinct(headers.key), name -> struct(
+    transform(array(CASE
+        WHEN value IS NULL THEN concat(
+            coalesce({headers}, array()), array(struct('{tombstone}' AS key, CAST('true' AS BINARY) AS value))
+        )
+        ELSE {headers}
+    END), headers -> map_from_entries(transform(array_distinct(headers.key), name -> struct(
         name,
-        coalesce(CAST(element_at(filter(headers, header -> header.key = name), -1).value AS STRING), '')
-    )))
+        transform(array(coalesce(element_at(filter(headers, header -> header.key = name), -1).value, X'')), value ->
+            CASE WHEN is_valid_utf8(CAST(value AS STRING)) THEN CAST(value AS STRING) ELSE {otherwise} END
+        )[0]
+    ))))[0]
 """
 
 
@@ -71,6 +91,7 @@ def messages_from_kafka(
     stream: Expression = "topic",
     event_time: Expression = "timestamp",
     receive_time: Expression = "timestamp",
+    on_binary: OnBinary = "raise",
 ) -> DataFrame:
     """Name the columns of a DataFrame of Spark's Kafka source, batch or streaming, as batching and topics do.
 
@@ -88,12 +109,17 @@ def messages_from_kafka(
         milliseconds, is the producer's, or the broker's where the Kafka topic has ``LogAppendTime``.
     receive_time
         When it was received.
+    on_binary
+        What happens to a source, stream or header whose bytes are not UTF-8. ``"raise"``: the query fails and names the
+        record. ``"hex"``: it is written in hexadecimal.
 
     Returns
     -------
     DataFrame
         Those four, the value as ``payload``, the headers as a map, and as position the Kafka partition as ``ledger``,
-        the offset as ``entry``, and 0 as ``index``: each record arrived by itself.
+        the offset as ``entry``, and 0 as ``index``: each record arrived by itself. The payload of a tombstone, a
+        record without a value, is empty, and its header ``waterclock.tombstone`` is ``"true"``. A record whose source,
+        stream or time is null ends the query with an error that names it.
 
     Raises
     ------
@@ -102,16 +128,42 @@ def messages_from_kafka(
     """
     if missing := [name for name in _KAFKAS if name not in df.columns]:
         raise InvalidArgumentError(f"df: there is no column {missing[0]!r} of Kafka's; it has {', '.join(df.columns)}")
-    headers: dict[str, Expression] = {"headers": _HEADERS} if "headers" in df.columns else {}
+    if on_binary not in get_args(OnBinary):
+        raise InvalidArgumentError(f"on_binary must be one of {', '.join(get_args(OnBinary))}, got {quoted(on_binary)}")
+    headers = _HEADERS.format(
+        headers="headers" if "headers" in df.columns else _NO_HEADERS,
+        tombstone=TOMBSTONE_HEADER,
+        otherwise="hex(value)"
+        if on_binary == "hex"
+        else _failure("has a header ', name, ' that is not UTF-8", _REMEDY),
+    )
     return as_messages(
         df,
-        source=source,
-        stream=stream,
-        event_time=event_time,
-        receive_time=receive_time,
-        payload="value",
-        **headers,
+        source=_text(source, "source", on_binary),
+        stream=_text(stream, "stream", on_binary),
+        event_time=_present(event_time, "event_time"),
+        receive_time=_present(receive_time, "receive_time"),
+        payload="coalesce(CAST(value AS BINARY), X'')",
+        headers=headers,
         ledger="CAST(partition AS BIGINT)",
         entry="offset",
         index="0",
     )
+
+
+def _text(given: Expression, name: str, on_binary: OnBinary) -> Column:
+    text = _present(given, name).cast(StringType())
+    failure = F.expr(_failure(f"has a {name} that is not UTF-8", _REMEDY))
+    binary = F.hex(text.cast(BinaryType())) if on_binary == "hex" else failure
+    return F.when(F.is_valid_utf8(text), text).otherwise(binary)
+
+
+def _present(given: Expression, name: str) -> Column:
+    column = F.expr(given) if isinstance(given, str) else given
+    remedy = f"Filter such records out, or choose another {name}"
+    return F.coalesce(column, F.expr(_failure(f"has no {name}", remedy)))
+
+
+def _failure(problem: str, remedy: str) -> str:
+    """Build the expression that ends a query and names the record."""
+    return f"raise_error(concat({_RECORD}, ' {problem}. {remedy}'))"
