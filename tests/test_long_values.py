@@ -14,7 +14,7 @@ import waterclock as wc
 from waterclock.batching.rate.columns import RateAwareColumns
 from waterclock.cli import main
 from waterclock.ingest.collectd import parse_message
-from waterclock.ingest.files import message_from_json, read_messages
+from waterclock.ingest.files import MessageFile, message_from_json
 from waterclock.message import Position
 
 LONG = "x" * 2**20
@@ -55,7 +55,7 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "JSON": lambda: message_from_json(ITEMS),
     "a field of JSON": lambda: message_from_json({"source": "a", "stream": "b", "event_time": 1, LONG: 1}),
     "base64": lambda: message_from_json({"source": "a", "stream": "b", "event_time": 1, "payload_base64": LONG + "?"}),
-    "a file": lambda: list(read_messages("/" + "x/" * 10**5)),
+    "a file": lambda: list(MessageFile("/" + "x/" * 10**5).chunks()),
     "a URL": lambda: wc.connect(LONG),
 }
 

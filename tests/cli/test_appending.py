@@ -19,6 +19,7 @@ from waterclock.cli.appending import AppendedFile, append_file
 from waterclock.cli.recognising import recognise
 from waterclock.connection import connect
 from waterclock.errors import UnavailableError
+from waterclock.ingest.files import MessageFile
 from waterclock.message import Message
 from waterclock.topics.topic import Topic
 
@@ -187,15 +188,15 @@ def once(kept: Callable[..., object]) -> Callable[..., object]:
 
 def test_two_runs_of_one_file_at_a_time_append_it_once(topic: Topic) -> None:
     write(map(line, range(1_500)))
-    first = recognise(topic, "log.jsonl")
-    assert append_file(topic, "log.jsonl", None).appended == 1_500
-    second = recognise(topic, "log.jsonl")
+    first = recognise(topic, MessageFile("log.jsonl"))
+    assert append_file(topic, MessageFile("log.jsonl"), None).appended == 1_500
+    second = recognise(topic, MessageFile("log.jsonl"))
     assert first is not None
     assert second == (first.producer, 1_500)
     assert first.before == 0
     with pytest.MonkeyPatch.context() as patch:  # it looked before the other one had begun
         patch.setattr(appending, "recognise", lambda *_: first)
-        assert append_file(topic, "log.jsonl", None) == AppendedFile(1_500, 0, 1_500, ())
+        assert append_file(topic, MessageFile("log.jsonl"), None) == AppendedFile(1_500, 0, 1_500, ())
     assert numbers(topic) == list(range(1_500))
 
 

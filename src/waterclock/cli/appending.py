@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from waterclock.cli.recognising import Prefix, recognise
 from waterclock.errors import InvalidArgumentError, WaterclockError
-from waterclock.ingest.files import read_messages
+from waterclock.ingest.files import MessageFile, Progress
 from waterclock.message import Message
 from waterclock.quoting import quoted
 from waterclock.topics.ahead import Rejected
@@ -42,7 +42,9 @@ class OtherFileError(InvalidArgumentError):
     """The producer of a file has appended another one."""
 
 
-def append_file(topic: Topic, file: str, producer: str | None) -> AppendedFile:
+def append_file(
+    topic: Topic, file: MessageFile, producer: str | None, progress: Progress | None = None
+) -> AppendedFile:
     """Append the messages of a file, numbered from 0 for a producer, and pass over those that it appended before.
 
     Parameters
@@ -50,10 +52,12 @@ def append_file(topic: Topic, file: str, producer: str | None) -> AppendedFile:
     topic
         The topic.
     file
-        A path, or ``-`` for standard input.
+        The file.
     producer
         The producer's name. None: the file is known by its messages (`waterclock.cli.recognising`); what can be read
         only once, such as standard input, has no producer then and is appended whole.
+    progress
+        As of `MessageFile.chunks`.
 
     Raises
     ------
@@ -66,7 +70,7 @@ def append_file(topic: Topic, file: str, producer: str | None) -> AppendedFile:
     passed = appended = 0
     rejected: list[Rejected] = []
     try:
-        for chunk in read_messages(file):
+        for chunk in file.chunks(progress):
             if again is not None:
                 again.compare(chunk, passed)
             else:
@@ -88,7 +92,7 @@ def append_file(topic: Topic, file: str, producer: str | None) -> AppendedFile:
     return AppendedFile(passed, appended, passed - appended - len(rejected), tuple(rejected))
 
 
-def _known(topic: Topic, file: str) -> tuple[str | None, int]:
+def _known(topic: Topic, file: MessageFile) -> tuple[str | None, int]:
     recognised = recognise(topic, file)
     return (None, 0) if recognised is None else recognised
 

@@ -17,7 +17,7 @@ from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.cli.common import Common
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.timeline import timeline
-from waterclock.ingest.files import read_messages
+from waterclock.ingest.files import CHUNK, MAX_PAYLOAD, MessageFile, Progress
 from waterclock.message import Message
 from waterclock.quoting import quoted
 from waterclock.time import MAX_NS, format_time
@@ -35,6 +35,7 @@ def batch(
     on_conflict: Literal["split", "replace", "isolate"] = "split",
     svg: Path | None = None,
     limit: Annotated[int | None, Parameter(name="--limit")] = None,
+    max_payload: int = MAX_PAYLOAD,
     common: Common = Common(),
 ) -> None:
     """Cut messages into batches by event time and print one line a batch.
@@ -55,14 +56,17 @@ def batch(
         Draw the batches into this file.
     limit
         Read at most this many messages.
+    max_payload
+        Bytes that a payload in a file may have.
     """
     output = common.output
     make_batcher = partial(EventTimeBatcher, window, max_delay, max_lead, on_conflict)
     make_batcher()  # refuses wrong lengths before anything is read
     batcher = BySource(make_batcher)
     batches: list[Batch] = []
-    for message in _messages(messages, limit, common):
-        batches += batcher.add(message)
+    with output.progress(f"batching {messages}") as progress:
+        for message in _messages(messages, limit, max_payload, common, progress):
+            batches += batcher.add(message)
     # The recording has ended, so every batch gets the time it needs to close by its own rule.
     batches += batcher.advance(MAX_NS)
     batches.sort(key=lambda b: (b.closed_at, b.source))
@@ -74,11 +78,11 @@ def batch(
         output.talk(f"drew {svg}")
 
 
-def _messages(place: str, limit: int | None, common: Common) -> Iterator[Message]:
+def _messages(place: str, limit: int | None, max_payload: int, common: Common, progress: Progress) -> Iterator[Message]:
     if place == "-" or Path(place).exists():
-        messages = chain.from_iterable(read_messages(place))
+        messages = chain.from_iterable(MessageFile(place, max_payload).chunks(progress))
     elif common.url is not None:
-        messages = _read_topic(place, common)
+        messages = _read_topic(place, common, progress)
     else:
         raise InvalidArgumentError(f"there is no file {quoted(place)}; for the topic of this name add --url")
     for message in islice(messages, limit):
@@ -87,9 +91,14 @@ def _messages(place: str, limit: int | None, common: Common) -> Iterator[Message
         yield message
 
 
-def _read_topic(name: str, common: Common) -> Iterator[Message]:
+def _read_topic(name: str, common: Common, progress: Progress) -> Iterator[Message]:
     with common.connect() as database:
-        yield from database.topic(name).read()
+        topic = database.topic(name)
+        total = topic.info.messages
+        for number, message in enumerate(topic.read(), start=1):
+            yield message
+            if number % CHUNK == 0:
+                progress(number, total)
 
 
 def _row(closed: Batch) -> dict[str, object]:

@@ -18,7 +18,7 @@ from itertools import count, islice
 from typing import NamedTuple
 
 from waterclock.errors import InvalidArgumentError, SchemaError
-from waterclock.ingest.files import can_be_read_again, numbered_messages
+from waterclock.ingest.files import MessageFile
 from waterclock.message import Message
 from waterclock.quoting import quoted
 from waterclock.topics.numbering import Numbering, Remembered
@@ -61,7 +61,7 @@ class Prefix:
         return int.from_bytes(self._hash.digest()[:_CHECKSUM_BYTES], "big")
 
 
-def recognise(topic: Topic, path: str) -> Recognised | None:
+def recognise(topic: Topic, file: MessageFile) -> Recognised | None:
     """Find the producer of a file; None for a file without messages, and for what can be read only once.
 
     Raises
@@ -71,9 +71,9 @@ def recognise(topic: Topic, path: str) -> Recognised | None:
     WaterclockError
         What reading raises.
     """
-    if not can_be_read_again(path):
+    if not file.can_be_read_again():
         return None
-    first = next(numbered_messages(path), None)
+    first = next(file.numbered(), None)
     if first is None:
         return None
     name = f"file-{hashlib.sha256(_as_given(first[1])).hexdigest()[:_NAME_DIGITS]}"
@@ -81,7 +81,7 @@ def recognise(topic: Topic, path: str) -> Recognised | None:
     if not known:
         return Recognised(name, 0)
     try:
-        checksums = _checksums(path, {each.last for numbering in known.values() for each in numbering.recent})
+        checksums = _checksums(file, {each.last for numbering in known.values() for each in numbering.recent})
     except (InvalidArgumentError, SchemaError) as error:
         raise type(error)(f"{error}; it was appended before up to there, or further: {_REMEDY}") from error
     going_on = [
@@ -92,7 +92,7 @@ def recognise(topic: Topic, path: str) -> Recognised | None:
     if going_on:
         return max(going_on, key=lambda each: each.before)
     for numbering in known.values():
-        _refuse_changed(topic, path, numbering, checksums)
+        _refuse_changed(topic, file, numbering, checksums)
     return Recognised(next(free for number in count(_FIRST_SUFFIX) if (free := f"{name}-{number}") not in known), 0)
 
 
@@ -102,11 +102,11 @@ _REMEDY = (
 )
 
 
-def _checksums(path: str, lasts: set[int]) -> dict[int, int]:
+def _checksums(file: MessageFile, lasts: set[int]) -> dict[int, int]:
     """Compute the checksum up to each of these messages, counted from 0; those behind the end of the file have none."""
     prefix = Prefix()
     found: dict[int, int] = {}
-    for index, (_, message) in enumerate(islice(numbered_messages(path), max(lasts) + 1)):
+    for index, (_, message) in enumerate(islice(file.numbered(), max(lasts) + 1)):
         prefix.add(message)
         if index in lasts:
             found[index] = prefix.checksum
@@ -117,35 +117,35 @@ def _agrees(append: Remembered, checksums: dict[int, int]) -> bool:
     return append.checksum is not None and checksums.get(append.last) == append.checksum
 
 
-def _refuse_changed(topic: Topic, path: str, numbering: Numbering, checksums: dict[int, int]) -> None:
+def _refuse_changed(topic: Topic, file: MessageFile, numbering: Numbering, checksums: dict[int, int]) -> None:
     recent = numbering.recent
     agreeing = [place for place, each in enumerate(recent) if _agrees(each, checksums)]
-    if not agreeing and _is_another(path, [message for each in recent for message in _held(topic, each)]):
+    if not agreeing and _is_another(file, [message for each in recent for message in _held(topic, each)]):
         return
     at = agreeing[-1] + 1 if agreeing else 0
     begin = recent[at - 1].last + 1 if at else 0  # up to there the file is as it was
-    where = _difference(topic, path, recent[at], begin)
+    where = _difference(topic, file, recent[at], begin)
     raise InvalidArgumentError(
-        f"the file {quoted(path)} was appended before, up to message {recent[-1].last + 1}, and {where}: {_REMEDY}"
+        f"the file {quoted(file.path)} was appended before, up to message {recent[-1].last + 1}, and {where}: {_REMEDY}"
     )
 
 
-def _is_another(path: str, held: list[Message]) -> bool:
-    first, *others = islice(_contents(path), 2)
+def _is_another(file: MessageFile, held: list[Message]) -> bool:
+    first, *others = islice(_contents(file), 2)
     common = {_content(message) for message in held} - {first}
-    return bool(held and others) and not any(content in common for content in _contents(path))
+    return bool(held and others) and not any(content in common for content in _contents(file))
 
 
-def _difference(topic: Topic, path: str, append: Remembered, begin: int) -> str:
+def _difference(topic: Topic, file: MessageFile, append: Remembered, begin: int) -> str:
     """Say where, from message ``begin`` to the end of an append, a file differs from what was appended."""
     held = list(_held(topic, append)) if append.first == begin else []
     if len(held) == append.last - append.first + 1:
         end = 0
-        file = islice(numbered_messages(path), append.first, append.last + 1)
-        for (number, message), was in zip(file, held, strict=False):
+        given = islice(file.numbered(), append.first, append.last + 1)
+        for (number, message), was in zip(given, held, strict=False):
             end = number
             if _content(message) != _content(was):
-                noun = "message" if path.endswith(".parquet") else "line"
+                noun = "message" if file.path.endswith(".parquet") else "line"
                 return f"is another since then in {noun} {number}"
         if end == 0:
             return "has fewer messages now"
@@ -162,8 +162,8 @@ def _held(topic: Topic, append: Remembered) -> Iterator[Message]:
         yield message
 
 
-def _contents(path: str) -> Iterator[bytes]:
-    return (_content(message) for _, message in numbered_messages(path))
+def _contents(file: MessageFile) -> Iterator[bytes]:
+    return (_content(message) for _, message in file.numbered())
 
 
 def _as_given(message: Message) -> bytes:

@@ -123,6 +123,7 @@ def append(
     /,
     *,
     producer: str | None = None,
+    max_payload: int | None = None,
     common: Common = Common(),
 ) -> None:
     """Append the messages of a file: JSON lines, or .parquet; - is standard input.
@@ -139,12 +140,17 @@ def append(
     producer
         The producer's name; what it appended before, counted from the first message of the file, is passed over. Unless
         given, a file is known by the messages with which it begins, and standard input is appended whole.
+    max_payload
+        Bytes that a payload may have; 64 MiB unless given.
     """
     from waterclock.cli.appending import append_file
+    from waterclock.ingest.files import MAX_PAYLOAD, MessageFile
 
+    messages = MessageFile(file, MAX_PAYLOAD if max_payload is None else max_payload)
     with common.connect() as database:
         topic = database.topic(name)
-        done = append_file(topic, file, producer)
+        with common.output.progress(f"appending to {name}") as progress:
+            done = append_file(topic, messages, producer, progress)
         before = f", {done.before} were in already" if done.before else ""
         common.output.talk(f"appended {done.appended} messages{before}; the topic now ends at {topic.head}")
         if done.rejected:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from io import BufferedReader
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,24 @@ from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError, 
 from waterclock.message import Message
 from waterclock.quoting import quoted
 from waterclock.time import format_time
+from waterclock.topics.names import check_size
 
 CHUNK = 1_000
 """Messages that are read from a file at a time: few enough to keep in memory, enough to make one good entry."""
+
+CHUNK_BYTES = 4 << 20
+"""Bytes of payloads that are read from a file at a time: MariaDB takes entries of up to 8 MiB as it is installed."""
+
+MAX_PAYLOAD = 64 << 20
+"""Bytes of a payload that are read unless more is allowed: a file without line ends is no reason to fill the memory."""
+
+_WRITTEN = 6
+"""Bytes that one byte of a payload may take in a line of JSON: a control character as \\u001f."""
+
+_BESIDE_PAYLOAD = 1 << 20
+"""Bytes of a line that are left for all but the payload, such as headers."""
+
+Progress = Callable[[int, int], None]
 
 _FIELDS = {"source", "stream", "event_time", "publish_time", "receive_time", "headers", "payload", "payload_base64"}
 _OF_A_TOPIC = {"position"}
@@ -87,54 +102,100 @@ def message_from_json(fields: object) -> Message:
     return Message(**given, payload=payload)
 
 
-def read_messages(path: str | Path) -> Iterator[list[Message]]:
-    """Read a file of messages in chunks of at most `CHUNK`; what is given and raised is as of `numbered_messages`."""
-    messages = numbered_messages(path)
-    while chunk := [message for _, message in islice(messages, CHUNK)]:
-        yield chunk
+@dataclass(frozen=True)
+class MessageFile:
+    """A file of messages.
 
-
-def numbered_messages(path: str | Path) -> Iterator[tuple[int, Message]]:
-    """Read a file of messages, each with the number of its line, from 1; in Parquet with its own.
-
-    Parameters
+    Attributes
     ----------
     path
         ``.parquet`` (columns as in a topic's ledgers), or any other name: JSON lines; ``-`` is standard input.
-
-    Raises
-    ------
-    NotFoundError
-        Where there is no such file.
-    InvalidArgumentError, SchemaError
-        Naming the line or column that is no message.
-    UnavailableError
-        Where the file cannot be read.
+    max_payload
+        Bytes that a payload may have; a line with more is not read to its end.
     """
-    if str(path) == "-":
-        path = "/dev/stdin"
-    path = Path(path)
-    try:
-        found = path.exists()
-    except OSError as error:
-        raise InvalidArgumentError(f"the file {quoted(str(path))} cannot be read: {error.strerror}") from error
-    if not found:
-        raise NotFoundError(f"there is no file {quoted(str(path))}")
-    if path.suffix == ".parquet":
-        yield from enumerate(_read_parquet(path), start=1)
-        return
-    with _opened(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield number, _parse_line(path, number, line)
+
+    path: str
+    max_payload: int = MAX_PAYLOAD
+
+    def __post_init__(self) -> None:
+        check_size(self.max_payload, "max_payload")
+
+    def chunks(self, progress: Progress | None = None) -> Iterator[list[Message]]:
+        """Read the messages in chunks of at most `CHUNK` messages and about `CHUNK_BYTES`; see `numbered` for errors.
+
+        Parameters
+        ----------
+        progress
+            Is called with how much of the file was read, and with all: bytes, or messages in Parquet. Not called for
+            what has no length, such as standard input.
+        """
+        chunk: list[Message] = []
+        size = 0
+        for _, message in self.numbered(progress):
+            if chunk and (len(chunk) == CHUNK or size + len(message.payload) > CHUNK_BYTES):
+                yield chunk
+                chunk, size = [], 0
+            chunk.append(message)
+            size += len(message.payload)
+        if chunk:
+            yield chunk
+
+    def numbered(self, progress: Progress | None = None) -> Iterator[tuple[int, Message]]:
+        """Read the messages, each with the number of its line, from 1; in Parquet with its own.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such file.
+        InvalidArgumentError, SchemaError
+            If a line or column is no message, or a payload is too large; it names the line or column.
+        UnavailableError
+            If the file cannot be read.
+        """
+        path = Path("/dev/stdin" if self.path == "-" else self.path)
+        try:
+            found = path.exists()
+        except OSError as error:
+            raise InvalidArgumentError(f"the file {quoted(str(path))} cannot be read: {error.strerror}") from error
+        if not found:
+            raise NotFoundError(f"there is no file {quoted(str(path))}")
+        read = _read_parquet if path.suffix == ".parquet" else self._read_lines
+        for number, message in read(path, progress or _unseen):
+            if len(message.payload) > self.max_payload:
+                raise self._too_large(path, number, len(message.payload))
+            yield number, message
+
+    def can_be_read_again(self) -> bool:
+        """Return whether this is a file, which reads the same again, and not a pipe such as standard input."""
+        try:
+            return self.path != "-" and Path(self.path).is_file()
+        except OSError:
+            return False  # no name for a file at all, as reading it says
+
+    def _read_lines(self, path: Path, progress: Progress) -> Iterator[tuple[int, Message]]:
+        longest = _WRITTEN * self.max_payload + _BESIDE_PAYLOAD
+        with _opened(path) as lines:
+            size = path.stat().st_size if path.is_file() else 0
+            done = number = 0
+            while line := lines.readline(longest + 1):
+                number += 1
+                if len(line) > longest:
+                    raise self._too_large(path, number, len(line))
+                if line.strip():
+                    yield number, _parse_line(path, number, line)
+                done += len(line)
+                if size and number % CHUNK == 0:
+                    progress(done, size)
+
+    def _too_large(self, path: Path, number: int, size: int) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"{path}, message or line {number}: payload must have at most {self.max_payload} bytes, got {size} or more."
+            " Allow more with --max-payload"
+        )
 
 
-def can_be_read_again(path: str | Path) -> bool:
-    """Say whether a path is a file, which reads the same again, and not a pipe such as standard input."""
-    try:
-        return str(path) != "-" and Path(path).is_file()
-    except OSError:
-        return False  # no name for a file at all, as reading it says
+def _unseen(done: int, total: int) -> None:
+    """Show no progress."""
 
 
 def _opened(path: Path) -> BufferedReader:
@@ -161,16 +222,19 @@ def _parse_line(path: Path, number: int, line: bytes) -> Message:
     return message
 
 
-def _read_parquet(path: Path) -> Iterator[Message]:
+def _read_parquet(path: Path, progress: Progress) -> Iterator[tuple[int, Message]]:
     with _opened(path) as opened:
-        yield from _messages_of(path, opened)
+        yield from enumerate(_messages_of(path, opened, progress), start=1)
 
 
-def _messages_of(path: Path, opened: BufferedReader) -> Iterator[Message]:
+def _messages_of(path: Path, opened: BufferedReader, progress: Progress) -> Iterator[Message]:
     try:
         with pq.ParquetFile(opened, page_checksum_verification=True) as file:
+            done = 0
             for batch in file.iter_batches(CHUNK):
                 yield from from_arrow(as_message_columns(batch))
+                done += batch.num_rows
+                progress(done, file.metadata.num_rows)
     except (pa.ArrowException, OSError) as error:
         raise SchemaError(f"{path} is not Parquet, or cannot be read: {error}") from error
     except WaterclockError as error:
