@@ -241,6 +241,10 @@ def test_a_replay_writes_the_batches_of_one_process_to_every_output_and_again_ch
         assert (progress.messages, progress.rejected) == (121, 1)
     spark.conf.set(PARTITIONS, str(parts))
     assert landed(database) == batches
+    by_event_time = replay_pipeline(
+        spark, dataclasses.replace(file, outputs=()), START, START + 60 * SECOND, by="event_time"
+    )
+    assert by_event_time.messages == 121
     rows = spark.read.parquet(str(tmp_path / "batches")).collect()
     assert {row.id: bytes(row.payload) for row in rows} == batches
     assert len(rows) == len(batches)
@@ -411,6 +415,13 @@ def test_several_pipelines_wait_for_the_first_message_and_end_with_the_micro_bat
             says = f"{next(iter(other_number))} = 5 of pipeline 'by-time' does not fit"
             with pytest.raises(wc.InvalidArgumentError, match=says):
                 run_pipeline(spark, dataclasses.replace(file.pipelines[0], **other_number))
+        changed = dict(file.pipelines[0].rule) | {"max_delay": "9s"}
+        with pytest.raises(
+            wc.InvalidArgumentError,
+            match=r"cannot start pipeline 'by-time': its checkpoint was written with max_delay = \d+m?s,"
+            r" and the file has max_delay = 9s\. ",
+        ):
+            run_pipeline(spark, dataclasses.replace(file.pipelines[0], rule=changed))
         # A micro-batch that takes too long is given up, which is no error.
         monkeypatch.setattr(running, "FINISH_WITHIN_S", 0.0)
         given_up = run_pipeline(spark, file.pipelines[0], stopping=lambda: True)

@@ -15,7 +15,9 @@ from tests.spark.pipeline_files import SECOND, START, read, write
 
 import waterclock as wc
 from waterclock import moments
+from waterclock.spark.pipeline import progress
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
+from waterclock.spark.pipeline.places import check_places
 from waterclock.spark.pipeline.progress import Progress
 from waterclock.spark.pipeline.reporting import EVERY_S, Reporter
 
@@ -23,9 +25,9 @@ STATE = {"open_batches": 7, "state_rows": 5, "state_bytes": 4096, "state_partiti
 
 
 def some_progress() -> Progress:
-    progress = Progress("press", 4, 1_500, rate=250.0, lag=1, position="0:1:0", phases={"look": 3, "all": 120}, **STATE)
-    progress.count({"batches": 12, "late": 3, "future": None, "duplicate": None, "replaced": 0})
-    return progress
+    some = Progress("press", 4, 1_500, rate=250.0, lag=1, position="0:1:0", phases={"look": 3, "all": 120}, **STATE)
+    some.count({"batches": 12, "late": 3, "future": None, "duplicate": None, "replaced": 0})
+    return some
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -131,3 +133,45 @@ def test_a_java_process_that_has_ended_is_named(error: Exception) -> None:
         raise error
     with pytest.raises(PipelineError, match=r"^broken$"), in_a_line():
         raise PySparkException("broken\n\tat x")
+
+
+def test_lag_counts_from_when_a_message_was_appended_also_of_an_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = START
+    with wc.connect(f"sqlite:///{tmp_path}/f.db", clock=lambda: now) as database:
+        topic = database.create_topic("telemetry")
+        old = START - 147 * 86_400 * SECOND
+        topic.append([wc.Message("a", "s", old, publish_time=old, receive_time=old)])
+        topic.append([wc.Message("a", "s", old, publish_time=START + 999 * SECOND, receive_time=START + 5 * SECOND)])
+    source = read(write(tmp_path)).source
+    imported, live = (Progress("press", lag=1, position=position) for position in ("0:0:0", "0:1:0"))
+    later = START + 13 * SECOND
+    monkeypatch.setattr(progress, "connect", lambda url, ledgers: wc.connect(url, ledgers, clock=lambda: later))
+    assert (imported.lag_seconds(source), live.lag_seconds(source)) == (13, 8)
+
+
+def test_a_pipeline_says_at_once_that_it_starts_and_reports_its_first_micro_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        database.create_topic("telemetry")
+    with moments.replaced(ReadFrom(lambda: now)):
+        reporter = Reporter([read(write(tmp_path))], as_json=False, quiet=False)
+        with reporter.shown(None):
+            assert capsys.readouterr().err == "press: starting Spark …\n"
+        now = round(EVERY_S * SECOND)
+        reporter.tell([Progress("press")])
+        assert capsys.readouterr().err == "press: no micro-batch has ended yet\n"
+        reporter.tell([Progress("press", micro_batches=1, messages=70, rate=7.0, lag=0)])
+        assert capsys.readouterr().err.startswith("press: 70 messages, 7/s, 0 behind")
+        reporter.tell([Progress("press", micro_batches=2, messages=140, rate=7.0, lag=0)])
+        assert capsys.readouterr().err == ""
+
+
+def test_a_missing_table_is_named_with_the_command_that_creates_it(tmp_path: Path) -> None:
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        database.create_topic("telemetry")
+        with pytest.raises(wc.NotFoundError, match=r"table add batches --id-type text --groups sequenced'"):
+            check_places(read(write(tmp_path)))

@@ -30,6 +30,11 @@ def check_places(pipeline: Pipeline) -> None:
             continue
         with _opened(f"{pipeline.name}, output {quoted(output.name)}", output) as database:
             if output.kind == "table":
+                if output.target not in database.tables():
+                    raise NotFoundError(
+                        f"no message table named {quoted(output.target)} in {database.backend.name}. Run 'waterclock"
+                        f" table add {output.target} --id-type text --groups sequenced'"
+                    )
                 options = database.table(output.target).options
                 if options.payload != "bytes":
                     raise InvalidArgumentError(

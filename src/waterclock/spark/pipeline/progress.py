@@ -140,11 +140,16 @@ class Progress:
         if not self.lag or self.position is None:
             return None if self.lag is None else 0.0
         with connect(source.url, source.ledgers) as database:
-            waiting = database.topic(source.topic).read(Position.parse(self.position), limit=1, on_damage="skip")
-            first = next(iter(waiting), None)
-            if first is None or first.receive_time is None:
+            topic = database.topic(source.topic)
+            first = next(topic.read(Position.parse(self.position), limit=1, on_damage="skip"), None)
+            if first is None or first.position is None:
                 return 0.0
-            return max(database.backend.now() - first.receive_time, 0) / _NS_PER_S
+            now = database.backend.now()
+            # A message that was imported may have old times, but was appended after its ledger got its first entry.
+            [ledger] = topic.ledgers(first.position.ledger, limit=1)
+            times = (first.publish_time, first.receive_time, ledger.opened_at)
+            appended = max((time for time in times if time is not None and time <= now), default=now)
+            return (now - appended) / _NS_PER_S
 
 
 def observed(outcomes: DataFrame) -> DataFrame:

@@ -49,6 +49,7 @@ class Reporter:
         self._status: Status | None = None
         self._next = moments.monotonic() + EVERY_S
         self._started: set[str] = set()
+        self._begun: set[str] = set()
         self._lag_seconds: dict[str, float | None] = {}
         self._all: Sequence[Progress] = []
 
@@ -65,7 +66,9 @@ class Reporter:
             if metrics is not None:
                 metrics = stack.enter_context(_answering(metrics, lambda: families(self._all, self._lag_seconds)))
             if sys.stderr.isatty() and not self._quiet and not self._as_json:
-                self._status = stack.enter_context(Console(stderr=True).status("starting Spark"))
+                self._status = stack.enter_context(Console(stderr=True).status("starting Spark …"))
+            for pipeline in self._pipelines:
+                self._say("starting", Progress(pipeline.name), "starting Spark …")
             yield metrics
 
     def tell(self, all_progress: Sequence[Progress]) -> None:
@@ -77,8 +80,10 @@ class Reporter:
             if progress.state_partitions is not None and progress.pipeline not in self._started:
                 self._started.add(progress.pipeline)
                 self._say("plan", progress, _plan(progress))
-        if moments.monotonic() < self._next:
+        has_begun = {one.pipeline for one in all_progress if one.micro_batches}
+        if moments.monotonic() < self._next and has_begun == self._begun:
             return
+        self._begun = has_begun
         self._next = moments.monotonic() + EVERY_S
         for pipeline, progress in zip(self._pipelines, all_progress, strict=True):
             self._lag_seconds[pipeline.name] = _lag_seconds(pipeline, progress)
@@ -120,6 +125,8 @@ def _plan(progress: Progress) -> str:
 
 def line(progress: Progress, lag_seconds: float | None) -> str:
     """Say for people how far a pipeline is."""
+    if not progress.micro_batches and progress.lag is None:
+        return "no micro-batch has ended yet"
     behind = f"{_shown(progress.lag)} behind" + ("" if lag_seconds is None else f" ({lag_seconds:,.1f} s)")
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in progress.rejections.items() if count)
     said = [

@@ -23,10 +23,12 @@ from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
 from waterclock.spark.pipeline.outputs import refuse_written, write_outcomes
 from waterclock.spark.pipeline.places import check_places
 from waterclock.spark.pipeline.progress import Progress, counts, observed
+from waterclock.spark.pipeline.rules import named_rule, refuse_changed_rule
 from waterclock.spark.registering import register
 from waterclock.spark.session.partitions import PARTITIONS, Parts, chosen_buckets, chosen_partitions, parts_in
 from waterclock.spark.streaming.batching import event_time_outcomes, rate_aware_outcomes
 from waterclock.time import to_duration
+from waterclock.topics.choices import By as TimeOfMessage
 
 _LOOK_EVERY = 0.5
 _LOOK_AGAIN = 0.1
@@ -80,6 +82,7 @@ def run_pipelines(
     with _halting() as halt, in_a_line():
         with _stopped([]) as queries:
             for pipeline, progress in zip(pipelines, all_progress, strict=True):
+                refuse_changed_rule(spark, pipeline)
                 parts = state_parts(spark, pipeline)
                 progress.state_partitions, progress.state_buckets = parts
                 queries.append(_start(spark, pipeline, parts, once=once, halt=halt))
@@ -109,8 +112,10 @@ def run_pipeline(
     return progress
 
 
-def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: int) -> Progress:
-    """Batch the messages published in a range of time anew, and write them to the outputs.
+def replay_pipeline(
+    spark: SparkSession, pipeline: Pipeline, since: int, until: int, *, by: TimeOfMessage = "publish_time"
+) -> Progress:
+    """Batch the messages of a range of time again, and write them to the outputs.
 
     The range is judged alone. Batches that messages behind it could still change are left out, unless the topic has
     ended with the range. Those that are in a message table already stay as they are; rejected messages and Parquet
@@ -119,17 +124,19 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
     Parameters
     ----------
     since, until
-        Publish times, ns.
+        Begin at, and stop before, the first message at or after that time, ns.
+    by
+        Which time of a message that is.
     """
     check_places(pipeline)
     register(spark)
     source = spark.read.format("waterclock").options(
-        **_read_options(pipeline), packed=True, startingTimestamp=str(since), endingTimestamp=str(until)
+        **_read_options(pipeline), packed=True, by=by, startingTimestamp=str(since), endingTimestamp=str(until)
     )
     progress = Progress(pipeline.name, micro_batches=1)
-    run = f"replay-{since}-{until}"
+    run = f"replay-{since}-{until}" if by == "publish_time" else f"replay-{by}-{since}-{until}"
     with in_a_line():
-        ended = _has_ended(pipeline, until)
+        ended = _has_ended(pipeline, until, by)
         outcomes = _outcomes(pipeline, source, ended=ended).persist()
         started = moments.monotonic()
         try:
@@ -183,6 +190,7 @@ def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool,
         **_read_options(pipeline),
         **pipeline.source.start,
         buckets=parts.buckets,
+        rule=json.dumps(named_rule(pipeline)),
         maxMessagesPerTrigger=most,
         failOnDataLoss=pipeline.source.fail_on_data_loss,
         haltFile=str(halt),
@@ -232,14 +240,15 @@ def _outcomes(pipeline: Pipeline, source: DataFrameReader | DataStreamReader, *,
     return find(messages, **pipeline.rule, ended=ended)
 
 
-def _has_ended(pipeline: Pipeline, until: int) -> bool:
+def _has_ended(pipeline: Pipeline, until: int, by: TimeOfMessage) -> bool:
     """Whether no message is to be expected behind a range that could change its last batches.
 
     A message table keeps what it has first, so a stream that gives them out whole later would lose them.
     """
     with connect(pipeline.source.url, pipeline.source.ledgers) as database:
+        topic = database.topic(pipeline.source.topic)
         recent = database.backend.now() - _SILENT_NS
-        return not database.topic(pipeline.source.topic).find(min(until, recent)).found
+        return not topic.find(until, by).found and not topic.find(recent).found
 
 
 def _read_options(pipeline: Pipeline) -> dict[str, str]:

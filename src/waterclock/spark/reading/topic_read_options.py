@@ -34,8 +34,9 @@ _KNOWN = (
     "failOnDataLoss",
     "onDamage",
     "haltFile",
+    "rule",
 )
-_STREAM_ONLY = ("buckets", "maxMessagesPerTrigger", "failOnDataLoss", "haltFile")
+_STREAM_ONLY = ("buckets", "maxMessagesPerTrigger", "failOnDataLoss", "haltFile", "rule")
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,6 +66,8 @@ class TopicReadOptions(Opening):
         Whether a stream ends with an error where messages were deleted that it has not read.
     on_damage
         What tasks do where messages are damaged, lost or missing.
+    rule
+        What a stream's offsets are to hold beside the buckets, as JSON; None: not given. A pipeline finds it there.
     halt_file
         A path on the driver: once a file is there, a stream takes no more messages; None: not given.
     """
@@ -81,6 +84,7 @@ class TopicReadOptions(Opening):
     fail_on_data_loss: bool
     on_damage: OnDamage
     halt_file: str | None
+    rule: str | None
 
     @classmethod
     def checked(cls, options: Mapping[str, str]) -> TopicReadOptions:
@@ -117,6 +121,7 @@ class TopicReadOptions(Opening):
             fail_on_data_loss=truth(given, "failOnDataLoss", default=True),
             on_damage=check_on_damage(given.get("ondamage", "raise"), "onDamage"),
             halt_file=given.get("haltfile"),
+            rule=given.get("rule"),
         )
 
 

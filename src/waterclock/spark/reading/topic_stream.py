@@ -10,12 +10,13 @@ is empty gets that answer as the end of its first micro-batch, too.
 
 What changes while time passes (``{"position": "latest"}``, ``{"event_time": "2h"}``) is looked up once: the first
 micro-batch has no messages, and its end is the place. ``begin`` in the end of another first micro-batch is the ordinal
-of its first message, so that its messages can be counted. ``buckets`` is the option of that name: a pipeline finds it
-there when it starts again.
+of its first message, so that its messages can be counted. ``buckets`` and ``rule`` are the options of these names: a
+pipeline finds them there when it starts again.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -150,8 +151,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset if self._origin is None else offset | {"topic": self._origin}
 
     def _noted(self, offset: Offset) -> Offset:
-        buckets = self._options.buckets
-        return offset if buckets is None else offset | {"buckets": buckets}
+        buckets, rule = self._options.buckets, self._options.rule
+        noted = offset if buckets is None else offset | {"buckets": buckets}
+        return noted if rule is None else noted | {"rule": json.loads(rule)}
 
     def _refuse_other(self, offset: Offset) -> None:
         """Insist that an offset is of this topic, and not of one that had its name or more of its messages."""

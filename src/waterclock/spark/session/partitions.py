@@ -7,7 +7,7 @@ of a part costs some calls from Python to the JVM; a few for each part keep sour
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, SparkSession
@@ -63,18 +63,28 @@ def cores_of(spark: SparkSession) -> int:
 
 def parts_in(spark: SparkSession, checkpoint: str) -> Parts | None:
     """Read from a checkpoint of a pipeline how its state is parted; None where no query has begun it."""
-    lines = [_any_line_with(PARTITIONS), _any_line_with('"buckets"')]
-    try:
-        found = spark.read.text(f"{checkpoint.rstrip('/')}/offsets").agg(*lines).head()
-    except PySparkException as error:
-        if error.getCondition() == "PATH_NOT_FOUND":
-            return None
-        raise
+    found = _offsets(spark, checkpoint, [_any_line_with(PARTITIONS), _any_line_with('"buckets"')])
     if found is None or found[0] is None:
         return None
     # Earlier versions did not write it down, and knew one number.
     buckets = BUCKETS if found[1] is None else json.loads(found[1])["buckets"]
     return Parts(int(json.loads(found[0])["conf"][PARTITIONS]), buckets)
+
+
+def rule_in(spark: SparkSession, checkpoint: str) -> dict[str, Any] | None:
+    """Read from a checkpoint of a pipeline by which rule it was written; None where no query has begun it."""
+    found = _offsets(spark, checkpoint, [_any_line_with('"rule"')])
+    return None if found is None or found[0] is None else json.loads(found[0])["rule"]
+
+
+def _offsets(spark: SparkSession, checkpoint: str, lines: list[Column]) -> Any:
+    """Look for lines in the offsets of a checkpoint; None where there are none."""
+    try:
+        return spark.read.text(f"{checkpoint.rstrip('/')}/offsets").agg(*lines).head()
+    except PySparkException as error:
+        if error.getCondition() == "PATH_NOT_FOUND":
+            return None
+        raise
 
 
 def _any_line_with(text: str) -> Column:

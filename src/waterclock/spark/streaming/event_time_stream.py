@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from waterclock.spark.records import POSITIONED
 from waterclock.spark.streaming.event_time_rows import begins, outcome_rows
 from waterclock.spark.streaming.outcome_rows import OUTCOMES
 from waterclock.spark.streaming.stream_state import REMEDY, state_parts
-from waterclock.time import MAX_NS, MIN_NS
+from waterclock.time import MAX_NS, MIN_NS, format_duration
 
 _VERSION = 3
 _FORM = b"WCS3"
@@ -145,8 +146,8 @@ class EventTimeStream:
             known, length = (tuple(options), flag(positioned)), count(length)
         if known != (rule, record == POSITIONED):
             raise InvalidArgumentError(
-                f"the checkpoint was written with the options {options}, positions {positioned}, and the query has"
-                f" {list(rule)}, positions {record == POSITIONED}; {REMEDY}"
+                f"the checkpoint was written with {_named(options, positioned)}, and the query has"
+                f" {_named(rule, record == POSITIONED)}; {REMEDY}"
             )
         restored = cls(rule, record)
         if length % _CLOCK.itemsize or length > len(rest):
@@ -172,3 +173,10 @@ class EventTimeStream:
     def _find_earliest(self) -> None:
         times = self._kept.messages["event_time"]
         self._earliest = int(times.min()) if len(times) else None
+
+
+def _named(options: Sequence[Any], positioned: bool) -> str:
+    """Return options as an error names them: ``window = 500ms, max_delay = 2s, …``."""
+    *lengths, on_conflict = options
+    named = [f"{name} = {format_duration(ns)}" for name, ns in zip(EventTimeRule._fields, lengths, strict=False)]
+    return ", ".join([*named, f"on_conflict = {on_conflict}", f"{'with' if positioned else 'without'} positions"])

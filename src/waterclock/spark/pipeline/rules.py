@@ -1,0 +1,46 @@
+"""The batching rule of a pipeline by its names, compared with that of its checkpoint before the stream starts."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from waterclock.errors import InvalidArgumentError
+from waterclock.spark.pipeline.definition import Pipeline
+from waterclock.spark.session.partitions import rule_in
+from waterclock.spark.streaming.batching import event_time_outcomes, rate_aware_outcomes
+from waterclock.time import format_duration, to_duration
+
+_LENGTHS = ("window", "max_delay", "max_lead", "batch_length", "forget_after")
+_MAY_CHANGE = ("df", "buckets", "max_skew", "ended")
+"""What is no part of the rule: it decides when batches are given out, not what is in them."""
+
+
+def named_rule(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the rule by the names of the file, defaults included, in one spelling for each value."""
+    find = event_time_outcomes if pipeline.by == "event_time" else rate_aware_outcomes
+    rule: dict[str, Any] = {"by": pipeline.by}
+    for name, parameter in inspect.signature(find).parameters.items():
+        if name in _MAY_CHANGE:
+            continue
+        value = pipeline.rule.get(name, parameter.default)
+        if name in _LENGTHS and value is not None:
+            value = format_duration(to_duration(value, name))
+        rule[name] = sorted(value) if isinstance(value, frozenset) else str(value) if name == "timeout" else value
+    return rule
+
+
+def refuse_changed_rule(spark: SparkSession, pipeline: Pipeline) -> None:
+    """Raise InvalidArgumentError if the checkpoint was written by another rule; the error names what differs."""
+    rule, written = named_rule(pipeline), rule_in(spark, pipeline.checkpoint)
+    if written is None or written == rule:
+        return
+    names = [name for name in {**written, **rule} if written.get(name) != rule.get(name)]
+    was = ", ".join(f"{name} = {written[name]}" for name in names if name in written)
+    now = ", ".join(f"{name} = {rule[name]}" for name in names if name in rule)
+    raise InvalidArgumentError(
+        f"cannot start pipeline {pipeline.name!r}: its checkpoint was written with {was}, and the file has {now}."
+        " Change it back, or begin with another checkpoint"
+    )
