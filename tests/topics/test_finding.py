@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -299,3 +300,78 @@ def test_a_store_that_cannot_be_reached_is_an_error_and_not_a_lost_file(
     monkeypatch.setattr(files, "open_input_file", unreachable)
     with pytest.raises(UnavailableError, match=r"\.parquet.*connection refused"):
         topic.find(50)
+
+
+def test_newest_is_the_first_message_with_the_largest_time(topic: Topic) -> None:
+    assert topic.newest() == Found(topic.head, found=False)
+    placed = append_ledgers(topic, [[[5, 9]], [[40, 80, 80, 3]], [[7], [80, 60]]])
+    newest = Found(placed[3][1], found=True)
+    assert topic.newest("publish_time") == newest
+    topic.seal()
+    assert topic.newest("publish_time") == newest
+    topic.append(published([81, 2]))
+    assert topic.newest("publish_time") == Found(Position(2, 2, 0), found=True)
+    assert topic.newest() == Found(Position(0, 0, 0), found=True)  # their event times are equal
+
+
+def test_newest_costs_two_queries_and_one_ranged_read(sqlite_topic: Topic, tmp_path: Path) -> None:
+    topic, files = on_counting_files(sqlite_topic, tmp_path)
+    append_ledgers(topic, [*TEN_LEDGERS, [[1]]])
+    topic.seal()
+    files.reads.clear()
+    with CountedStatements(topic.storage.backend._reader) as counted:
+        assert topic.newest("publish_time").position == Position(9, 1, 0)
+    assert (len(counted.selects), len(files.reads)) == (2, 1)
+
+
+def test_newest_is_among_the_messages_that_are_left(topic: Topic) -> None:
+    append_ledgers(topic, [[[900]], [[5, 30]], [[20, 25]], [[4]]])
+    topic.seal()
+    topic.truncate(Position(1, 0, 0))
+    values = {"stale_peaks": 3, **{f"peak_{time}": 900 for time in BOUNDED}}  # as if killed before peaks were lowered
+    with topic.storage.backend.engine.begin() as connection:
+        connection.execute(sa.update(topics).values(values))
+        connection.execute(sa.update(ledgers).values({name: 900 for name in values if name != "stale_peaks"}))
+    assert topic.newest("publish_time") == Found(Position(1, 0, 1), found=True)
+
+
+def test_newest_measures_ledgers_without_bounds(sqlite_topic: Topic) -> None:
+    topic = sqlite_topic
+    placed = append_ledgers(topic, [[[5]], [[30, 90]], [[20]]])
+    topic.roll()
+    topic.seal()
+    _forget_bounds(topic, [1])
+    with topic.storage.backend.engine.begin() as connection:
+        connection.execute(sa.update(topics).values({f"peak_{time}": 30 for time in BOUNDED}))
+    assert topic.newest("publish_time") == Found(placed[2][1], found=True)
+
+
+def test_newest_passes_over_lost_files(sqlite_topic: Topic) -> None:
+    append_ledgers(sqlite_topic, [[[5, 50]], [[90]], [[80]], [[20]]])
+    sqlite_topic.seal()
+    for ledger in (1, 2):
+        ledger_path(sqlite_topic, ledger).unlink()
+    assert sqlite_topic.newest("publish_time") == Found(Position(0, 0, 1), found=True)
+
+
+def test_index_and_at_are_inverse_for_every_message(topic: Topic) -> None:
+    placed = append_ledgers(topic, TEN_LEDGERS)
+    topic.seal()
+    assert [topic.index(position) for _, position in placed] == list(range(30))
+    assert [topic.at(number) for number in range(30)] == [position for _, position in placed]
+    assert topic.index(topic.head) == 30
+    assert topic.at(30) == topic.at(1 << 70) == topic.head
+
+
+def test_index_and_at_of_a_deleted_message_lead_to_the_next_one_left(sqlite_topic: Topic) -> None:
+    append_ledgers(sqlite_topic, TEN_LEDGERS)
+    sqlite_topic.seal()
+    sqlite_topic.truncate(Position(4, 0, 0))
+    assert sqlite_topic.index(Position(1, 0, 0)) == 12
+    assert sqlite_topic.at(3) == Position(4, 0, 0)
+
+
+@pytest.mark.parametrize("index", [-1, True, 1.5, "3"])
+def test_at_refuses_what_is_not_a_number_of_a_message(sqlite_topic: Topic, index: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"index must be an integer ≥ 0, got "):
+        sqlite_topic.at(index)

@@ -115,6 +115,21 @@ def find_first(
             after = row["ledger"]
 
 
+def find_newest(storage: Storage, by: str) -> Found:
+    """Find the first of the messages with the largest ``by``; not found in a topic without messages.
+
+    The catalogue's largest time may belong to messages that were deleted or lost since. Then no message is found for
+    it, and the next smaller end of a ledger is tried.
+    """
+    time = _largest(storage, by)
+    while time is not None:
+        found = find_first(storage, by, time)
+        if found.found:
+            return found
+        time = _largest_below(storage, by, time)
+    return Found(storage.head(), found=False)
+
+
 def find_start(storage: Storage, by: str, time: int, on_damage: OnDamage = "raise") -> Found:
     """Find where a reader begins that wants what is at or after a time.
 
@@ -220,6 +235,33 @@ def _first_unmeasured(by: str) -> sa.ScalarSelect[Any]:
         ledgers.c.messages > 0,
     )
     return statement.scalar_subquery()
+
+
+def _largest(storage: Storage, by: str) -> int | None:
+    """Read the largest time of all ledgers, measuring those without bounds first."""
+    peak, end = topics.c[f"peak_{by}"], topics.c[f"end_{by}"]
+    unmeasured = _first_unmeasured(by).label("unmeasured")
+    statement = sa.select(peak.label("closed"), end.label("open"), unmeasured).where(topics.c.id == _TOPIC)
+    lost = -1
+    while True:
+        with storage.backend.snapshot() as connection:
+            found = connection.execute(statement, {"topic": storage.topic_id, "lost": lost}).mappings().one_or_none()
+        row = storage.present(found)
+        if row["unmeasured"] is None:
+            return max((time for time in (row["closed"], row["open"]) if time is not None), default=None)
+        if not _measured(storage, row["unmeasured"]):
+            lost = row["unmeasured"]
+
+
+def _largest_below(storage: Storage, by: str, time: int) -> int | None:
+    """Read the largest time before ``time`` that a ledger ends with. No index has the ends, so this reads them all."""
+    end = ledgers.c[f"end_{by}"]
+    closed = sa.select(sa.func.max(end)).where(
+        ledgers.c.topic_id == storage.topic_id, ledgers.c.state != "lost", end < time
+    )
+    with storage.backend.snapshot() as connection:
+        ends = [connection.execute(closed).scalar(), storage.row(connection)[f"end_{by}"]]
+    return max((each for each in ends if each is not None and each < time), default=None)
 
 
 def _look(storage: Storage, by: str, time: int, after: int | None, lost: int) -> sa.RowMapping:

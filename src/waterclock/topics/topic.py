@@ -25,13 +25,13 @@ from waterclock.topics.damage import Damage, OnDamage, check_on_damage
 from waterclock.topics.entries import encode_entry
 from waterclock.topics.expiring import Expired, expire_topic
 from waterclock.topics.faults import Repaired, Verified
-from waterclock.topics.finding import Found, check_by, find_first, find_start, place_at
+from waterclock.topics.finding import Found, check_by, find_first, find_newest, find_start, place_at
 from waterclock.topics.ledgers import LedgerInfo, list_files, list_ledgers, roll
 from waterclock.topics.looking_up import look_up
 from waterclock.topics.names import check_name, check_size
 from waterclock.topics.places import LedgerRoot
 from waterclock.topics.planning import plan_slices
-from waterclock.topics.positions import entry_boundary
+from waterclock.topics.positions import entry_boundary, place_of, position_of
 from waterclock.topics.producers import numbered
 from waterclock.topics.producing import Producer
 from waterclock.topics.pruning import ALL, Wanted
@@ -262,6 +262,65 @@ class Topic:
             Where a file cannot be read now. A file that is lost is passed over, with a warning in the log.
         """
         return find_first(self.storage, check_by(by), self.storage.time(time, "time"))
+
+    def newest(self, by: str = "event_time") -> Found:
+        """Find the message with the largest time; of several, the first. It need not be the last of the topic.
+
+        Two catalogue queries and at most one ranged read of a file, for a topic of any size. After ledgers were deleted
+        or lost, until upkeep has seen to it, also one query over all ledgers.
+
+        Parameters
+        ----------
+        by
+            The time to compare, as in `find`.
+
+        Returns
+        -------
+        Found
+            ``found`` is False, and ``position`` the topic's head, if the topic has no messages.
+
+        Raises
+        ------
+        DamagedError, UnavailableError
+            As in `find`. A file that is lost is passed over, with a warning in the log.
+        """
+        return find_newest(self.storage, check_by(by))
+
+    def index(self, position: Position) -> int:
+        """Return the number of a message in the topic, counted from 0 since the topic was created.
+
+        ``topic.index(b) - topic.index(a)`` is the number of messages from ``a`` to before ``b``. Deleted messages keep
+        their numbers, so the number of a message never changes.
+
+        Parameters
+        ----------
+        position
+            Position of the message. If no message is there, the next message that is left counts instead, or the head.
+
+        Raises
+        ------
+        DamagedError, UnavailableError
+            If the position is in a sealed ledger whose file is damaged or cannot be read.
+        """
+        return place_of(self.storage, check_position(position, "position")).ordinal
+
+    def at(self, index: int) -> Position:
+        """Return the position of a message by its number in the topic, the inverse of `index`.
+
+        Parameters
+        ----------
+        index
+            Number of the message, from 0. If that message was deleted, the position is that of the next one that is
+            left; if it is not written yet, the position is the topic's head.
+
+        Raises
+        ------
+        DamagedError, UnavailableError
+            If the message is in a sealed ledger whose file is damaged or cannot be read, or in a missing ledger.
+        """
+        if not isinstance(index, int) or isinstance(index, bool) or index < 0:  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
+            raise InvalidArgumentError(f"index must be an integer ≥ 0, got {quoted(index)}")
+        return position_of(self.storage, index)
 
     def ledgers(self, start: int = 0, limit: int | None = None) -> list[LedgerInfo]:
         """Give what the catalogue says about each ledger that is left; the open one is the last.
