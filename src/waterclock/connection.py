@@ -83,7 +83,8 @@ class Database(Closing):
             What becomes of a message that is further ahead: ``"reject"`` leaves it out of its append and names it, with
             the reason, in the answer; ``"keep"`` writes it, with a warning in the log.
         exist_ok
-            Return the topic that is there already, as it is, instead of raising.
+            Return an existing topic as it is instead of raising. Options other than their default that differ from
+            those of the existing one are named, with both values, in a ``UserWarning``.
 
         Raises
         ------
@@ -230,7 +231,8 @@ class Database(Closing):
             Make the SQL table of this name, which is there already, a message table: it has to have the columns of
             *Vitess Messaging* ("Creating a message table"), and gets what it lacks beside them. Its rows are delivered.
         exist_ok
-            Return the message table that is there already, as it is, instead of raising.
+            Return an existing message table as it is instead of raising. Options other than their default that differ
+            from those of the existing one are named, with both values, in a ``UserWarning``.
 
         Raises
         ------

@@ -46,6 +46,13 @@ def test_a_topic_is_made_filled_read_and_searched(shell: Shell) -> None:
     assert (row["name"], row["messages"]) == ("telemetry", 2)
 
 
+def test_adding_an_existing_topic_with_other_options_prints_a_warning(shell: Shell) -> None:
+    shell("topic", "add", "telemetry", "--retention", "1d")
+    shell("topic", "add", "telemetry", "--retention", "2d", "--exist-ok")
+    assert "waterclock: warning: topic 'telemetry' exists with other options" in shell.said
+    assert "retention is '1d', not '2d'" in shell.said
+
+
 def test_a_message_too_far_ahead_is_rejected_with_its_reason(shell: Shell) -> None:
     shell("topic", "add", "telemetry", "--max-ahead", "5m")
     file = write_messages(shell.folder, {}, {"publish_time": "2199-01-01T00:00:00Z"}, {})

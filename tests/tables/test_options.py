@@ -86,8 +86,24 @@ def test_a_table_is_created_once(make_table: Callable[..., MessageTable], databa
     make_table(ack_wait="1m")
     with pytest.raises(AlreadyExistsError, match="orders"):
         make_table()
-    assert make_table(ack_wait="2m", exist_ok=True).options.ack_wait == 60 * SECOND
+    with pytest.warns(UserWarning, match="ack_wait is '1m', not '2m'"):
+        assert make_table(ack_wait="2m", exist_ok=True).options.ack_wait == 60 * SECOND
     assert database.tables() == ["orders"]
+
+
+@pytest.mark.one_database
+@pytest.mark.parametrize("adopt", [False, True])
+def test_an_existing_table_with_other_options_is_returned_with_a_warning(database: Database, adopt: bool) -> None:
+    database.create_table("orders", payload="json", max_attempts=3, dead_letter="failed", columns={"region": "text"})
+    with pytest.warns(UserWarning, match="exists with other options") as warned:
+        database.create_table(
+            "orders", payload="text", max_attempts=3, columns={"region": "bigint"}, adopt=adopt, exist_ok=True
+        )
+    assert [str(each.message) for each in warned] == [
+        "message table 'orders' exists with other options, which stay: payload is 'json', not 'text';"
+        " columns is {'region': 'text'}, not {'region': 'bigint'}. Use alter() to change options"
+    ]
+    assert warned[0].filename == __file__
 
 
 def test_an_unknown_table_cannot_be_opened(database: Database) -> None:

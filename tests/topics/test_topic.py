@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
 from tests.topics.conftest import MakeTopic
 from tests.topics.flows import published
 
+from waterclock.connection import connect
 from waterclock.database.backend import Backend
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from waterclock.message import Position
@@ -18,6 +20,26 @@ def test_a_topic_that_exists_is_opened_or_refused_as_asked(make_topic: MakeTopic
     with pytest.raises(AlreadyExistsError, match="'telemetry'"):
         make_topic("telemetry")
     assert make_topic("telemetry", exist_ok=True).storage.topic_id == made.storage.topic_id
+
+
+def test_an_existing_topic_with_other_options_is_returned_with_a_warning(sqlite_url: str) -> None:
+    with connect(sqlite_url) as database:
+        database.create_topic("telemetry", retention="1d")
+        with pytest.warns(UserWarning, match="exists with other options") as warned:
+            topic = database.create_topic("telemetry", retention="2d", roll_size=1 << 20, exist_ok=True)
+        assert [str(each.message) for each in warned] == [
+            "topic 'telemetry' exists with other options, which stay: roll_size is 67108864, not 1048576;"
+            " retention is '1d', not '2d'. Use alter() to change options"
+        ]
+        assert warned[0].filename == __file__
+        assert topic.info.retention == 86_400 * 10**9
+
+
+def test_no_warning_about_options_that_are_equal_or_defaults(sqlite_url: str) -> None:
+    with connect(sqlite_url) as database, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        database.create_topic("telemetry", retention="1d", roll_after="10m", on_ahead="keep")
+        database.create_topic("telemetry", retention="24h", exist_ok=True)
 
 
 def test_a_topic_that_does_not_exist_is_not_opened(backend: Backend, tmp_path: Path) -> None:

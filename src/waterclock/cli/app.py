@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from importlib.metadata import version
 
 from cyclopts import App, CycloptsError
@@ -105,6 +106,16 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command; returns 0 where it is done, 1 where it failed, 2 for wrong usage."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        return _run(arguments)
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    _complain(f"warning: {message}")
+
+
+def _run(arguments: list[str]) -> int:
     try:
         result = app(arguments, exit_on_error=False, print_error=False, help_on_error=False)
     except KeyboardInterrupt:

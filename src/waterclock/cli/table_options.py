@@ -8,9 +8,7 @@ from typing import Any, Literal
 from cyclopts import Parameter
 
 from waterclock.cli.output import span
-from waterclock.tables.model.options import OptionChanges, TableOptions
-
-_DURATIONS = ("ack_wait", "purge_after", "poll_interval", "min_backoff", "max_backoff", "group_idle")
+from waterclock.tables.model.options import DURATIONS, OptionChanges, TableOptions
 
 
 @Parameter(name="*")
@@ -56,6 +54,6 @@ class ChangingOptions:
 def shown(options: TableOptions) -> dict[str, Any]:
     """Lay options out for output."""
     found = asdict(options)
-    durations = {name: span(found[name]) for name in _DURATIONS}
+    durations = {name: span(found[name]) for name in DURATIONS}
     columns = ", ".join(f"{name}={kind}" for name, kind in options.columns.items())
     return {**found, **durations, "columns": columns or None}

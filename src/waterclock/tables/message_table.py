@@ -112,7 +112,7 @@ class MessageTable:
             For a name or a further column that a table cannot have.
         """
         make = adopt_table if adopt else create
-        make(backend, name, options.with_dead_letter(name), columns, exist_ok=exist_ok)
+        make(backend, name, options, columns, exist_ok=exist_ok)
         return cls.open(backend, name)
 
     @classmethod

@@ -3,49 +3,37 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import asdict, fields
 from typing import Any
 
 import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import stores, topics
+from waterclock.differing_options import warn_of_differences
 from waterclock.errors import AlreadyExistsError, ConstraintError, NotFoundError
 from waterclock.quoting import quoted
-from waterclock.time import Duration, to_duration
-from waterclock.topics.ahead import AheadLimit, check_on_ahead
-from waterclock.topics.choices import OnAhead
-from waterclock.topics.names import check_name, check_size
+from waterclock.topics.ahead import AheadLimit
+from waterclock.topics.names import check_name
 from waterclock.topics.places import LedgerRoot, as_root
 from waterclock.topics.storage import Storage
 from waterclock.topics.stores import files_of_topic, new_store, record_store
+from waterclock.topics.topic_options import DURATIONS, TopicOptions
 
 
 def create_topic(
-    backend: Backend,
-    ledgers: str | LedgerRoot | None,
-    name: str,
-    *,
-    roll_after: Duration | None,
-    roll_size: int,
-    retention: Duration | None,
-    exist_ok: bool,
-    max_ahead: Duration | None = None,
-    on_ahead: OnAhead = "reject",
+    backend: Backend, ledgers: str | LedgerRoot | None, name: str, options: TopicOptions, *, exist_ok: bool
 ) -> None:
-    """Write the row of a new topic, and make its store where there is none yet.
+    """Write the row of a new topic, and create its store if missing.
 
     Raises
     ------
     AlreadyExistsError
-        Where there is one and ``exist_ok`` is False.
+        If the topic exists and ``exist_ok`` is False.
     """
     values = {
         "name": check_name(name),
-        "roll_after": None if roll_after is None else to_duration(roll_after, "roll_after", minimum=1),
-        "roll_size": check_size(roll_size, "roll_size"),
-        "retention": None if retention is None else to_duration(retention, "retention", minimum=1),
-        "max_ahead": None if max_ahead is None else to_duration(max_ahead, "max_ahead"),
-        "on_ahead": check_on_ahead(on_ahead),
+        **asdict(options),
         "ledger": 0,
         "entries": 0,
         "messages": 0,
@@ -71,6 +59,12 @@ def create_topic(
             return
     if not exist_ok:
         raise AlreadyExistsError(f"topic {name!r} exists already; open it, or create it with exist_ok=True")
+    row = _row(backend, name)
+    if row is not None:
+        existing = TopicOptions.of_row(row._mapping)  # noqa: SLF001  # SQLAlchemy's public name
+        warn_of_differences(
+            f"topic {quoted(name)}", asdict(options), asdict(existing), asdict(TopicOptions()), DURATIONS
+        )
 
 
 def open_topic(backend: Backend, ledgers: str | LedgerRoot | None, name: str) -> Storage:
@@ -91,7 +85,8 @@ def open_topic(backend: Backend, ledgers: str | LedgerRoot | None, name: str) ->
 
 
 def _row(backend: Backend, name: str) -> Any:
-    columns = (topics.c.id, topics.c.name, topics.c.store_id, topics.c.max_ahead, topics.c.on_ahead)
+    options = [topics.c[field.name] for field in fields(TopicOptions)]
+    columns = (topics.c.id, topics.c.name, topics.c.store_id, *options)
     statement = (
         sa.select(*columns, stores.c.identity, stores.c.root, stores.c.is_complete)
         .outerjoin_from(topics, stores, topics.c.store_id == stores.c.id)

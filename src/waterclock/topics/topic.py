@@ -47,6 +47,7 @@ from waterclock.topics.subscription import Subscription
 from waterclock.topics.subscription_rows import SubscriptionInfo
 from waterclock.topics.sweeping import sweep
 from waterclock.topics.topic_info import TopicInfo, bounds_of_topic, topic_info
+from waterclock.topics.topic_options import TopicOptions
 from waterclock.topics.verifying import verify_topic
 
 _MESSAGES_AT_ONCE = 4096
@@ -79,17 +80,10 @@ class Topic:
         on_ahead: OnAhead = "reject",
     ) -> Self:
         """Make a topic; `Database.create_topic` says what the options mean."""
-        create_topic(
-            backend,
-            ledgers,
-            name,
-            roll_after=roll_after,
-            roll_size=roll_size,
-            retention=retention,
-            exist_ok=exist_ok,
-            max_ahead=max_ahead,
-            on_ahead=on_ahead,
+        options = TopicOptions.check(
+            roll_after=roll_after, roll_size=roll_size, retention=retention, max_ahead=max_ahead, on_ahead=on_ahead
         )
+        create_topic(backend, ledgers, name, options, exist_ok=exist_ok)
         return cls.open(backend, ledgers, name)
 
     @classmethod

@@ -56,6 +56,12 @@ def test_each_message_is_on_the_shard_of_its_id(orders: ShardedTable, keyspace: 
     assert {orders.shard_of(one) for one in low} == {"-80"}
 
 
+def test_an_existing_table_with_other_options_is_returned_with_a_warning(keyspace: ShardedDatabase) -> None:
+    keyspace.create_table("jobs", ack_wait="1m")
+    with pytest.warns(UserWarning, match="message table 'jobs' .* ack_wait is '1m', not '2m'"):
+        keyspace.create_table("jobs", ack_wait="2m", exist_ok=True)
+
+
 def test_a_put_with_a_known_id_changes_nothing(orders: ShardedTable) -> None:
     many(orders)
     again = orders.put_many([{"payload": "other", "id": number} for number in range(38, 42)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,10 +12,12 @@ from sqlalchemy.types import TypeEngine
 
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import message_tables
+from waterclock.differing_options import warn_of_differences
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, SchemaError
+from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import table_dialect
 from waterclock.tables.catalogue.creating import ensure_dead_letter_table, register
-from waterclock.tables.model.options import IdType, Payload, TableOptions
+from waterclock.tables.model.options import DURATIONS, IdType, Payload, TableOptions
 from waterclock.tables.model.schema import (
     ADOPTED,
     DOCUMENT_COLUMNS,
@@ -66,12 +69,14 @@ def adopt(
             " insert the rows there"
         )
     wanted = user_columns(columns)
-    known = sa.select(message_tables.c.table_id).where(message_tables.c.name == name)
+    known = sa.select(message_tables.c.options).where(message_tables.c.name == name)
+    complete = options.with_dead_letter(name)
 
-    def work(connection: sa.Connection) -> None:
-        if connection.execute(known).first() is not None:
+    def work(connection: sa.Connection) -> TableOptions | None:
+        text = connection.execute(known).scalar()
+        if text is not None:
             if exist_ok:
-                return
+                return TableOptions.from_json(name, text)
             raise AlreadyExistsError(f"message table {name!r} exists; open it, or pass exist_ok=True")
         inspector = sa.inspect(connection)
         if not inspector.has_table(name):
@@ -84,16 +89,20 @@ def adopt(
         added = [column for column in wanted if column.name not in found]
         id_items = dialect.id_items(name, options.id_type)
         rows = message_rows(name, options.id_type, options.payload, [*theirs, *added], id_items)
-        ensure_dead_letter_table(backend, connection, name, options, [*theirs, *added])
+        ensure_dead_letter_table(backend, connection, name, complete, [*theirs, *added])
         _fill(backend, connection, name)
         dialect.adopt(connection, rows, options.id_type, found.keys())
         dialect.equip(
             connection, rows, options.id_type, grouped=options.groups is not None, free=options.has_free_messages
         )
-        register(backend, connection, name, options)
+        register(backend, connection, name, complete)
+        return None
 
     backend.create_catalogue()
-    backend.transact(work)
+    existing = backend.transact(work)
+    if existing is not None:
+        defaults = asdict(TableOptions.check())
+        warn_of_differences(f"message table {quoted(name)}", asdict(options), asdict(existing), defaults, DURATIONS)
 
 
 def _check(

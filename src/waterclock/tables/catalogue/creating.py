@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from numbers import Number
 from typing import Any
 from uuid import UUID
@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import message_tables
+from waterclock.differing_options import warn_of_differences
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, SchemaError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext, table_dialect
@@ -20,7 +21,7 @@ from waterclock.tables.catalogue.table_row import find, forget
 from waterclock.tables.catalogue.totals import start_totals
 from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.days import LONGEST_NAME, Days, days_to_add
-from waterclock.tables.model.options import TableOptions
+from waterclock.tables.model.options import DURATIONS, TableOptions
 from waterclock.tables.model.schema import DEAD_COLUMNS, OWN_COLUMNS, check_table_name, message_rows, user_columns
 
 
@@ -41,18 +42,24 @@ def create(
     check_table_name(name)
     extra = user_columns(columns)
     days_of(table_dialect(backend), name, options)  # refused before anything is made
-    known = sa.select(message_tables.c.table_id).where(message_tables.c.name == name)
+    known = sa.select(message_tables.c.options).where(message_tables.c.name == name)
+    complete = options.with_dead_letter(name)
 
-    def work(connection: sa.Connection) -> None:
-        if connection.execute(known).first() is not None:
+    def work(connection: sa.Connection) -> TableOptions | None:
+        text = connection.execute(known).scalar()
+        if text is not None:
             if exist_ok:
-                return
+                return TableOptions.from_json(name, text)
             raise AlreadyExistsError(f"message table {quoted(name)} exists; open it, or pass exist_ok=True")
-        ensure_dead_letter_table(backend, connection, name, options, extra)
-        _make(backend, connection, name, options, extra)
+        ensure_dead_letter_table(backend, connection, name, complete, extra)
+        _make(backend, connection, name, complete, extra)
+        return None
 
     backend.create_catalogue()
-    backend.transact(work)
+    existing = backend.transact(work)
+    if existing is not None:
+        defaults = asdict(TableOptions.check())
+        warn_of_differences(f"message table {quoted(name)}", asdict(options), asdict(existing), defaults, DURATIONS)
 
 
 def ensure_dead_letter_table(

@@ -43,6 +43,10 @@ MOST = 2**31 - 1
 """No count is larger: the databases keep epochs and limits as 32-bit integers."""
 
 
+DURATIONS = ("ack_wait", "purge_after", "poll_interval", "min_backoff", "max_backoff", "group_idle")
+"""The options that are lengths of time, in ns."""
+
+
 class OptionChanges(TypedDict, total=False):
     """The options that may change while a table is in use."""
 

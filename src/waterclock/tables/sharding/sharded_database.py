@@ -78,7 +78,7 @@ class ShardedDatabase(Closing):
             raise AlreadyExistsError(
                 f"message table {quoted(name)} exists on every shard; open it, or pass exist_ok=True"
             )
-        for shard in missing:
+        for shard in missing or self._shards[:1]:  # one that exists compares its options with these
             shard.database.create_table(name, key_range=shard.name, exist_ok=True, **options)
         return self.table(name)
 

@@ -1,0 +1,45 @@
+"""The warning about ``exist_ok=True`` with options other than those of the topic or table that exists."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping
+
+from waterclock.quoting import quoted
+from waterclock.time import format_duration
+
+
+def warn_of_differences(
+    what: str,
+    given: Mapping[str, object],
+    existing: Mapping[str, object],
+    defaults: Mapping[str, object],
+    durations: Collection[str],
+) -> None:
+    """Warn if options of a call to ``create_topic`` or ``create_table`` differ from the existing ones.
+
+    A warning and no error: a program that creates what it needs at each start must not fail because somebody has
+    altered an option since. An option with its default counts as not given.
+
+    Parameters
+    ----------
+    what
+        The topic or table, for the text.
+    durations
+        Which options are lengths of time, in ns.
+    """
+
+    def spelled(name: str, value: object) -> str:
+        return repr(format_duration(value)) if name in durations and isinstance(value, int) else quoted(value)
+
+    differences = [
+        f"{name} is {spelled(name, existing[name])}, not {spelled(name, value)}"
+        for name, value in given.items()
+        if value != existing[name] and value != defaults[name]
+    ]
+    if differences:
+        # The caller's line: above this are what creates, the class method and the method of the database.
+        warnings.warn(
+            f"{what} exists with other options, which stay: {'; '.join(differences)}. Use alter() to change options",
+            stacklevel=5,
+        )
