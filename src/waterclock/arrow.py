@@ -43,6 +43,9 @@ _TIMES = ("event_time", "publish_time", "receive_time")
 
 _TEXTS = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
 
+MOST_BYTES = (1 << 31) - 2
+"""Bytes that one column of texts or payloads holds: Arrow counts them with 31 bits, and splits a column above that."""
+
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 _UNCOMPRESSED = pa.ipc.IpcWriteOptions()
 _STREAM = b"\xff\xff\xff\xff"
@@ -51,7 +54,16 @@ _WORTH_COMPRESSING = 4096
 
 
 def to_arrow(messages: Sequence[Message], *, positions: bool = False) -> pa.RecordBatch:
-    """Lay messages out as columns (`MESSAGE_SCHEMA`, or `POSITIONED_SCHEMA` with ``positions``)."""
+    """Lay messages out as columns (`MESSAGE_SCHEMA`, or `POSITIONED_SCHEMA` with ``positions``).
+
+    Raises
+    ------
+    InvalidArgumentError
+        For a text that has no UTF-8 form, and for more than `MOST_BYTES` in a column.
+    """
+    size = sum([len(m.payload) for m in messages])
+    if size > MOST_BYTES:
+        raise _too_large("payload", f"{size} bytes")
     columns: list[Any] = [
         [m.source for m in messages],
         [m.stream for m in messages],
@@ -72,7 +84,18 @@ def to_arrow(messages: Sequence[Message], *, positions: bool = False) -> pa.Reco
             f"a text holds {quoted(error.object[error.start : error.end])}, half of a surrogate pair, which UTF-8"
             " cannot write; repair it, or replace it: text.encode(errors='replace').decode()"
         ) from None
+    except pa.ArrowCapacityError:
+        raise _too_large("headers", "too many bytes") from None
+    for array, field in zip(arrays, schema, strict=True):
+        if isinstance(array, pa.ChunkedArray):
+            raise _too_large(field.name, f"{array.nbytes} bytes")
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _too_large(name: str, size: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"messages: the column {name!r} must hold at most {MOST_BYTES} bytes at once, got {size}; give fewer messages"
+    )
 
 
 def from_arrow(batch: pa.RecordBatch | pa.Table) -> list[Message]:

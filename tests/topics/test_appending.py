@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -9,14 +10,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import event
 from tests.topics.conftest import MakeTopic, SettableClock
 from tests.topics.flows import published
 
+from waterclock import arrow
 from waterclock.arrow import to_arrow
+from waterclock.batching.batch import Batch
+from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.database.backend import Backend
-from waterclock.database.topic_catalogue import topics
-from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError, UnavailableError
+from waterclock.database.topic_catalogue import entries, topics
+from waterclock.errors import DamagedError, InvalidArgumentError, NotFoundError, SchemaError, UnavailableError
 from waterclock.message import Message, Position
+from waterclock.topics import entries as topic_entries
 from waterclock.topics.appending import Appended
 from waterclock.topics.topic import Topic
 
@@ -112,7 +118,7 @@ def test_a_full_database_is_named_and_the_topic_stays_as_it_was(sqlite_topic: To
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count={pages + 2}")
 
-    sa.event.listen(backend.engine, "connect", limit)
+    event.listen(backend.engine, "connect", limit)
     backend.close()
     with pytest.raises(UnavailableError, match=r"waterclock\.db cannot be written to.*full"):
         sqlite_topic.append([Message("a", "b", 1, secrets.token_bytes(100_000))])
@@ -177,3 +183,62 @@ def test_appending_to_a_topic_that_was_removed_says_so(topic: Topic) -> None:
     topic.storage.backend.transact(lambda connection: connection.execute(sa.delete(topics)))
     with pytest.raises(NotFoundError, match="'telemetry' was removed"):
         topic.append(published([1]))
+
+
+@pytest.mark.parametrize(("most", "pieces"), [(1, 5), (250_000, 3)])
+def test_entries_that_compress_well_are_read_and_sealed_in_bounded_pieces(
+    sqlite_topic: Topic, monkeypatch: pytest.MonkeyPatch, most: int, pieces: int
+) -> None:
+    monkeypatch.setattr(topic_entries, "DECODED_BYTES", most)
+    for number in range(7):
+        size = 100 if number in (2, 5) else 100_000  # small ones are packed, and lie between the others
+        sqlite_topic.append([Message("a", "b", number, bytes(size))])
+    batches = list(sqlite_topic.read_arrow())
+    assert [time for batch in batches for time in batch["event_time"].to_pylist()] == [*range(7)]
+    assert len(batches) >= pieces
+    places = [Position(0, number, 0) for number in reversed(range(7))]
+    assert sqlite_topic.messages_at(places)["event_time"].to_pylist() == [*reversed(range(7))]
+    sqlite_topic.roll()
+    assert sqlite_topic.seal() == 1
+    assert [message.event_time for message in sqlite_topic.read()] == [*range(7)]
+
+
+def test_damage_among_entries_that_are_read_in_pieces_costs_that_entry_alone(
+    sqlite_topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_entries, "DECODED_BYTES", 250_000)
+    for number in range(7):
+        sqlite_topic.append([Message("a", "b", number, bytes(100_000))])
+    broken = sa.update(entries).where(entries.c.entry == 4).values(data=b"WCA1 damaged")
+    sqlite_topic.storage.backend.transact(lambda connection: connection.execute(broken))
+    whole = [0, 1, 2, 3, 5, 6]
+    assert [message.event_time for message in sqlite_topic.read(on_damage="skip")] == whole
+    places = [Position(0, number, 0) for number in range(7)]
+    found = sqlite_topic.messages_at(places, pass_over=(DamagedError,))["event_time"].drop_null()
+    assert found.to_pylist() == whole
+
+
+def test_more_payload_than_a_column_holds_is_refused_with_its_size(
+    sqlite_topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrow, "MOST_BYTES", 100_000)
+    messages = [Message("a", "b", time, bytes(50_001), receive_time=2) for time in (1, 2)]
+    batcher = EventTimeBatcher("1s", "1s")
+    for message in messages:
+        batcher.add(message)
+    batch = Batch("a", 1, 2, 3, "timeout", tuple(messages))
+    writes: list[Callable[[], object]] = [lambda: sqlite_topic.append(messages), batcher.state, batch.to_bytes]
+    for write in writes:
+        with pytest.raises(InvalidArgumentError, match="'payload' must hold at most 100000 bytes at once, got 100002"):
+            write()
+    assert list(sqlite_topic.read()) == []
+
+
+@pytest.mark.slow
+def test_more_than_two_gigabytes_of_zeros_are_read_and_sealed(sqlite_topic: Topic) -> None:
+    for number in range(140):
+        sqlite_topic.append([Message("a", "b", number, bytes(16 << 20))])
+    assert sum(len(message.payload) for message in sqlite_topic.read()) == 140 * (16 << 20)
+    sqlite_topic.roll()
+    assert sqlite_topic.seal() == 1
+    assert sum(len(message.payload) for message in sqlite_topic.read()) == 140 * (16 << 20)

@@ -49,7 +49,7 @@ def in_columns(some: Sequence[Message]) -> bytes:
 
 
 def decoded(rows: Sequence[tuple[int, bytes]], columns: Sequence[str] = ALL) -> pa.RecordBatch:
-    return decode_entries(7, rows, columns)
+    return decode_entries(7, rows, columns).batch
 
 
 def filled(message: Message, time: int) -> Message:

@@ -105,7 +105,7 @@ def _fate(case: bytes, decode: Decode, whole: object) -> str:
 
 
 def decode_entry(data: bytes) -> object:
-    batch = decode_entries(0, [(0, data)], PLACED_SCHEMA.names)
+    batch = decode_entries(0, [(0, data)], PLACED_SCHEMA.names).batch
     batch.validate(full=True)
     return from_arrow(batch)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +35,13 @@ _LOST = b"WCL1"
 
 _UNFRAMED = b"\xff\xff\xff\xff"
 """How the entries of earlier versions begin: an Arrow IPC stream without a frame, and so without a checksum."""
+
+DECODED_BYTES = 256 << 20
+"""Bytes of columns that are decoded at once; a single entry may be larger.
+
+Entries are read by their compressed size, which says nothing of this one: 16 MiB of zeros compress to 1.5 kB. Arrow
+joins no more than 2 GiB into one column.
+"""
 
 _FEW = 64
 """Messages up to which it is faster not to lay them out as columns."""
@@ -72,6 +79,13 @@ class Entry:
     rejected: tuple[Rejected, ...] = ()
     published: pa.Array | None = None
     judged_at: int | None = None
+
+
+class Decoded(NamedTuple):
+    """The messages of the first of some entries, and how many entries these are."""
+
+    batch: pa.RecordBatch
+    entries: int
 
 
 def encode_entry(
@@ -149,8 +163,10 @@ def _without(given: list[Message] | pa.RecordBatch, out: Collection[int]) -> lis
     return given.take(pa.array([index for index in range(given.num_rows) if index not in out], pa.int64()))
 
 
-def decode_entries(ledger: int, rows: Iterable[tuple[int, bytes]], columns: Collection[str]) -> pa.RecordBatch:
-    """Check and decode some entries to `PLACED_SCHEMA` without the columns that are not wanted.
+def decode_entries(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Collection[str]) -> Decoded:
+    """Check and decode entries to `PLACED_SCHEMA` without the columns that are not wanted.
+
+    Entries are decoded from the first on, until they exceed `DECODED_BYTES`.
 
     Parameters
     ----------
@@ -167,11 +183,13 @@ def decode_entries(ledger: int, rows: Iterable[tuple[int, bytes]], columns: Coll
         Where an entry is not what was written; it names ledger and entry.
     """
     wanted = [field for field in MESSAGE_SCHEMA if field.name in columns]
-    listed = list(rows)
-    unpacked = _unpack_all(ledger, [row for row in listed if has_form(packed_entries.FORM, row[1])], columns)
+    unpacked = _unpack_all(ledger, [row for row in rows if has_form(packed_entries.FORM, row[1])], columns)
     parts: list[Sequence[pa.Array]] = []
     counts: list[int] = []
-    for is_packed, run in groupby(listed, lambda row: has_form(packed_entries.FORM, row[1])):
+    size = 0
+    for is_packed, run in groupby(rows, lambda row: has_form(packed_entries.FORM, row[1])):
+        if size > DECODED_BYTES:
+            break
         if is_packed:
             arrays, held = unpacked.take(sum(1 for _ in run))
             parts.append(arrays)
@@ -179,18 +197,23 @@ def decode_entries(ledger: int, rows: Iterable[tuple[int, bytes]], columns: Coll
             continue
         for entry, data in run:
             batch = _decode(ledger, entry, data, wanted)
+            if batch is not None and size and size + batch.nbytes > DECODED_BYTES:
+                size += batch.nbytes
+                break
             counts.append(0 if batch is None else batch.num_rows)
             if batch is not None:
                 parts.append(batch.columns)
+                size += batch.nbytes
     arrays = [
         pa.concat_arrays([part[place] for part in parts]) if parts else pa.array([], field.type)
         for place, field in enumerate(wanted)
     ]
     lengths = np.array(counts, dtype=np.int64)
-    entry = np.repeat(np.array([entry for entry, _ in listed], dtype=np.int64), lengths)
+    entry = np.repeat(np.array([entry for entry, _ in rows[: len(counts)]], dtype=np.int64), lengths)
     index = (np.arange(len(entry)) - np.repeat(np.cumsum(lengths) - lengths, lengths)).astype(np.int32)
     schema = pa.schema([*wanted, PLACED_SCHEMA.field("entry"), PLACED_SCHEMA.field("index")])
-    return pa.RecordBatch.from_arrays([*arrays, pa.array(entry), pa.array(index)], schema=schema)
+    batch = pa.RecordBatch.from_arrays([*arrays, pa.array(entry), pa.array(index)], schema=schema)
+    return Decoded(batch, len(counts))
 
 
 class _Unpacked:

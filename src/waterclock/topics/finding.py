@@ -292,7 +292,7 @@ def _measured(storage: Storage, ledger: int) -> bool:
 def _place_in_entry(storage: Storage, row: sa.RowMapping, by: str, time: int, on_damage: OnDamage) -> Position:
     ledger = row["entry_ledger"]
     try:
-        batch = decode_entries(ledger, [(row["entry"], row["data"])], _columns(by))
+        batch = decode_entries(ledger, [(row["entry"], row["data"])], _columns(by)).batch
     except DamagedError as error:
         Damage(storage.name, on_damage, quiet=True).meet(located(error, storage.name, ledger=ledger), 0)
         return Position(ledger, row["entry"], 0)

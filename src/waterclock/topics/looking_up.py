@@ -143,16 +143,19 @@ class _Lookup:
                 yield _Piece(table, places[numbers == number])
 
     def _of_entries(self, connection: sa.Connection, places: _Places) -> Iterator[_Piece]:
+        left = places
         try:
-            yield _Piece(self._read_entries(connection, places), places)
+            for piece in self._read_entries(connection, places):
+                yield piece
+                left = left[left[:, 0] > piece.wanted[:, 0].max()]
         except (NotFoundError, DamagedError) as error:
             self.pass_over(error)
-            wanted = np.unique(places[:, 0])
+            wanted = np.unique(left[:, 0])
             if len(wanted) > 1:  # the others are whole, perhaps
                 for entry in wanted:
-                    yield from self._of_entries(connection, places[places[:, 0] == entry])
+                    yield from self._of_entries(connection, left[left[:, 0] == entry])
 
-    def _read_entries(self, connection: sa.Connection, places: _Places) -> pa.RecordBatch:
+    def _read_entries(self, connection: sa.Connection, places: _Places) -> Iterator[_Piece]:
         wanted = [int(entry) for entry in np.unique(places[:, 0])]
         statement = (
             sa.select(entries.c.entry, entries.c.data)
@@ -170,10 +173,15 @@ class _Lookup:
         kept = [(entry, data) for entry, data in rows if not is_lost(data)]
         if not kept:
             raise _nothing(self._storage, self._ledger, places[0])
-        try:
-            return decode_entries(self._ledger, kept, self._columns)
-        except DamagedError as error:
-            raise located(error, self._storage.name, ledger=self._ledger) from error
+        while kept:
+            try:
+                batch, count = decode_entries(self._ledger, kept, self._columns)
+            except DamagedError as error:
+                raise located(error, self._storage.name, ledger=self._ledger) from error
+            decoded, kept = kept[:count], kept[count:]
+            covered = places[:, 0] <= decoded[-1][0] if kept else np.ones(len(places), np.bool_)
+            yield _Piece(batch, places[covered])
+            places = places[~covered]
 
     def _absence(self, connection: sa.Connection, places: _Places) -> WaterclockError:
         """Return why nothing is stored at the first of `places`: damage if the topic has a hole there, else deleted."""

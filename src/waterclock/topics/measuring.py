@@ -59,7 +59,7 @@ def _measure_rows(storage: Storage, connection: sa.Connection, ledger: int) -> d
     bounds: Bounds | None = None
     for row in connection.execute(statement.execution_options(yield_per=1)):
         if not is_lost(row.data):
-            bounds = Bounds.of_messages(decode_entries(ledger, [(row.entry, row.data)], TIMES)).joined(bounds)
+            bounds = Bounds.of_messages(decode_entries(ledger, [(row.entry, row.data)], TIMES).batch).joined(bounds)
     return {"bounds": bounds}
 
 

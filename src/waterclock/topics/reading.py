@@ -145,15 +145,16 @@ class _Reader:
         left = rows
         while left:
             try:
-                yield _chunk(ledger, left, self._columns)
+                chunk, count = _chunk(ledger, left, self._columns)
             except DamagedError as error:
                 at = next(number for number, row in enumerate(left) if row.entry == error.entry)
                 if at:
-                    yield _chunk(ledger, left[:at], self._columns)
+                    yield from self._decoded(ledger, left[:at])
                 self._damage.meet(located(error, self._storage.name, ledger=ledger), left[at].messages)
                 left = left[at + 1 :]
             else:
-                return
+                yield chunk
+                left = left[count:]
 
     def _sealed(self, row: sa.RowMapping, start: Position, stop: Position) -> Iterator[Chunk]:
         ledger = row["ledger"]
@@ -197,8 +198,9 @@ def _runs(rows: Iterable[EntryRow]) -> Iterator[Sequence[EntryRow]]:
             yield list(run)
 
 
-def _chunk(ledger: int, rows: Sequence[EntryRow], columns: Collection[str]) -> Chunk:
-    batch = decode_entries(ledger, [(row.entry, row.data) for row in rows], columns)
+def _chunk(ledger: int, rows: Sequence[EntryRow], columns: Collection[str]) -> tuple[Chunk, int]:
+    batch, count = decode_entries(ledger, [(row.entry, row.data) for row in rows], columns)
+    rows = rows[:count]
     if batch.num_rows != sum(row.messages for row in rows):
         found = Counting(batch.column("entry").to_pylist())
         entry, said = next((row.entry, row.messages) for row in rows if found[row.entry] != row.messages)
@@ -207,7 +209,7 @@ def _chunk(ledger: int, rows: Sequence[EntryRow], columns: Collection[str]) -> C
             ledger=ledger,
             entry=entry,
         )
-    return Chunk(ledger, rows[0].first_ordinal, batch)
+    return Chunk(ledger, rows[0].first_ordinal, batch), count
 
 
 def _place(ledger: int, group: RowGroup) -> Position:

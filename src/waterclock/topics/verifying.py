@@ -224,7 +224,7 @@ def _gap(ledger: int, expected: int, found: int, messages: int) -> Iterator[Faul
 
 def _check_entry(ledger: int, row: Mapping[Any, Any], known: Bounds | None) -> Iterator[Fault]:
     try:
-        batch = decode_entries(ledger, [(row["entry"], row["data"])], MESSAGE_SCHEMA.names)
+        batch = decode_entries(ledger, [(row["entry"], row["data"])], MESSAGE_SCHEMA.names).batch
     except DamagedError as error:
         yield Fault("damaged", str(error), ledger, row["entry"], row["messages"])
         return
