@@ -53,6 +53,15 @@ def test_adding_an_existing_topic_with_other_options_prints_a_warning(shell: She
     assert "retention is '1d', not '2d'" in shell.said
 
 
+def test_topic_alter_changes_and_unsets_options(shell: Shell) -> None:
+    shell("topic", "add", "telemetry", "--retention", "1d", "--max-ahead", "5m")
+    shell("topic", "alter", "telemetry", "--max-ahead", "10m", "--unset", "retention")
+    assert "changed max_ahead, retention of telemetry" in shell.said
+    (info,) = shell.json("topic", "info", "telemetry")
+    assert (info["max_ahead"], info["retention"], info["roll_after"]) == (600, None, 3600)
+    shell("topic", "alter", "telemetry", expect=WRONG_USAGE)
+
+
 def test_a_message_too_far_ahead_is_rejected_with_its_reason(shell: Shell) -> None:
     shell("topic", "add", "telemetry", "--max-ahead", "5m")
     file = write_messages(shell.folder, {}, {"publish_time": "2199-01-01T00:00:00Z"}, {})

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.topics.conftest import MakeTopic
+from tests.topics.conftest import MakeTopic, SettableClock
 from tests.topics.flows import published
 
 from waterclock.connection import connect
@@ -90,3 +91,36 @@ def test_two_topics_do_not_see_each_other(make_topic: MakeTopic) -> None:
     assert [message.publish_time for message in second.read()] == [5]
     assert [message.publish_time for message in first.read()] == [1, 2]
     assert first.find(3).found is False
+
+
+def test_altered_options_are_in_force_and_the_others_stay(clocked_topic: Topic, clock: SettableClock) -> None:
+    topic = clocked_topic
+    topic.append(published([1]))
+    topic.alter(roll_size=1, retention="1h", on_ahead="keep")
+    info = topic.info
+    assert (info.roll_after, info.roll_size, info.retention, info.max_ahead) == (None, 1, 3600 * 10**9, None)
+    assert info.on_ahead == "keep"
+    topic.append(published([2]))
+    assert topic.head == Position(1, 1, 0)
+    clock.now += 2 * 3600 * 10**9
+    topic.alter(roll_size=1 << 20)
+    assert topic.info.retention == 3600 * 10**9
+    assert topic.enforce_retention() == 2
+    topic.alter(retention=None)
+    assert topic.info.retention is None
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("roll_size", 0), ("retention", "-1s"), ("name", "x"), ("on_ahead", "?")]
+)
+def test_alter_refuses_invalid_options_and_changes_nothing(sqlite_topic: Topic, option: str, value: Any) -> None:
+    before = sqlite_topic.info
+    with pytest.raises(InvalidArgumentError, match=option):
+        sqlite_topic.alter(roll_after="5m", **{option: value})
+    assert sqlite_topic.info == before
+
+
+def test_a_removed_topic_cannot_be_altered(sqlite_topic: Topic) -> None:
+    sqlite_topic.remove()
+    with pytest.raises(NotFoundError, match="'telemetry'"):
+        sqlite_topic.alter(retention="1d")

@@ -8,10 +8,11 @@ import pyarrow as pa
 import pytest
 from tests.topics.conftest import MakeTopic, SettableClock
 
+from waterclock import moments
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message, Position
-from waterclock.topics.ahead import AheadLimit
+from waterclock.topics.ahead import LOOK_EVERY, AheadLimit
 from waterclock.topics.appending import Appended
 from waterclock.topics.places import LedgerRoot
 from waterclock.topics.topic import Topic
@@ -175,6 +176,34 @@ def test_a_batching_producer_counts_what_is_rejected_and_goes_on(
     assert held(topic) == [0, 2]
     with topic.producer("p") as successor:
         assert not successor.send(Message("a", "b", 7, publish_time=99 * SECOND), sequence=3)
+
+
+def test_an_altered_limit_reaches_topics_that_are_open_elsewhere_within_a_second(
+    clocked_topic: Topic, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(moments, "monotonic", lambda: now[0])
+    topic = limited(clocked_topic)
+    other = Topic.open(topic.storage.backend, topic.storage.files.root, "limited")
+    topic.alter(max_ahead="1m")
+    assert topic.append(sent(50)).rejected == ()
+    assert len(other.append(sent(50)).rejected) == 1
+    now[0] = LOOK_EVERY
+    assert other.append(sent(50)).rejected == ()
+    other.alter(max_ahead=None)
+    assert other.append(sent(10**9)).rejected == ()
+    now[0] += LOOK_EVERY
+    assert topic.append(sent(10**9)).rejected == ()
+
+
+@pytest.mark.parametrize("altered", ["1s", "10m", None])
+def test_a_repeat_is_judged_by_the_limit_of_the_first_time(clocked_topic: Topic, altered: str | None) -> None:
+    topic = limited(clocked_topic)
+    first = topic.append(sent(5, 99), producer="p", sequence=0)
+    whole = topic.append(sent(6), producer="p", sequence=2)
+    topic.alter(max_ahead=altered)
+    assert topic.append(sent(5, 99), producer="p", sequence=0) == first._replace(duplicate=True)
+    assert topic.append(sent(6), producer="p", sequence=2) == whole._replace(duplicate=True)
 
 
 def test_a_topic_without_a_limit_takes_any_publish_time(clocked_topic: Topic) -> None:

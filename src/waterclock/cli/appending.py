@@ -107,7 +107,7 @@ def _append(topic: Topic, messages: list[Message], name: str | None, first: int,
     if name is None or checksum is None:
         return topic.append(messages, producer=name, sequence=None if name is None else first)
     storage = topic.storage
-    entry = encode_entry(messages, storage.backend.now_about, storage.ahead)
+    entry = encode_entry(messages, storage.backend.now_about, storage.ahead_limit())
     return append_entry(storage, entry, numbered(name, first, None, entry.given, checksum))
 
 

@@ -84,6 +84,54 @@ def add(
 
 
 @app.command
+def alter(
+    name: str,
+    /,
+    *,
+    roll_after: str | None = None,
+    roll_size: int | None = None,
+    retention: str | None = None,
+    max_ahead: str | None = None,
+    on_ahead: OnAhead | None = None,
+    unset: list[str] | None = None,
+    common: Common = Common(),
+) -> None:
+    """Change options; those that are not given stay. Appends and upkeep follow within a second.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    roll_after
+        Age at which the open ledger is closed.
+    roll_size
+        Bytes at which the open ledger is closed.
+    retention
+        How long messages are kept.
+    max_ahead
+        How far ahead of the database's clock a publish time may be.
+    on_ahead
+        What happens to a message that is further ahead: reject leaves it out, keep writes it with a warning.
+    unset
+        An option to remove, for example retention; may be given several times.
+    """
+    given = {
+        "roll_after": roll_after,
+        "roll_size": roll_size,
+        "retention": retention,
+        "max_ahead": max_ahead,
+        "on_ahead": on_ahead,
+    }
+    changes: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
+    changes |= {option.replace("-", "_"): None for option in unset or []}
+    if not changes:
+        raise InvalidArgumentError("alter: no option is given; name at least one")
+    with common.connect() as database:
+        database.topic(name).alter(**changes)
+        common.output.talk(f"changed {', '.join(changes)} of {name}")
+
+
+@app.command
 def ls(*, limit: int | None = None, common: Common = Common()) -> None:
     """List the topics.
 
@@ -110,6 +158,9 @@ def info(name: str, /, *, common: Common = Common()) -> None:
             for kind in _TIMES:
                 times[kind] = f"{format_time(bounds.begin[kind])} to {format_time(bounds.end[kind])}"
         limits = {
+            "roll_after": span(facts.roll_after),
+            "roll_size": facts.roll_size,
+            "retention": span(facts.retention),
             "max_ahead": span(facts.max_ahead),
             "on_ahead": facts.on_ahead,
         }

@@ -230,8 +230,9 @@ producers = sa.Table(
         "recent",
         LongText,
         nullable=False,
-        doc="The last appends, as JSON: [first, last, ledger, entry, checksum, judged_at] each; ledger and entry"
-        " are null where every message was rejected, judged_at where none was.",
+        doc="The last appends, as JSON: [first, last, ledger, entry, checksum, verdict] each; ledger and entry"
+        " are null where every message was rejected. The verdict is [judged_at, max_ahead, rejected]; null where none"
+        " was.",
     ),
     sa.Column(
         "covered",

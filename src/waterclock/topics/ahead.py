@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
@@ -31,6 +32,10 @@ class Rejected(NamedTuple):
 
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # the word of the interface; tuple.index is not used
     reason: str
+
+
+LOOK_EVERY = 1.0
+"""Seconds after which a topic that is open notices that its limit was altered, as message tables do."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,22 @@ class AheadLimit:
             f"publish_time {format_time(published)} is {format_duration(published - now)} ahead of the clock, and topic"
             f" {self.topic!r} takes at most {format_duration(self.max_ahead)} (max_ahead)"
         )
+
+
+@dataclass(slots=True)
+class KnownLimit:
+    """A topic's limit as it was last read, shared by all that one open topic hands out.
+
+    Attributes
+    ----------
+    limit
+        None: there is no limit.
+    read_at
+        When it was read, on the monotonic clock.
+    """
+
+    limit: AheadLimit | None = None
+    read_at: float = -math.inf
 
 
 def check_on_ahead(on_ahead: str) -> OnAhead:

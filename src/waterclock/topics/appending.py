@@ -18,7 +18,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.topic_catalogue import entries, topics
 from waterclock.errors import InvalidArgumentError, RefusedError, WaterclockError
 from waterclock.message import Position
-from waterclock.topics.ahead import Rejected
+from waterclock.topics.ahead import AheadLimit, Rejected
 from waterclock.topics.bounds import peak_columns
 from waterclock.topics.counter import COUNTER_COLUMNS, Counter
 from waterclock.topics.entries import Entry
@@ -167,7 +167,7 @@ def _write(storage: Storage, connection: SqlConnection, group: Sequence[_Append]
                 rows.append(_row(storage, counter, following, each))
                 first, counter = counter.position, following
             if each.producer is not None:
-                known.note(each.producer, first, each.entry.judged_at, len(each.entry.rejected) or None)
+                known.note(each.producer, first, each.entry.verdict)
             answer = Appended(first, each.entry.messages, rejected=each.entry.rejected)
         answers.append(answer)
     known.write()
@@ -196,15 +196,16 @@ def _answer(connection: SqlConnection, append: _Append, known: Producers) -> App
 
 def _repeated(append: _Append, repeat: Repeat) -> Appended:
     """Answer as the first time: the clock has gone on since, so what was rejected then need not be now."""
-    entry, limit = append.entry, append.storage.ahead
+    entry, verdict = append.entry, repeat.verdict
     rejected: tuple[Rejected, ...] = ()
-    if limit is not None and repeat.judged_at is not None and entry.published is not None:
-        rejected = limit.too_far(entry.published, repeat.judged_at)
-        if len(rejected) != repeat.rejected and append.producer is not None:
+    if verdict is not None and entry.published is not None:
+        limit = AheadLimit(append.storage.name, verdict.max_ahead, "reject")  # it may have been altered since
+        rejected = limit.too_far(entry.published, verdict.judged_at)
+        if len(rejected) != verdict.rejected and append.producer is not None:
             raise InvalidArgumentError(
                 f"sequence: the numbers {append.producer.first} to {append.producer.last} of producer"
-                f" {append.producer.name!r} were appended before with other publish times, and {repeat.rejected} of the"
-                " messages were rejected then; append those that are corrected with numbers after the last"
+                f" {append.producer.name!r} were appended before with other publish times, and {verdict.rejected} of"
+                " the messages were rejected then; append those that are corrected with numbers after the last"
             )
     return Appended(repeat.first, entry.given - len(rejected), duplicate=True, rejected=rejected)
 

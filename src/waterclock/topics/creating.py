@@ -8,12 +8,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock import moments
 from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import stores, topics
 from waterclock.differing_options import warn_of_differences
 from waterclock.errors import AlreadyExistsError, ConstraintError, NotFoundError
 from waterclock.quoting import quoted
-from waterclock.topics.ahead import AheadLimit
+from waterclock.topics.ahead import AheadLimit, KnownLimit
 from waterclock.topics.names import check_name
 from waterclock.topics.places import LedgerRoot, as_root
 from waterclock.topics.storage import Storage
@@ -81,7 +82,8 @@ def open_topic(backend: Backend, ledgers: str | LedgerRoot | None, name: str) ->
     if row is None:
         raise NotFoundError(f"there is no topic {quoted(name)} in {backend.name}; create it first")
     files = files_of_topic(backend, name, row, as_root(ledgers))
-    return Storage(row.id, name, backend, files, AheadLimit.of_row(row._mapping))  # noqa: SLF001  # SQLAlchemy's public name
+    limit = AheadLimit.of_row(row._mapping)  # noqa: SLF001  # SQLAlchemy's public name
+    return Storage(row.id, name, backend, files, KnownLimit(limit, moments.monotonic()))
 
 
 def _row(backend: Backend, name: str) -> Any:

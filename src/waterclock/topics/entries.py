@@ -20,6 +20,7 @@ from waterclock.topics import packed_entries
 from waterclock.topics.ahead import AheadLimit, Rejected
 from waterclock.topics.bounds import Bounds
 from waterclock.topics.contents import checksum_of_columns, checksum_of_messages, pairs_of_headers
+from waterclock.topics.numbering import Verdict
 
 PLACED_SCHEMA = pa.schema(
     [*MESSAGE_SCHEMA, pa.field("entry", pa.int64(), nullable=False), pa.field("index", pa.int32(), nullable=False)]
@@ -65,10 +66,10 @@ class Entry:
     rejected
         The messages that were given and are not in the entry.
     published
-        The publish times of all that were given, for a repeat to be judged as it was the first time; None where the
-        topic has no limit.
-    judged_at
-        When they were judged, ns; None where none is rejected.
+        The publish times of all that were given, for a repeat to be judged as it was the first time; None if the topic
+        has no limit and no checksum was asked for.
+    verdict
+        How they were judged; None if none is rejected.
     """
 
     data: bytes
@@ -78,7 +79,7 @@ class Entry:
     checksum: int | None = None
     rejected: tuple[Rejected, ...] = ()
     published: pa.Array | None = None
-    judged_at: int | None = None
+    verdict: Verdict | None = None
 
 
 class Decoded(NamedTuple):
@@ -119,16 +120,16 @@ def encode_entry(
     clock = cache(now)
     try:
         checksum = _checksum(given) if with_checksum else None
-        if limit is None:
-            return _encoded(given, clock, len(given), checksum)
-        published = _published(given)
+        published = None if limit is None and not with_checksum else _published(given)
+        if limit is None or published is None:
+            return replace(_encoded(given, clock, len(given), checksum), published=published)
         rejected = limit.rejected(published, clock) if published.null_count < len(published) else ()
         left = _without(given, {each.index for each in rejected})
-        judged_at = clock() if rejected else None
+        verdict = Verdict(clock(), limit.max_ahead, len(rejected)) if rejected else None
         if not len(left):
-            return Entry(b"", 0, Bounds({}, {}), len(given), checksum, rejected, published, judged_at)
+            return Entry(b"", 0, Bounds({}, {}), len(given), checksum, rejected, published, verdict)
         entry = _encoded(left, clock, len(given), checksum)
-        return replace(entry, rejected=rejected, published=published, judged_at=judged_at)
+        return replace(entry, rejected=rejected, published=published, verdict=verdict)
     except UnicodeError as error:
         raise InvalidArgumentError(f"messages: half of a surrogate pair has no UTF-8 form: {error}") from None
 

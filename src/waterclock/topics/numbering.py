@@ -51,6 +51,24 @@ class ProducerAppend(NamedTuple):
     checksum: int | None = None
 
 
+class Verdict(NamedTuple):
+    """How the messages of an append were judged of which some were rejected, so that a repeat is judged alike.
+
+    Attributes
+    ----------
+    judged_at
+        When, ns.
+    max_ahead
+        The limit of the topic at that time, ns.
+    rejected
+        How many were rejected.
+    """
+
+    judged_at: int
+    max_ahead: int
+    rejected: int
+
+
 class Repeat(NamedTuple):
     """An append that the topic holds already.
 
@@ -58,13 +76,12 @@ class Repeat(NamedTuple):
     ----------
     first
         Its position; None where that is forgotten, or where all of its messages were rejected.
-    judged_at, rejected
-        When some of its messages were rejected, ns, and how many; None where none was, or where that is forgotten.
+    verdict
+        None if no message was rejected, or if that is forgotten.
     """
 
     first: Position | None
-    judged_at: int | None = None
-    rejected: int | None = None
+    verdict: Verdict | None = None
 
 
 class Remembered(NamedTuple):
@@ -78,7 +95,7 @@ class Remembered(NamedTuple):
         Where it stands; None where all of its messages were rejected.
     checksum
         Of the messages that were given; None where an earlier version wrote it.
-    judged_at, rejected
+    verdict
         As of `Repeat`.
     """
 
@@ -87,8 +104,13 @@ class Remembered(NamedTuple):
     ledger: int | None
     entry: int | None
     checksum: int | None = None
-    judged_at: int | None = None
-    rejected: int | None = None
+    verdict: Verdict | None = None
+
+    @classmethod
+    def read(cls, values: Sequence[Any]) -> Self:
+        """Read what the catalogue keeps of an append."""
+        found = cls(*values)
+        return found if found.verdict is None else found._replace(verdict=Verdict(*found.verdict))
 
     @property
     def position(self) -> Position | None:
@@ -127,7 +149,7 @@ class Numbering:
     @classmethod
     def read(cls, producer_epoch: int, last: int | None, recent: str, covered: str | None) -> Self:
         """Read a row of the catalogue; of a producer that an earlier version knew, older numbers are unknown."""
-        appends = tuple(Remembered(*each) for each in json.loads(recent))
+        appends = tuple(Remembered.read(each) for each in json.loads(recent))
         if covered is not None:
             return cls(producer_epoch, last, appends, tuple(Range(*each) for each in json.loads(covered)))
         return cls(producer_epoch, last, appends, () if last is None else (Range(None, last),))
@@ -173,7 +195,7 @@ class Numbering:
                         f"{_numbers(append)} were appended before with other messages; give other messages other"
                         f" numbers, and go on after {self.last}"
                     )
-                return Repeat(each.position, each.judged_at, each.rejected)
+                return Repeat(each.position, each.verdict)
         before = not self.recent or append.last < self.recent[0].first
         if before and any(_within(append, each) for each in self.covered):
             return Repeat(None)
@@ -202,16 +224,10 @@ class Numbering:
     def _meets_recent(self, append: ProducerAppend) -> bool:
         return any(append.first <= each.last and append.last >= each.first for each in self.recent)
 
-    def appended(
-        self,
-        append: ProducerAppend,
-        position: Position | None,
-        judged_at: int | None = None,
-        rejected: int | None = None,
-    ) -> Numbering:
+    def appended(self, append: ProducerAppend, position: Position | None, verdict: Verdict | None = None) -> Numbering:
         """Note an append whose numbers lie after all others; what is given is as of `Remembered`."""
         place = (None, None) if position is None else position[:2]
-        newest = Remembered(append.first, append.last, *place, append.checksum, judged_at, rejected)
+        newest = Remembered(append.first, append.last, *place, append.checksum, verdict)
         return replace(
             self,
             last=append.last,

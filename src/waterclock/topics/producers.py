@@ -11,7 +11,7 @@ from waterclock.database.topic_catalogue import producers
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Position
 from waterclock.topics.names import check_name
-from waterclock.topics.numbering import Numbering, ProducerAppend, Repeat, check_sequence
+from waterclock.topics.numbering import Numbering, ProducerAppend, Repeat, Verdict, check_sequence
 from waterclock.topics.storage import Storage
 
 # Built once: building a statement takes longer than running it.
@@ -69,12 +69,10 @@ class Producers:
         numbering = self.get(append.name)
         return None if numbering is None else numbering.find_repeat(append, self._storage.name)
 
-    def note(
-        self, append: ProducerAppend, position: Position | None, judged_at: int | None, rejected: int | None
-    ) -> None:
+    def note(self, append: ProducerAppend, position: Position | None, verdict: Verdict | None) -> None:
         """Note an append that is being written; what is given is as of `Remembered`."""
         numbering = self.get(append.name) or Numbering(append.producer_epoch or 0)
-        self.put(append.name, numbering.appended(append, position, judged_at, rejected))
+        self.put(append.name, numbering.appended(append, position, verdict))
 
     def get(self, name: str) -> Numbering | None:
         """Give what is known of a producer; None where there is none of this name."""

@@ -194,7 +194,7 @@ class Producer(Closing):
         return self._hurry or self._closed or self._bytes >= self._max_bytes or moments.monotonic() >= self._due
 
     def _append(self, batch: list[Message], first: int) -> None:
-        entry = encode_entry(batch, self._storage.backend.now_about, self._storage.ahead, with_checksum=True)
+        entry = encode_entry(batch, self._storage.backend.now_about, self._storage.ahead_limit(), with_checksum=True)
         last = first + len(batch) - 1
         append = ProducerAppend(self._name, first, last, self._producer_epoch, entry.checksum)
         rejected = append_entry(self._storage, entry, append).rejected

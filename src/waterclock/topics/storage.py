@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock import moments
 from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import stores, topics
 from waterclock.errors import NotFoundError
 from waterclock.message import Position
 from waterclock.time import Time, to_time
-from waterclock.topics.ahead import AheadLimit
+from waterclock.topics.ahead import LOOK_EVERY, AheadLimit, KnownLimit
 from waterclock.topics.counter import Counter
 from waterclock.topics.ledger_files import LedgerFiles, StoreError
 
@@ -40,15 +41,15 @@ class Storage:
         The database.
     files
         The sealed ledgers' folder.
-    ahead
-        How far ahead of the clock its messages may be; None: as far as they are.
+    known_limit
+        The limit that `ahead_limit` read last.
     """
 
     topic_id: int
     name: str
     backend: Backend
     files: LedgerFiles
-    ahead: AheadLimit | None = None
+    known_limit: KnownLimit = field(default_factory=KnownLimit, repr=False, compare=False)
 
     def lock(self, connection: sa.Connection) -> tuple[sa.RowMapping, int]:
         """Take the topic's row for this transaction, so that writers take turns; give it, and the time, ns.
@@ -66,6 +67,15 @@ class Storage:
         """Read the topic's row; NotFoundError where the topic was removed meanwhile."""
         row = connection.execute(_ROW, {"topic": self.topic_id}).mappings().one_or_none()
         return self.present(row)
+
+    def ahead_limit(self) -> AheadLimit | None:
+        """Return how far ahead of the clock messages may be, at most `LOOK_EVERY` seconds old; None: any distance."""
+        known = self.known_limit
+        if moments.monotonic() - known.read_at >= LOOK_EVERY:
+            with self.backend.snapshot() as connection:
+                known.limit = AheadLimit.of_row(self.row(connection))
+            known.read_at = moments.monotonic()
+        return known.limit
 
     @cached_property
     def _locking(self) -> sa.Select[*tuple[Any, ...]]:

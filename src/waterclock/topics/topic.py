@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import pyarrow as pa
 
@@ -16,6 +16,7 @@ from waterclock.message import Message, Position
 from waterclock.quoting import quoted
 from waterclock.time import Duration, Time, to_duration
 from waterclock.topics import subscription_rows
+from waterclock.topics.altering import alter_topic
 from waterclock.topics.appending import Appended, append_entry
 from waterclock.topics.bounds import Bounds
 from waterclock.topics.choices import OnAhead
@@ -47,7 +48,7 @@ from waterclock.topics.subscription import Subscription
 from waterclock.topics.subscription_rows import SubscriptionInfo
 from waterclock.topics.sweeping import sweep
 from waterclock.topics.topic_info import TopicInfo, bounds_of_topic, topic_info
-from waterclock.topics.topic_options import TopicOptions
+from waterclock.topics.topic_options import TopicChanges, TopicOptions
 from waterclock.topics.verifying import verify_topic
 
 _MESSAGES_AT_ONCE = 4096
@@ -156,7 +157,7 @@ class Topic:
         """
         storage = self.storage
         clock = storage.backend.now_about
-        entry = encode_entry(messages, clock, storage.ahead, with_checksum=producer is not None)
+        entry = encode_entry(messages, clock, storage.ahead_limit(), with_checksum=producer is not None)
         return append_entry(storage, entry, numbered(producer, sequence, epoch, entry.given, entry.checksum))
 
     def read(
@@ -329,6 +330,28 @@ class Topic:
         if not isinstance(start, int) or isinstance(start, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
             raise InvalidArgumentError(f"start: {quoted(start)} is no ledger's number; give an int from 0")
         return list_ledgers(self.storage, start, check_limit(limit))
+
+    def alter(self, **options: Unpack[TopicChanges]) -> None:
+        """Change options; those that are not given stay.
+
+        Appends and upkeep follow a changed ``roll_after``, ``roll_size`` or ``retention`` at once. A changed
+        ``max_ahead`` or ``on_ahead`` applies at once to appends through this topic, and within a second to those of
+        other processes. Messages that the topic holds stay, except for those that a shorter ``retention`` lets upkeep
+        delete. A repeated append of a numbered producer is judged by the limit of the first time.
+
+        Parameters
+        ----------
+        **options
+            ``roll_after``, ``roll_size``, ``retention``, ``max_ahead`` and ``on_ahead``, as in `Database.create_topic`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If an option is unknown or invalid.
+        NotFoundError
+            If the topic was removed.
+        """
+        alter_topic(self.storage, options)
 
     def roll(self) -> None:
         """Close the open ledger and open the next one; nothing to do while it is empty."""
