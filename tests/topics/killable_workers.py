@@ -29,7 +29,7 @@ import sqlalchemy.dialects.sqlite.pysqlite  # noqa: F401  # likewise
 from waterclock.database.backend import Backend
 from waterclock.errors import UnavailableError
 from waterclock.message import Message
-from waterclock.topics import expiring, pending_files, retention, sweeping
+from waterclock.topics import expiring, pending_files, relocating, retention, sweeping
 from waterclock.topics.producers import read_producer
 from waterclock.topics.topic import Topic
 
@@ -42,7 +42,7 @@ Note = Callable[[str], None]
 
 def shorten_leases() -> None:
     """Let what the dead held come free soon."""
-    pending_files.LEASE = expiring.LEASE = sweeping.CLAIM = LEASE
+    pending_files.LEASE = expiring.LEASE = relocating.LEASE = sweeping.CLAIM = LEASE
     retention.GRACE = 0
 
 
@@ -103,13 +103,30 @@ def expire(topic: Topic, note: Note, _: int) -> None:
             note(f"expired {topic.expire('1h').ledgers}")
 
 
-ROLES = {"append": append, "append_together": append_together, "seal": seal, "compact": compact, "expire": expire}
+def relocate(topic: Topic, note: Note, _: int) -> None:
+    """Relocate to and fro, forever."""
+    place = topic.storage.files.place.removesuffix("-new")
+    while True:
+        for root in (f"{place}-new", place):
+            with suppress(UnavailableError):  # a sweep that was killed is still thought to run
+                note(f"relocated {topic.relocate(root).copied}")
+
+
+ROLES = {
+    "append": append,
+    "append_together": append_together,
+    "seal": seal,
+    "compact": compact,
+    "expire": expire,
+    "relocate": relocate,
+}
 
 
 def _work(command: dict[str, Any]) -> None:
     shorten_leases()
     log = os.open(command["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    topic = Topic.open(Backend(command["url"]), command["ledgers"], TOPIC)
+    ledgers = None if command["start"] == "relocate" else command["ledgers"]  # None: where they lie by now
+    topic = Topic.open(Backend(command["url"]), ledgers, TOPIC)
     os.write(log, b"ready\n")
     ROLES[command["start"]](topic, lambda text: os.write(log, f"{text}\n".encode()), command["from"])
 

@@ -18,7 +18,7 @@ from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import entries, files
 from waterclock.errors import UnavailableError
 from waterclock.message import Message
-from waterclock.topics import expiring, pending_files, retention, sweeping
+from waterclock.topics import expiring, pending_files, relocating, retention, sweeping
 from waterclock.topics.topic import Topic
 
 OLD = 100  # messages at the start of the flow that are long expired
@@ -34,7 +34,8 @@ def workers() -> Generator[KillableWorkers]:
 
 @pytest.fixture
 def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((pending_files, "LEASE"), (expiring, "LEASE"), (sweeping, "CLAIM"), (retention, "GRACE")):
+    leases = [(module, "LEASE") for module in (pending_files, expiring, relocating)]
+    for module, name in (*leases, (sweeping, "CLAIM"), (retention, "GRACE")):
         monkeypatch.setattr(module, name, getattr(module, name))  # so that it is put back in the end
     shorten_leases()
 
@@ -71,6 +72,31 @@ def test_what_threads_append_together_survives_any_kill(
         numbers = [message.event_time for message in messages if message.source == name]
         assert numbers == list(range(len(numbers))), "each message once, in order, without a hole"
         assert len(numbers) >= int(acknowledged.get(name, 0)), "nothing acknowledged is lost"
+    backend.close()
+
+
+def test_a_relocation_leaves_no_file_behind_after_any_kill(
+    sqlite_url: str, tmp_path: Path, workers: KillableWorkers, short_leases: None
+) -> None:
+    backend = Backend(sqlite_url)
+    ledgers, log = tmp_path / "ledgers", tmp_path / "log"
+    topic = Topic.create(backend, str(ledgers), TOPIC, roll_after=None, roll_size=1, retention=None, exist_ok=False)
+    for first in range(0, OLD, 10):
+        topic.append(batch(first, 10, 1))
+    topic.seal()
+    dice = random.Random(0)  # noqa: S311  # not a secret
+    for _ in range(12):
+        started = len(list(lines(log)))
+        pid = workers.start("relocate", sqlite_url, ledgers, log)
+        _await(lambda started=started: len(list(lines(log))) > started, "the relocation did not start")
+        time.sleep(dice.random() * 0.1)
+        workers.kill(pid)
+    topic = Topic.open(backend, None, TOPIC)
+    _end_all_work(topic)
+    assert ledger_files_in(ledgers) | ledger_files_in(tmp_path / "ledgers-new") == {
+        Path(name) for name in topic.files()
+    }
+    assert [message.event_time for message in topic.read()] == list(range(OLD))
     backend.close()
 
 

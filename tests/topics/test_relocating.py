@@ -1,22 +1,25 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from pyarrow import fs
-from tests.killed import Killed
+from tests.killed import Killed, killing
 from tests.topics.conftest import SettableClock
 from tests.topics.flows import CountingFiles, append_ledgers, ledger_files_in, ledger_path, published
 
 import waterclock as wc
 from waterclock.database.topic_catalogue import files, stores
 from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.message import Position
 from waterclock.topics import relocating, sealing
 from waterclock.topics.ledger_files import MARKER, LedgerFiles, LostFileError, StoreError
+from waterclock.topics.ledgers import sealed_paths
 from waterclock.topics.slicing import read_slice
 from waterclock.topics.topic import Topic
 
@@ -150,7 +153,7 @@ def test_what_is_sealed_while_files_are_copied_is_copied_too(
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("step", ["_take_back", "_copy", "_turn_over"])
+@pytest.mark.parametrize("step", ["_take_back", "_record_copy", "_copy", "_turn_over"])
 def test_a_relocation_killed_at_any_step_loses_nothing_and_goes_on(
     sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, moment: str
 ) -> None:
@@ -169,6 +172,165 @@ def test_a_relocation_killed_at_any_step_loses_nothing_and_goes_on(
     again(sealed).relocate(tmp_path / "new")
     assert times(again(sealed)) == list(range(9))
     assert again(sealed).files()[0].startswith(str(tmp_path / "new"))
+    assert left(again(sealed)) == former_rows(sealed)
+
+
+def former_rows(topic: Topic) -> list[str]:
+    """Return the rows that a relocation leaves for the sweep of the store that ``topic`` still has open."""
+    return sorted(f"{topic.storage.files.identity}:{path}" for path in sealed_paths(topic.storage))
+
+
+@pytest.mark.parametrize("step", ["_record_copy", "_copy", "_turn_over"])
+def test_what_a_killed_relocation_has_written_is_swept(
+    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SettableClock, step: str
+) -> None:
+    monkeypatch.setattr(relocating, step, killing(getattr(relocating, step), "before" if step != "_copy" else "after"))
+    with pytest.raises(Killed):
+        sealed.relocate(tmp_path / "new")
+    monkeypatch.undo()
+    for path in ledger_files_in(tmp_path / "new"):
+        path.with_name(f"{path.name}.part").write_bytes(b"half of it")
+    sealed.sweep()
+    assert len(ledger_files_in(tmp_path / "new")) == {"_record_copy": 0}.get(step, 4)  # within its lease
+    clock.now += HOUR + 1
+    sealed.sweep()
+    assert ledger_files_in(tmp_path / "new") == set()
+    assert left(sealed) == []
+    assert times(again(sealed)) == list(range(9))
+
+
+def test_a_copy_that_is_cut_off_is_swept(
+    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SettableClock
+) -> None:
+    @contextmanager
+    def create(store: LedgerFiles, path: str) -> Generator[Any]:
+        part = Path(f"{store.name(path)}.part")
+        part.parent.mkdir(exist_ok=True)
+        part.write_bytes(b"half of it")
+        raise Killed
+        yield
+
+    monkeypatch.setattr(LedgerFiles, "create", create)
+    with pytest.raises(Killed):
+        sealed.relocate(tmp_path / "new")
+    monkeypatch.undo()
+    assert len(ledger_files_in(tmp_path / "new")) > 0
+    clock.now += HOUR + 1
+    assert sealed.sweep() > 0
+    assert ledger_files_in(tmp_path / "new") == set()
+
+
+def test_a_relocation_that_fails_keeps_its_copies_for_the_next_one(
+    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SettableClock
+) -> None:
+    def fail(*_: object) -> bool:
+        raise UnavailableError("the database is away")
+
+    monkeypatch.setattr(relocating, "_turn_over", fail)
+    with pytest.raises(UnavailableError, match="is away"):
+        sealed.relocate(tmp_path / "new")
+    monkeypatch.undo()
+    sealed.sweep()
+    assert sealed.relocate(tmp_path / "new") == (str(tmp_path / "new"), 0, 2)
+    clock.now += HOUR + 1
+    sealed.sweep()
+    assert times(sealed) == list(range(9))
+    assert left(sealed) == []
+
+
+def test_a_copy_that_was_there_before_is_not_removed_when_the_relocation_fails(
+    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SettableClock
+) -> None:
+    shutil.copytree(tmp_path / "ledgers", tmp_path / "copy")
+    (tmp_path / "copy" / MARKER).unlink()
+    monkeypatch.setattr(relocating, "_turn_over", killing(relocating._turn_over, "before"))
+    with pytest.raises(Killed):
+        sealed.relocate(tmp_path / "copy")
+    clock.now += HOUR + 1
+    sealed.sweep()
+    assert len(ledger_files_in(tmp_path / "copy")) == 2
+
+
+@pytest.mark.parametrize("rival", ["sweep", "relocation"])
+def test_a_relocation_that_lost_its_copies_does_not_turn_the_topic_over(
+    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SettableClock, rival: str
+) -> None:
+    other = again(sealed)
+    turn_over = relocating._turn_over
+
+    def lose_copies(done: int, total: int) -> None:
+        if done < total:
+            return
+        if rival == "sweep":
+            clock.now += HOUR + 1
+            assert other.sweep() == 2
+        else:
+            with monkeypatch.context() as patch:
+                patch.setattr(relocating, "_turn_over", killing(turn_over, "before"))
+                with pytest.raises(Killed):
+                    other.relocate(tmp_path / "new")
+
+    with pytest.raises(UnavailableError, match="another process copies its files there or removes them"):
+        sealed.relocate(tmp_path / "new", progress=lose_copies)
+    assert again(sealed).files()[0].startswith(str(tmp_path / "ledgers"))
+    assert times(again(sealed)) == list(range(9))
+    assert again(sealed).relocate(tmp_path / "new").root == str(tmp_path / "new")
+    assert times(again(sealed)) == list(range(9))
+
+
+@pytest.mark.parametrize("work", ["compact", "truncate"])
+def test_files_that_are_gone_when_a_topic_moves_back_at_once_are_swept(
+    sealed: Topic, tmp_path: Path, clock: SettableClock, work: str
+) -> None:
+    sealed.relocate(tmp_path / "new")
+    if work == "compact":
+        assert sealed.compact() == 1
+    else:
+        assert sealed.truncate(Position(1, 0, 0)) == 1
+    sealed.relocate(tmp_path / "ledgers")
+    kept = times(sealed)
+    clock.now += HOUR + 1
+    sealed.sweep()
+    assert {str(path) for path in ledger_files_in(tmp_path / "ledgers")} == set(sealed.files())
+    assert ledger_files_in(tmp_path / "new") == set()
+    assert left(sealed) == []
+    assert times(sealed) == kept
+
+
+def test_a_sweep_with_the_former_store_open_forgets_no_file_of_the_new_one(
+    sealed: Topic, tmp_path: Path, clock: SettableClock
+) -> None:
+    stale = again(sealed)
+    sealed.relocate(tmp_path / "new")
+    sealed.compact()
+    clock.now += HOUR + 1
+    assert stale.sweep() == 2  # those that were left in the former store
+    assert sealed.sweep() == 2
+    assert {str(path) for path in ledger_files_in(tmp_path / "new")} == set(sealed.files())
+
+
+def test_the_probe_of_a_killed_relocation_is_swept(
+    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SettableClock
+) -> None:
+    shutil.copytree(tmp_path / "ledgers", tmp_path / "copy")
+    create = LedgerFiles.create
+
+    @contextmanager
+    def killed(store: LedgerFiles, path: str) -> Generator[Any]:
+        with create(store, path) as sink:
+            yield sink
+        monkeypatch.setattr(LedgerFiles, "delete", killing(LedgerFiles.delete, "never"))
+        raise Killed
+
+    monkeypatch.setattr(LedgerFiles, "create", killed)
+    with pytest.raises(Killed):
+        sealed.relocate(tmp_path / "copy")
+    monkeypatch.undo()
+    assert len(ledger_files_in(tmp_path / "ledgers")) == 3
+    clock.now += HOUR
+    assert sealed.sweep() == 1
+    assert {str(path) for path in ledger_files_in(tmp_path / "ledgers")} == set(sealed.files())
+    assert len(ledger_files_in(tmp_path / "copy")) == 2
 
 
 def test_a_topic_that_moves_back_at_once_keeps_its_files(sealed: Topic, tmp_path: Path, clock: SettableClock) -> None:

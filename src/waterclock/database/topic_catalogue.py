@@ -200,7 +200,7 @@ files = sa.Table(
         "state",
         sa.String(16),
         nullable=False,
-        doc="`pending`: it is being written. `deleted`: it waits to be removed.",
+        doc="`pending`: it is being written. `copied`: a relocation copies it. `deleted`: it waits to be removed.",
     ),
     sa.Column("owner", Name, nullable=False, doc="The process that writes it."),
     sa.Column(
@@ -212,7 +212,7 @@ files = sa.Table(
     sa.Index("waterclock_files_ledger_idx", "topic_id", "ledger"),
     sa.Index("waterclock_files_until_idx", "topic_id", "until"),
 )
-"""Files that belong to no sealed ledger: ``pending`` (being written, until the lease ends) or ``deleted`` (waiting)."""
+"""Files that belong to no sealed ledger: ``pending`` or ``copied`` (until the lease ends), or ``deleted`` (waiting)."""
 
 producers = sa.Table(
     "waterclock_producers",

@@ -111,6 +111,8 @@ def _remove(storage: Storage, path: str, left_in: LedgerFiles, name: str) -> boo
 
     def claim(connection: sa.Connection) -> int:
         # From here on the former owner cannot commit the file any more.
+        if path == name:
+            storage.refuse_moved(connection)  # else the file in the new store would be forgotten, and stay
         now = storage.backend.now(connection)
         dead = (files.c.path == path, files.c.until < now)
         values = {"state": "deleted", "owner": owner, "until": now + CLAIM}
