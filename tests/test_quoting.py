@@ -3,6 +3,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from waterclock.connection import connect
@@ -66,3 +68,22 @@ def test_a_key_range_that_is_a_url_and_a_table_that_is_one_are_refused_without_t
             with pytest.raises(WaterclockError) as caught:
                 call()
             assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (pa.table({"a": ["secret"]}), "<Table of length 1>"),
+        (pa.array(["secret"]), "<StringArray of length 1>"),
+        (pa.chunked_array([["secret"]]), "<ChunkedArray of length 1>"),
+        (np.array(["secret"]), "<ndarray of length 1>"),
+        ([pa.table({"a": ["secret"]})], "<list of length 1: tables, frames or arrays>"),
+        (pa.table({"a": ["secret"]}).to_reader(), "<RecordBatchReader>"),
+    ],
+)
+def test_the_data_of_a_table_or_array_is_not_quoted(value: object, expected: str) -> None:
+    assert quoted(value) == expected
+
+
+def test_a_number_of_numpy_is_quoted_as_a_number() -> None:
+    assert quoted(np.float64(1.5)) == repr(np.float64(1.5))

@@ -7,6 +7,7 @@ the error does. It may also be a URL, which is quoted without its user and passw
 from __future__ import annotations
 
 import re
+from typing import Any
 
 _WHOLE = 160
 """Characters of a value's own spelling up to which it is quoted whole."""
@@ -27,8 +28,16 @@ _TEXT_END = 300
 """An error ends with the remedy, so its end stays as well."""
 
 
+_BULK = ("__arrow_c_stream__", "__arrow_c_array__", "__dataframe__", "__array__")
+"""What tables, frames and arrays of any library have: their ``repr`` prints the data in them."""
+
+
 def quoted(value: object) -> str:
-    """Spell a value as ``repr`` does, cut where it is long."""
+    """Spell a value as ``repr`` does, cut where it is long. Of a table, frame or array, name the type and length."""
+    if _is_bulk(value):
+        return f"<{_type_and_length(value)}>"
+    if isinstance(value, list | tuple) and any(map(_is_bulk, value)):
+        return f"<{_type_and_length(value)}: tables, frames or arrays>"
     if isinstance(value, str | bytes | bytearray):
         known = value[:_LOOKED_AT]
         known = _SIGN_IN.sub(r"\1***@", known) if isinstance(known, str) else _SIGN_IN_BYTES.sub(rb"\1***@", known)
@@ -41,6 +50,18 @@ def quoted(value: object) -> str:
         return f"<{type(value).__name__} that cannot be shown>"
     known = _SIGN_IN.sub(r"\1***@", text[:_LOOKED_AT])
     return known if len(text) <= _WHOLE else f"{known[:_BEGINNING]}… ({len(text)} characters)"
+
+
+def _is_bulk(value: object) -> bool:
+    # A number of numpy's has __array__, too, and no dimension.
+    return any(hasattr(type(value), name) for name in _BULK) and getattr(value, "ndim", None) != 0
+
+
+def _type_and_length(value: Any) -> str:
+    try:
+        return f"{type(value).__name__} of length {len(value)}"
+    except TypeError:  # a lazy frame or a reader of batches
+        return type(value).__name__
 
 
 def cut(text: str) -> str:

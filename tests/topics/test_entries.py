@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from waterclock.arrow import MESSAGE_SCHEMA, from_arrow, to_arrow, to_ipc
 from waterclock.checksum import FRAME_BYTES, framed
-from waterclock.errors import DamagedError, InvalidArgumentError
+from waterclock.errors import DamagedError, InvalidArgumentError, WaterclockError
 from waterclock.message import Message
 from waterclock.topics import packed_entries
 from waterclock.topics.contents import checksum_of_columns, checksum_of_messages
@@ -255,3 +256,17 @@ def test_damage_names_the_error_of_the_library_that_met_it_as_its_cause() -> Non
     with pytest.raises(DamagedError, match="not an Arrow IPC stream of messages") as damaged:
         decoded([(1, framed(b"WCA1", b"no Arrow"))])
     assert isinstance(damaged.value.__cause__, pa.ArrowException)
+
+
+_TABLE = pa.table({"source": ["secret"], "stream": ["secret"], "event_time": ["secret"]})
+
+
+@pytest.mark.parametrize(
+    "appended",
+    [_TABLE, [_TABLE], [{"source": "secret"}], {"secret": 1}, "secret", ["secret"], _TABLE.to_reader()],
+    ids=lambda appended: type(appended).__name__,
+)
+def test_errors_about_what_is_appended_do_not_print_its_data(appended: Any) -> None:
+    with pytest.raises(WaterclockError) as raised:
+        encode_entry(appended, lambda: 0)
+    assert "secret" not in str(raised.value)

@@ -252,3 +252,11 @@ def test_headers_in_another_order_are_the_same_message(sqlite_topic: Topic) -> N
 
     assert not send({"a": "1", "b": "2"})
     assert send({"b": "2", "a": "1"})
+
+
+def test_a_producer_refuses_what_is_not_a_message_and_goes_on(sqlite_topic: Topic) -> None:
+    with sqlite_topic.producer("p") as producer:
+        with pytest.raises(InvalidArgumentError, match="message must be a Message, got a str"):
+            producer.send("load")  # type: ignore[arg-type]
+        producer.send(published([5])[0])
+    assert times(sqlite_topic) == [5]

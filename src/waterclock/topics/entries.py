@@ -16,6 +16,7 @@ from waterclock.arrow import MESSAGE_SCHEMA, as_message_columns, from_arrow, to_
 from waterclock.checksum import framed, has_form, unframed
 from waterclock.errors import DamagedError, InvalidArgumentError
 from waterclock.message import Message
+from waterclock.quoting import quoted
 from waterclock.topics import packed_entries
 from waterclock.topics.ahead import AheadLimit, Rejected
 from waterclock.topics.bounds import Bounds
@@ -335,12 +336,16 @@ def _checked(messages: Iterable[Message] | pa.Table | pa.RecordBatch) -> list[Me
             return batches[0]
         raise _none()
     if not isinstance(messages, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
-        raise InvalidArgumentError(f"messages: {messages!r} is a {type(messages).__name__}; give a list of messages")
+        raise InvalidArgumentError(
+            f"messages must be a list of Message objects or a pyarrow.Table, got {quoted(messages)}"
+        )
     listed = list[object](messages)
     for message in listed:
         if not isinstance(message, Message):
+            # Types alone: the messages are data, and errors travel to logs.
             raise InvalidArgumentError(
-                f"messages: {message!r} is a {type(message).__name__}; give Message objects or a pyarrow.Table"
+                f"messages must be a list of Message objects or a pyarrow.Table, got a {type(message).__name__} in a"
+                f" {type(messages).__name__}"
             )
     if not listed:
         raise _none()

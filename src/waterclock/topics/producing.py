@@ -89,6 +89,8 @@ class Producer(Closing):
         WaterclockError
             The error of an earlier append, for example `ProducerFencedError`: what was sent since is not stored.
         """
+        if not isinstance(message, Message):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
+            raise InvalidArgumentError(f"message must be a Message, got a {type(message).__name__}")
         with self._changed:
             self._check()
             if sequence is not None:
