@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from tests.topics.flows import CountingFiles, append_ledgers, ledger_files_in, l
 
 import waterclock as wc
 from waterclock.database.topic_catalogue import files, stores
-from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from waterclock.message import Position
 from waterclock.topics import relocating, sealing
 from waterclock.topics.ledger_files import MARKER, LedgerFiles, LostFileError, StoreError
@@ -276,6 +277,27 @@ def test_a_relocation_that_lost_its_copies_does_not_turn_the_topic_over(
     assert times(again(sealed)) == list(range(9))
     assert again(sealed).relocate(tmp_path / "new").root == str(tmp_path / "new")
     assert times(again(sealed)) == list(range(9))
+
+
+def test_a_copy_that_is_written_while_its_topic_is_removed_is_deleted(
+    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = again(sealed)
+    create = LedgerFiles.create
+
+    @contextmanager
+    def create_late(store: LedgerFiles, path: str) -> Generator[Any]:  # as an object store does
+        sink = io.BytesIO()
+        yield sink
+        other.remove()
+        with create(store, path) as late:
+            late.write(sink.getvalue())
+
+    monkeypatch.setattr(LedgerFiles, "create", create_late)
+    monkeypatch.setattr(relocating, "AT_ONCE", 1)
+    with pytest.raises(NotFoundError, match="was removed"):
+        sealed.relocate(tmp_path / "new")
+    assert ledger_files_in(tmp_path / "new") == set()
 
 
 @pytest.mark.parametrize("work", ["compact", "truncate"])
