@@ -2,10 +2,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from waterclock import Message
+from waterclock.arrow import as_message_columns
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.time import MAX_NS, MIN_NS, format_duration, format_time, to_duration, to_time
 
@@ -130,3 +135,41 @@ def test_times_are_written_with_as_many_decimals_as_they_need() -> None:
     assert format_time(0) == "1970-01-01T00:00:00Z"
     assert format_time(500_000_000) == "1970-01-01T00:00:00.500Z"
     assert format_time(-1) == "1969-12-31T23:59:59.999999999Z"
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (pd.NaT, "event_time must be a time, got NaT"),
+        (np.datetime64("NaT"), "datetime64"),
+        (np.datetime64("2026-07-01T12:00:00.5", "ns"), "give pandas.Timestamp(value, tz='UTC')"),
+    ],
+)
+def test_times_of_numpy_and_missing_times_are_refused_by_name(value: object, says: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        Message("press", "load", value)  # pyright: ignore[reportArgumentType]  # the mistake under test
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+def test_integer_in_another_unit_than_nanoseconds_is_warned_of(unit: str) -> None:
+    moment = 1_782_907_200 * {"s": 1, "ms": 1_000, "us": 1_000_000}[unit]
+    name = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}[unit]
+    with pytest.warns(UserWarning, match=f"event_time looks like {name} since 1970"):
+        assert Message("press", "load", moment).event_time == moment
+    with pytest.warns(UserWarning, match=f"looks like {name}"):
+        to_time(np.int64(moment))
+    with pytest.warns(UserWarning, match=f"event_time looks like {name}"):
+        as_message_columns(pa.table({"source": ["press"], "stream": ["load"], "event_time": [moment]}))
+
+
+@pytest.mark.filterwarnings("error")
+def test_times_that_nanoseconds_may_mean_are_not_warned_of() -> None:
+    for moment in (-1, 0, 5, 1_000_000, 315_532_800_000_000_000, 1_782_907_200_000_000_000, MAX_NS, MIN_NS):
+        to_time(moment)
+    as_message_columns(pa.table({"source": ["press"], "stream": ["load"], "event_time": [5]}))
+    as_message_columns(
+        pa.table({"source": [], "stream": [], "event_time": []}, schema=None).cast(
+            pa.schema([("source", pa.string()), ("stream", pa.string()), ("event_time", pa.int64())])
+        )
+    )

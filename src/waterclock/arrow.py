@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position
 from waterclock.quoting import quoted
+from waterclock.time import warn_of_unit
 from waterclock.time_columns import as_nanoseconds
 
 MESSAGE_SCHEMA = pa.schema(
@@ -171,7 +172,11 @@ def _numbers(column: pa.Array, first: int, count: int) -> pa.Array:
 
 def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     if field.name in _TIMES:
+        whole = pa.types.is_integer(column.type)
         column = as_nanoseconds(column, field.name)
+        newest = pc.call_function("max", [column]).as_py() if whole else None
+        if newest is not None:
+            warn_of_unit(newest, field.name)
     elif field.type == pa.string() and not _is_text(column.type):
         # Arrow would write 7.0 and true, names that the producer never said.
         raise SchemaError(f"column {field.name!r} must be string, or a dictionary of strings, got {column.type}")

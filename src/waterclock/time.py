@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import re
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -45,6 +46,12 @@ _UNITS = {
     "d": 86_400_000_000_000,
     "w": 604_800_000_000_000,
 }
+_YEAR_1980_S = 315_532_800
+_YEAR_2100_S = 4_102_444_800
+_YEAR_1980_NS = _YEAR_1980_S * 1_000_000_000
+_OTHER_UNITS = {"seconds": 1_000_000_000, "milliseconds": 1_000_000, "microseconds": 1_000}
+"""Units in which an int of nanoseconds before 1980 may lie between 1980 and 2100. No int does so in two of them."""
+
 _DURATION_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|min|s|m|h|d|w)\s*")
 
 
@@ -69,14 +76,24 @@ def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
     ------
     InvalidArgumentError
         For a naive datetime, a text without offset, another type, or a time that int64 nanoseconds cannot hold.
+
+    Warns
+    -----
+    UserWarning
+        For an int that as nanoseconds is before 1980, and as seconds, milliseconds or microseconds is between 1980
+        and 2100.
     """
     if type(value) is int:  # what nearly every message carries; the general checks below cost five times as much
+        if value < _YEAR_1980_NS:
+            warn_of_unit(value, name)
         return _in_range(value, value, name)
     if isinstance(value, str):
         if now is not None and is_duration(value):
-            return to_time(now - to_duration(value, name), name)
+            return _in_range(now - to_duration(value, name), value, name)
         return _in_range(_parse_iso(value, name), value, name)
     if isinstance(value, datetime):
+        if value != value:  # noqa: PLR0124  # pandas' NaT, a datetime whose methods fail
+            raise InvalidArgumentError(f"{name} must be a time, got NaT; leave it out, or drop the row")
         if value.utcoffset() is None:
             raise InvalidArgumentError(
                 f"{name}: {quoted(value)} is a naive datetime, which names no moment; add a time zone,"
@@ -86,9 +103,27 @@ def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
             value, "nanosecond", 0
         )  # pandas' datetimes have some
         return _in_range(ns, value, name)
-    return _in_range(
-        _whole(value, name, "give an int (ns), an aware datetime or an ISO 8601 text with offset"), value, name
-    )
+    if type(value).__name__ == "datetime64":
+        raise InvalidArgumentError(
+            f"{name} must be a time with a time zone, got {quoted(value)}; if it is in UTC, give"
+            " pandas.Timestamp(value, tz='UTC')"
+        )
+    number = _whole(value, name, "give an int (ns), an aware datetime or an ISO 8601 text with offset")
+    warn_of_unit(number, name)
+    return _in_range(number, value, name)
+
+
+def warn_of_unit(value: int, name: str) -> None:
+    """Warn if an int can hardly be nanoseconds. The text is the same for each value, so that Python shows it once."""
+    if value >= _YEAR_1980_NS or value < _YEAR_1980_S:
+        return
+    for unit, ns in _OTHER_UNITS.items():
+        if _YEAR_1980_S <= value * ns // _UNITS["s"] < _YEAR_2100_S:
+            warnings.warn(
+                f"{name} looks like {unit} since 1970, but an int is taken as nanoseconds; multiply it by {ns:,}",
+                UserWarning,
+                stacklevel=4,
+            )
 
 
 def is_duration(text: str) -> bool:
