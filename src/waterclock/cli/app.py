@@ -11,6 +11,7 @@ from importlib.metadata import version
 from cyclopts import App, CycloptsError
 
 from waterclock.cli.extras import install_command
+from waterclock.cli.output import Output
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.quoting import quoted
 from waterclock.urls import redacted, shown
@@ -128,7 +129,7 @@ def _run(arguments: list[str]) -> int:
         complaint = _complaint(error, arguments)
         if complaint is None:
             raise
-        _complain(complaint)
+        Output().complain(redacted(complaint))
         return WRONG_USAGE if isinstance(error, CycloptsError | InvalidArgumentError) else FAILED
     return result if isinstance(result, int) else DONE
 
@@ -149,11 +150,3 @@ def _complaint(error: Exception, arguments: list[str]) -> str | None:
     if isinstance(error, OSError) and error.filename is not None:
         return f"cannot use {quoted(str(error.filename))}: {error.strerror}; name another place"
     return None
-
-
-def _complain(text: str) -> None:
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print("[red]waterclock:[/]", end=" ")
-    console.print(redacted(text), markup=False)

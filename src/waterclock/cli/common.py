@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from waterclock.cli.output import Output
+from waterclock.cli.output import Output, without_controls
 from waterclock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Common:
             return
         if not sys.stdin.isatty():
             raise InvalidArgumentError(f"this would {what}; say --yes to do it")
-        if input(f"This will {what}. Go on? [y/N] ").strip().lower() not in ("y", "yes"):
+        if input(f"This will {without_controls(what)}. Go on? [y/N] ").strip().lower() not in ("y", "yes"):
             raise InvalidArgumentError("nothing was done")
 
     @property

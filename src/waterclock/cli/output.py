@@ -65,26 +65,29 @@ class Output:
     def talk(self, text: str) -> None:
         """Say something to the person at the terminal."""
         if not self.quiet:
-            print(text, file=sys.stderr)
+            print(without_controls(text), file=sys.stderr)
 
     def complain(self, text: str) -> None:
         """Say to the person what failed, also where all other talk is unwanted."""
-        print(f"waterclock: {text}", file=sys.stderr)
+        print(f"waterclock: {without_controls(text)}", file=sys.stderr)
 
     @contextmanager
     def progress(self, what: str) -> Generator[Callable[[int, int], None]]:
         """Show on a terminal how far something is; give what takes how many are done and how many there are."""
         from rich.console import Console
-        from rich.progress import Progress
+        from rich.progress import Progress, TextColumn
 
         shows = sys.stderr.isatty() and not self.quiet
-        with Progress(*Progress.get_default_columns(), console=Console(stderr=True), disable=not shows) as bar:
-            task = bar.add_task(what, total=None)
+        title = TextColumn("{task.description}", style="progress.description", markup=False)
+        with Progress(
+            title, *Progress.get_default_columns()[1:], console=Console(stderr=True), disable=not shows
+        ) as bar:
+            task = bar.add_task(without_controls(what), total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
     def text(self, text: str) -> None:
         """Print text for people."""
-        print(text)
+        print(without_controls(text))
 
     def rows(self, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
         """Print rows with the same columns."""
@@ -92,15 +95,7 @@ class Output:
             for row in rows:
                 print(json.dumps({name: _plain(row[name]) for name in columns}))
         elif sys.stdout.isatty():
-            from rich.console import Console
-            from rich.table import Table
-
-            table = Table(box=None, header_style="bold", pad_edge=False)
-            for name in columns:
-                table.add_column(name.replace("_", " "))
-            for row in rows:
-                table.add_row(*[_text(row[name]) for name in columns])
-            Console().print(table)
+            _print_table(list(rows), columns)
         else:
             print("\t".join(columns))
             for row in rows:
@@ -111,9 +106,7 @@ class Output:
         if self.as_json:
             print(json.dumps({name: _plain(value) for name, value in facts.items()}))
             return
-        width = max(map(len, facts))
-        for name, value in facts.items():
-            print(f"{name.replace('_', ' '):<{width}}  {_text(value)}")
+        _print_facts(facts)
 
     def message(self, message: Message) -> None:
         """Print one message on a line."""
@@ -125,8 +118,8 @@ class Output:
         print(
             message.position,
             format_time(message.event_time),
-            message.source,
-            message.stream,
+            _text(message.source),
+            _text(message.stream),
             _text(message.payload),
             sep="\t",
         )
@@ -145,10 +138,52 @@ def _plain(value: object) -> object:
     return _text(value)
 
 
+def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Print rows as a table, or one below the other if the terminal is too narrow for their words."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in columns:
+        table.add_column(name.replace("_", " "))
+    for row in rows:
+        table.add_row(*[Text(_text(row[name])) for name in columns])  # a str would be read as Rich's markup
+    if console.measure(table).minimum < console.width:
+        console.print(table)
+        return
+    for number, row in enumerate(rows):
+        if number:
+            print()
+        _print_facts({name: row[name] for name in columns})
+
+
+def _print_facts(facts: Mapping[str, Any]) -> None:
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        print(f"{name.replace('_', ' '):<{width}}  {_text(value)}")
+
+
 def _text(value: object) -> str:
+    """Write a value on one line of text: a JSON value as JSON, and no control characters."""
     if value is None:
         return "-"
     if isinstance(value, bytes):
         text = value.decode(errors="backslashreplace")
-        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return str(value)
+    elif isinstance(value, dict | list | bool):
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    else:
+        text = str(value)
+    return _escaped(text)
+
+
+def without_controls(text: str) -> str:
+    """Write control characters as their escapes, except line feeds and tabs: a terminal would obey them."""
+    return "".join(each if each in "\n\t" else _escaped(each) for each in text)
+
+
+def _escaped(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -16,7 +16,7 @@ from rich.status import Status
 
 from waterclock import moments
 from waterclock.errors import InvalidArgumentError, UnavailableError, WaterclockError
-from waterclock.quoting import quoted
+from waterclock.quoting import in_a_line, quoted
 from waterclock.spark.pipeline.definition import Pipeline
 from waterclock.spark.pipeline.progress import Progress
 
@@ -95,7 +95,7 @@ class Reporter:
         if self._as_json:
             text = json.dumps({"event": event, **facts(progress, self._lag_seconds.get(progress.pipeline))})
         else:
-            text = f"{progress.pipeline}: {text}"
+            text = f"{in_a_line(progress.pipeline)}: {text}"
         print(text, file=sys.stderr, flush=True)  # noqa: T201  # the talk of a command, which a log collects
 
 
