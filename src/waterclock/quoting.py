@@ -6,7 +6,9 @@ the error does. It may also be a URL, which is quoted without its user and passw
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import Any
 
 _WHOLE = 160
@@ -62,6 +64,12 @@ def _type_and_length(value: Any) -> str:
         return f"{type(value).__name__} of length {len(value)}"
     except TypeError:  # a lazy frame or a reader of batches
         return type(value).__name__
+
+
+def unknown_name(what: str, name: str, known: Iterable[str], remedy: str) -> str:
+    """Write the error of a name that is not known: with the nearest known name, or else with the remedy."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"no {what} named {quoted(name)}; {f'did you mean {quoted(near[0])}?' if near else remedy}"
 
 
 def cut(text: str) -> str:

@@ -60,6 +60,7 @@ _SURELY_NO_WORD = 8
 
 # What stands before the @ there is part of the place and no secret: a container, or the user of a cluster.
 _PLACE_BEFORE_AT = ("abfs", "abfss", "wasb", "wasbs", "hdfs", "viewfs")
+_MISTYPED_ROOT = re.compile(r"([A-Za-z][\w+.-]+):/?(?!/)[^@]*:[^@]*(?:@[^@]*)*@([^@]*)", re.DOTALL)
 _SHORTEST_SECRET = 3
 _SECRET_OPTION = re.compile(r"secret|key|token|pass|pwd|sig|credential", re.IGNORECASE)
 
@@ -123,7 +124,8 @@ def without_secrets(url: str) -> str:
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
-        return url
+        mistyped = _MISTYPED_ROOT.match(url)  # as s3:/KEY:SECRET@bucket
+        return f"{mistyped[1]}:/{_HIDDEN}@{mistyped[2]}" if mistyped else url
     before, rest = _split(rest)
     keep = scheme.lower() in _PLACE_BEFORE_AT and before and ":" not in before
     return f"{scheme}://{f'{before}@' if keep else ''}{re.split('[?#]', rest, maxsplit=1)[0]}"

@@ -41,7 +41,7 @@ def test_a_topic_is_made_filled_read_and_searched(shell: Shell) -> None:
     assert (found["position"], found["found"], found["by"]) == ("0:0:1", True, "publish_time")
     (info,) = shell.json("topic", "info", "telemetry")
     assert info["messages"] == 2
-    assert info["publish_time"] == "2026-07-01T12:00:00Z to 2026-07-01T12:00:01Z"
+    assert info["publish_time"] == {"begin": "2026-07-01T12:00:00Z", "end": "2026-07-01T12:00:01Z"}
     (row,) = shell.json("topic", "ls")
     assert (row["name"], row["messages"]) == ("telemetry", 2)
 

@@ -258,7 +258,7 @@ def test_a_replay_writes_the_batches_of_one_process_to_every_output_and_again_ch
 
 def test_a_pipeline_whose_places_are_not_there_is_refused(database: wc.Database, tmp_path: Path) -> None:
     file = read(write(tmp_path, PIPELINE.replace('topic = "rejected"', 'topic = "nowhere"')))
-    with pytest.raises(wc.NotFoundError, match=r"^press, output 'nowhere': there is no topic 'nowhere'"):
+    with pytest.raises(wc.NotFoundError, match=r"^press, output 'nowhere': no topic named 'nowhere'"):
         check_places(file)
     database.create_topic("nowhere")
     check_places(file)

@@ -235,7 +235,7 @@ def test_a_source_of_any_name_has_ids_and_a_group_that_fit(spark: SparkSession, 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"topic": "nowhere"}, "there is no topic 'nowhere'"),
+        ({"topic": "nowhere"}, "no topic named 'nowhere'"),
         ({"colums": "source"}, "the option 'colums' is not known"),
         ({"columns": "sauce"}, "columns: 'sauce' is none of a topic's"),
         ({"startingPosition": "first"}, "position: 'first'"),
@@ -256,7 +256,7 @@ def test_a_read_that_cannot_be_meant_is_refused_on_the_driver(
     [
         ({}, "give one of them"),
         ({"table": "batches", "topic": "telemetry"}, "give one of them"),
-        ({"table": "nowhere"}, "there is no message table 'nowhere'"),
+        ({"table": "nowhere"}, "no message table named 'nowhere'"),
         ({"topic": "telemetry", "tabel": "x"}, "the option 'tabel' is not known"),
     ],
 )

@@ -143,7 +143,7 @@ def test_a_script_with_a_mistake_gets_an_error_of_one_line(database: wc.Database
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     said = [line for line in done.stdout.splitlines() if "waterclock.errors" in line]
     expected = [
-        "there is no topic 'nowhere'",
+        "no topic named 'nowhere'",
         "startingPosition: 0:0:0 of topic 't' has expired",
         "'startingtme' is not known",
     ]

@@ -1,5 +1,15 @@
 """The command line: one file per noun. Data goes to stdout, talk to stderr; exit 0 done, 1 failed, 2 wrong usage."""
 
-from waterclock.cli.app import main
+from __future__ import annotations
 
-__all__ = ["main"]
+import sys
+
+
+def main() -> None:
+    """Run one command and exit with its code; Ctrl-C also ends it quietly while the libraries are loaded."""
+    try:
+        from waterclock.cli.app import main as run_command
+
+        run_command()
+    except KeyboardInterrupt:
+        sys.exit(130)

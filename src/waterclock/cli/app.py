@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -102,6 +103,9 @@ for _name, (_home, _help) in COMMANDS.items():
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # in Latin-1, say, an output must not end with a traceback
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -119,6 +123,7 @@ def _show_warning(message: Warning | str, *_: object) -> None:
 def _run(arguments: list[str]) -> int:
     try:
         result = app(arguments, exit_on_error=False, print_error=False, help_on_error=False)
+        sys.stdout.flush()  # an error that only the flush at exit would meet has no exit code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -127,11 +132,22 @@ def _run(arguments: list[str]) -> int:
         return DONE
     except Exception as error:
         complaint = _complaint(error, arguments)
+        if isinstance(error, OSError) and not _can_flush():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what could not be written stays buffered
+            complaint = f"cannot write the output: {error.strerror}"
         if complaint is None:
             raise
         Output().complain(redacted(complaint))
         return WRONG_USAGE if isinstance(error, CycloptsError | InvalidArgumentError) else FAILED
     return result if isinstance(result, int) else DONE
+
+
+def _can_flush() -> bool:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
 
 
 def _complaint(error: Exception, arguments: list[str]) -> str | None:

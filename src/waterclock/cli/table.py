@@ -261,16 +261,20 @@ def peek(name: str, /, *, limit: int = 10, group: str | None = None, common: Com
 
 
 @app.command
-def ack(name: str, ids: list[str], /, *, common: Common = Common()) -> None:
-    """Ack messages by id: they are never sent again."""
+def ack(name: str, ids: list[str], /, *, common: Common = Common()) -> int:
+    """Ack messages by id: they are never sent again. Exit code 1 if one of them is unknown, or was acked before."""
     with common.connect() as database:
         table = database.table(name)
-        common.output.talk(f"acked {table.ack([message_id(table, text) for text in ids])} of {len(ids)}")
+        count = table.ack([message_id(table, text) for text in ids])
+        common.output.talk(f"acked {count} of {len(ids)}")
+        return int(count < len(ids))
 
 
 @app.command
-def cancel(name: str, ids: list[str], /, *, reason: str | None = None, common: Common = Common()) -> None:
+def cancel(name: str, ids: list[str], /, *, reason: str | None = None, common: Common = Common()) -> int:
     """Cancel messages by id: what waits is dropped, and consumers see it of what they have.
+
+    Exit code 1 if one of them is unknown, or was acked or cancelled before.
 
     Parameters
     ----------
@@ -285,6 +289,7 @@ def cancel(name: str, ids: list[str], /, *, reason: str | None = None, common: C
         table = database.table(name)
         count = table.cancel([message_id(table, text) for text in ids], reason)
         common.output.talk(f"cancelled {count} of {len(ids)}")
+        return int(count < len(ids))
 
 
 @app.command
@@ -295,8 +300,10 @@ def retry(
     *,
     at: str | None = None,
     common: Common = Common(),
-) -> None:
-    """Send messages again now, or at a time, with the back-off started anew.
+) -> int:
+    """Send messages again now, or at a time, with the back-off started again.
+
+    Exit code 1 if one of those that are named is unknown, acked or cancelled.
 
     Parameters
     ----------
@@ -313,10 +320,11 @@ def retry(
             if at is not None:
                 raise InvalidArgumentError(f"at: {quoted(at)} is for messages that are named; name them")
             common.output.talk(f"{table.retry()} are sent again now")
-            return
+            return 0
         when = database.backend.now() if at is None else to_time(at, "at")
         count = table.reschedule([message_id(table, text) for text in ids], when, epoch=0)
         common.output.talk(f"{count} of {len(ids)} are sent again from {format_time(when)} on")
+        return int(count < len(ids))
 
 
 @app.command

@@ -99,8 +99,10 @@ def redrive(
     *,
     limit: int | None = None,
     common: Common = Common(),
-) -> None:
+) -> int:
     """Bring dead letters back to their table, in their order, as never sent.
+
+    Exit code 1 if one of those that are named is no dead letter of this table.
 
     Parameters
     ----------
@@ -114,4 +116,6 @@ def redrive(
     with common.connect() as database:
         table = database.table(name)
         wanted = [message_id(table, text) for text in ids] if ids else None
-        common.output.talk(f"brought {table.redrive(wanted, limit=limit)} dead letters back to {name}")
+        count = table.redrive(wanted, limit=limit)
+        common.output.talk(f"brought {count} dead letters back to {name}")
+        return int(limit is None and count < len(wanted or []))

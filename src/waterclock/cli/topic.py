@@ -153,10 +153,11 @@ def info(name: str, /, *, common: Common = Common()) -> None:
     with common.connect() as database:
         topic = database.topic(name)
         facts, bounds = topic.info, topic.bounds
-        times: dict[str, str | None] = dict.fromkeys(_TIMES)
+        times: dict[str, str | dict[str, str] | None] = dict.fromkeys(_TIMES)
         if bounds is not None:
             for kind in _TIMES:
-                times[kind] = f"{format_time(bounds.begin[kind])} to {format_time(bounds.end[kind])}"
+                begin, end = format_time(bounds.begin[kind]), format_time(bounds.end[kind])
+                times[kind] = {"begin": begin, "end": end} if common.json else f"{begin} to {end}"
         limits = {
             "roll_after": span(facts.roll_after),
             "roll_size": facts.roll_size,

@@ -13,7 +13,7 @@ from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import stores, topics
 from waterclock.differing_options import warn_of_differences
 from waterclock.errors import AlreadyExistsError, ConstraintError, NotFoundError
-from waterclock.quoting import quoted
+from waterclock.quoting import unknown_name
 from waterclock.topics.ahead import AheadLimit, KnownLimit
 from waterclock.topics.names import check_name
 from waterclock.topics.places import LedgerRoot, as_root
@@ -80,7 +80,7 @@ def open_topic(backend: Backend, ledgers: str | LedgerRoot | None, name: str) ->
     """
     row = _row(backend, check_name(name))
     if row is None:
-        raise NotFoundError(f"there is no topic {quoted(name)} in {backend.name}; create it first")
+        raise NotFoundError(unknown_name("topic", name, topic_names(backend), "create it first"))
     files = files_of_topic(backend, name, row, as_root(ledgers))
     limit = AheadLimit.of_row(row._mapping)  # noqa: SLF001  # SQLAlchemy's public name
     return Storage(row.id, name, backend, files, KnownLimit(limit, moments.monotonic()))

@@ -14,7 +14,7 @@ from waterclock import moments
 from waterclock.database.backend import Backend
 from waterclock.database.table_catalogue import consumers, groups, heartbeats, message_tables, schedules, unique_keys
 from waterclock.errors import NotFoundError, RefusedError
-from waterclock.quoting import quoted
+from waterclock.quoting import unknown_name
 from waterclock.tables.catalogue.context import TableContext, table_dialect
 from waterclock.tables.catalogue.totals import drop_totals
 from waterclock.tables.model.options import TableOptions
@@ -44,7 +44,8 @@ def load(backend: Backend, name: str) -> TableContext:
     with backend.snapshot() as connection:
         found = find(backend, connection, name)
         if found is None:
-            raise NotFoundError(f"there is no message table {quoted(name)} in {backend.name}; create it")
+            known = connection.execute(sa.select(message_tables.c.name)).scalars().all()
+            raise NotFoundError(unknown_name("message table", name, known, "create it first"))
         dead_letter = found.options.dead_letter
         # Where plain SQL dropped it, only what belongs into it waits for it.
         has_dead = dead_letter is not None and sa.inspect(connection).has_table(dead_letter)

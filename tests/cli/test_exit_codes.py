@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from waterclock.cli.app import FAILED
+from waterclock.urls import text_without_secrets, without_secrets
+
+from .conftest import Shell
+
+
+def test_commands_on_unknown_ids_exit_1(shell: Shell) -> None:
+    shell("table", "add", "jobs", "--dead-letter", "jobs_dead")
+    shell("table", "put", "jobs", "tea")
+    for verb in ("ack", "cancel", "retry", "redrive"):
+        shell("table", verb, "jobs", "99", expect=FAILED)
+    shell("table", "retry", "jobs", "1")
+    shell("table", "ack", "jobs", "1", "99", expect=FAILED)
+    assert "acked 1 of 2" in shell.said
+
+
+def test_near_miss_of_a_name_is_suggested(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    shell("table", "add", "orders")
+    shell("topic", "info", "telemetri", expect=FAILED)
+    assert "no topic named 'telemetri'; did you mean 'telemetry'?" in shell.said
+    shell("table", "info", "order", expect=FAILED)
+    assert "no message table named 'order'; did you mean 'orders'?" in shell.said
+    shell("table", "info", "zebra", expect=FAILED)
+    assert "no message table named 'zebra'; create it first" in shell.said
+
+
+def test_output_that_cannot_be_written_is_an_error_and_no_traceback(shell: Shell) -> None:
+    shell("table", "add", "jobs", "--payload", "text")
+    shell("table", "put", "jobs", "\u20ac")
+    words = [sys.executable, "-m", "waterclock", "table", "peek", "jobs"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, check=False, stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (1, b"waterclock: cannot write the output: No space left on device\n")
+    latin = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(words, check=False, capture_output=True, env=latin)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\\u20ac" in done.stdout
+
+
+@pytest.mark.parametrize("place", ["s3:/KEY:SECRET@bucket", "s3:KEY:SECRET@bucket/folder", "s3:/KEY:SEC@RET@bucket"])
+def test_secret_of_a_mistyped_place_is_hidden(place: str) -> None:
+    for text in (without_secrets(place), text_without_secrets(f"cannot use {place}", place)):
+        assert "KEY" not in text
+        assert "SEC" not in text
+        assert "bucket" in text
+    assert without_secrets("/a/b:c@d") == "/a/b:c@d"
+    assert without_secrets("C:\\a:b@c") == "C:\\a:b@c"
