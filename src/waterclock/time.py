@@ -105,8 +105,7 @@ def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
         return _in_range(ns, value, name)
     if type(value).__name__ == "datetime64":
         raise InvalidArgumentError(
-            f"{name} must be a time with a time zone, got {quoted(value)}; if it is in UTC, give"
-            " pandas.Timestamp(value, tz='UTC')"
+            f"{name} must be a time with a time zone, got {quoted(value)}; if it is in UTC, give f'{{value}}Z'"
         )
     number = _whole(value, name, "give an int (ns), an aware datetime or an ISO 8601 text with offset")
     warn_of_unit(number, name)

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from cyclopts import App, CycloptsError
 
 from waterclock.cli.extras import install_command
-from waterclock.cli.output import Output
+from waterclock.cli.output import Output, writing
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.quoting import quoted
 from waterclock.urls import redacted, shown
@@ -123,7 +123,8 @@ def _show_warning(message: Warning | str, *_: object) -> None:
 def _run(arguments: list[str]) -> int:
     try:
         result = app(arguments, exit_on_error=False, print_error=False, help_on_error=False)
-        sys.stdout.flush()  # an error that only the flush at exit would meet has no exit code
+        with writing():  # an error that only the flush at exit would meet has no exit code
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -132,22 +133,11 @@ def _run(arguments: list[str]) -> int:
         return DONE
     except Exception as error:
         complaint = _complaint(error, arguments)
-        if isinstance(error, OSError) and not _can_flush():
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what could not be written stays buffered
-            complaint = f"cannot write the output: {error.strerror}"
         if complaint is None:
             raise
         Output().complain(redacted(complaint))
         return WRONG_USAGE if isinstance(error, CycloptsError | InvalidArgumentError) else FAILED
     return result if isinstance(result, int) else DONE
-
-
-def _can_flush() -> bool:
-    try:
-        sys.stdout.flush()
-    except OSError:
-        return False
-    return True
 
 
 def _complaint(error: Exception, arguments: list[str]) -> str | None:

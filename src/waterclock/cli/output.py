@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from waterclock.errors import UnavailableError
 from waterclock.time import MAX_NS, format_duration, format_time
 
 if TYPE_CHECKING:
@@ -45,6 +47,24 @@ def span(ns: int | None) -> Span | None:
 def pause_end(until: int | None) -> str | None:
     """Give the end of a pause as output takes it; None: there is no pause."""
     return None if until is None else "no end" if until == MAX_NS else format_time(until)
+
+
+@contextmanager
+def writing() -> Generator[None]:
+    """Raise UnavailableError if standard output cannot be written, such as on a full disk."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What is still buffered would fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise UnavailableError(f"cannot write the output: {error.strerror}") from error
+
+
+def _print(*parts: object) -> None:
+    with writing():
+        print(*parts, sep="\t")
 
 
 class Output:
@@ -87,24 +107,24 @@ class Output:
 
     def text(self, text: str) -> None:
         """Print text for people."""
-        print(without_controls(text))
+        _print(without_controls(text))
 
     def rows(self, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
         """Print rows with the same columns."""
         if self.as_json:
             for row in rows:
-                print(json.dumps({name: _plain(row[name]) for name in columns}))
+                _print(json.dumps({name: _plain(row[name]) for name in columns}))
         elif sys.stdout.isatty():
             _print_table(list(rows), columns)
         else:
-            print("\t".join(columns))
+            _print("\t".join(columns))
             for row in rows:
-                print("\t".join(_text(row[name]) for name in columns))
+                _print("\t".join(_text(row[name]) for name in columns))
 
     def facts(self, facts: Mapping[str, Any]) -> None:
         """Print one thing's properties."""
         if self.as_json:
-            print(json.dumps({name: _plain(value) for name, value in facts.items()}))
+            _print(json.dumps({name: _plain(value) for name, value in facts.items()}))
             return
         _print_facts(facts)
 
@@ -113,15 +133,14 @@ class Output:
         if self.as_json:
             from waterclock.ingest.files import message_to_json
 
-            print(json.dumps(message_to_json(message)))
+            _print(json.dumps(message_to_json(message)))
             return
-        print(
+        _print(
             message.position,
             format_time(message.event_time),
             _text(message.source),
             _text(message.stream),
             _text(message.payload),
-            sep="\t",
         )
 
 
@@ -155,14 +174,14 @@ def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> N
         return
     for number, row in enumerate(rows):
         if number:
-            print()
+            _print()
         _print_facts({name: row[name] for name in columns})
 
 
 def _print_facts(facts: Mapping[str, Any]) -> None:
     width = max(map(len, facts))
     for name, value in facts.items():
-        print(f"{name.replace('_', ' '):<{width}}  {_text(value)}")
+        _print(f"{name.replace('_', ' '):<{width}}  {_text(value)}")
 
 
 def _text(value: object) -> str:
