@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -39,6 +42,28 @@ def test_a_handler_without_a_table_is_wrong_usage(shell: Shell) -> None:
     shell("table", "add", "orders")
     shell("work", "tests.work.shop:handle", expect=WRONG_USAGE)
     assert "names none; write tests.work.shop:handle@TABLE" in shell.said.replace("\n", " ")
+
+
+def test_with_json_each_line_of_the_log_is_an_object_with_time_and_traceback(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'f.db'}"
+    with connect(url) as database:
+        orders = database.create_table("orders", payload="text", min_backoff="1h")
+        orders.put_many([{"payload": "x"}, {"payload": "y"}])
+    words = ["tests.work.shop:fail_and_stop", "--table", "orders", "--url", url]
+    lines, text = (
+        subprocess.run(
+            [sys.executable, "-m", "waterclock", "work", *words, *more], capture_output=True, text=True, check=True
+        ).stderr
+        for more in (["--json"], [])
+    )
+    said = [json.loads(line) for line in lines.splitlines()]
+    [failure] = [each for each in said if each["level"] == "warning"]
+    assert failure["event"].endswith("KeyError: 'missing-key'")
+    assert failure["exception"].startswith("Traceback")
+    assert "in fail_and_stop" in failure["exception"]
+    assert all(each["timestamp"].endswith("Z") for each in said)
+    assert re.search(r"^\d{4}-\d\d-\d\dT[\d:.]+Z .*KeyError: 'missing-key'", text, re.MULTILINE)
+    assert "in fail_and_stop" in text
 
 
 class Terminal(io.StringIO):

@@ -142,6 +142,12 @@ async def fork_in_the_loop(delivery: Delivery) -> None:
     fork(delivery)
 
 
+def fail_and_stop(_: Delivery) -> None:
+    """Fail, and have the worker stop."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise KeyError("missing-key")
+
+
 def answer_for_another(delivery: Delivery) -> None:
     """Ack another message through the pipe to the worker, as a copy of this process could, and fail."""
     [pipe] = [each for each in gc.get_objects() if isinstance(each, Connection) and each.writable]

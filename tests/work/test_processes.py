@@ -119,7 +119,12 @@ def test_a_fork_that_returns_from_a_handler_ends_and_answers_for_no_message(
     with running(worker):
         until(lambda: worker.counts.done + worker.counts.failed == 3)
     assert (worker.counts.done, worker.counts.failed, worker.counts.replaced) == (2, 1, 0)
-    assert [(each.payload, each.epoch) for each in orders.peek()] == [("fails", 1)]
+    [failed] = orders.peek()
+    assert (failed.payload, failed.epoch) == ("fails", 1)
+    with orders.context.backend.engine.connect() as connection:
+        [error] = connection.scalars(sa.text("SELECT last_error FROM orders WHERE last_error IS NOT NULL"))
+    assert error.startswith("RuntimeError: the original (")
+    assert error.endswith(" in fork)")
 
 
 @pytest.mark.one_database

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
@@ -100,6 +101,10 @@ def test_a_failure_is_one_line_with_the_id_the_attempt_and_the_next_try(
         "message 17 of 'orders' failed, attempt 1; next try in 1s: KeyError: 'customer'",
         "message 17 of 'orders' failed, attempt 2; it is a dead letter now: KeyError: 'customer'",
     ]
+    tracebacks = [record.exc_text or "" for record in caplog.records if record.name.startswith("waterclock.work")]
+    assert all('raise KeyError("customer")\nKeyError' in each for each in tracebacks)
+    [dead] = orders.dead_letters()
+    assert re.fullmatch(r"KeyError: 'customer' \(work/test_worker.py:\d+ in handle\)", dead["last_error"])
 
 
 def test_a_dead_letter_where_there_is_no_table_for_it_backs_off(orders: MessageTable) -> None:

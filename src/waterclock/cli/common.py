@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -41,7 +41,7 @@ class Common:
     def output(self) -> Output:
         """Where results and talk go."""
         if self.verbose:
-            _log_to_stderr()
+            log_to_stderr()
         return Output(as_json=self.json, quiet=self.quiet)
 
     def confirm(self, what: str) -> None:
@@ -69,15 +69,32 @@ class Common:
         return connect(self.database_url, self.ledgers, create=create)
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr(*, as_json: bool = False, warnings_only: bool = False) -> None:
+    """Write log lines with their time and level to stderr, or one JSON object each."""
     import logging
 
     import structlog
 
+    if as_json:
+        render = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    else:
+        render = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     formatter = structlog.stdlib.ProcessorFormatter(
-        processor=structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
-        foreign_pre_chain=[structlog.stdlib.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True)],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
+        foreign_pre_chain=[
+            structlog.stdlib.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _add_formatted_traceback,
+        ],
     )
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
-    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+    logging.basicConfig(handlers=[handler], level=logging.WARNING if warnings_only else logging.INFO, force=True)
+
+
+def _add_formatted_traceback(_logger: Any, _level: str, event: Any) -> Any:
+    """Take over a traceback that the record has as text, as that of a handler in another process."""
+    if text := event["_record"].exc_text:
+        event.pop("exc_info", None)
+        event["exception"] = text
+    return event

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 import threading
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from waterclock.cli.common import Common
+from waterclock.cli.common import Common, log_to_stderr
+from waterclock.cli.output import Output
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.quoting import in_a_line, quoted, said_of
 
 if TYPE_CHECKING:
-    from waterclock.cli.output import Output
     from waterclock.connection import Database
     from waterclock.tables.message_table import MessageTable
     from waterclock.work.worker import Worker
@@ -26,6 +27,8 @@ _SAY_EVERY = 30.0  # s
 _LOOK_EVERY = 0.5  # s
 _UPKEEP_EVERY = 60_000_000_000  # ns
 _UPKEEP_ENDS = 2.0  # s that a task of upkeep under way has, once the worker has ended
+
+_log = logging.getLogger(__name__)
 
 
 def work(
@@ -49,7 +52,8 @@ def work(
     """Run handlers on the messages of message tables.
 
     SIGTERM and SIGINT stop it: it takes nothing more, lets handlers end for the grace, and gives the rest back; a
-    second one ends it at once. Says every 30 seconds on stderr how far it is.
+    second one ends it at once. Says every 30 seconds on stderr how far it is, and logs there what fails, with the
+    traceback; with --json each of these lines is a JSON object.
 
     Parameters
     ----------
@@ -83,6 +87,7 @@ def work(
     """
     from waterclock.work.worker import Worker
 
+    output = _LoggedOutput(quiet=common.quiet) if common.json else Output(quiet=common.quiet)
     with common.connect() as database:
         found = _found(database, handlers, table)
         worker = Worker(
@@ -97,18 +102,28 @@ def work(
             recycle_after=recycle_after,
             recycle_above=recycle_above,
         )
-        output = common.output
         with (
             _ending_in_time(worker),
             _saying(worker, output),
             _answering(worker, metrics, output),
             _keeping_up(database, output, wanted=upkeep),
         ):
+            # Within, since the line of a terminal that changes takes over stderr.
+            log_to_stderr(as_json=common.json, warnings_only=not (common.verbose or common.json))
             output.talk(f"works on {', '.join(each.name for each in found)}, {processes or concurrency} at a time")
             _run(worker)
         output.talk(_line(worker))
         if worker.unfinished:  # Python would wait for threads of theirs
             _exit(0)
+
+
+class _LoggedOutput(Output):
+    """Output whose talk goes to the log, so that each line on stderr is JSON."""
+
+    def talk(self, text: str) -> None:
+        """Log it."""
+        if not self.quiet:
+            _log.info("%s", text)
 
 
 def _exit(code: int) -> None:

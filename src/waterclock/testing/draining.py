@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.errors import InvalidArgumentError, LeaseLostError
-from waterclock.quoting import quoted, said_of
+from waterclock.quoting import quoted
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.selection import make_selection, select_on
@@ -166,7 +166,7 @@ def _handle(
     except BaseException as error:
         if not (delivery.over or delivery.undecided):
             with lend() as own:
-                delivery.nack_in(own, None, said_of(error))
+                delivery.nack_in(own, None, outcome_of(error).last_error)
         raise
     if delivery.over or delivery.undecided:
         return

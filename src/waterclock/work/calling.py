@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
@@ -23,8 +22,6 @@ from waterclock.work.lanes import Handling, Lanes
 from waterclock.work.outcomes import ACK, GIVE_BACK, SKIP, HandlerSays, Outcome, outcome_of
 
 _SECOND = 1_000_000_000
-
-_log = logging.getLogger(__name__)
 
 
 class Caller:
@@ -138,7 +135,6 @@ class Caller:
         if isinstance(error, TimeoutError) and self.is_late(one):
             self._counter.note("timed_out")
             return self.timed_out()
-        _log.debug("message %r failed", one.delivery.id, exc_info=error)
         return outcome_of(error)
 
     def is_late(self, one: Handling, by: int = 0) -> bool:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from waterclock.quoting import quoted, said_of
 from waterclock.time import Duration, to_duration
+from waterclock.work.tracebacks import frames_of, traceback_of
 
 
 def _text_of(why: object) -> str:
@@ -76,11 +77,20 @@ class Outcome:
         After how long it is sent again, ns; None: by the table's back-off.
     why
         What is said of it: an error, or a reason.
+    frames, traceback
+        Where the handler failed: the last frames, and the whole traceback; None if it did not.
     """
 
     verb: Verb
     delay: int | None = None
     why: str | None = None
+    frames: str | None = None
+    traceback: str | None = None
+
+    @property
+    def last_error(self) -> str | None:
+        """The text for the message's row."""
+        return self.why if self.frames is None else f"{self.why} ({self.frames})"
 
 
 ACK = Outcome("ack")
@@ -105,4 +115,4 @@ def outcome_of(error: BaseException) -> Outcome:
         case Discard():
             return Outcome("discard", why=error.why)
         case _:
-            return Outcome("back_off", why=said_of(error))
+            return Outcome("back_off", why=said_of(error), frames=frames_of(error), traceback=traceback_of(error))

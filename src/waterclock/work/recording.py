@@ -17,6 +17,7 @@ from waterclock.work.counts import Counter
 from waterclock.work.intake import Intake
 from waterclock.work.lanes import Handling, Lanes
 from waterclock.work.outcomes import Outcome
+from waterclock.work.tracebacks import warn_with_traceback
 
 _MILLISECOND = 1_000_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # s
@@ -134,7 +135,9 @@ class Recorder:
         if delivery.over or delivery.undecided:
             # The handler has done it itself.
             if outcome.verb == "back_off":
-                _log.warning(
+                warn_with_traceback(
+                    _log,
+                    outcome.traceback,
                     "message %r of %r failed, after its handler had ended its delivery: %s",
                     delivery.id,
                     name,
@@ -159,7 +162,7 @@ class Recorder:
             return
         delay = delivery.retry_delay(outcome.delay)
         dies = dies_when_given_back(delivery.context, delivery.leased)
-        delivery.nack(delay, error=outcome.why)
+        delivery.nack(delay, error=outcome.last_error)
         self._counter.note("failed")
         if dies:
             then = "it is a dead letter now"
@@ -167,7 +170,9 @@ class Recorder:
             then = "no attempt is left"
         else:
             then = f"next try in {format_duration(delay // _MILLISECOND * _MILLISECOND)}"
-        _log.warning(
+        warn_with_traceback(
+            _log,
+            outcome.traceback,
             "message %r of %r failed, attempt %d; %s: %s",
             delivery.id,
             name,
