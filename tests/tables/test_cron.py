@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import cache
 from itertools import pairwise
 from typing import Any
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
 
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.model import cron as cron_rules
@@ -57,6 +60,64 @@ def test_a_wildcard_ticks_in_each_interval_and_always_goes_on(cron: str, minutes
     begin = to_time(f"{day}T00:00:00Z") - DAY // 2
     found = ticks(cron, zone, format_time(begin), format_time(begin + DAY))
     assert {later - earlier for earlier, later in pairwise(found)} == {minutes * MINUTE}
+
+
+@cache
+def odd_changes() -> list[tuple[str, datetime]]:
+    """Return a moment shortly before each clock change, of any zone since 1973, that is not by whole hours.
+
+    Until 1972 a zone had an offset of half a minute.
+    """
+    found: dict[tuple[datetime, timedelta, timedelta], str] = {}
+    for name in sorted(available_timezones()):
+        at, zone = datetime(1973, 1, 1, tzinfo=UTC), ZoneInfo(name)
+        before = at.astimezone(zone).utcoffset() or timedelta()
+        while at.year < 2030:
+            at += timedelta(days=30)
+            after = at.astimezone(zone).utcoffset() or timedelta()
+            if (after - before) % timedelta(hours=1):
+                found.setdefault((at, before, after), name)
+            before = after
+    return [
+        (name, cron_rules._next_change(ZoneInfo(name), at - timedelta(days=30), at) or at)
+        for (at, *_), name in found.items()
+    ]
+
+
+@given(
+    st.deferred(lambda: st.sampled_from(odd_changes())),
+    st.sampled_from(["*", "*/15", "*/7", "0", "30", "10,50"]),
+    st.sampled_from(["*", "*/2", "*/3", "0", "1", "2", "3", "23"]),
+)
+@example(("Australia/Lord_Howe", datetime(2026, 4, 4, 15, 0, tzinfo=UTC)), "*/15", "3")
+@example(("Australia/Lord_Howe", datetime(2026, 10, 3, 15, 30, tzinfo=UTC)), "*/15", "3")
+@example(("Australia/Lord_Howe", datetime(2026, 4, 4, 15, 0, tzinfo=UTC)), "0", "*/2")
+@example(("Australia/Lord_Howe", datetime(2026, 10, 3, 15, 30, tzinfo=UTC)), "0", "*/3")
+@settings(max_examples=60)
+def test_a_wildcard_ticks_at_every_minute_that_the_clock_shows(
+    change: tuple[str, datetime], minutes: str, hours: str
+) -> None:
+    assume("*" in minutes + hours)
+    zone, begin = ZoneInfo(change[0]), change[1].replace(second=0) - timedelta(hours=5)
+    matching = [
+        moment
+        for number in range(1, 10 * 60)
+        if shows(moment := begin + timedelta(minutes=number), zone, minutes, hours)
+    ]
+    cron = f"{minutes} {hours} * * *"
+    end = begin + timedelta(hours=10)
+    assert ticks(cron, change[0], begin.isoformat(), end.isoformat()) == [to_time(moment) for moment in matching]
+
+
+def shows(moment: datetime, zone: ZoneInfo, minutes: str, hours: str) -> bool:
+    clock = moment.astimezone(zone)
+    return clock.second == 0 and names(minutes, clock.minute) and names(hours, clock.hour)
+
+
+def names(field: str, number: int) -> bool:
+    if field.startswith("*"):
+        return number % int(field[2:] or 1) == 0
+    return str(number) in field.split(",")
 
 
 def test_names_are_those_that_cron_knows() -> None:

@@ -201,7 +201,54 @@ def _after(cron: str, timezone: str, after: int) -> Iterator[int]:
 def _ticks(cron: str, zone: Any, begin: datetime) -> Iterator[datetime]:
     from cronsim import CronSim  # noqa: PLC0415  # only those who have schedules need it
 
+    minutes, hours = cron.split()[:2]
+    if zone is not UTC and (minutes.startswith("*") or hours.startswith("*")):
+        return _shown(cron, zone, begin)
     return iter(CronSim(cron, begin.astimezone(zone)))
+
+
+def _shown(cron: str, zone: Any, begin: datetime) -> Iterator[datetime]:
+    """Yield every moment at which the zone's clock shows a time of the rule.
+
+    CronSim steps whole hours through a zone, so it loses ticks where the clock changes by half an hour. Here it only
+    steps through the time of day, from one change of the zone's offset to the next.
+    """
+    from cronsim import CronSim  # noqa: PLC0415  # only those who have schedules need it
+
+    at = begin.astimezone(UTC)
+    wall = at + _offset(zone, at)
+    while True:
+        offset = _offset(zone, at)
+        change = None
+        for tick in CronSim(cron, wall.replace(tzinfo=None)):
+            moment = tick.replace(tzinfo=UTC) - offset
+            change = _next_change(zone, at, moment)
+            if change is not None:
+                break
+            yield moment
+            at = moment
+        if change is None:
+            return
+        at = change
+        wall = at + _offset(zone, at) - timedelta(seconds=1)  # the moment of the change may itself be a tick
+
+
+def _next_change(zone: Any, after: datetime, until: datetime) -> datetime | None:
+    """Return when the zone's offset first changes, to the second; None if it stays. No zone changes twice in a day."""
+    while after < until:
+        end = min(after + timedelta(days=1), until)
+        before = _offset(zone, after)
+        if _offset(zone, end) != before:
+            while end - after > timedelta(seconds=1):
+                middle = after + timedelta(seconds=(end - after) // timedelta(seconds=2))
+                after, end = (middle, end) if _offset(zone, middle) == before else (after, middle)
+            return end
+        after = end
+    return None
+
+
+def _offset(zone: Any, at: datetime) -> timedelta:
+    return at.astimezone(zone).utcoffset() or timedelta()
 
 
 def _ns(moment: datetime) -> int:
