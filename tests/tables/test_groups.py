@@ -192,3 +192,20 @@ def test_a_group_ends_where_its_last_ack_was_held_back(make_table: Callable[...,
     second.ack()
     first.ack()
     assert table.groups.list() == []
+
+
+@pytest.mark.parametrize("max_attempts", [None, 1])
+def test_nack_of_a_whole_claim_loses_no_message_of_a_group(
+    make_table: Callable[..., MessageTable], max_attempts: int | None
+) -> None:
+    table = make_table(
+        groups="sequenced",
+        max_attempts=max_attempts,
+        dead_letter="dead" if max_attempts else None,
+        on_exhausted="dead_letter" if max_attempts else "block",
+    )
+    table.put_many([{"payload": name, "group": name[0]} for name in ("a1", "a2", "a3", "b1", "b2")])
+    deliveries = table.receive(5)
+    assert table.nack(deliveries) == 5
+    assert not any(one.lost for one in deliveries)
+    assert all(one.over for one in deliveries)

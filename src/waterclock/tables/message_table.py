@@ -646,9 +646,11 @@ class MessageTable:
         """
         total = 0
         with self._loaded() as context:
-            expire_some(context, pieces=None)
-            while purged := purge_some(context):
-                total += purged
+            try:
+                expire_some(context, pieces=None)
+            finally:  # a row that cannot expire keeps no other from being deleted
+                while purged := purge_some(context):
+                    total += purged
             with suppress(ForbiddenError):  # keys take a right of their own, and one that stays is no harm
                 while purge_keys(context):
                     pass

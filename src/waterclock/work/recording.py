@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from waterclock import moments
 from waterclock.database.deadlines import answers_within
-from waterclock.errors import LeaseLostError, OrderError, UnavailableError, WaterclockError
+from waterclock.errors import LeaseLostError, OrderError, RefusedError, UnavailableError, WaterclockError
 from waterclock.quoting import in_a_line
 from waterclock.tables.messages.dead_letters import dies_when_given_back
 from waterclock.time import format_duration
@@ -21,6 +21,9 @@ from waterclock.work.tracebacks import warn_with_traceback
 
 _MILLISECOND = 1_000_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # s
+_TRIES_FOR = 60.0
+"""Seconds after which an outcome that cannot be written is given up, so that its message is sent again: a worker has
+one recorder a database, and the outcomes behind this one must not wait forever."""
 _log = logging.getLogger(__name__)
 
 Handled = tuple[Handling, Outcome, Sequence[Handling]]
@@ -97,17 +100,26 @@ class Recorder:
                 self._try(lambda: intake.table.ack(deliveries))
         except LeaseLostError as error:
             _log.warning("%s", error)
-        except OrderError as error:
-            if len(handled) == 1:
-                self._say_lost(error, deliveries[0].id)
-                self._counter.note("lost")
-                return
-            for each in handled:
-                self._ack(intake, [each])
+        except (OrderError, RefusedError) as error:
+            self._ack_apart(intake, handled, error)
             return
         except Exception as error:  # noqa: BLE001  # one table's fault is no other's
             self._say_unrecorded(intake, len(deliveries), error)
             return
+        self._note_acked(intake, handled)
+
+    def _ack_apart(self, intake: Intake, handled: Sequence[Handled], error: OrderError | RefusedError) -> None:
+        """Ack messages one by one, so that one whose ack is refused keeps no other."""
+        if len(handled) > 1:
+            for each in handled:
+                self._ack(intake, [each])
+        elif isinstance(error, OrderError):
+            self._say_lost(error, handled[0][0].delivery.id)
+            self._counter.note("lost")
+        else:
+            self._say_unrecorded(intake, 1, error)
+
+    def _note_acked(self, intake: Intake, handled: Sequence[Handled]) -> None:
         for one, outcome, _ in handled:
             if one.delivery.lost or one.delivery.given_back:
                 self._counter.note("lost")
@@ -182,13 +194,13 @@ class Recorder:
         )
 
     def _try(self, work: Callable[[], object]) -> None:
-        """Do it, again and again while the database is away: heartbeats keep what they can meanwhile."""
-        pause = _FIRST_PAUSE
+        """Do it, and try again while the database is away, for `_TRIES_FOR` at most; heartbeats keep leases."""
+        pause, until = _FIRST_PAUSE, moments.monotonic() + _TRIES_FOR
         while True:
             try:
                 work()
             except UnavailableError as error:
-                if self._closing:
+                if self._closing or moments.monotonic() > until:
                     raise
                 _log.warning("cannot say yet what became of messages: %s", error)
             else:

@@ -18,6 +18,7 @@ from waterclock.tables.model.backoff import Backoff
 from waterclock.tables.model.claim import Reached
 from waterclock.tables.model.cron import Ticks
 from waterclock.tables.model.options import TableOptions
+from waterclock.tables.model.purge_place import PurgePlace
 from waterclock.tables.model.schema import PARTITIONED, not_acked
 from waterclock.tables.model.sweeps import Sweeps
 
@@ -57,6 +58,8 @@ class TableContext:
         How far those who route its messages to groups have come.
     sweeps
         How far those who look for groups that contradict their messages have come.
+    purge_place
+        How far a round of purging has come.
     ticks
         When its schedules are to be looked at.
     drawn_ids
@@ -78,6 +81,7 @@ class TableContext:
     marks: Marks = field(default_factory=Marks)
     reached: Reached = field(default_factory=Reached)
     sweeps: Sweeps = field(default_factory=Sweeps)
+    purge_place: PurgePlace = field(default_factory=PurgePlace)
     ticks: Ticks = field(default_factory=Ticks)
     drawn_ids: DrawnIds = field(default_factory=DrawnIds)
     dead: TableContext | None = None

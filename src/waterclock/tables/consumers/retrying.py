@@ -52,7 +52,11 @@ def _nack_chunk(
         return acking.back_off_all(context, connection, [(one.leased, one.retry_delay(delay)) for one in chunk])
     if context.options.groups:  # one that goes back takes those behind it along
         locking.lock_together(context, connection, [one.leased for one in chunk], ())
-        return [one.nack_in(connection, delay, None) for one in chunk]
+        kept = locking.still_leased(context, connection, [one.leased for one in chunk])
+        for one, still in zip(chunk, kept, strict=True):
+            if still:
+                one.nack_in(connection, delay, None)
+        return kept
     kept = locking.still_leased(context, connection, [one.leased for one in chunk])
     ours = [one for one, still in zip(chunk, kept, strict=True) if still]
     living = [(one.leased, one.retry_delay(delay)) for one in ours if one not in dying]

@@ -12,7 +12,14 @@ from typing import Any, Self
 
 from waterclock import moments
 from waterclock.closing import Closing
-from waterclock.errors import ForbiddenError, NotFoundError, RefusedError, TimedOutError, UnavailableError
+from waterclock.errors import (
+    ForbiddenError,
+    NotFoundError,
+    RefusedError,
+    TimedOutError,
+    UnavailableError,
+)
+from waterclock.quoting import in_a_line, said_of
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import ASK_AGAIN, LOOK_EVERY, TableRow
@@ -39,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 _PURGE_EVERY = 1.0  # s, where there is nothing else to do; what is due waits for a purge half as often
 _PURGE_KEYS_EVERY = 60.0  # s
+_PURGE_AGAIN_AFTER = 10.0  # s after a failure: consumers must not spend their time on what keeps failing
+_MOST = 1024  # messages in one claim; half as many after each one that the database refuses
 _FULL_FOR = 0.05  # s after which one that holds as much as it may looks whether some of it is over
 
 
@@ -91,8 +100,10 @@ class Subscription(Closing):
         self._closed = False
         self._purged_at = -math.inf
         self._keys_purged_at = moments.monotonic()
-        self._forbidden: dict[Callable[[TableContext], int], float] = {}  # ways to purge, and when they are tried again
+        # Ways to purge that failed, and when to try again.
+        self._purge_later: dict[Callable[[TableContext], int], float] = {}
         self._in_vain = 0
+        self._most = _MOST
         self.consumer = request.consumer
         self.patience = 60.0
         self._looked_at = 0
@@ -286,8 +297,9 @@ class Subscription(Closing):
 
     def _claim(self, room: int) -> list[Delivery]:
         self._claims = True
-        found = receive(self._row, self._callers, room, self._request)
+        found = receive(self._row, self._callers, min(room, self._most), self._request)
         self._claims = False
+        self._most = min(2 * self._most, _MOST)
         if found:
             self._in_vain = 0
         if self._rate is not None:
@@ -383,6 +395,7 @@ class Subscription(Closing):
             self._row.read()
             if isinstance(error, ForbiddenError):
                 raise error
+            self._most = max(1, self._most // 2)  # one row that a trigger refuses keeps none before it
         pause = self._failures.note(self._row.last_seen.name, error)
         is_timeout = isinstance(error, TimedOutError)  # the database answers, and its limits may be changed
         if not is_timeout and moments.monotonic() - (self._failures.since or 0) > self.patience:
@@ -393,30 +406,36 @@ class Subscription(Closing):
         """Purge some of what is to go, where that was last done so many seconds ago."""
         if moments.monotonic() - self._purged_at < after:
             return
-        try:
-            for purge in (expire_some, purge_some):
-                self._purge_by(purge, context)
-            if moments.monotonic() - self._keys_purged_at >= _PURGE_KEYS_EVERY:
-                self._keys_purged_at = moments.monotonic()
-                self._purge_by(purge_keys, context)
-        except TimedOutError as error:  # what is due must not wait for it
-            logger.warning("%s cannot purge %r, and tries again: %s", self.consumer, context.name, error)
+        for purge in (expire_some, purge_some):
+            self._purge_by(purge, context)
+        if moments.monotonic() - self._keys_purged_at >= _PURGE_KEYS_EVERY:
+            self._keys_purged_at = moments.monotonic()
+            self._purge_by(purge_keys, context)
         self._purged_at = moments.monotonic()
 
     def _purge_by(self, purge: Callable[[TableContext], int], context: TableContext) -> None:
         """Purge in one way, unless that was forbidden lately: to drop what has expired takes less than to delete."""
-        if moments.monotonic() < self._forbidden.get(purge, 0):
+        if moments.monotonic() < self._purge_later.get(purge, 0):
             return
         try:
             purge(context)
         except ForbiddenError:
-            if purge not in self._forbidden:
+            if purge not in self._purge_later:
                 logger.info(
                     "%s may not %s messages of %r, and leaves that to others",
                     self.consumer,
                     "expire" if purge is expire_some else "delete",
                     context.name,
                 )
-            self._forbidden[purge] = moments.monotonic() + ASK_AGAIN
+            self._purge_later[purge] = moments.monotonic() + ASK_AGAIN
+        except Exception as error:  # noqa: BLE001  # upkeep never ends a subscription: what is due must not wait for it
+            logger.warning(
+                "%s cannot purge %r, and tries again in %g s: %s",
+                self.consumer,
+                context.name,
+                _PURGE_AGAIN_AFTER,
+                in_a_line(said_of(error)),
+            )
+            self._purge_later[purge] = moments.monotonic() + _PURGE_AGAIN_AFTER
         else:
-            self._forbidden.pop(purge, None)
+            self._purge_later.pop(purge, None)

@@ -71,7 +71,7 @@ def is_of_one_claim(leased: Sequence[Leased]) -> bool:
 def back_off_all(context: TableContext, connection: SqlConnection, delays: Sequence[tuple[Leased, int]]) -> list[bool]:
     """Give messages back, each to be sent again after a delay of its own, ns; say of which the lease was ours.
 
-    The first one of a group takes those behind it along, as `back_off` does: their leases are lost with that. Nothing
+    The first one of a group takes those behind it along, as `back_off` does, which counts no attempt of theirs. Nothing
     may follow in the transaction, which may be committed.
     """
     held = [one for one, _ in delays]
@@ -85,7 +85,7 @@ def back_off_all(context: TableContext, connection: SqlConnection, delays: Seque
     release_behind(context, connection, [(one.group_id, one.position) for one in firsts])
     settle(context, connection, [one.group_id or UNGROUPED for one in firsts])
     execute_all(connection, [], commit=True)
-    return [one in firsts for one in held]
+    return still
 
 
 def is_one_update(context: TableContext, leased: Sequence[Leased]) -> bool:

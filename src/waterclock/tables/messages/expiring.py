@@ -20,6 +20,7 @@ from waterclock.tables.groups.heads import UNGROUPED, lock_free_groups, settle
 from waterclock.tables.groups.routing import route
 from waterclock.tables.messages.dead_letters import bury, drop, may_bury, uncount
 from waterclock.tables.messages.locking import lock_free
+from waterclock.tables.messages.refused_rows import pass_by_refused
 from waterclock.tables.model.leased import Leased
 from waterclock.tables.model.schema import is_expired, not_acked
 from waterclock.time import MIN_NS
@@ -99,8 +100,13 @@ def expire_some(context: TableContext, pieces: int | None = _PIECES) -> int:
     ----------
     pieces
         How many times `AT_ONCE` messages to look at; None: at all.
+
+    Raises
+    ------
+    RefusedError, InvalidArgumentError
+        If the database refuses to remove any of them.
     """
-    removed = 0
+    removed, refused = 0, None
     after = {"after": MIN_NS, "seq": 0}
     for _ in count() if pieces is None else range(pieces):
         # Where writers take turns, there is no need for one if nothing has expired.
@@ -110,12 +116,18 @@ def expire_some(context: TableContext, pieces: int | None = _PIECES) -> int:
             break
         if context.options.groups and any(row.routed == 0 for row in found):
             context.backend.transact(lambda own: route(context, own), indexed=True)
-        seqs = [row.seq for row in found]
-        removed += context.backend.transact(lambda own, seqs=seqs: _expire_these(context, own, seqs), indexed=True)
+        done, refusal = pass_by_refused([row.seq for row in found], lambda part: _expire_part(context, part))
+        removed, refused = removed + done, refusal or refused
         if len(found) < AT_ONCE:
             break
         after = {"after": found[-1].expires_at, "seq": found[-1].seq}
+    if refused is not None and not removed:
+        raise refused
     return removed
+
+
+def _expire_part(context: TableContext, seqs: Sequence[int]) -> int:
+    return context.backend.transact(lambda own: _expire_these(context, own, seqs), indexed=True)
 
 
 def _expire_these(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> int:

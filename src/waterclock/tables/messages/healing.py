@@ -18,7 +18,7 @@ from waterclock import moments
 from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups, heartbeats
-from waterclock.errors import WaterclockError
+from waterclock.quoting import in_a_line, said_of
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.consumers import is_ownerless, release_idle, release_lapsed, release_ownerless
 from waterclock.tables.groups.heads import contradicts, has_lost_its_place, lock_free_groups, settle
@@ -56,10 +56,10 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
         healed = context.backend.transact(lambda own: settle_wrong(context, own, found), indexed=True) if found else 0
     except BaseException as error:
         sweeps.give_up(every)
-        if not isinstance(error, WaterclockError):
+        if not isinstance(error, Exception):
             raise
         # The claim that follows says what is wrong with the database, or works without this.
-        _log.info("cannot look through the groups of %r now: %s", context.name, error)
+        _log.info("cannot look through the groups of %r now: %s", context.name, in_a_line(said_of(error)))
         return False
     sweeps.end(last, moments.monotonic_ns() - began, processes, every)
     return bool(healed)

@@ -3,54 +3,92 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from waterclock.errors import RefusedError, UnavailableError
+from waterclock.errors import RefusedError, UnavailableError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
+from waterclock.tables.messages.refused_rows import pass_by_refused
 from waterclock.tables.model.days import Days, Gone, days_to_add, days_to_drop
 
 _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
+_PIECES = 10  # looked at in one call while all that they have is refused
 _CHUNK = 1000  # rows deleted in one transaction, so that a purge never holds up the others for long
 
 
 def purge_some(context: TableContext) -> int:
-    """Delete messages that were acked longer ago than ``purge_after``, some thousand at the most; return how many."""
+    """Delete messages that were acked longer ago than ``purge_after``, at most a thousand; return how many.
+
+    Messages that the database refuses to delete stay, and a call goes on behind those that the last one met.
+
+    Raises
+    ------
+    RefusedError, InvalidArgumentError
+        If the database refuses all that this call looked at.
+    """
     if context.options.purge_by == "partition" and context.sql.days is not None:
         return _purge_days(context, context.sql.days)
     if context.options.purge_after is None:
         return 0
+    refused: WaterclockError | None = None
+    for _ in range(_PIECES):
+        purged, refused, more = _purge_piece(context)
+        if purged or not more:
+            return purged
+    if refused is None:
+        return 0
+    raise refused
+
+
+def _purge_piece(context: TableContext) -> tuple[int, WaterclockError | None, bool]:
+    """Delete the next messages; return how many, why others were refused, and whether to look at those behind."""
+    place = context.purge_place
     with context.backend.snapshot() as connection:
         # Where writers take turns, there is no need for one if there is nothing to delete.
-        if connection.execute(_oldest(context).limit(1)).first() is None:
-            return 0
-    return context.backend.transact(lambda connection: _purge_chunk(context, connection))
-
-
-def _purge_chunk(context: TableContext, connection: sa.Connection) -> int:
-    rows = context.rows
-    oldest = _oldest(context).limit(_CHUNK).with_for_update(skip_locked=True)
-    found = connection.execute(oldest).all()
+        found = connection.execute(_oldest(context, place.after).limit(_CHUNK)).all()
+    if not found:
+        place.after = None
+        return 0, None, False
     seqs = [row.seq for row in found]
-    connection.execute(sa.delete(rows).where(context.sql.any_of(rows.c.seq, "seqs")), {"seqs": seqs})
+    purged, refused = pass_by_refused(seqs, lambda part: _purge_these(context, part))
+    if refused is None:
+        return purged, None, False
+    place.after = found[-1].time_acked
+    if place.tells():
+        _log.warning("cannot purge some messages of %r: %s", context.name, refused)
+    return purged, refused, True
+
+
+def _purge_these(context: TableContext, seqs: Sequence[int]) -> int:
+    return context.backend.transact(lambda connection: _delete(context, connection, seqs))
+
+
+def _delete(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> int:
+    rows = context.rows
+    these = _oldest(context).where(context.sql.any_of(rows.c.seq, "seqs")).with_for_update(skip_locked=True)
+    found = connection.execute(these, {"seqs": list(seqs)}).all()
+    connection.execute(
+        sa.delete(rows).where(context.sql.any_of(rows.c.seq, "seqs")), {"seqs": [row.seq for row in found]}
+    )
     add_totals(connection, context.table_id, purged=len(found), sent=sum(row.epoch or 0 for row in found))
     return len(found)
 
 
-def _oldest(context: TableContext) -> sa.Select[Any, Any]:
+def _oldest(context: TableContext, after: int | None = None) -> sa.Select[Any, Any, Any]:
     rows = context.rows
     before = context.backend.now_sql() - (context.options.purge_after or 0)
-    return (
-        sa.select(rows.c.seq, rows.c.epoch)
-        .where(rows.c.time_acked.is_not(None), rows.c.time_acked <= before)
-        .order_by(rows.c.time_acked)
+    chosen = sa.select(rows.c.seq, rows.c.epoch, rows.c.time_acked).where(
+        rows.c.time_acked.is_not(None), rows.c.time_acked <= before
     )
+    if after is not None:
+        chosen = chosen.where(rows.c.time_acked > after)
+    return chosen.order_by(rows.c.time_acked)
 
 
 def _purge_days(context: TableContext, days: Days) -> int:

@@ -13,6 +13,10 @@ from waterclock.database.types import BIGINTS
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
 
+KEPT_AT_EACH_END = 1024
+"""Characters kept of a reason's beginning and end. An exception can quote a whole payload, and a statement with 20 MB
+of text is larger than MariaDB's max_allowed_packet."""
+
 _NUL = "\0"
 _REPLACEMENT = "\ufffd"
 _SUSPECTS = ("\\u0000", "\\ud")  # how JSON begins to write a NUL and half of a surrogate pair
@@ -55,7 +59,10 @@ def check_json(name: str, value: Any) -> None:
 
 
 def storable(text: str) -> str:
-    """Replace what a database may not keep of a text."""
+    """Return a reason as every database keeps it: its first and last `KEPT_AT_EACH_END` characters, if it is longer."""
+    left_out = len(text) - 2 * KEPT_AT_EACH_END
+    if left_out > 0:
+        text = f"{text[:KEPT_AT_EACH_END]}… ({left_out} characters left out) …{text[-KEPT_AT_EACH_END:]}"
     if _problem(text) is None:
         return text
     return text.replace(_NUL, _REPLACEMENT).encode(errors="replace").decode()
