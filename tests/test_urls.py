@@ -66,11 +66,6 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("waterclock.database.backend.BUSY_TIMEOUT", 0.0)
-
-
 def ways(url: str) -> Iterator[Callable[[], object]]:
     """Every way in which a URL may get into an error, apart from commands."""
     yield lambda: wc.connect(url, "ledgers")

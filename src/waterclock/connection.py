@@ -12,7 +12,7 @@ from waterclock.database.backend import Backend
 from waterclock.database.engines.sqlite_file import file_of
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.model.keyspace import WHOLE
-from waterclock.time import Clock, Duration
+from waterclock.time import Clock, Duration, to_duration
 from waterclock.topics.choices import OnAhead
 from waterclock.topics.places import LedgerRoot, ledgers_beside
 
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from waterclock.tables.sharding.sharded_database import ShardedDatabase
     from waterclock.topics.topic import Topic
     from waterclock.topics.topic_info import TopicInfo
+
+_SECOND = 1_000_000_000
+_SHORTEST_TIMEOUT = _SECOND // 10  # below, a slow commit would fail
 
 
 class Database(Closing):
@@ -331,13 +334,18 @@ def connect(
     filesystem: Any = None,
     *,
     create: bool | None = None,
+    timeout: Duration = "30s",
     clock: Clock | None = None,
 ) -> Database: ...
 
 
 @overload
 def connect(
-    *, shards: Mapping[str, str], create: bool | None = None, clock: Clock | None = None
+    *,
+    shards: Mapping[str, str],
+    create: bool | None = None,
+    timeout: Duration = "30s",
+    clock: Clock | None = None,
 ) -> ShardedDatabase: ...
 
 
@@ -348,6 +356,7 @@ def connect(
     *,
     shards: Mapping[str, str] | None = None,
     create: bool | None = None,
+    timeout: Duration = "30s",
     clock: Clock | None = None,
 ) -> Database | ShardedDatabase:
     """Open a database.
@@ -375,6 +384,10 @@ def connect(
         Whether to create the catalogue, the tables named ``waterclock_*``, if the database has none. None: not until
         a topic or message table is created. True: now, also of an SQLite file; and an older catalogue is migrated.
         False: raise.
+    timeout
+        How long a call waits for a database that is busy or away, or that does not answer over a connection that stays
+        open. A statement on a large table may need more. A call whose last attempt begins late takes up to twice as
+        long. It does not apply to transactions of yours, whether on ``backend.engine`` or on your own connections.
     clock
         Stands in for the database's clock, for tests and simulations: returns ns since the epoch.
 
@@ -390,6 +403,7 @@ def connect(
     UnavailableError
         Where the database cannot be opened; of shards, where none can.
     """
+    seconds = to_duration(timeout, "timeout", minimum=_SHORTEST_TIMEOUT) / _SECOND
     if shards is not None:
         if url is not None or ledgers is not None:
             raise InvalidArgumentError("shards: goes without url and ledgers; each shard has its own URL")
@@ -399,7 +413,8 @@ def connect(
 
         # No topic is in a shard, so nothing is ever asked of its ledgers.
         return ShardedDatabase(
-            shards, lambda each: Database(Backend(each, clock=clock, create=create), LedgerRoot(None))
+            shards,
+            lambda each: Database(Backend(each, clock=clock, create=create, timeout=seconds), LedgerRoot(None)),
         )
     if url is None:
         raise InvalidArgumentError("url: is missing; name a database: sqlite:///factory.db")
@@ -411,6 +426,6 @@ def connect(
         from waterclock.topics.roots import wrapped
 
         on = wrapped(filesystem)
-    backend = Backend(url, clock=clock, create=create)
+    backend = Backend(url, clock=clock, create=create, timeout=seconds)
     beside = ledgers_beside(str(file_of(backend.url))) if backend.dialect.name == "sqlite" else None
     return Database(backend, LedgerRoot(root, on, beside))

@@ -9,7 +9,6 @@ import pytest
 import sqlalchemy as sa
 from tests.services import Service
 
-from waterclock.database import backend as backend_module
 from waterclock.database.backend import Backend, parse_url
 from waterclock.errors import ConstraintError, InvalidArgumentError, UnavailableError
 
@@ -140,10 +139,9 @@ def test_transactions_that_deadlock_are_run_again(backend: Backend) -> None:
     assert len(attempts) == (2 if backend.dialect.name == "sqlite" else 3)
 
 
-def test_a_database_that_stays_busy_is_given_up_with_a_word(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = Backend(sqlite_url)
-    monkeypatch.setattr(backend_module, "BUSY_TIMEOUT", 0)
-    with backend._writer.begin(), pytest.raises(UnavailableError, match="busy or away for 0 s"):
+def test_a_database_that_stays_busy_is_given_up_with_a_word(sqlite_url: str) -> None:
+    backend = Backend(sqlite_url, timeout=0)
+    with backend._writer.begin(), pytest.raises(UnavailableError, match="busy, away or silent for 0 s"):
         backend.transact(lambda connection: connection.execute(sa.text("SELECT 1")))
     backend.transact(lambda connection: connection.execute(sa.text("SELECT 1")))
     backend.close()

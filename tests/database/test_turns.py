@@ -15,7 +15,6 @@ import pytest
 import sqlalchemy as sa
 from tests.moments import PATIENCE, until
 
-from waterclock.database import backend as backend_module
 from waterclock.database import turns as turns_module
 from waterclock.database.backend import Backend
 from waterclock.database.turns import Turns
@@ -149,11 +148,8 @@ def test_a_process_that_is_forked_in_the_middle_of_a_turn_has_its_own(turns: Tur
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_writers_that_find_the_file_busy_take_turns_from_then_on(
-    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backend_module, "BUSY_TIMEOUT", 0.2)
-    backend, other = Backend(sqlite_url), Backend(sqlite_url)
+def test_writers_that_find_the_file_busy_take_turns_from_then_on(sqlite_url: str, tmp_path: Path) -> None:
+    backend, other = Backend(sqlite_url, timeout=0.2), Backend(sqlite_url)
     file = tmp_path / "waterclock.db-turn"
     backend.transact(lambda _: None)
     assert not file.exists()

@@ -17,7 +17,7 @@ from sqlalchemy import exc
 
 from waterclock import moments
 from waterclock.database.alike import COMPILED
-from waterclock.database.deadlines import watch_pool
+from waterclock.database.deadlines import ANSWERS_WITHIN, LONGEST_STATEMENT, SLACK, watch_pool
 from waterclock.database.direct import DirectPool
 from waterclock.database.engines.engine_dialect import EngineDialect
 from waterclock.database.engines.mariadb import MariadbDialect
@@ -42,8 +42,8 @@ from waterclock.quoting import quoted
 from waterclock.time import Clock, system_clock
 from waterclock.urls import redacted, shown
 
-BUSY_TIMEOUT = 30.0
-"""Seconds for which a transaction that meets a busy database, a deadlock or a restart is tried again."""
+TIMEOUT = 30.0
+"""Seconds for which a call waits for a database that is busy, away or silent, unless `waterclock.connect` sets them."""
 
 FAILURES = (exc.StatementError, exc.TimeoutError)
 """How statements and connections fail. SQLAlchemy's other errors are mistakes of its caller."""
@@ -82,6 +82,8 @@ class Backend:
         Stands in for the database's clock, for tests and simulations.
     create
         As in `waterclock.connect`.
+    timeout
+        As in `waterclock.connect`, in seconds; None: `TIMEOUT`.
 
     Attributes
     ----------
@@ -97,20 +99,26 @@ class Backend:
         A number that no other opening of a database has, in this process or in another.
     """
 
-    def __init__(self, url: str, *, clock: Clock | None = None, create: bool | None = None) -> None:
+    def __init__(
+        self, url: str, *, clock: Clock | None = None, create: bool | None = None, timeout: float | None = None
+    ) -> None:
         self.url = parse_url(url)
         self.name = shown(self.url)
+        self._timeout = TIMEOUT if timeout is None else timeout
         self.dialect = _DIALECTS[self.url.get_backend_name()]()
         try:
             self.engine = self.dialect.create_engine(self.url)
             self.engine.update_execution_options(compiled_cache=COMPILED)
             wrap_unwritable(self.engine)
-            watch_pool(self.engine)
+            if self.dialect.name != "sqlite":  # no network lies between
+                watch_pool(self.engine, self._timeout)
             # With a pool of its own: else what callers hold of theirs would keep a call of ours waiting for one more.
             self._own = copy.copy(self.engine)
             pool: Any = self.engine.pool.recreate()
             pool.dispatch = self.engine.pool.dispatch  # who sets up connections of the one sets up those of both
             self._own.pool = pool
+            if self.dialect.name != "sqlite":
+                self._own.update_execution_options(**{ANSWERS_WITHIN: self._timeout + SLACK})
         except ModuleNotFoundError as error:
             raise UnavailableError(
                 f"cannot open {shown(url)}: {error.name} is not installed. Install the extra '{self.dialect.name}'"
@@ -194,9 +202,11 @@ class Backend:
         return NotFoundError(f"no Waterclock catalogue found in {self.name}. {remedy}")
 
     def _migrate(self, version: str | None) -> None:
+        # It may also wait for another process that migrates.
+        patient = self._writer.execution_options(**{ANSWERS_WITHIN: LONGEST_STATEMENT})
         try:
             self.dialect.prepare_catalogue(self._own)
-            self._run(self._writer.begin, lambda connection: migrate(connection, self.dialect))
+            self._run(patient.begin, lambda connection: migrate(connection, self.dialect))
         except exc.DBAPIError as error:
             raise self._cannot_open(error) from self.cause(error)
         except UnavailableError as error:
@@ -267,7 +277,7 @@ class Backend:
         Raises
         ------
         UnavailableError
-            Where the database stayed busy, deadlocked or away for `BUSY_TIMEOUT` seconds, has no room left, or may not
+            Where the database stayed busy, deadlocked, away or silent for the timeout, has no room left, or may not
             be written to; a TimedOutError where a limit of time there ended a statement.
         RefusedError
             Where the database refuses a statement: a ConstraintError or a ForbiddenError where that is why.
@@ -299,7 +309,7 @@ class Backend:
         return self._run(partial(self._direct.lend, frame, durable=durable), work)
 
     def _run(self, begin: Callable[[], AbstractContextManager[Any]], work: Callable[[Any], _T]) -> _T:
-        patience: float = getattr(self._patience, "seconds", BUSY_TIMEOUT)
+        patience: float = getattr(self._patience, "seconds", self._timeout)
         give_up_at = moments.monotonic() + patience
         with ExitStack() as turn:
             if self._turns is not None:
@@ -314,7 +324,7 @@ class Backend:
                         raise self._failure(error, f"{self.name} cannot be written to") from self.cause(error)
                     left = give_up_at - moments.monotonic()
                     if left <= 0:
-                        was = f"{self.name} was busy or away for {patience:g} s"
+                        was = f"{self.name} was busy, away or silent for {patience:g} s"
                         raise self._failure(error, was) from self.cause(error)
                 if self._turns is not None and pause == _FIRST_PAUSE:
                     turn.close()
@@ -334,7 +344,7 @@ class Backend:
     @contextmanager
     def patience(self, seconds: float) -> Generator[None]:
         """Let this thread's transactions give up after so many seconds: for callers who have others to turn to."""
-        before: float = getattr(self._patience, "seconds", BUSY_TIMEOUT)
+        before: float = getattr(self._patience, "seconds", self._timeout)
         self._patience.seconds = seconds
         try:
             yield

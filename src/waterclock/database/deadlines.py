@@ -1,8 +1,9 @@
-"""Deadlines for answers: a server that is silent, behind a network that swallows what is sent, keeps no thread waiting.
+"""Deadlines for answers: a server that is silent behind an open connection blocks no thread forever.
 
-A thread that has others to look after, such as a heartbeat's, says for how long it waits for an answer. Where a
-connection that it uses is lent for longer than that, the connection is hung up on: what waits for it fails, as if the
-server had gone, and may be tried again on another connection.
+Each statement of ours has a deadline, the `timeout` of `waterclock.connect`. A thread that has others to look after,
+such as a heartbeat's, sets a deadline for everything it does while it holds a connection. When a deadline passes, the
+watch shuts the socket down: the call that waits for an answer fails as if the server had gone, and may be retried on
+another connection.
 """
 
 from __future__ import annotations
@@ -20,9 +21,17 @@ from sqlalchemy import event
 
 from waterclock import moments
 
-_OPENING = 10.0  # s for opening a connection
+_OPENING = 10.0  # s for opening a connection, and for the ping before it is lent
 _SHORTEST_OPENING = 2.0
 _IDLE = 10.0  # s after which a thread that has nothing to watch ends
+_LOOK_EVERY = 1.0  # s
+LONGEST_STATEMENT = 3600.0  # s for DDL, which may rewrite or index a large table, and for rows that are streamed
+
+ANSWERS_WITHIN = "waterclock_answers_within"
+"""The execution option of engines of ours: seconds for which a statement waits for its answer. Callers' have none."""
+
+SLACK = 1.0
+"""Seconds by which this deadline exceeds the server's own limits, whose errors name the reason."""
 
 
 class _Mine(threading.local):
@@ -30,7 +39,7 @@ class _Mine(threading.local):
 
 
 mine = _Mine()
-"""For how many seconds this thread waits for an answer; None: for any time. Who lends very often asks this first."""
+"""Seconds for which this thread holds a connection at most; None: each statement has its own deadline."""
 
 
 @contextmanager
@@ -62,14 +71,16 @@ class _Watch:
         self._changed = threading.Condition()
         self._lent: dict[int, tuple[Any, float]] = {}
         self._thread: threading.Thread | None = None
+        self._looks_at = 0.0
 
     def add(self, connection: Any, seconds: float) -> None:
+        until = moments.monotonic() + seconds
         with self._changed:
-            self._lent[id(connection)] = connection, moments.monotonic() + seconds
+            self._lent[id(connection)] = connection, until
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="waterclock-deadlines", daemon=True)
                 moments.start(self._thread)
-            elif len(self._lent) == 1:
+            elif until < self._looks_at:  # seldom: waking the thread at each statement would cost more than that does
                 self._changed.notify()
 
     def remove(self, connection: Any) -> None:
@@ -85,13 +96,12 @@ class _Watch:
                     if until <= now:
                         del self._lent[key]
                         _hang_up(connection)
-                if not self._lent:
-                    if not moments.wait(self._changed, _IDLE) and not self._lent:
-                        self._thread = None
-                        return
-                    continue
-                first = min(until for _, until in self._lent.values())
-                moments.wait(self._changed, min(1.0, first - now))  # a later one may have an earlier deadline
+                first = min((until for _, until in self._lent.values()), default=now + _IDLE)
+                is_idle = not self._lent
+                self._looks_at = now + _IDLE if is_idle else min(now + _LOOK_EVERY, first)
+                if not moments.wait(self._changed, self._looks_at - now) and is_idle and not self._lent:
+                    self._thread = None
+                    return
 
 
 def _hang_up(connection: Any) -> None:
@@ -106,32 +116,66 @@ def _hang_up(connection: Any) -> None:
 _watch = _Watch()
 
 
-def lent(connection: Any) -> None:
-    """Note that this thread begins to use a driver's connection."""
-    seconds = mine.seconds
-    if seconds is not None:
-        _watch.add(connection, seconds)
+def lent(connection: Any, seconds: float | None = None) -> None:
+    """Start the deadline of a driver's connection: the thread's, or else one of ``seconds``; None: no deadline."""
+    limit = seconds if mine.seconds is None else mine.seconds
+    if limit is not None:
+        _watch.add(connection, limit)
 
 
 def returned(connection: Any) -> None:
-    """Note that a driver's connection is used no more."""
+    """End the deadline of a driver's connection."""
     _watch.remove(connection)
 
 
-def watch_pool(engine: sa.Engine) -> None:
-    """Watch the connections that an engine's pool lends, also while they are opened and looked at."""
+def watch_pool(engine: sa.Engine, seconds: float) -> None:
+    """Set deadlines for the connections that an engine's pool lends, also while they are opened and pinged.
+
+    Parameters
+    ----------
+    seconds
+        For opening a connection, `_OPENING` at most. Statements have the engine's `ANSWERS_WITHIN`.
+    """
+    opening = min(_OPENING, seconds)
     for name in ("connect", "checkout"):
-        event.listen(engine, name, lambda connection, *_: lent(connection), insert=True)
-    event.listen(engine, "do_connect", _open_in_time)
+        event.listen(engine, name, lambda connection, *_: lent(connection, opening), insert=True)
+    event.listen(engine, "checkout", lambda connection, *_: _end_statement(connection))  # after the ping
+    event.listen(engine, "do_connect", lambda *given: _open_in_time(opening, *given))
     if engine.dialect.driver == "pymysql":
         event.listen(engine, "connect", _read_for_any_time, insert=True)
     for name in ("checkin", "detach", "close", "invalidate"):
         event.listen(engine, name, lambda connection, *_: returned(connection))
+    event.listen(engine, "before_cursor_execute", _before_statement)
+    event.listen(engine, "after_cursor_execute", _after_statement)
+    for name in ("commit", "rollback"):
+        event.listen(engine, name, _start_statement)  # nothing tells of its end but the next statement or the checkin
 
 
-def _open_in_time(dialect: sa.Dialect, _record: Any, _given: Any, parameters: dict[str, Any]) -> None:
-    """Have the driver give up a server that takes connections and says nothing: there is nothing yet to hang up on."""
-    seconds = max(_SHORTEST_OPENING, min(mine.seconds or _OPENING, _OPENING))
+def _start_statement(connection: sa.Connection, least: float = 0.0) -> None:
+    seconds: float | None = connection.get_execution_options().get(ANSWERS_WITHIN)
+    if seconds is not None and mine.seconds is None and not connection.invalidated:
+        _watch.add(connection.connection.driver_connection, max(seconds, least))
+
+
+def _end_statement(connection: Any) -> None:
+    if mine.seconds is None:
+        returned(connection)
+
+
+def _before_statement(connection: sa.Connection, *given: Any) -> None:
+    context = given[3]
+    _start_statement(connection, LONGEST_STATEMENT if context.isddl else 0.0)
+
+
+def _after_statement(connection: sa.Connection, *given: Any) -> None:
+    _end_statement(connection.connection.driver_connection)
+    if given[3].execution_options.get("stream_results"):  # each fetch is a round trip that no event tells of
+        _start_statement(connection, LONGEST_STATEMENT)
+
+
+def _open_in_time(opening: float, dialect: sa.Dialect, _record: Any, _given: Any, parameters: dict[str, Any]) -> None:
+    """Set the driver's own timeout for a server that accepts connections and is silent: no socket is known yet."""
+    seconds = max(_SHORTEST_OPENING, min(mine.seconds or opening, opening))
     if dialect.driver == "psycopg":
         parameters.setdefault("connect_timeout", ceil(seconds))
     elif dialect.driver == "pymysql":

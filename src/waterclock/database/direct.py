@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock.database.alike import alike
-from waterclock.database.deadlines import lent, mine, returned
+from waterclock.database.deadlines import ANSWERS_WITHIN, lent, returned
 from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.database.wrapping import MISFITS, wrapped
@@ -425,6 +425,7 @@ class DirectPool:
         outlives_errors: bool,
     ) -> None:
         self._engine = engine
+        self._within: float | None = engine.get_execution_options().get(ANSWERS_WITHIN)
         self._set_up = set_up
         self._is_whole = is_whole
         self._outlives_errors = outlives_errors
@@ -515,13 +516,11 @@ class DirectPool:
             connection = self._idle.pop()
         except IndexError:
             connection = self._open()
-        if mine.seconds is not None:
-            lent(connection)
+        lent(connection, self._within)
         return connection
 
     def _keep(self, connection: Any) -> None:
-        if mine.seconds is not None:
-            returned(connection)
+        returned(connection)
         if len(self._idle) < self.KEPT:
             self._idle.append(connection)
         else:
@@ -535,7 +534,7 @@ class DirectPool:
             pooled = self._engine.raw_connection()
             connection = pooled.driver_connection
             pooled.detach()
-            lent(connection)
+            lent(connection, self._within)
             self._set_up(connection)
         except driver_error as error:
             _close(connection)

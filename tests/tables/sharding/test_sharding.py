@@ -12,7 +12,6 @@ from tests.services import Service
 from tests.tables.conftest import MovableClock
 
 import waterclock as wc
-from waterclock.database import backend
 from waterclock.tables.messages import drawing_ids
 from waterclock.tables.model.keyspace import keyspace_id
 from waterclock.tables.sharding import sharded_putting
@@ -393,7 +392,8 @@ def test_a_shard_that_another_thread_found_away_is_back_when_it_delivers(
 def test_a_put_over_shards_of_which_one_is_away_says_which_messages_are_in(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "BUSY_TIMEOUT", 0.2)
+    for shard in servers.keyspace.shards:
+        monkeypatch.setattr(servers.keyspace.shard(shard).backend, "_timeout", 0.2)
     table = servers.keyspace.create_table("orders", payload="text")
     messages = [{"payload": str(number)} for number in range(20)]
     with servers.stopped():

@@ -24,7 +24,7 @@ the server ends it. A process that is frozen, or whose host is gone, holds a loc
 Transactions of callers have no such end."""
 
 LONGEST_LOCK_WAIT = 30
-"""Seconds for which a transaction of ours waits for a lock on PostgreSQL, where the server sets no lower limit: also
+"""Seconds for which a transaction of ours waits for a lock on a server that sets no lower limit: also
 for one that its own thread holds in a caller's transaction, which nothing else would end."""
 
 OURS = "waterclock_ours"

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 
 from waterclock.database.direct import Frame
-from waterclock.database.engines.engine_dialect import BROKEN, FULL, LONGEST_SILENCE, OURS, READ_ONLY
+from waterclock.database.engines.engine_dialect import BROKEN, FULL, LONGEST_LOCK_WAIT, LONGEST_SILENCE, OURS, READ_ONLY
 from waterclock.database.engines.pool import ping_after_idling
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import UnavailableError
@@ -72,8 +72,14 @@ _MIGRATION_LOCK_SECONDS = 60
 # To the server a transaction that has locked rows, and changed none yet, is one that only reads. So snapshots, which
 # hold nothing, end after the same silence: telling them apart would cost a round trip at each change.
 _SILENCES = ("idle_write_transaction_timeout", "idle_readonly_transaction_timeout")
-_SILENCE = "SET SESSION " + ", ".join(f"{name} = {LONGEST_SILENCE}" for name in _SILENCES)
-_ANY_SILENCE = "SET SESSION " + ", ".join(f"{name} = DEFAULT" for name in _SILENCES)
+_LOCK_WAITS = ("innodb_lock_wait_timeout", "lock_wait_timeout")
+_SILENCE = "SET SESSION " + ", ".join(
+    (
+        *(f"{name} = {LONGEST_SILENCE}" for name in _SILENCES),
+        *(f"{name} = LEAST(@@GLOBAL.{name}, {LONGEST_LOCK_WAIT})" for name in _LOCK_WAITS),
+    )
+)
+_ANY_SILENCE = "SET SESSION " + ", ".join(f"{name} = DEFAULT" for name in (*_SILENCES, *_LOCK_WAITS))
 _INIT = "SET sql_mode='TRADITIONAL', time_zone='+00:00'"
 
 

@@ -247,7 +247,7 @@ class ListeningConnection:
 
     def _run(self, statement: str, values: Sequence[Any] | None = None) -> Any:
         with at_most(_PATIENCE):
-            lent(self._connection)
+            lent(self._connection, _PATIENCE)
             try:
                 answer = self._connection.execute(statement, values)
             finally:
