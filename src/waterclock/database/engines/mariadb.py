@@ -80,7 +80,17 @@ _SILENCE = "SET SESSION " + ", ".join(
     )
 )
 _ANY_SILENCE = "SET SESSION " + ", ".join(f"{name} = DEFAULT" for name in (*_SILENCES, *_LOCK_WAITS))
-_INIT = "SET sql_mode='TRADITIONAL', time_zone='+00:00'"
+# Each of these can be another one for all sessions of a server, and then changes or refuses statements of ours.
+_SESSION = {
+    "sql_mode": "'TRADITIONAL'",
+    "time_zone": "'+00:00'",
+    "sql_select_limit": "18446744073709551615",
+    "sql_safe_updates": "0",
+    "sql_big_selects": "1",
+    "completion_type": "'NO_CHAIN'",
+    "default_storage_engine": "'InnoDB'",
+}
+_INIT = "SET " + ", ".join(f"{name}={value}" for name, value in _SESSION.items())
 
 
 class MariadbDialect:

@@ -15,6 +15,8 @@ from waterclock.database.engines.engine_dialect import BROKEN, FULL, LONGEST_LOC
 from waterclock.database.engines.pool import ping_after_idling
 from waterclock.database.engines.postgresql_sign_in import state_of_refusal
 from waterclock.database.sql_connection import SqlConnection
+from waterclock.errors import UnavailableError
+from waterclock.quoting import quoted
 
 # The driver need not be there for other databases.
 _IDLE = 0  # psycopg's TransactionStatus.IDLE
@@ -107,7 +109,9 @@ class PostgresqlDialect:
                 _framed("BEGIN ISOLATION LEVEL READ COMMITTED", _setting(_DIRECT | _PATIENCE, for_session=False)),
                 False,
             )
-        engine = sa.create_engine(url, connect_args=options)
+        # The environment, the role or the database may set another one.
+        engine = sa.create_engine(url, connect_args={**options, "client_encoding": "utf8"})
+        event.listen(engine, "connect", _check_encoding)
         if not pooled:
             event.listen(engine, "connect", _set_up)
         event.listen(engine, "begin", _begin_pooled if pooled else _begin)
@@ -248,6 +252,15 @@ def _without_flush(pipeline: Any) -> Generator[Any, Any, None]:
         yield from pipeline._communicate_gen()  # noqa: SLF001
     finally:
         yield from pipeline._fetch_gen(flush=False)  # noqa: SLF001
+
+
+def _check_encoding(connection: Any, _record: Any) -> None:
+    encoding: str = connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise UnavailableError(
+            f"cannot use database {quoted(connection.info.dbname)}: its encoding is {encoding}, which cannot hold every"
+            " text. Create it with ENCODING 'UTF8'"
+        )
 
 
 def _set_up(connection: Any, _record: Any) -> None:
