@@ -21,7 +21,7 @@ from tests.simulation.waits import waits_of
 
 from waterclock import moments
 from waterclock.connection import Database, connect
-from waterclock.database import deadlines, kept
+from waterclock.database import deadlines, direct, kept
 from waterclock.database.table_catalogue import consumers, groups, heartbeats, schedules, totals, unique_keys
 from waterclock.database.topic_catalogue import entries, files, ledgers, producers, subscriptions, topics
 from waterclock.errors import LeaseLostError, NotFoundError, OrderError, UnavailableError, WaterclockError
@@ -839,6 +839,13 @@ def _end(world: Any, scenario: Scenario) -> None:
 _runs = itertools.count(1)
 
 
+_lent = deadlines.lent
+
+
+def _lent_with_a_deadline_of_the_thread(connection: Any, _seconds: float | None = None) -> None:
+    _lent(connection)
+
+
 @contextmanager
 def _no_chance() -> Generator[None]:
     """Let what is drawn by chance be the same in every run."""
@@ -851,6 +858,10 @@ def _no_chance() -> Generator[None]:
         patch("secrets.randbits", chance.getrandbits),
         patch("secrets.token_hex", tokens),
         patch.object(deadlines, "_watch", deadlines._Watch()),  # whose thread was an actor of another run
+        # A deadline for each statement would make that thread an actor of every run, though no server is silent here.
+        patch.object(deadlines, "_start_statement", lambda *_: None),
+        patch.object(deadlines, "lent", _lent_with_a_deadline_of_the_thread),
+        patch.object(direct, "lent", _lent_with_a_deadline_of_the_thread),
     ):
         yield
     random.setstate(state)

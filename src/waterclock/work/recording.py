@@ -21,7 +21,7 @@ from waterclock.work.tracebacks import warn_with_traceback
 
 _MILLISECOND = 1_000_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # s
-_TRIES_FOR = 60.0
+_TRIES_FOR = 300.0
 """Seconds after which an outcome that cannot be written is given up, so that its message is sent again: a worker has
 one recorder a database, and the outcomes behind this one must not wait forever."""
 _log = logging.getLogger(__name__)
