@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import exc
 
 from waterclock.database.backend import Backend
 from waterclock.database.direct import Direct, execute_all, execute_later
@@ -274,12 +276,15 @@ def test_what_needs_no_answer_goes_with_what_does(backend: Backend, monkeypatch:
     left: list[list[str]] = []
     texts: list[str] = []
 
+    def note_trip() -> None:
+        left.append(texts.copy())
+        texts.clear()
+
     @contextmanager
-    def noting(connection: Any) -> Generator[None]:
-        with together(connection):
-            yield
-            left.append(texts.copy())
-            texts.clear()
+    def noting(connection: Any) -> Generator[Any]:
+        with together(connection) as pipeline:
+            yield Mock(sync=lambda: (pipeline.sync(), note_trip()))
+        note_trip()
 
     translated, together = Direct._translated, frame.together
 
@@ -354,3 +359,21 @@ def test_a_transaction_that_is_cut_off_is_tried_again_whole(backend: Backend, op
     backend.transact(work, indexed=True)
     assert ids(backend) == [1]
     assert len(opened) == 2
+
+
+@on_postgresql
+def test_a_transaction_in_which_the_work_has_handled_an_error_is_not_committed_nor_its_connection_lent_again(
+    backend: Backend, opened: list[object]
+) -> None:
+    def fail_quietly(own: Direct) -> None:
+        own.execute(insert, {"of": 1, "what": None, "yes": None})
+        with suppress(exc.DBAPIError):
+            own.exec_driver_sql("SELECT 1 / 0")
+
+    with pytest.raises(exc.PendingRollbackError):
+        backend.transact(fail_quietly, indexed=True)
+    assert ids(backend) == []
+    backend.alone(fail_quietly)
+    backend.transact(lambda own: own.execute(flag, {"of": 1}), indexed=True)
+    assert ids(backend) == [1]
+    assert len(opened) == 3

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -38,8 +38,8 @@ class Frame(NamedTuple):
     run
         Runs one of them on a driver's connection.
     together
-        Lets what is sent over a driver's connection go without waiting for answers, which are there when it is left;
-        None where no network lies between.
+        Opens a driver's pipeline: what is sent in it waits for answers when it is synced or left. None where no network
+        lies between.
     """
 
     begin: tuple[str, ...]
@@ -48,7 +48,7 @@ class Frame(NamedTuple):
     hurry: str
     wait: str
     run: Callable[[Any, str], Any]
-    together: Callable[[Any], AbstractContextManager[object]] | None = None
+    together: Callable[[Any], AbstractContextManager[Any]] | None = None
 
 
 @dataclass(slots=True)
@@ -170,11 +170,11 @@ _Sent = tuple[str, Any]
 """A text, and its values as the driver takes them; a list of those of each time that it runs."""
 
 
-def _given_each(compiled: _Compiled, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Any:
-    """Lay out the values of a statement, or those of each time that it runs, as a list."""
+def _to_send(compiled: _Compiled, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> _Sent:
+    """Lay out a statement with its values, or with those of each time that it runs, as a list."""
     if isinstance(parameters, Sequence):
-        return list(map(partial(_given, compiled), parameters))
-    return _given(compiled, parameters)
+        return compiled.text, list(map(partial(_given, compiled), parameters))
+    return compiled.text, _given(compiled, parameters)
 
 
 class Direct:
@@ -184,11 +184,14 @@ class Direct:
     ----------
     together
         Whether several statements may go in one round trip. Who has to see each by itself switches it off.
+    has_failed
+        Whether a statement raised an error, also one that its caller handled.
     """
 
     together = True
 
     def __init__(self, connection: Any, dialect: sa.Dialect) -> None:
+        self.has_failed = False
         self._connection = connection
         self.dialect = alike(dialect)
 
@@ -248,10 +251,13 @@ class Direct:
         driver_error = self.dialect.loaded_dbapi.Error
         try:
             return execute(*given)
-        except driver_error as error:
-            raise self._wrapped(error, next(one for one in given if isinstance(one, str))) from error
-        except MISFITS as error:
-            raise exc.DataError(None, None, error) from error
+        except BaseException as error:
+            self.has_failed = True
+            if isinstance(error, driver_error):
+                raise self._wrapped(error, next(one for one in given if isinstance(one, str))) from error
+            if isinstance(error, MISFITS):
+                raise exc.DataError(None, None, error) from error
+            raise
 
     def _wrapped(self, error: Any, text: str) -> exc.DBAPIError:
         broken = self.dialect.is_disconnect(error, self._connection, None)
@@ -262,7 +268,10 @@ class Together(Direct):
     """One of a transaction in which statements share round trips, which on a network cost more than most statements.
 
     The transaction begins with its first statement, and what no answer is needed of goes with the next one, or with the
-    commit.
+    commit. One pipeline spans the whole transaction. It is synced after each exchange but the last, which ends when the
+    pipeline is left: psycopg then sends a Flush after the Sync. The server counts how long a transaction hears nothing
+    (`LONGEST_SILENCE`) from its answer to a Sync until anything comes, and a Flush, which has no answer, would end that
+    for good.
 
     Parameters
     ----------
@@ -274,51 +283,50 @@ class Together(Direct):
         super().__init__(connection, dialect)
         assert frame.together is not None  # noqa: S101  # else it is a Direct
         self._frame = frame
-        self._at_once = frame.together
+        self._open_pipeline = frame.together
+        self._pipeline: Any = None
+        self._leaving = ExitStack()
         self._ahead: list[_Sent] = [(text, None) for text in frame.begin]  # goes before the next statement
         self._has_begun = self._has_ended = False
 
     def runs(self, frame: Frame) -> Callable[[str], Any]:
-        """Give what runs the frame's statements; it begins and commits only where there is something to."""
-        run = super().runs(frame)
+        """Return what runs the frame's statements; it begins and ends a transaction only if there is something in it.
+
+        After an error nothing is rolled back: closing the connection does that. Nothing can be committed either.
+        """
 
         def run_in_time(text: str) -> None:
-            if text == frame.commit:
-                if not self._has_ended and (self._has_begun or len(self._ahead) > len(frame.begin)):
-                    self._exchange([(text, None)])
-            elif text not in frame.begin:
-                run(text)
+            if text == frame.commit and self.has_failed:
+                raise exc.PendingRollbackError("cannot commit: a statement of the transaction failed")
+            has_something = self._has_begun or (text == frame.commit and len(self._ahead) > len(frame.begin))
+            if text not in frame.begin and has_something and not (self._has_ended or self.has_failed):
+                self._exchange([(text, None)])
 
         return run_in_time
+
+    def leave_closed(self) -> None:
+        """Leave the pipeline of a connection that was closed, which says so in vain."""
+        with suppress(Exception):
+            self._leaving.close()
 
     def execute(
         self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     ) -> Found:
         """Run a statement as `Direct.execute` does, with those that wait."""
-        if isinstance(parameters, Sequence):
-            if self._ahead:
-                self._exchange([])
-            return self._execute_many(statement, parameters)
-        if not self._ahead:
-            return super().execute(statement, parameters)
         return self.execute_all([(statement, parameters or {})])[0]
 
     def execute_later(
         self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]]
     ) -> None:
         """Run a statement of which no answer is needed with the next one."""
-        compiled = _compile(statement, self.dialect)
-        self._ahead.append((compiled.text, _given_each(compiled, parameters)))
+        self._ahead.append(_to_send(self._compiled(statement, parameters), parameters))
 
     def execute_all(self, asked: Sequence[Asked], *, commit: bool = False) -> list[Found]:
         """Run statements one after the other in one round trip; `execute_all` explains it."""
-        compiled = [_compile(statement, self.dialect) for statement, _ in asked]
-        sent: list[_Sent] = [
-            (one.text, _given_each(one, values)) for one, (_, values) in zip(compiled, asked, strict=True)
-        ]
+        compiled = [self._compiled(statement, values) for statement, values in asked]
+        sent = [_to_send(one, values) for one, (_, values) in zip(compiled, asked, strict=True)]
         first = len(self._ahead)
         cursors = self._exchange([*sent, (self._frame.commit, None)] if commit else sent)
-        self._has_ended = commit
         return [self._found(one, cursor) for one, cursor in zip(compiled, cursors[first:], strict=False)]
 
     def exec_driver_sql(self, text: str, parameters: Any = None) -> Any:
@@ -326,35 +334,52 @@ class Together(Direct):
         return self._exchange([(text, () if parameters is None else parameters)])[-1]
 
     def _exchange(self, sent: Sequence[_Sent]) -> list[Any]:
-        """Send what waits and then these, and give the driver's cursors for both."""
+        """Send what waits and then these, and return the driver's cursors for both."""
+        assert not self._has_ended  # noqa: S101  # what follows would be in no transaction
         every = [*self._ahead, *sent]
         self._ahead.clear()
         self._has_begun = True
+        self._has_ended = bool(every) and every[-1][0] in (self._frame.commit, self._frame.rollback)
         cursors: list[Any] = []
         driver_error = self.dialect.loaded_dbapi.Error
         try:
-            with self._at_once(self._connection):
-                for text, given in every:
-                    if given is None:
-                        cursors.append(self._translated(self._frame.run, self._connection, text))
-                    elif isinstance(given, list):
-                        cursor = self._connection.cursor()
-                        self._translated(cursor.executemany, text, given)
-                        cursors.append(cursor)
-                    else:
-                        cursors.append(self._translated(self._connection.execute, text, given))
-        except (driver_error, exc.DBAPIError) as error:
-            cause = error.orig if isinstance(error, exc.DBAPIError) else error
+            if self._pipeline is None:
+                self._pipeline = self._leaving.enter_context(self._open_pipeline(self._connection))
+            for text, given in every:
+                cursors.append(self._send(text, given))
+            if self._has_ended:
+                self._leaving.close()
+            else:
+                self._pipeline.sync()
+        except BaseException as error:
+            self.has_failed = True
+            cause = _first(error.orig if isinstance(error, exc.DBAPIError) else error, driver_error)
             if not isinstance(cause, driver_error):
                 raise
-            # An error from leaving the exchange may hide its reason: a session that the server ended.
-            if isinstance(cause.__context__, driver_error) and getattr(cause, "sqlstate", None) is None:
-                cause = cause.__context__
-            named = self._wrapped(cause, every[_failed(cause, cursors, len(every))][0])
-            if isinstance(error, exc.DBAPIError):
-                named.connection_invalidated |= error.connection_invalidated
+            text, _ = every[_failed(cause, cursors, len(every))]
+            named = self._wrapped(cause, text)
+            lost = isinstance(cause, self.dialect.loaded_dbapi.OperationalError) and not _state(cause)
+            named.connection_invalidated |= lost or bool(getattr(error, "connection_invalidated", False))
             raise named from cause
         return cursors
+
+    def _send(self, text: str, given: Any) -> Any:
+        if given is None:
+            return self._translated(self._frame.run, self._connection, text)
+        if not isinstance(given, list):
+            return self._translated(self._connection.execute, text, given)
+        cursor = self._connection.cursor()
+        self._translated(cursor.executemany, text, given)
+        return cursor
+
+    def _compiled(
+        self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    ) -> _Compiled:
+        # An insert of many rows learns from them which columns it has.
+        many = isinstance(statement, sa.Insert) and isinstance(parameters, Sequence)
+        return _compile(
+            statement, self.dialect, tuple(cast("Sequence[Mapping[str, Any]]", parameters)[0]) if many else None
+        )
 
     def _found(self, compiled: _Compiled, cursor: Any) -> Found:
         found = Found()
@@ -364,10 +389,21 @@ class Together(Direct):
         return found
 
 
-def _failed(error: Any, cursors: Sequence[Any], count: int) -> int:
-    """Say which of ``count`` statements failed that went at once; ``cursors`` are those of the ones that were sent."""
+def _state(error: BaseException) -> str | None:
+    return getattr(error, "sqlstate", None)
+
+
+def _first(error: BaseException | None, driver_error: type[Exception]) -> BaseException | None:
+    """Return the driver's error that caused this one: a pipeline that cannot be left any more raises one of its own."""
+    while error is not None and _state(error) is None and isinstance(error.__context__, driver_error):
+        error = error.__context__
+    return error
+
+
+def _failed(error: BaseException, cursors: Sequence[Any], count: int) -> int:
+    """Return which of ``count`` statements failed that went at once; ``cursors`` are those of the ones sent."""
     # The server's answer to one may be read while a later one is sent; what the driver refuses itself is the later one.
-    if getattr(error, "sqlstate", None) is not None:
+    if _state(error) is not None:
         for at, cursor in enumerate(cursors):
             if cursor.pgresult is None or cursor.pgresult.status > _WELL:
                 return at
@@ -451,19 +487,19 @@ class DirectPool:
 
     @contextmanager
     def _lend_alone(self) -> Generator[Direct]:
-        # One that met an error is not lent again, and the others of its age neither.
+        # One that met an error is not lent again; if it broke, the others of its age are not either.
         connection = self._take()
+        direct = Direct(connection, self._engine.dialect)
+        may_stay = False  # a statement may be under way on it
         try:
-            yield Direct(connection, self._engine.dialect)
+            yield direct
+            may_stay = not direct.has_failed
         except exc.DBAPIError as error:
-            _close(connection)
             if error.connection_invalidated:
                 self.close()
             raise
-        except BaseException:
-            _close(connection)  # a statement may be under way on it
-            raise
-        self._keep(connection)
+        finally:
+            (self._keep if may_stay else _close)(connection)
 
     @contextmanager
     def _lend_in(self, frame: Frame, *, durable: bool) -> Generator[Direct]:
@@ -473,6 +509,7 @@ class DirectPool:
         direct = Together(connection, dialect, frame) if at_once else Direct(connection, dialect)
         run = direct.runs(frame)
         hurries = bool(frame.hurry) and not durable
+        may_stay = False
         try:
             if hurries:
                 run(frame.hurry)
@@ -482,23 +519,26 @@ class DirectPool:
             run(frame.commit)
             if hurries:
                 run(frame.wait)
+            may_stay = self._may_stay(connection, direct)
         except BaseException as error:
-            # On one that was interrupted a statement may be under way. If it broke, the transaction ends with it.
-            met_error = isinstance(error, exc.DBAPIError) and not self._outlives_errors
-            may_stay = False
-            try:
-                if not self._is_whole(connection):
-                    with suppress(exc.DBAPIError):
-                        run(frame.rollback)
-                if hurries and self._is_whole(connection):
-                    run(frame.wait)
-                may_stay = isinstance(error, Exception) and not met_error and self._is_whole(connection)
-            finally:
-                (self._keep if may_stay else _close)(connection)
+            # If it broke, the transaction ends with the connection.
+            if not self._is_whole(connection):
+                with suppress(exc.DBAPIError):
+                    run(frame.rollback)
+            if hurries and self._is_whole(connection):
+                run(frame.wait)
+            # On one that was interrupted a statement may be under way.
+            may_stay = isinstance(error, Exception) and self._may_stay(connection, direct)
             if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
                 self.close()
             raise
-        self._keep(connection)
+        finally:
+            (self._keep if may_stay else _close)(connection)
+            if isinstance(direct, Together) and not may_stay:
+                direct.leave_closed()
+
+    def _may_stay(self, connection: Any, direct: Direct) -> bool:
+        return (self._outlives_errors or not direct.has_failed) and self._is_whole(connection)
 
     def close(self) -> None:
         """Give back the connections that are not in use."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from operator import methodcaller
 from typing import Any
 
 import sqlalchemy as sa
@@ -212,7 +212,7 @@ class PostgresqlDialect:
 
 
 def _framed(*begin: str) -> Frame:
-    return Frame(begin, "COMMIT", "ROLLBACK", "", "", _run, _together)
+    return Frame(begin, "COMMIT", "ROLLBACK", "", "", _run, methodcaller("pipeline"))
 
 
 def _setting(values: Mapping[str, str], *, for_session: bool) -> str:
@@ -223,35 +223,6 @@ def _setting(values: Mapping[str, str], *, for_session: bool) -> str:
 
 def _run(connection: Any, text: str) -> Any:
     return connection.execute(text, prepare=False)
-
-
-@contextmanager
-def _together(connection: Any) -> Generator[None]:
-    """Let statements share a round trip, after which the server counts how long it hears nothing (`LONGEST_SILENCE`).
-
-    psycopg sends a Flush after the Sync that ends a pipeline if not all answers have arrived. The server begins to
-    count with its answer to the Sync and stops when anything arrives: for good, as a Flush has no answer. psycopg
-    offers no other way to leave a pipeline, so the versions that may be installed are limited to those with this one.
-    """
-    try:
-        with connection.pipeline() as pipeline:
-            pipeline._exit_gen = partial(_without_flush, pipeline)  # noqa: SLF001  # see above
-            yield
-    except Exception:
-        # If the server ended the session, psycopg may fail to leave the pipeline and not know that the session is lost.
-        if connection.info.pipeline_status != _NOT_TOGETHER:
-            connection.close()
-        raise
-
-
-def _without_flush(pipeline: Any) -> Generator[Any, Any, None]:
-    """Leave a pipeline as psycopg does, but for the Flush: the server answers a Sync without it."""
-    del pipeline._exit_gen  # noqa: SLF001  # it refers to what it is in
-    try:
-        pipeline._enqueue_sync()  # noqa: SLF001  # as above
-        yield from pipeline._communicate_gen()  # noqa: SLF001
-    finally:
-        yield from pipeline._fetch_gen(flush=False)  # noqa: SLF001
 
 
 def _check_encoding(connection: Any, _record: Any) -> None:
