@@ -105,7 +105,7 @@ def test_giving_back_what_the_threads_own_transaction_has_locked_ends(
     _put(table, "a0", "a1")
     name = table.name
     monkeypatch.setitem(postgresql._PATIENCE, "lock_timeout", "'100ms'")
-    monkeypatch.setattr(mariadb, "_INIT", mariadb._INIT + ", innodb_lock_wait_timeout=1")
+    monkeypatch.setattr(mariadb, "_SILENCE", mariadb._SILENCE + ", innodb_lock_wait_timeout = 1")
     database = connect()
     table = database.table(name)
     first, second = table.receive(consumer="x")

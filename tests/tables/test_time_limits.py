@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.errors import TimedOutError
-from waterclock.tables.consumers import receiving, subscription
+from waterclock.tables.consumers import claim_failures, receiving, subscription
 from waterclock.tables.message_table import MessageTable
 
 
@@ -57,7 +57,7 @@ def test_a_subscription_whose_statements_time_out_warns_and_goes_on_when_they_do
 
     def note(text: str) -> None:
         warnings.append(text)
-        if "takes nothing" in text:
+        if "cannot claim" in text:
             warned.set()
 
     lock = "LOCK TABLE orders IN ACCESS EXCLUSIVE MODE"
@@ -66,7 +66,7 @@ def test_a_subscription_whose_statements_time_out_warns_and_goes_on_when_they_do
     received: list[str] = []
     deliveries = table.subscribe(consumer="me")
     deliveries.patience = 0
-    with sa.create_engine(backend.url).connect() as other, warnings_of(subscription.__name__, note):
+    with sa.create_engine(backend.url).connect() as other, warnings_of(claim_failures.__name__, note):
         other.exec_driver_sql(lock)
 
         def consume() -> None:
@@ -81,7 +81,7 @@ def test_a_subscription_whose_statements_time_out_warns_and_goes_on_when_they_do
         other.invalidate()  # the lock goes with its session
         consumer.join(60)
     assert received == ["tea"]
-    assert any("me takes nothing from 'orders' for 0.2 s" in text for text in warnings)
+    assert any("me cannot claim from 'orders' and tries again in 0.2 s" in text for text in warnings)
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
