@@ -117,7 +117,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:
-    _complain(f"warning: {message}")
+    Output().complain(f"warning: {redacted(str(message))}")
 
 
 def _run(arguments: list[str]) -> int:

@@ -13,7 +13,7 @@ from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import stores, topics
 from waterclock.differing_options import warn_of_differences
 from waterclock.errors import AlreadyExistsError, ConstraintError, NotFoundError
-from waterclock.quoting import unknown_name
+from waterclock.quoting import quoted, unknown_name
 from waterclock.topics.ahead import AheadLimit, KnownLimit
 from waterclock.topics.names import check_name
 from waterclock.topics.places import LedgerRoot, as_root
