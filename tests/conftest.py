@@ -200,8 +200,10 @@ def connect(database_url: str, tmp_path: Path) -> Generator[Callable[..., Databa
 
     with ExitStack() as opened:
 
-        def open_database(url: str = database_url, *, clock: Clock | None = None) -> Database:
-            return opened.enter_context(connect_to(url, tmp_path / "ledgers", clock=clock))
+        def open_database(
+            url: str = database_url, *, clock: Clock | None = None, create: bool | None = None
+        ) -> Database:
+            return opened.enter_context(connect_to(url, tmp_path / "ledgers", clock=clock, create=create))
 
         yield open_database
 

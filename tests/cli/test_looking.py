@@ -30,6 +30,7 @@ _CREATING = {"demo", "init", "restore", "topic add", "table add"}
 _WITHOUT_A_DATABASE = {"doctor", "pipeline run", "pipeline replay", "spark prepare"}
 _ARGUMENTS = {
     "db migrate": (),
+    "topic alter": ("t", "--retention", "1d"),
     "topic append": ("t", "messages.jsonl"),
     "topic find": ("t", "2026-07-01T12:00:00Z"),
     "topic expire": ("t", "1d"),

@@ -272,7 +272,7 @@ def test_a_pipeline_whose_places_are_not_there_is_refused(database: wc.Database,
     with pytest.raises(wc.InvalidArgumentError, match="'texts' holds payloads of type text"):
         check_places(read(write(tmp_path, PIPELINE.replace('table = "batches"', 'table = "texts"'))))
     no_database = read(write(tmp_path, PIPELINE.replace("/f.db", "/g.db")))
-    with pytest.raises(wc.NotFoundError, match=r"^press, source: url: there is no file"):
+    with pytest.raises(wc.NotFoundError, match=r"^press, source: no database file"):
         check_places(no_database)
     assert not (tmp_path / "g.db").exists()
     endless = read(write(tmp_path, PIPELINE.replace('topic = "rejected"', 'topic = "telemetry"')))

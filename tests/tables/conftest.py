@@ -95,6 +95,6 @@ def renew(
     def migrate_and_open() -> Database:
         monkeypatch.undo()
         old.backend.close()
-        return connect(clock=clock)
+        return connect(clock=clock, create=True)
 
     return migrate_and_open

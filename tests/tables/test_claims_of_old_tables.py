@@ -30,7 +30,7 @@ def is_migrated() -> bool:
 @pytest.fixture
 def old(connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch, clock: MovableClock) -> Database:
     migrate_only_to("0009", monkeypatch)
-    database = connect(clock=clock)
+    database = connect(clock=clock, create=True)
     database.backend.transact(name_groups_as_today)
     return database
 
@@ -205,7 +205,7 @@ def test_a_column_of_the_users_with_one_of_the_new_names_is_refused_before_anyth
         renew()
     assert columns(old, "a") == before
     run(old, f"ALTER TABLE b RENAME COLUMN {taken} TO mine")
-    new = connect()
+    new = connect(create=True)
     with new.backend.snapshot() as connection:
         assert catalogue_version(connection) == HEAD
     [delivery] = new.table("b").receive()

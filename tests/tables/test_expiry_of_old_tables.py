@@ -26,7 +26,7 @@ def is_migrated() -> bool:
 @pytest.fixture
 def old(connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch, clock: MovableClock) -> Database:
     migrate_only_to("0011", monkeypatch)
-    return connect(clock=clock)
+    return connect(clock=clock, create=True)
 
 
 def age(database: Database, *names: str) -> None:
@@ -104,14 +104,14 @@ def test_a_column_of_the_users_with_the_new_name_is_refused_before_anything_chan
         renew()
     assert columns(old, "a") == before
     run(old, "ALTER TABLE b RENAME COLUMN expires_at TO mine")
-    [delivery] = connect().table("b").receive()
+    [delivery] = connect(create=True).table("b").receive()
     assert delivery.columns == {"mine": None}
 
 
 def test_an_adopted_table_gets_the_column_or_keeps_its_own_where_it_fits(
     connect: Callable[..., Database], clock: MovableClock
 ) -> None:
-    database = connect(clock=clock)
+    database = connect(clock=clock, create=True)
     for name, kind in (("with", "BIGINT"), ("without", None), ("wrong", "VARCHAR(20)")):
         own = "" if kind is None else f", expires_at {kind}"
         run(
@@ -130,7 +130,7 @@ def test_an_adopted_table_gets_the_column_or_keeps_its_own_where_it_fits(
 
 
 def test_a_table_that_lost_the_column_says_so(connect: Callable[..., Database], clock: MovableClock) -> None:
-    database = connect(clock=clock)
+    database = connect(clock=clock, create=True)
     table = database.create_table("orders", payload="text")
     age(database, "orders")
     with pytest.raises(SchemaError, match="lacks the column 'expires_at'; add it"):

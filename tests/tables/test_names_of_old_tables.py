@@ -34,14 +34,14 @@ def is_migrated() -> bool:
 def old(connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch) -> Database:
     migrate_only_to("0007", monkeypatch)
     monkeypatch.setattr(types, "_NO_PAD", "utf8mb4_bin")
-    database = connect()
+    database = connect(create=True)
     database.backend.transact(name_groups_as_today)
     return database
 
 
 def renewed(connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch) -> Database:
     monkeypatch.undo()
-    return connect()
+    return connect(create=True)
 
 
 def shapes(database: Database) -> dict[str, list[tuple[Any, ...]]]:

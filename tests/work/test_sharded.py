@@ -125,10 +125,10 @@ def test_a_database_that_is_away_is_waited_for_before_there_is_room(
             raise wc.UnavailableError("away")
         return 0
 
-    monkeypatch.setattr("waterclock.tables.consumers.subscription._RETRY_EVERY", 0)
+    monkeypatch.setattr("waterclock.tables.consumers.subscription.RETRY_EVERY", 0)
     with low.subscribe() as deliveries:
         deliveries.wait_until_back()  # it was not away
-        deliveries._away_since = 0
+        deliveries._failures.since = 0
         monkeypatch.setattr(low.context.backend, "now", away)
         deliveries.wait_until_back()
         monkeypatch.undo()

@@ -180,7 +180,7 @@ class LedgerFiles:
         UnavailableError
             Where the disk is full, or it cannot be written for another reason, which the text gives.
         """
-        _, full = self._inside(path)
+        _, full = self._inside(path, may_be_marker=True)  # a restored copy gets a marker of its own
         self.check()
         base = self._opened[1]
         try:
@@ -319,7 +319,7 @@ class LedgerFiles:
     def _opened(self) -> tuple[fs.FileSystem, str]:
         return roots.opened(self.root) if self.filesystem is None else (self.filesystem, self.root)
 
-    def _inside(self, path: str) -> tuple[fs.FileSystem, str]:
+    def _inside(self, path: str, *, may_be_marker: bool = False) -> tuple[fs.FileSystem, str]:
         """Return the filesystem and the path on it of a file in the store.
 
         Raises
@@ -328,7 +328,8 @@ class LedgerFiles:
             For a path that no ledger file has. Paths come from the catalogue, which others may write to, and one with
             ``..`` would read, overwrite or delete a file outside the store.
         """
-        if path == MARKER or _UNSAFE.search(path) or any(part in ("", ".", "..") for part in path.split("/")):
+        is_marker = path == MARKER and not may_be_marker
+        if is_marker or _UNSAFE.search(path) or any(part in ("", ".", "..") for part in path.split("/")):
             raise DamagedError(
                 f"the catalogue names the ledger file {quoted(path)}, which is not a path inside the store"
                 f" {self.place}. Correct it in the tables waterclock_ledgers and waterclock_files"

@@ -75,11 +75,16 @@ class SqliteDialect:
         return engine
 
     def is_missing(self, url: sa.URL) -> bool:
-        """Return whether there is no file yet."""
+        """Return whether there is no file yet. A missing folder may be a mount that is away, which is another fault."""
         try:
-            return not file_of(url).exists()
+            file = file_of(url)
+            is_missing = not file.exists()
+            has_folder = file.absolute().parent.is_dir()
         except OSError as error:
             raise UnavailableError(f"cannot open {shown(url)}: {error.strerror}") from error
+        if is_missing and not has_folder:
+            raise UnavailableError(f"cannot open {shown(url)}: its folder does not exist")
+        return is_missing
 
     def prepare_catalogue(self, engine: sa.Engine) -> None:
         """Switch the file to a write-ahead log, which one without a catalogue is not: it may belong to others."""
