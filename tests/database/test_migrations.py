@@ -128,7 +128,7 @@ def test_columns_of_an_earlier_version_that_have_other_names_now_keep_their_valu
     with backend.snapshot() as connection:
         assert connection.execute(sa.select(topic_catalogue.producers.c.producer_epoch)).scalars().all() == [7]
         assert connection.execute(sa.select(topic_catalogue.subscriptions.c.reader_epoch)).scalars().all() == [9]
-        assert connection.execute(sa.select(table_catalogue.heartbeats)).one() == (1, 2, 3, 4, 0, None, 5)
+        assert connection.execute(sa.select(table_catalogue.heartbeats)).one() == (1, 2, 3, 4, 5, 0, None)
         assert connection.execute(sa.select(table_catalogue.groups.c.first_seq)).scalars().all() == [6]
     backend.close()
 

@@ -46,7 +46,7 @@ def zone(mariadb_server: Service) -> Generator[str]:
 def test_both_hours_are_distinguished_by_plain_sql_by_triggers_and_on_a_connection_of_the_callers(
     connect: Callable[[], Database], zone: str, now: int
 ) -> None:
-    database = connect()
+    database = connect(create=True)
     table = database.create_table("orders", payload="text")
     with database.backend.engine.connect() as connection:
         assert times_of_plain_sql(connection, zone, now) == {now * SECOND}
@@ -61,7 +61,7 @@ def test_both_hours_are_distinguished_by_plain_sql_by_triggers_and_on_a_connecti
 def test_a_table_that_kept_local_time_is_migrated(
     connect: Callable[[], Database], zone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = connect()
+    old = connect(create=True)
     with monkeypatch.context() as patched:
         patched.setattr(MariadbTables, "clock", "(CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED) * 1000)")
         old.create_table("orders", payload="text", groups="sequenced", purge_by="partition")
@@ -73,7 +73,7 @@ def test_a_table_that_kept_local_time_is_migrated(
                 connection.invalidate()
         with old.backend.engine.begin() as connection:
             connection.exec_driver_sql("UPDATE waterclock_migrations SET version_num = '0007'")
-        connect()
+        connect(create=True)
     assert times[0] == times[1]
     assert times[2:] == [{now * SECOND} for now in HALF_PAST_TWO]
 

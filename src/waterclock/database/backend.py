@@ -192,7 +192,7 @@ class Backend:
         self._has_catalogue = True
 
     def _require_catalogue(self) -> None:
-        if not self._has_catalogue and not self.has_catalogue():
+        if not self.has_catalogue():
             raise self._no_catalogue()
 
     def _no_catalogue(self) -> NotFoundError:
@@ -284,7 +284,8 @@ class Backend:
         InvalidArgumentError
             Where the database cannot keep a value.
         """
-        self._require_catalogue()
+        if not self._has_catalogue:
+            self._require_catalogue()
         if indexed and self.dialect.frame is not None:
             return self._run(partial(self._direct.lend, self.dialect.frame, durable=durable), work)
         return self._run((self._indexed_writer if indexed else self._writer).begin, work)
@@ -302,7 +303,8 @@ class Backend:
         WaterclockError
             As `transact`.
         """
-        self._require_catalogue()
+        if not self._has_catalogue:
+            self._require_catalogue()
         if self.dialect.frame is None:
             return self._run(self._writer.begin, work)
         frame = None if self.dialect.commits_each else self.dialect.frame
@@ -372,7 +374,8 @@ class Backend:
         RefusedError
             As `transact`.
         """
-        self._require_catalogue()
+        if not self._has_catalogue:
+            self._require_catalogue()
         reader = self._indexed_reader if indexed else self._reader
         with self._reading_translated(), reader.connect() as connection, connection.begin():
             yield connection
@@ -392,7 +395,8 @@ class Backend:
         if not self.dialect.commits_each:
             with self.snapshot() as connection:
                 return work(connection)
-        self._require_catalogue()
+        if not self._has_catalogue:
+            self._require_catalogue()
         with self._reading_translated():
             for _ in range(DirectPool.KEPT):
                 try:

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock.database.alike import alike
-from waterclock.database.deadlines import ANSWERS_WITHIN, lent, returned
+from waterclock.database.deadlines import ANSWERS_WITHIN, lent, mine, returned
 from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.database.wrapping import MISFITS, wrapped
@@ -519,7 +519,7 @@ class DirectPool:
             run(frame.commit)
             if hurries:
                 run(frame.wait)
-            may_stay = self._may_stay(connection, direct)
+            may_stay = self._outlives_errors or not direct.has_failed
         except BaseException as error:
             # If it broke, the transaction ends with the connection.
             if not self._is_whole(connection):
@@ -556,11 +556,13 @@ class DirectPool:
             connection = self._idle.pop()
         except IndexError:
             connection = self._open()
-        lent(connection, self._within)
+        if self._within is not None or mine.seconds is not None:
+            lent(connection, self._within)
         return connection
 
     def _keep(self, connection: Any) -> None:
-        returned(connection)
+        if self._within is not None or mine.seconds is not None:
+            returned(connection)
         if len(self._idle) < self.KEPT:
             self._idle.append(connection)
         else:

@@ -134,14 +134,14 @@ heartbeats = sa.Table(
     sa.Column("session", BigInt, primary_key=True, autoincrement=False, doc="Number of the process."),
     sa.Column("subscribers", BigInt, nullable=False, doc="Subscriptions that it has open."),
     sa.Column("sent", BigInt, nullable=False, doc="Messages that it took in the minute before `beat_at`."),
-    sa.Column("failing", BigInt, nullable=False, server_default="0", doc="Its subscriptions whose claims fail."),
-    sa.Column("failure", LongText, doc="Why the claims of one of them fail; NULL: none fails."),
     sa.Column(
         "beat_at",
         BigInt,
         nullable=False,
         doc="When the process wrote the row, ns; one that is older than half a minute does not count.",
     ),
+    sa.Column("failing", BigInt, nullable=False, server_default="0", doc="Its subscriptions whose claims fail."),
+    sa.Column("failure", LongText, doc="Why the claims of one of them fail; NULL: none fails."),
 )
 """One row for each process that takes messages from a table: its last heartbeat."""
 
