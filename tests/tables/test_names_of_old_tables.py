@@ -92,7 +92,8 @@ def test_after_the_migration_texts_are_distinguished_and_all_else_is_as_it_was(
     before = shapes(old)
     new = renewed(connect, monkeypatch)
     after = renamed(before)
-    assert {name: shape for name, shape in shapes(new).items() if name in after} == after  # others are new
+    kept = {name: shape[: len(after[name])] for name, shape in shapes(new).items() if name in after}
+    assert kept == after  # other tables, and the last columns, are new
     with new.backend.engine.connect() as connection:
         padded = sorted(map(tuple, connection.execute(PADDED)))
     assert padded == [("numbered", "message"), ("orders", "own")]  # what is JSON, and a column of the user's
