@@ -34,7 +34,7 @@ def test_claims_heartbeats_and_schedules_go_on_after_a_silence_and_a_worker_stop
 ) -> None:
     # The other way to the server is open before, since the silence is to be short next to the lease.
     with wc.connect(wire.url) as database, wc.connect(wire.target) as straight:
-        orders = database.create_table("orders", payload="json", ack_wait="9s", max_attempts=2)
+        orders = database.create_table("orders", payload="json", ack_wait="18s", max_attempts=2)
         orders.schedule("often", cron="* * * * *", payload="tick", catch_up="one")
         orders.put("long")
         handler, done = Waiting(), []

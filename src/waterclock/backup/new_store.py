@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 
 import sqlalchemy as sa
@@ -11,7 +10,7 @@ from waterclock.backup.snapshot import Named, named_files
 from waterclock.database.backend import Backend
 from waterclock.database.topic_catalogue import stores, topics
 from waterclock.errors import InvalidArgumentError, UnavailableError
-from waterclock.topics.ledger_files import FORMAT, MARKER, LedgerFiles, LostFileError
+from waterclock.topics.ledger_files import LedgerFiles, LostFileError
 from waterclock.topics.stores import place_columns
 
 
@@ -26,8 +25,7 @@ def found_store(backend: Backend, files: LedgerFiles) -> None:
     with backend.snapshot() as connection:
         if connection.execute(sa.select(sa.func.count()).select_from(topics)).scalar_one() == 0:
             return
-    with files.create(MARKER) as sink:
-        sink.write(json.dumps({"identity": identity, "format": FORMAT}).encode())
+    files.write_marker(identity, replace=True)
 
     def work(connection: sa.Connection) -> None:
         connection.execute(sa.delete(stores))

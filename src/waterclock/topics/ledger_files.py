@@ -147,8 +147,15 @@ class LedgerFiles:
             " moved, say so with `waterclock topic relocate`"
         )
 
-    def write_marker(self, identity: str) -> str:
-        """Make a store at the root, with its folder; give the identity that it has then, another maker's perhaps.
+    def write_marker(self, identity: str, *, replace: bool = False) -> str:
+        """Create a store at the root, with its folder, and return its identity, which may be another maker's.
+
+        Parameters
+        ----------
+        identity
+            The new identity.
+        replace
+            Overwrite the marker of an existing store: a restored copy must not keep the original's identity.
 
         Raises
         ------
@@ -160,7 +167,11 @@ class LedgerFiles:
         try:
             if self.is_local:
                 make_folder(Path(base))
-                _write_once(Path(base) / MARKER, data)
+                if replace:
+                    with durable_file(Path(base) / MARKER) as sink:
+                        sink.write(data)
+                else:
+                    _write_once(Path(base) / MARKER, data)
             else:
                 with closing_writer(self._output(posixpath.join(base, MARKER))) as sink:
                     sink.write(data)
@@ -180,7 +191,7 @@ class LedgerFiles:
         UnavailableError
             Where the disk is full, or it cannot be written for another reason, which the text gives.
         """
-        _, full = self._inside(path, may_be_marker=True)  # a restored copy gets a marker of its own
+        _, full = self._inside(path)
         self.check()
         base = self._opened[1]
         try:
@@ -319,7 +330,7 @@ class LedgerFiles:
     def _opened(self) -> tuple[fs.FileSystem, str]:
         return roots.opened(self.root) if self.filesystem is None else (self.filesystem, self.root)
 
-    def _inside(self, path: str, *, may_be_marker: bool = False) -> tuple[fs.FileSystem, str]:
+    def _inside(self, path: str) -> tuple[fs.FileSystem, str]:
         """Return the filesystem and the path on it of a file in the store.
 
         Raises
@@ -328,8 +339,7 @@ class LedgerFiles:
             For a path that no ledger file has. Paths come from the catalogue, which others may write to, and one with
             ``..`` would read, overwrite or delete a file outside the store.
         """
-        is_marker = path == MARKER and not may_be_marker
-        if is_marker or _UNSAFE.search(path) or any(part in ("", ".", "..") for part in path.split("/")):
+        if path == MARKER or _UNSAFE.search(path) or any(part in ("", ".", "..") for part in path.split("/")):
             raise DamagedError(
                 f"the catalogue names the ledger file {quoted(path)}, which is not a path inside the store"
                 f" {self.place}. Correct it in the tables waterclock_ledgers and waterclock_files"
