@@ -319,3 +319,22 @@ def test_sqlite_does_not_copy_what_a_copy_would_lose(sqlite_url: str, more: str 
             run(database, more)
         with pytest.raises(wc.SchemaError, match=reason):
             database.create_table("orders", payload="text", adopt=True)
+
+
+def test_an_adopted_table_with_an_integer_epoch_counts_as_far_as_it_goes(
+    database: Database, clock: MovableClock
+) -> None:
+    narrow = DOCUMENTS.replace("epoch bigint", "epoch integer")
+    make_documents(database, narrow)
+    insert(database, 1, "tea", epoch=2**31 - 1)
+    table = database.create_table("orders", payload="text", adopt=True)
+    assert [one.payload for one in table.receive()] == ["tea"]
+    clock.move("400d")
+    assert [one.epoch for one in table.receive()] == [2**31 - 1]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_table_whose_epoch_is_a_smallint_is_not_adopted(database: Database) -> None:
+    make_documents(database, DOCUMENTS.replace("epoch bigint", "epoch smallint"))
+    with pytest.raises(wc.SchemaError, match=r"column 'epoch' is SMALLINT.*, and must be BIGINT"):
+        database.create_table("orders", payload="text", adopt=True)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.types import TypeEngine
 
@@ -29,6 +30,8 @@ from waterclock.tables.model.schema import (
 )
 
 _TIMES = ("time_scheduled", "time_next", "time_created", "time_acked")
+_SMALL = (sa.SmallInteger, mysql.TINYINT, mysql.MEDIUMINT)
+"""Integers that cannot count how often a message is sent."""
 _IDS: dict[IdType, tuple[type[TypeEngine[Any]], ...]] = {
     "bigint": (sa.Integer,),
     "text": (sa.String,),
@@ -150,7 +153,7 @@ def _fits(has: TypeEngine[Any], column: str, options: TableOptions, database: st
     if column in _TIMES:
         return isinstance(has, sa.Integer if database == "sqlite" else sa.BigInteger)
     if column == "epoch":
-        return isinstance(has, sa.Integer)
+        return isinstance(has, sa.Integer) and (database == "sqlite" or not isinstance(has, _SMALL))
     if column == "id":
         return isinstance(has, _IDS[options.id_type])
     if options.payload == "json" and database != "postgresql":

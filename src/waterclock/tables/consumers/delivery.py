@@ -26,6 +26,7 @@ from waterclock.tables.messages.dead_letters import bury_leased, dies_when_given
 from waterclock.tables.messages.process_heartbeat import changing
 from waterclock.tables.messages.putting import MessageId
 from waterclock.tables.model.claim import Claimed
+from waterclock.tables.model.epochs import MOST_COUNTED
 from waterclock.tables.model.leased import Held, Leased
 from waterclock.tables.model.reading import unreadable
 from waterclock.tables.model.schema import user_column_names
@@ -147,7 +148,8 @@ class Delivery:
         self.id: MessageId = row.id
         self.payload: Any = row.message
         self.group: str | None = row.group_id or None
-        self.epoch: int = (row.epoch or 0) + 1
+        before: int = row.epoch or 0
+        self.epoch = before + (before < MOST_COUNTED)  # as the claim's statement counts
         self.lease_until = claimed.lease_until
         self.priority: int = row.priority
         self.time_created: int = row.time_created

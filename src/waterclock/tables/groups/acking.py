@@ -15,6 +15,7 @@ from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.heads import UNGROUPED, by_name, locking_groups, must_stay, settle, settle_starts
 from waterclock.tables.groups.routing import group_of, is_unrouted
+from waterclock.tables.model.epochs import uncounted_sql
 from waterclock.tables.model.leased import Acked, Leased
 from waterclock.tables.model.schema import ack_marks, ack_values, is_expired
 from waterclock.time import MAX_NS
@@ -353,7 +354,7 @@ def _releasing(context: TableContext) -> sa.Update:
         )
         .values(
             time_next=context.backend.now_sql(),
-            epoch=rows.c.epoch - sa.bindparam("uncounted", type_=sa.BigInteger),
+            epoch=uncounted_sql(rows.c.epoch, sa.bindparam("uncounted", type_=sa.BigInteger)),
             claim_id=None,
         )
     )

@@ -30,6 +30,7 @@ from waterclock.tables.messages.locking import (
     still_leased,
     which_are_ours,
 )
+from waterclock.tables.model.epochs import times_sent_sql, uncounted_sql
 from waterclock.tables.model.leased import Acked, Leased
 from waterclock.tables.model.schema import CANCELLED, ack_values, is_cancelled, not_acked
 from waterclock.time import MAX_NS
@@ -218,7 +219,7 @@ def give_back(context: TableContext, connection: SqlConnection, leased: Iterable
     connection.execute(
         sa.update(rows)
         .where(rows.c.seq == sa.bindparam("of"), rows.c.claim_id == sa.bindparam("by"), not_acked(rows))
-        .values(time_next=sa.bindparam("due"), epoch=rows.c.epoch - 1, claim_id=None),
+        .values(time_next=sa.bindparam("due"), epoch=uncounted_sql(rows.c.epoch), claim_id=None),
         [{"of": one.seq, "by": one.claim_id, "due": one.due} for one in ours],
     )
     context.marks.forget()  # they are due before what came after them
@@ -276,7 +277,7 @@ def reschedule(context: TableContext, connection: SqlConnection, ids: Sequence[A
     seqs = {"seqs": [row.seq for row in known]}
     if epoch is not None:
         values["epoch"] = epoch
-        sent = connection.execute(sa.select(sa.func.sum(rows.c.epoch)).where(these), seqs).scalar()
+        sent = connection.execute(sa.select(times_sent_sql(rows.c.epoch)).where(these), seqs).scalar()
     connection.execute(sa.update(rows).where(these).values(values), seqs)
     context.marks.forget()
     if context.options.groups:
@@ -425,7 +426,7 @@ def _putting_off(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Update:
         )
         .values(
             time_next=now + sa.bindparam("delay", type_=sa.BigInteger),
-            epoch=rows.c.epoch - 1,
+            epoch=uncounted_sql(rows.c.epoch),
             claim_id=None,
         )
     )

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.messages.putting import check_id
+from waterclock.tables.model.epochs import times_sent
 from waterclock.tables.model.schema import EXPIRED, user_column_names
 
 
@@ -52,7 +53,7 @@ def delete_acked(context: TableContext, acked: Mapping[Any, int]) -> int:
             row for row in connection.execute(statement, {"ids": list(wanted)}) if wanted[row.id] == row.time_acked
         ]
         connection.execute(sa.delete(rows).where(these), {"ids": [row.id for row in found]})
-        add_totals(connection, context.table_id, purged=len(found), sent=sum(row.epoch or 0 for row in found))
+        add_totals(connection, context.table_id, purged=len(found), sent=times_sent(row.epoch for row in found))
         return len(found)
 
     return context.backend.transact(work)

@@ -28,6 +28,7 @@ from waterclock.tables.databases.claiming_rows import columns_read
 from waterclock.tables.groups import consumers
 from waterclock.tables.groups.heads import UNASSIGNED, belongs_to
 from waterclock.tables.model.claim import Claimed, Unanswered, Wanted
+from waterclock.tables.model.epochs import before_claim
 
 _T = TypeVar("_T")
 
@@ -115,7 +116,7 @@ def _taken(
 
 def _as_before(names: list[str], row: Any, now: int) -> Claimed:
     """Give a message as it was before it was claimed. When it was due is not known any more: not later than ``now``."""
-    values = dict(zip(names, row, strict=False)) | {"epoch": row.epoch - 1, "time_next": now}
+    values = dict(zip(names, row, strict=False)) | {"epoch": before_claim(row.epoch), "time_next": now}
     return Claimed(SimpleNamespace(**values), row.time_next, claim_id=row.claim_id)
 
 

@@ -28,6 +28,7 @@ from waterclock.tables.messages.claiming_again import TakenBefore, trying
 from waterclock.tables.messages.claiming_groups import count_of
 from waterclock.tables.messages.group_levels import FREE_COLUMNS, looking
 from waterclock.tables.model.claim import Claimed, Wanted
+from waterclock.tables.model.epochs import after_claim_sql
 from waterclock.tables.model.schema import not_acked
 from waterclock.time import MAX_NS
 
@@ -347,7 +348,7 @@ def _giving_out(context: TableContext) -> sa.Update:
         .where(context.sql.key_is(rows.c.seq, found.c.seq), not_acked(rows))
         .values(
             time_next=found.c.until,
-            epoch=sa.func.coalesce(found.c.epoch, 0) + 1,
+            epoch=after_claim_sql(found.c.epoch),
             claim_id=sa.bindparam("by", type_=sa.BigInteger),
             consumer=sa.bindparam("who", type_=sa.Text),
         )

@@ -22,6 +22,7 @@ from waterclock.tables.groups.heads import (
 )
 from waterclock.tables.messages.claiming_groups import GroupClaim, leave_out
 from waterclock.tables.model.claim import Claimed, Wanted
+from waterclock.tables.model.epochs import uncounted_sql
 
 
 def claim_exclusive(context: TableContext, connection: SqlConnection, wanted: Wanted) -> tuple[list[Claimed], bool]:
@@ -124,7 +125,7 @@ def _revoke_behind(context: TableContext) -> sa.Update:
         .where(context.unacked())
         # The epoch first: MariaDB reads what it has set in the same statement.
         .ordered_values(
-            (rows.c.epoch, sa.case((early, rows.c.epoch - 1), else_=rows.c.epoch)),
+            (rows.c.epoch, sa.case((early, uncounted_sql(rows.c.epoch)), else_=rows.c.epoch)),
             (rows.c.time_next, sa.case((early, sa.bindparam("now", type_=sa.BigInteger)), else_=rows.c.time_next)),
             (rows.c.claim_id, None),
         )

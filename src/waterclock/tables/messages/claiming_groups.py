@@ -25,6 +25,7 @@ from waterclock.tables.messages.dead_letters import bury, exhausted_reason, may_
 from waterclock.tables.messages.expiring import expire, expire_first
 from waterclock.tables.messages.group_levels import FREE_COLUMNS, Level, Look, at_level, is_ungrouped, levels, look
 from waterclock.tables.model.claim import Claimed, Wanted
+from waterclock.tables.model.epochs import after_claim_sql
 from waterclock.tables.model.schema import not_acked
 
 _Row = Any
@@ -334,7 +335,7 @@ def _leave_ungrouped(context: TableContext) -> sa.Update:
         .where(rows.c.seq == sa.bindparam("of"), not_acked(rows))
         .values(
             time_next=sa.bindparam("until"),
-            epoch=sa.func.coalesce(rows.c.epoch, 0) + 1,
+            epoch=after_claim_sql(rows.c.epoch),
             claim_id=sa.bindparam("by"),
             consumer=sa.bindparam("who"),
         )
@@ -387,7 +388,7 @@ def leave_out(context: TableContext) -> sa.Update:
         .where(context.unacked())
         .values(
             time_next=sa.bindparam("until"),
-            epoch=sa.func.coalesce(rows.c.epoch, 0) + 1,
+            epoch=after_claim_sql(rows.c.epoch),
             claim_id=sa.bindparam("by"),
             consumer=sa.bindparam("who"),
         )

@@ -20,6 +20,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.groups.heads import UNGROUPED, settle
 from waterclock.tables.messages.locking import still_leased
+from waterclock.tables.model.epochs import times_sent, times_sent_sql, uncounted_sql
 from waterclock.tables.model.leased import Leased
 from waterclock.tables.model.schema import (
     CANCELLED,
@@ -93,7 +94,7 @@ def bury(context: TableContext, connection: SqlConnection, seqs: Sequence[int], 
             return
     chosen = {"seqs": [row.seq for row in facts]}
     same, ids = context.sql.any_of(dead_rows.c.id, "ids"), {"ids": [row.id for row in facts]}
-    replaced = connection.execute(sa.select(sa.func.sum(dead_rows.c.epoch)).where(same), ids).scalar()
+    replaced = connection.execute(sa.select(times_sent_sql(dead_rows.c.epoch)).where(same), ids).scalar()
     connection.execute(sa.delete(dead_rows).where(same), ids)
     values = [sa.literal(now, sa.BigInteger), sa.literal(why), sa.literal(context.name), sa.literal(now, sa.BigInteger)]
     moved = sa.select(*(rows.c[name] for name in kept), *values, rows.c.seq).where(these).order_by(rows.c.seq)
@@ -102,7 +103,7 @@ def bury(context: TableContext, connection: SqlConnection, seqs: Sequence[int], 
     connection.execute(sa.delete(rows).where(these), chosen)
     if context.options.groups:
         settle(context, connection, [row.group_id or UNGROUPED for row in found])
-    sent = sum(row.epoch or 0 for row in facts)
+    sent = times_sent(row.epoch for row in facts)
     add_totals(connection, context.table_id, sent=sent)
     add_totals(connection, dead.table_id, sent=int(replaced or 0) - sent)
 
@@ -156,7 +157,7 @@ def uncount(context: TableContext, connection: SqlConnection, seqs: Sequence[int
     taken = sa.select(rows.c.seq).where(these, rows.c.claim_id == claim_id)
     ours = list(connection.scalars(taken.order_by(rows.c.seq).with_for_update(skip_locked=True), {"seqs": list(seqs)}))
     if ours:
-        connection.execute(sa.update(rows).where(these).values(epoch=rows.c.epoch - 1), {"seqs": ours})
+        connection.execute(sa.update(rows).where(these).values(epoch=uncounted_sql(rows.c.epoch)), {"seqs": ours})
     return ours
 
 
@@ -213,7 +214,7 @@ def _redrive_chunk(
     names = [*back, "time_scheduled", "time_next"]
     connection.execute(sa.insert(rows).from_select(names, moved.params(chosen), include_defaults=False))
     connection.execute(sa.delete(dead_rows).where(these), chosen)
-    add_totals(connection, dead.table_id, sent=sum(row.epoch or 0 for row in found))
+    add_totals(connection, dead.table_id, sent=times_sent(row.epoch for row in found))
     return len(found)
 
 

@@ -21,6 +21,7 @@ from waterclock.tables.groups.routing import route
 from waterclock.tables.messages.dead_letters import bury, drop, may_bury, uncount
 from waterclock.tables.messages.locking import lock_free
 from waterclock.tables.messages.refused_rows import pass_by_refused
+from waterclock.tables.model.epochs import uncounted_sql
 from waterclock.tables.model.leased import Leased
 from waterclock.tables.model.schema import is_expired, not_acked
 from waterclock.time import MIN_NS
@@ -75,7 +76,9 @@ def expire_unstarted(context: TableContext, connection: SqlConnection, leased: S
     ours, kept = lock_free(context, connection, leased)
     if ours:
         rows, seqs = context.rows, [one.seq for one in ours]
-        connection.execute(sa.update(rows).where(context.unacked()).values(epoch=rows.c.epoch - 1), {"seqs": seqs})
+        connection.execute(
+            sa.update(rows).where(context.unacked()).values(epoch=uncounted_sql(rows.c.epoch)), {"seqs": seqs}
+        )
         expire(context, connection, seqs)
     return kept
 

@@ -15,6 +15,7 @@ from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.groups.acking import release_behind
 from waterclock.tables.groups.heads import UNASSIGNED, lock_groups, settle
 from waterclock.tables.groups.routing import route
+from waterclock.tables.model.epochs import times_sent_sql
 from waterclock.tables.model.schema import ack_values, not_acked
 
 
@@ -137,7 +138,7 @@ def in_parts(seqs: Sequence[int], work: Callable[[Sequence[int]], object]) -> No
 def sent_before(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> int:
     """Count how often messages were sent; those who remove them note it for the table."""
     rows = context.rows
-    epochs = sa.select(sa.func.sum(rows.c.epoch)).where(context.unacked())
+    epochs = sa.select(times_sent_sql(rows.c.epoch)).where(context.unacked())
     counts: list[int] = []
     in_parts(seqs, lambda part: counts.append(int(connection.execute(epochs, {"seqs": part}).scalar() or 0)))
     return sum(counts)

@@ -13,6 +13,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.messages.refused_rows import pass_by_refused
 from waterclock.tables.model.days import Days, Gone, days_to_add, days_to_drop
+from waterclock.tables.model.epochs import times_sent
 
 _T = TypeVar("_T")
 
@@ -76,7 +77,7 @@ def _delete(context: TableContext, connection: sa.Connection, seqs: Sequence[int
     connection.execute(
         sa.delete(rows).where(context.sql.any_of(rows.c.seq, "seqs")), {"seqs": [row.seq for row in found]}
     )
-    add_totals(connection, context.table_id, purged=len(found), sent=sum(row.epoch or 0 for row in found))
+    add_totals(connection, context.table_id, purged=len(found), sent=times_sent(row.epoch for row in found))
     return len(found)
 
 
@@ -153,7 +154,7 @@ def _purge_undated(context: TableContext, days: Days, before: int) -> int:
             sa.select(rows.c.seq, rows.c.epoch).where(these).with_for_update(skip_locked=True), {"seqs": seqs}
         ).all()
         connection.execute(sa.delete(rows).where(these), {"seqs": [row.seq for row in found]})
-        add_totals(connection, context.table_id, purged=len(found), sent=sum(row.epoch or 0 for row in found))
+        add_totals(connection, context.table_id, purged=len(found), sent=times_sent(row.epoch for row in found))
         return len(found)
 
     return context.backend.transact(work)

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from waterclock.database.table_catalogue import totals
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.messages.process_heartbeat import RATE_SECONDS, everywhere
+from waterclock.tables.model.epochs import times_sent_sql
 from waterclock.tables.model.schema import EXPIRED, SOURCE, is_cancelled, is_expired
 
 _FIRST_LOOK = 1000
@@ -98,7 +99,7 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
             _count(out),
             _count(later & waits & (rows.c.epoch > 0)),
             sa.func.min(sa.case((~expired, rows.c.time_scheduled))),
-            sa.func.sum(rows.c.epoch),
+            times_sent_sql(rows.c.epoch),
             _count(rows.c.ack_held_at.is_not(None)),
             _count(expired),
             _count(expired & is_cancelled(rows)),
@@ -107,9 +108,9 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
     since = now - RATE_SECONDS * _NS
     acked, acked_lately, sent_acked = connection.execute(
         # The index on acked rows has the epoch beside the time, so that no acked row is read.
-        sa.select(sa.func.count(rows.c.time_acked), _count(rows.c.time_acked > since), sa.func.sum(rows.c.epoch)).where(
-            rows.c.time_acked.is_not(None)
-        )
+        sa.select(
+            sa.func.count(rows.c.time_acked), _count(rows.c.time_acked > since), times_sent_sql(rows.c.epoch)
+        ).where(rows.c.time_acked.is_not(None))
     ).one()
     dropped, dropped_lately, cancelled = connection.execute(
         sa.select(sa.func.count(), _count(rows.c.time_acked > since), _count(is_cancelled(rows))).where(

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.schema import DDL
 
 from waterclock.tables.model.days import DAY, Gone
+from waterclock.tables.model.epochs import times_sent_sql
 from waterclock.tables.model.options import IdType
 
 _LATER = "PARTITION p_undated VALUES LESS THAN MAXVALUE"
@@ -74,7 +75,7 @@ class MariadbDays:
     def drop_day(self, connection: sa.Connection, name: str, day: int) -> Gone:
         """Drop a day's partition, and say what it had."""
         table = sa.table(name, sa.column("epoch", sa.BigInteger))
-        counted = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(table.c.epoch), 0)).select_from(table)
+        counted = sa.select(sa.func.count(), sa.func.coalesce(times_sent_sql(table.c.epoch), 0)).select_from(table)
         messages, sent = connection.execute(counted.with_hint(table, f"PARTITION (p{day:d})")).one()
         self._alter(connection, name, f"DROP PARTITION p{day:d}")
         return Gone(messages, int(sent))

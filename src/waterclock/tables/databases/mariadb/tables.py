@@ -20,6 +20,7 @@ from waterclock.tables.databases.mariadb.partitions import MariadbDays
 from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.claim import Wanted
 from waterclock.tables.model.days import Days
+from waterclock.tables.model.epochs import after_claim_sql
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import IdItem
 
@@ -195,7 +196,7 @@ def _taking(rows: sa.Table) -> sa.Update:
         .where(rows.c.seq.in_(sa.bindparam("seqs", expanding=True)))
         .values(
             time_next=sa.cast(end, sa.BigInteger),
-            epoch=sa.func.coalesce(rows.c.epoch, 0) + 1,
+            epoch=after_claim_sql(rows.c.epoch),
             claim_id=sa.bindparam("by"),
             consumer=sa.bindparam("who"),
         )

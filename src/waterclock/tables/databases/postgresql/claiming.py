@@ -16,6 +16,7 @@ from waterclock.tables.databases.claiming_rows import (
 )
 from waterclock.tables.databases.postgresql.bigints import Bigints
 from waterclock.tables.model.backoff import Backoff
+from waterclock.tables.model.epochs import after_claim_sql
 from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
 
 # As a text, because a number so low is none of PostgreSQL's bigints before its sign is seen.
@@ -69,7 +70,7 @@ def claim_statement(
         .where(ours)
         .values(
             time_next=now + wait,
-            epoch=epoch + 1,
+            epoch=after_claim_sql(found.c.epoch),
             claim_id=sa.bindparam("by", type_=sa.BigInteger),
             consumer=sa.bindparam("who", type_=sa.Text),
         )

@@ -19,6 +19,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.indexes import index_expiring
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.model.days import DAY, Gone
+from waterclock.tables.model.epochs import times_sent_sql
 from waterclock.tables.model.options import IdType
 
 _UNIQUE_VIOLATION = "23505"
@@ -129,7 +130,7 @@ class PostgresqlDays:
     def drop_day(self, connection: sa.Connection, name: str, day: int) -> Gone:
         """Drop a day's partition, and say what it had."""
         part = sa.table(f"{name}_{day}", sa.column("epoch", sa.BigInteger))
-        counted = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(part.c.epoch), 0)).select_from(part)
+        counted = sa.select(sa.func.count(), sa.func.coalesce(times_sent_sql(part.c.epoch), 0)).select_from(part)
         messages, sent = connection.execute(counted).one()
         _hurry(connection)
         connection.execute(DDL("DROP TABLE %(day)s", context={"day": _quoted(connection, part.name)}))

@@ -22,6 +22,7 @@ from waterclock.tables.databases.json_list import JsonList
 from waterclock.tables.databases.sqlite import adopting
 from waterclock.tables.databases.sqlite.waking import SqliteChanges
 from waterclock.tables.databases.table_dialect import TableDialect
+from waterclock.tables.model.epochs import after_claim_sql
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import IdItem
 
@@ -86,7 +87,7 @@ def _taking(rows: sa.Table) -> sa.Update:
         .where(rows.c.seq == seq)
         .values(
             time_next=until,
-            epoch=sa.func.coalesce(rows.c.epoch, 0) + 1,
+            epoch=after_claim_sql(rows.c.epoch),
             claim_id=sa.bindparam("by"),
             consumer=sa.bindparam("who"),
         )

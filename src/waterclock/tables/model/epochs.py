@@ -1,0 +1,39 @@
+"""How often a message was sent, its epoch. Plain SQL may set it to any number, so steps and sums are bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+
+MOST_COUNTED = 2**31 - 1
+"""No epoch is counted further: an adopted table may have an INTEGER for it, and a sum of four billion such epochs still
+fits into a bigint. Once a second, a message is sent so often in 68 years."""
+
+_MOST = sa.literal(MOST_COUNTED, sa.BigInteger)
+
+
+def after_claim_sql(epoch: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
+    """Return the epoch of a message once it has been sent again."""
+    return sa.func.coalesce(sa.case((epoch < _MOST, epoch + 1), else_=epoch), 1)
+
+
+def before_claim(epoch: int) -> int:
+    """Return the epoch that a claimed message had before."""
+    return epoch - (epoch <= MOST_COUNTED)
+
+
+def uncounted_sql(epoch: sa.ColumnElement[Any], by: sa.ColumnElement[int] | int = 1) -> sa.ColumnElement[int]:
+    """Return the epoch of a message that a claim took and nobody began to handle."""
+    return sa.case((epoch > 0, epoch - by), else_=epoch)
+
+
+def times_sent(epochs: Iterable[int | None]) -> int:
+    """Add up how often messages were sent."""
+    return sum(min(max(epoch or 0, 0), MOST_COUNTED) for epoch in epochs)
+
+
+def times_sent_sql(epoch: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """Write `times_sent` as an aggregate in SQL, which is NULL if there is no message."""
+    return sa.func.sum(sa.case((epoch > _MOST, _MOST), (epoch < 0, 0), else_=epoch))
