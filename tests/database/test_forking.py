@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from tests.database.child import Child
+from tests.moments import PATIENCE
 
 from waterclock.connection import Database, connect
+from waterclock.database import forking
 from waterclock.database.sql_connection import SqlConnection
+from waterclock.errors import UnavailableError
+from waterclock.message import Message
 from waterclock.tables.databases.changes import Stop
 from waterclock.tables.message_table import MessageTable
 
@@ -109,3 +115,68 @@ def test_so_it_is_while_a_consumer_of_the_parent_watches_the_file(tmp_path: Path
     database.close()
     assert child.go() == "34"
     assert rows(path) == ["tea", "parent", "child", "again"]
+
+
+def test_children_append_while_threads_of_the_parent_do(tmp_path: Path) -> None:
+    database = connect(f"sqlite:///{tmp_path / 'factory.db'}", timeout="2s")
+    topic = database.create_topic("telemetry")
+    is_over = threading.Event()
+
+    def append(source: str) -> int:
+        return topic.append([Message(source, "temperature", 1)]).count
+
+    def append_all_the_time() -> int:
+        count = append("parent")
+        while not is_over.is_set():
+            count += append("parent")
+        return count
+
+    def work() -> str:
+        return str(sum(append("child") for _ in range(2)))
+
+    with ThreadPoolExecutor(2) as pool:
+        threads = [pool.submit(append_all_the_time) for _ in range(2)]
+        try:
+            answers = [Child(work).go() for _ in range(3)]
+        finally:
+            is_over.set()
+    assert answers == ["2"] * 3
+    sources = [message.source for message in topic.read()]
+    assert sources.count("child") == 6
+    assert sources.count("parent") == sum(thread.result() for thread in threads)
+
+
+def test_a_child_that_cut_a_call_short_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forking, "LONGEST_PAUSE", 0.01)
+    database, other = connect(f"sqlite:///{tmp_path / 'a.db'}"), connect(f"sqlite:///{tmp_path / 'b.db'}")
+    table, beside = used(database), used(other)
+    is_in, go_on = threading.Event(), threading.Event()
+
+    def stay(_: SqlConnection) -> None:
+        is_in.set()
+        go_on.wait(PATIENCE)
+
+    def work() -> str:
+        beside.put("child")
+        with pytest.raises(UnavailableError, match=r"cannot use .*a\.db in this process: it was forked while another"):
+            table.put("child")
+        with pytest.raises(UnavailableError, match=r"cannot use .*a\.db in this process"):
+            table.stats()
+        return "refused"
+
+    with ThreadPoolExecutor(1) as pool:
+        staying = pool.submit(database.backend.transact, stay)
+        is_in.wait(PATIENCE)
+        child = Child(work)
+        go_on.set()
+        staying.result()
+    assert child.go() == "refused"
+    assert table.put("parent")
+
+
+def test_a_fork_in_the_middle_of_a_call_of_its_own_thread_is_not_waited_for(tmp_path: Path) -> None:
+    database = connect(f"sqlite:///{tmp_path / 'factory.db'}", create=True)
+    with database.backend.snapshot():
+        child = Child(lambda: str(database.topics()))
+        with database.backend.snapshot():
+            assert child.go() == "[]"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from tests.database.child import Child
 from tests.moments import PATIENCE, until
 
 from waterclock.database import turns as turns_module
@@ -146,6 +147,54 @@ def test_a_process_that_is_forked_in_the_middle_of_a_turn_has_its_own(turns: Tur
                 os._exit(0 if turns._is_taken and not turns._waiting else 1)
         _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def can_be_locked(file: Path) -> bool:
+    other = os.open(file, os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(other)
+
+
+def test_a_process_that_dies_in_its_turn_gives_it_on_though_a_child_of_it_lives(turns: Turns, file: Path) -> None:
+    with turns.turn(with_others=True):
+        child = Child(lambda: "")
+        assert not can_be_locked(file)
+        assert turns._file is not None
+        os.dup2(os.open(file, os.O_RDONLY), turns._file)  # as death would, this closes it without unlocking it
+        until(lambda: can_be_locked(file))
+        child.go()
+
+
+def test_a_lock_that_comes_too_late_is_given_back_though_a_fork_has_copied_it(file: Path) -> None:
+    late = turns_module._open(file, make=True)
+    turns_module._lock(late)
+    copy = os.dup(late)
+    turns_module._close(late)
+    assert can_be_locked(file)
+    os.close(copy)
+
+
+def test_a_writer_that_tries_in_vain_gives_its_turn_on(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns_module, "LONGEST_WAIT", 0.02)
+    backend, other = Backend(sqlite_url, timeout=PATIENCE), Backend(sqlite_url, create=True)
+    file = tmp_path / "waterclock.db-turn"
+    with ThreadPoolExecutor(1) as pool:
+        with other._writer.begin():
+            writing = pool.submit(backend.transact, lambda _: None)
+            until(file.exists)
+            until(lambda: can_be_locked(file))
+            assert not writing.done()
+        writing.result()
+    backend.close()
+    other.close()
 
 
 def test_writers_that_find_the_file_busy_take_turns_from_then_on(sqlite_url: str, tmp_path: Path) -> None:

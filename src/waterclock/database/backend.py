@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import random
 import secrets
 import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any, TypeVar, cast, overload
 
@@ -25,7 +26,7 @@ from waterclock.database.engines.postgresql import PostgresqlDialect
 from waterclock.database.engines.sqlite import SqliteDialect
 from waterclock.database.engines.sqlite_file import file_of
 from waterclock.database.failures import failure
-from waterclock.database.forking import prepare_for_forks
+from waterclock.database.forking import calls, prepare_for_forks
 from waterclock.database.kept import note_closed
 from waterclock.database.migrating import HEAD, catalogue_version, check_version, migrate
 from waterclock.database.sql_connection import SqlConnection
@@ -131,6 +132,7 @@ class Backend:
         self._sessions = (os.getpid(), secrets.randbits(_SESSION_BITS))
         self._when_closed: set[Callable[[Backend], object]] = set()
         self._turns = self.dialect.turns(self.url)
+        self._file = str(file_of(self.url).absolute()) if self.dialect.name == "sqlite" else None
         self._writer = self.dialect.writer(self._own)
         self._direct = DirectPool(
             self._own,
@@ -239,7 +241,7 @@ class Backend:
         if self.dialect.is_missing(self.url):  # which connecting would create
             return None
         try:
-            with self._reader.connect() as connection:
+            with self._call(), self._reader.connect() as connection:
                 return catalogue_version(connection)
         except (TypeError, ValueError) as error:  # the driver's, about an option in the URL's query
             raise self._wrong_url(error) from None
@@ -314,12 +316,13 @@ class Backend:
         patience: float = getattr(self._patience, "seconds", self._timeout)
         give_up_at = moments.monotonic() + patience
         with ExitStack() as turn:
+            turn_ends_at = math.inf
             if self._turns is not None:
-                turn.enter_context(self._turns.turn(patience))
+                turn_ends_at = turn.enter_context(self._turns.turn(patience))
             pause = _FIRST_PAUSE
             while True:
                 try:
-                    with begin() as connection:
+                    with self._call(), begin() as connection:
                         return work(connection)
                 except FAILURES as error:
                     if not self._may_pass(error):
@@ -330,7 +333,9 @@ class Backend:
                         raise self._failure(error, was) from self.cause(error)
                 if self._turns is not None and pause == _FIRST_PAUSE:
                     turn.close()
-                    turn.enter_context(self._turns.turn(left, with_others=True))
+                    turn_ends_at = turn.enter_context(self._turns.turn(left, with_others=True))
+                elif moments.monotonic() >= turn_ends_at:
+                    turn.close()
                 # Jitter, so that writers who met do not meet again.
                 moments.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  # not a secret
                 pause = min(pause * 2, self.dialect.longest_pause)
@@ -377,7 +382,7 @@ class Backend:
         if not self._has_catalogue:
             self._require_catalogue()
         reader = self._indexed_reader if indexed else self._reader
-        with self._reading_translated(), reader.connect() as connection, connection.begin():
+        with self._call(), self._reading_translated(), reader.connect() as connection, connection.begin():
             yield connection
 
     def is_ours(self, connection: SqlConnection) -> bool:
@@ -480,8 +485,11 @@ class Backend:
     @cached_property
     def largest_value(self) -> int:
         """How many bytes one value of a statement may have."""
-        with self._reading_translated(), self._reader.connect() as connection:
+        with self._call(), self._reading_translated(), self._reader.connect() as connection:
             return self.dialect.largest_value(connection)
+
+    def _call(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._file is None else calls.on(self._file)
 
     def close(self) -> None:
         """Give the connections back. The backend can be used again: it opens new ones."""

@@ -7,6 +7,7 @@ soon as it is free and takes from a process that dies. That file is made when tw
 
 A turn is a courtesy: SQLite's own lock guards the data. A writer waits at most `LONGEST_WAIT` for its turn and then
 tries without one, so a process that is frozen in the middle of its turn holds no other writer up for longer than that.
+One that has its turn, and tries for that long in vain, goes on trying without: others may be able to write.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ except ImportError:  # a system without such locks: then threads take turns, and
     fcntl = None
 
 LONGEST_WAIT = 2.0
-"""Seconds that a writer waits for its turn, at the most."""
+"""Seconds that a writer waits for its turn, or keeps it in vain, at most."""
 
 
 class Turns:
@@ -52,11 +53,16 @@ class Turns:
         self._lock = threading.Lock()
         self._is_taken = False
         self._waiting = deque()
-        self._file = None
+        self._file = None  # closed already, with those of other turns
 
     @contextmanager
-    def turn(self, seconds: float = LONGEST_WAIT, *, with_others: bool = False) -> Generator[None]:
+    def turn(self, seconds: float = LONGEST_WAIT, *, with_others: bool = False) -> Generator[float]:
         """Wait for one's turn, at most so long, and have it until the block ends.
+
+        Yields
+        ------
+        float
+            When to end the block at the latest, in the seconds of `moments.monotonic`.
 
         Parameters
         ----------
@@ -68,7 +74,7 @@ class Turns:
         file = None
         try:
             file = self._take_file(give_up_at, make=with_others) if is_first else None
-            yield
+            yield moments.monotonic() + LONGEST_WAIT
         finally:
             if file is not None:
                 _unlock(file)
@@ -113,7 +119,7 @@ class Turns:
             return None
         if self._file is None:
             with suppress(OSError):  # there is none yet, or its folder may not be written to
-                self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o644)
+                self._file = _open(self._path, make=make)
         if self._file is None:
             return None
         try:
@@ -131,8 +137,20 @@ class Turns:
         """Give the file back. The turns can be used again."""
         with self._lock:
             if not self._is_taken and self._file is not None:
-                os.close(self._file)
+                _close(self._file)
                 self._file = None
+
+
+def _open(path: Path, *, make: bool) -> int:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o644)
+    _opened.add(file)
+    return file
+
+
+def _close(file: int) -> None:
+    _unlock(file)  # closing does not, while a process that was forked has yet to close its copy
+    _opened.discard(file)
+    os.close(file)
 
 
 def _lock(file: int, *, wait: bool = True) -> None:
@@ -161,7 +179,7 @@ class _Wait:
         with self._lock:
             self._has_it.set()
             if self._is_given_up:
-                os.close(self._file)  # which gives the lock back
+                _close(self._file)
 
     def until(self, give_up_at: float) -> bool:
         """Wait; False where it took too long, and then the lock is given back when it comes."""
@@ -180,9 +198,14 @@ class _Wait:
 
 
 _all: weakref.WeakSet[Turns] = weakref.WeakSet()
+_opened: set[int] = set()
 
 
 def _begin_anew() -> None:
+    # A lock belongs to all copies of a descriptor: with one left here, a turn would outlive its process, the parent.
+    for file in _opened:
+        os.close(file)
+    _opened.clear()
     for turns in list(_all):
         turns.begin_anew()
 
