@@ -44,6 +44,28 @@ def test_payload_that_is_not_json_is_refused(jobs: Shell) -> None:
     jobs("table", "peek", "jobs", expect=FAILED)
 
 
+def test_json_keeps_its_numbers_and_the_order_of_keys(jobs: Shell) -> None:
+    text = '{"b": 1e+23, "a": [-0.0, 1.0, 1, 18446744073709551616]}'
+    jobs("table", "put", "jobs", text, "--column", f"doc={text}")
+    (jobs.folder / "jobs.jsonl").write_text(f'{{"payload": {text}, "doc": {text}}}\n')
+    jobs("table", "put", "jobs", "--jsonl", "jobs.jsonl")
+    assert [json.dumps(row["payload"]) for row in jobs.json("table", "peek", "jobs")] == [text] * 2
+    with connect("sqlite:///factory.db") as database:
+        found = database.table("jobs").receive()
+    assert [json.dumps(one.columns["doc"]) for one in found] == [text] * 2
+
+
+def test_a_key_that_occurs_twice_is_refused(jobs: Shell) -> None:
+    twice = '{"a": 1, "b": {"c": 1, "c": 2}}'
+    jobs("table", "put", "jobs", twice, expect=WRONG_USAGE)
+    assert "the key 'c' occurs twice" in jobs.said
+    jobs("table", "put", "jobs", "1", "--column", f"doc={twice}", expect=WRONG_USAGE)
+    (jobs.folder / "jobs.jsonl").write_text('{"payload": 1, "payload": 2}\n')
+    jobs("table", "put", "jobs", "--jsonl", "jobs.jsonl", expect=WRONG_USAGE)
+    assert "line 1 must be a JSON object" in jobs.said
+    assert "the key 'payload' occurs twice" in jobs.said
+
+
 def test_columns_are_read_in_their_types(jobs: Shell) -> None:
     given = ("n=5", "x=1.5", "on=true", "word=a=b", "raw=\u00e9", 'doc={"a": [1]}')
     jobs("table", "put", "jobs", "1", *(word for text in given for word in ("--column", text)))

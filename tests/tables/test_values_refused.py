@@ -13,16 +13,10 @@ from hypothesis import strategies as st
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.model.texts import check_json, check_text, storable
+from waterclock.tables.model.json_values import check_json
+from waterclock.tables.model.texts import check_text, storable
 
 NUL, HALF = "a\0b", "a\ud800b"
-
-
-def nested(depth: int) -> list[Any]:
-    value: list[Any] = []
-    for _ in range(depth):
-        value = [value]
-    return value
 
 
 @pytest.mark.parametrize("text", [NUL, HALF])
@@ -49,14 +43,12 @@ def test_headers_may_have_a_nul_which_json_spells_and_no_half_of_a_pair(
 
 
 @pytest.mark.one_database
-@pytest.mark.parametrize(
-    "value", [math.nan, [math.inf], {"a": -math.inf}, NUL, [{"a": HALF}], {NUL: 1}, {1, 2}, nested(100_000)]
-)
+@pytest.mark.parametrize("value", [math.nan, [math.inf], {"a": -math.inf}, NUL, [{"a": HALF}], {NUL: 1}, {1, 2}])
 def test_what_is_no_json_that_every_database_keeps_is_refused(database: Database, value: Any) -> None:
     table = database.create_table("orders", payload="json", columns={"extra": "json"})
-    with pytest.raises(InvalidArgumentError, match=r"^payload: "):
+    with pytest.raises(InvalidArgumentError, match=r"^payload(:| must be JSON, got) "):
         table.put(value)
-    with pytest.raises(InvalidArgumentError, match=r"^extra: "):
+    with pytest.raises(InvalidArgumentError, match=r"^extra(:| must be JSON, got) "):
         table.put(1, extra=value if isinstance(value, list | dict | set) else [value])
 
 
@@ -66,27 +58,6 @@ def test_json_that_only_looks_like_what_is_refused_is_kept(database: Database) -
     table.put(likely, extra=likely)
     [delivery] = table.receive()
     assert (delivery.payload, delivery.columns["extra"]) == (likely, likely)
-
-
-@pytest.mark.parametrize(
-    "number", [0.1 + 0.2, -3.4463320590335882e-292, 5e-324, 1.7976931348623157e308, 2**63 - 1, -(2**63), 2**53 + 1]
-)
-def test_a_json_number_comes_back_as_it_was(database: Database, number: float) -> None:
-    table = database.create_table("orders", payload="json", columns={"extra": "json"})
-    table.put(number, extra=number)
-    [delivery] = table.receive()
-    kind = type(number)  # PostgreSQL writes a float that is whole as an int
-    assert (kind(delivery.payload), kind(delivery.columns["extra"])) == (number, number)
-
-
-@pytest.mark.one_database
-@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**400])
-def test_a_json_int_of_more_than_64_bits_is_refused_where_it_stands_alone(database: Database, number: int) -> None:
-    table = database.create_table("orders", payload="json")
-    with pytest.raises(InvalidArgumentError, match=r"^payload: .* more than 64 bits; SQLite keeps it only in a list"):
-        table.put(number)
-    table.put([number])
-    assert [delivery.payload for delivery in table.receive()] == [[number]]
 
 
 @pytest.mark.parametrize("reason", [NUL, HALF, "tea 😀"])

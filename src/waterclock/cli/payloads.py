@@ -95,7 +95,7 @@ def _lines(file: str) -> Iterator[tuple[int, bytes]]:
 
 def _row(table: MessageTable, number: int, line: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        row = _parsed(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested too deeply
         raise InvalidArgumentError(f"line {number} must be a JSON object, got {quoted(line)}: {error}") from None
     if not isinstance(row, dict) or ("payload" in row) == ("payload_base64" in row):
@@ -132,11 +132,23 @@ def _content(text: str) -> bytes:
 
 def _json(name: str, text: str) -> Any:
     try:
-        return json.loads(text)
+        return _parsed(text)
     except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(
             f"{name} must be JSON, got {quoted(text)}: {error}. A JSON string needs its double quotes, as in '\"text\"'"
         ) from None
+
+
+def _parsed(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):  # of which Python would take the last
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {quoted(next(name for name in names if names.count(name) > 1))} occurs twice")
+    return found
 
 
 def _number(name: str, text: str, kind: Callable[[str], float]) -> float:

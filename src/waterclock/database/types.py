@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql, postgresql
+from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.types import TypeEngine
 
@@ -47,21 +47,23 @@ LongText = sa.Text().with_variant(_LongText(), "mysql", "mariadb")
 
 
 class Json(sa.TypeDecorator[Any]):
-    """JSON. SQLite is given a number as one: its JSON columns make one of the text, and not always the same."""
+    """JSON as the text that was written, with its numbers, and its keys in their order.
+
+    JSON on PostgreSQL, where JSONB changes some; TEXT on SQLite, where a column that is declared JSON makes a number of
+    a text that is one, and an int of -0.0.
+    """
 
     impl = sa.JSON
     cache_ok = True
 
     def load_dialect_impl(self, dialect: sa.Dialect) -> TypeEngine[Any]:
-        """Use JSONB on PostgreSQL."""
-        return dialect.type_descriptor(postgresql.JSONB() if dialect.name == "postgresql" else sa.JSON())
+        """Use TEXT on SQLite."""
+        return dialect.type_descriptor(sa.Text() if dialect.name == "sqlite" else sa.JSON())
 
     def bind_processor(self, dialect: sa.Dialect) -> Any:
-        """Write a value as JSON text, on SQLite all but numbers."""
-        process: Any = super().bind_processor(dialect)
-        if dialect.name != "sqlite":
-            return process
-        return lambda value: value if type(value) in _NUMBERS else process(value)
+        """Write a value as JSON."""
+        return sa.JSON().dialect_impl(dialect).bind_processor(dialect)
 
-
-_NUMBERS = (int, float)
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
+        """Read JSON, where the driver does not."""
+        return sa.JSON().dialect_impl(dialect).result_processor(dialect, coltype)

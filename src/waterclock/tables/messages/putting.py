@@ -22,7 +22,7 @@ from waterclock.tables.messages.drawing_ids import draw_uuid
 from waterclock.tables.model.arguments import many
 from waterclock.tables.model.column_values import column_checks
 from waterclock.tables.model.schema import user_column_names
-from waterclock.tables.model.texts import check_json, check_text
+from waterclock.tables.model.texts import check_text
 from waterclock.tables.payloads.writing import write_payload
 from waterclock.time import MAX_NS, to_duration, to_time
 
@@ -304,7 +304,7 @@ def _payload(context: TableContext, value: Any) -> Any:
     if type(value) not in _SIZED:
         value = write_payload(value, kind)
     if kind == "json":
-        check_json("payload", value)
+        column_checks(context.rows)["message"]("payload", value)
         return sa.JSON.NULL if value is None else value
     if kind == "text" and isinstance(value, str):
         return check_text("payload", value)

@@ -52,7 +52,7 @@ _AT_ONCE = 100
 _SECOND = 1_000_000_000
 _MINUTE = 60 * _SECOND
 _log = logging.getLogger(__name__)
-_GIVEN = ("cron", "timezone", "message", "catch_up", "within", "overlap")
+_GIVEN = ("cron", "timezone", "catch_up", "within", "overlap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def set_schedule(context: TableContext, name: str, rule: Mapping[str, Any], mess
 
     def work(own: SqlConnection) -> None:
         known = own.execute(_of_name(context).with_for_update(), {"name": name}).first()
-        if known is not None and all(getattr(known, column) == values[column] for column in _GIVEN):
+        if known is not None and _is_as_given(known, values):
             return
         now = context.backend.now(own)
         following = next_tick(values["cron"], values["timezone"], now)
@@ -135,6 +135,17 @@ def set_schedule(context: TableContext, name: str, rule: Mapping[str, Any], mess
         _tell(context, own)
 
     context.backend.transact(work)
+
+
+def _is_as_given(known: Any, values: Mapping[str, Any]) -> bool:
+    return _sorted(known.message) == _sorted(values["message"]) and all(
+        getattr(known, column) == values[column] for column in _GIVEN
+    )
+
+
+def _sorted(message: str) -> str:
+    """Write a message such that those whose keys only stand in another order are one text."""
+    return json.dumps(json.loads(message), sort_keys=True)
 
 
 def remove_schedule(context: TableContext, name: str) -> bool:
@@ -373,12 +384,12 @@ def _message_id(context: TableContext, text: str) -> MessageId:
 
 
 def _packed(context: TableContext, message: Mapping[str, Any]) -> str:
-    prepare_rows(context, [{**message, "id": _id_of(context, "probe")}])  # refuses what cannot be put
-    payload = message["payload"]
+    [row] = prepare_rows(context, [{**message, "id": _id_of(context, "probe")}]).rows  # refuses what cannot be put
+    payload: Any = None if row["message"] is sa.JSON.NULL else row["message"]
     if context.options.payload == "bytes":
-        payload = base64.b64encode(bytes(payload)).decode()
+        payload = base64.b64encode(payload).decode()
     headers = None if message["headers"] is None else dict(message["headers"])
-    return json.dumps({**message, "payload": payload, "headers": headers}, ensure_ascii=False, sort_keys=True)
+    return json.dumps({**message, "payload": payload, "headers": headers}, ensure_ascii=False)
 
 
 def _unpacked(context: TableContext, text: str) -> dict[str, Any]:

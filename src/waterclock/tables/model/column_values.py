@@ -13,20 +13,24 @@ from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql
+from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from waterclock.database.kept import built_once
 from waterclock.database.types import BIGINTS, Json
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
-from waterclock.tables.model.texts import check_json, check_text
+from waterclock.tables.model.json_values import check_json, check_jsonb, check_numeric_json
+from waterclock.tables.model.texts import check_text
 
 _Check = Callable[[str, Any], Any]
 
 
-def _json(name: str, value: Any) -> Any:
-    check_json(name, value)
-    return value
+def _json(check: Callable[[str, Any], None]) -> _Check:
+    def checked(name: str, value: Any) -> Any:
+        check(name, value)
+        return value
+
+    return checked
 
 
 def _if_text(name: str, value: Any) -> Any:
@@ -75,8 +79,10 @@ def _misfit(name: str, value: object, takes: str) -> InvalidArgumentError:
 
 
 _CHECKS: tuple[tuple[type[Any], _Check], ...] = (
-    (sa.JSON, _json),
-    (Json, _json),
+    (postgresql.JSONB, _json(check_jsonb)),
+    (sqlite.JSON, _json(check_numeric_json)),
+    (sa.JSON, _json(check_json)),
+    (Json, _json(check_json)),
     (sa.Enum, _if_text),
     (mysql.TINYINT, _if_text),  # MariaDB's boolean
     (sa.Integer, _int),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql, postgresql
+from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql.cache_key import NO_CACHE
 from sqlalchemy.types import TypeEngine
 
@@ -109,6 +109,9 @@ _COLUMN_TYPES: dict[str, Any] = {
     "bytes": Bytes().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"),
     "json": Json(),
 }
+
+_LOSSY_JSON = (postgresql.JSONB, sqlite.JSON)
+"""Types of columns that others made, which return some JSON changed."""
 
 
 def check_table_name(name: object) -> str:
@@ -250,13 +253,26 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
     for column in OWN_COLUMNS:
         if column not in found:
             raise SchemaError(f"message table {quoted(name)}: its SQL table lacks the column {column!r}; add it")
-    # What a database reports need not be what was asked for: MariaDB calls a JSON column a text.
     extra = tuple(
-        _Extra(column, sa.types.to_instance(_COLUMN_TYPES.get(options.columns.get(column, ""), kind)))
+        _Extra(column, _column_type(options.columns.get(column, ""), kind))
         for column, kind in found.items()
         if column not in (*OWN_COLUMNS, ACKED_DAY)
     )
-    return _described(name, options.id_type, options.payload, extra, is_partitioned=options.purge_by == "partition")
+    return _described(
+        name,
+        options.id_type,
+        options.payload,
+        extra,
+        is_partitioned=options.purge_by == "partition",
+        is_jsonb=isinstance(found["message"], postgresql.JSONB),
+    )
+
+
+def _column_type(declared: str, found: TypeEngine[Any]) -> TypeEngine[Any]:
+    """Return the type of a further column; MariaDB and SQLite report a column that was declared JSON as a text."""
+    if isinstance(found, _LOSSY_JSON):
+        return found
+    return sa.types.to_instance(_COLUMN_TYPES.get(declared, found))
 
 
 class _Extra:
@@ -283,11 +299,13 @@ def _has_key(key: object) -> bool:
 
 @built_once(maxsize=256)
 def _described(
-    name: str, id_type: IdType, payload: Payload, extra: tuple[_Extra, ...], *, is_partitioned: bool
+    name: str, id_type: IdType, payload: Payload, extra: tuple[_Extra, ...], *, is_partitioned: bool, is_jsonb: bool
 ) -> sa.Table:
     # One object for all that are alike, in all databases: what is built of it is built once.
     rows = message_rows(name, id_type, payload, [sa.Column(one.name, Guarded(one.kind)) for one in extra])
     rows.info[PARTITIONED] = is_partitioned
+    if is_jsonb:
+        rows.c.message.type = Guarded(postgresql.JSONB())
     return rows
 
 

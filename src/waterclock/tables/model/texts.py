@@ -6,10 +6,6 @@ cannot be kept of it is replaced: the reason must not become a failure of its ow
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-from waterclock.database.types import BIGINTS
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
 
@@ -19,7 +15,6 @@ of text is larger than MariaDB's max_allowed_packet."""
 
 _NUL = "\0"
 _REPLACEMENT = "\ufffd"
-_SUSPECTS = ("\\u0000", "\\ud")  # how JSON begins to write a NUL and half of a surrogate pair
 
 
 def check_text(name: str, text: str) -> str:
@@ -34,28 +29,6 @@ def check_text(name: str, text: str) -> str:
     if problem is not None:
         raise InvalidArgumentError(f"{name}: {quoted(text)} {problem}")
     return text
-
-
-def check_json(name: str, value: Any) -> None:
-    """Refuse what is no JSON, or none that every database keeps.
-
-    Raises
-    ------
-    InvalidArgumentError
-        Naming the argument, and what is wrong with the value.
-    """
-    if isinstance(value, int) and value not in BIGINTS:
-        raise InvalidArgumentError(
-            f"{name}: {quoted(value)} is an int of more than 64 bits; SQLite keeps it only in a list or an object"
-        )
-    try:
-        text = json.dumps(value, allow_nan=False)
-        # As JSON has it: a key that is no text becomes one there.
-        suspicious = _texts(json.loads(text)) if any(suspect in text for suspect in _SUSPECTS) else []
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"{name}: {quoted(value)} cannot be written as JSON: {error}") from None
-    for one in suspicious:
-        check_text(name, one)
 
 
 def storable(text: str) -> str:
@@ -78,18 +51,3 @@ def _problem(text: str) -> str | None:
     except UnicodeEncodeError:
         return "has half of a surrogate pair in it, which is no text; decode what it was made of anew"
     return None
-
-
-def _texts(value: Any) -> list[str]:
-    found: list[str] = []
-    left = [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, str):
-            found.append(one)
-        elif isinstance(one, dict):
-            left += one.keys()
-            left += one.values()
-        elif isinstance(one, list):
-            left += one
-    return found
