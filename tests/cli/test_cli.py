@@ -62,6 +62,15 @@ def test_topic_alter_changes_and_unsets_options(shell: Shell) -> None:
     shell("topic", "alter", "telemetry", expect=WRONG_USAGE)
 
 
+def test_topic_rename(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    shell("topic", "rename", "telemetry", "measurements")
+    assert "topic telemetry is named measurements now" in shell.said
+    (info,) = shell.json("topic", "ls")
+    assert info["name"] == "measurements"
+    shell("topic", "rename", "telemetry", "other", expect=FAILED)
+
+
 def test_a_message_too_far_ahead_is_rejected_with_its_reason(shell: Shell) -> None:
     shell("topic", "add", "telemetry", "--max-ahead", "5m")
     file = write_messages(shell.folder, {}, {"publish_time": "2199-01-01T00:00:00Z"}, {})

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from tests.topics.conftest import MakeTopic, SettableClock
 from tests.topics.flows import published
 
 from waterclock.connection import connect
 from waterclock.database.backend import Backend
+from waterclock.database.topic_catalogue import ledgers
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from waterclock.message import Position
 from waterclock.topics.creating import topic_names
@@ -124,3 +126,43 @@ def test_a_removed_topic_cannot_be_altered(sqlite_topic: Topic) -> None:
     sqlite_topic.remove()
     with pytest.raises(NotFoundError, match="'telemetry'"):
         sqlite_topic.alter(retention="1d")
+
+
+def test_a_renamed_topic_is_found_by_its_new_name_and_open_ones_go_on(make_topic: MakeTopic) -> None:
+    topic, other = make_topic("telemetry"), make_topic("alarms")
+    elsewhere = Topic.open(topic.storage.backend, None, "telemetry")
+    reading = topic.subscribe("billing")
+    topic.append(published([1]))
+    topic.rename("measurements")
+    assert (topic.name, topic.info.name) == ("measurements", "measurements")
+    elsewhere.append(published([2]))
+    assert [message.publish_time for message in reading.read()] == [1, 2]
+    reading.commit()
+    assert topic.subscriptions()[0].name == "billing"
+    assert topic_names(topic.storage.backend) == ["alarms", "measurements"]
+    with pytest.raises(AlreadyExistsError, match="cannot rename topic 'measurements': a topic named 'alarms' exists"):
+        topic.rename("alarms")
+    with pytest.raises(InvalidArgumentError, match="name"):
+        topic.rename("")
+    assert topic.name == "measurements"
+    other.remove()
+    with pytest.raises(NotFoundError, match="'alarms'"):
+        other.rename("measurements 2")
+
+
+def test_files_written_before_a_topic_was_renamed_are_its_own(make_sqlite_topic: MakeTopic) -> None:
+    topic = make_sqlite_topic("telemetry")
+    topic.append(published([1]))
+    topic.roll()
+    topic.seal()
+    topic.rename("measurements")
+    topic.append(published([2]))
+    topic.roll()
+    topic.seal()
+    with topic.storage.backend._writer.begin() as connection:
+        connection.execute(sa.delete(ledgers).where(ledgers.c.ledger == 0))
+    again = make_sqlite_topic("telemetry")
+    assert again.repair().imported == ()
+    assert again.verify().is_whole
+    assert topic.repair().imported == (0,)
+    assert [message.publish_time for message in topic.read()] == [1, 2]

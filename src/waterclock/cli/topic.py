@@ -132,6 +132,23 @@ def alter(
 
 
 @app.command
+def rename(name: str, new_name: str, /, *, common: Common = Common()) -> None:
+    """Give a topic another name. Processes that have it open go on; its former name is unknown.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    new_name
+        Its name from now on.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        topic.rename(new_name)
+        common.output.talk(f"topic {name} is named {topic.name} now")
+
+
+@app.command
 def ls(*, limit: int | None = None, common: Common = Common()) -> None:
     """List the topics.
 
@@ -428,7 +445,8 @@ def truncate(name: str, before: str, /, *, force: bool = False, common: Common =
     name
         The topic.
     before
-        ledger:entry:index, a time with offset, or a duration such as 30d for that long ago.
+        ledger:entry:index, a time with offset, or a duration such as 30d for that long ago. A ledger is deleted whole
+        or not at all.
     force
         Also delete what a subscription has not read yet.
     """

@@ -1,13 +1,16 @@
-"""Changing the options of a topic."""
+"""Changing the options and the name of a topic."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import topics
+from waterclock.errors import AlreadyExistsError, ConstraintError
+from waterclock.quoting import quoted
+from waterclock.topics.names import check_name
 from waterclock.topics.storage import Storage
 from waterclock.topics.topic_options import TopicChanges, TopicOptions
 
@@ -22,3 +25,20 @@ def alter_topic(storage: Storage, changes: TopicChanges) -> None:
 
     storage.backend.transact(write)
     storage.known_limit.read_at = -math.inf  # so that the next append of this process reads it
+
+
+def rename_topic(storage: Storage, name: str) -> Storage:
+    """Give a topic another name; return it under that one. See `Topic.rename`."""
+    statement = sa.update(topics).where(topics.c.id == storage.topic_id).values(name=check_name(name))
+
+    def write(connection: sa.Connection) -> None:
+        storage.lock(connection)
+        connection.execute(statement)
+
+    try:
+        storage.backend.transact(write)
+    except ConstraintError as error:
+        raise AlreadyExistsError(
+            f"cannot rename topic {quoted(storage.name)}: a topic named {quoted(name)} exists. Choose another name"
+        ) from error
+    return replace(storage, name=name)

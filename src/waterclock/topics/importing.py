@@ -41,6 +41,7 @@ class _Offer(NamedTuple):
 
     path: str
     size: int
+    topic: str
     origin: str | None
     ledgers: Sequence[LedgerFacts]
 
@@ -60,12 +61,15 @@ def orphans(storage: Storage, folder: str | None = None) -> Iterator[tuple[str, 
 
 
 def is_of_another(storage: Storage, path: str, size: int) -> bool:
-    """Say whether a file is that of a topic of another name or in another database, which shares the store."""
+    """Return whether a file is that of another topic, perhaps in another database, which shares the store.
+
+    The topic's origin tells: its name may have changed since the file was written.
+    """
     try:
         facts = facts_in(parsed_footer(storage.files, path, size, None, None))
     except (DamagedError, LostFileError):
         return False
-    return facts is not None and (facts.topic, facts.origin) != (storage.name, storage.origin)
+    return facts is not None and facts.origin != storage.origin
 
 
 def import_lost(storage: Storage) -> list[int]:
@@ -91,15 +95,15 @@ def import_lost(storage: Storage) -> list[int]:
 
 
 def _offers(storage: Storage) -> Iterator[_Offer]:
-    """Give the files of topics of this name that may hold what is missing, as far as they can be read."""
+    """Yield the files that may hold what is missing, as far as they can be read."""
     for path, size in (*orphans(storage), *_beside_holes(storage)):
         try:
             facts = facts_in(parsed_footer(storage.files, path, size, None, None))
         except (DamagedError, LostFileError) as error:
             _log.warning("%s is no ledger file, or a damaged one: %s", storage.files.name(path), error)
             continue
-        if facts is not None and facts.ledgers and facts.topic == storage.name:
-            yield _Offer(path, size, facts.origin, facts.ledgers)
+        if facts is not None and facts.ledgers:
+            yield _Offer(path, size, facts.topic, facts.origin, facts.ledgers)
 
 
 def _beside_holes(storage: Storage) -> Iterator[tuple[str, int]]:
@@ -120,16 +124,24 @@ def _beside_holes(storage: Storage) -> Iterator[tuple[str, int]]:
 
 
 def _ours(storage: Storage, offers: list[_Offer]) -> list[_Offer]:
-    """Leave out files of topics of the same name in other databases; those of most ledgers come first."""
+    """Leave out files of other topics; those of most ledgers come first.
+
+    An empty topic takes the files of the only topic of its name, with those written before that one was renamed.
+    """
+    others = sa.select(topics.c.origin).where(topics.c.id != storage.topic_id)
     with storage.backend.snapshot() as connection:
         topic = storage.row(connection)
+        taken = set(connection.execute(others).scalars())  # by topics that had this name once
     fresh = topic["ordinal"] == 0 and topic["first_ledger"] == 0
-    origins = {offer.origin for offer in offers}
+    origin = topic["origin"]
+    origins = {offer.origin for offer in offers if offer.topic == topic["name"]} - taken
     if fresh and len(origins) == 1:
-        _take_origin(storage, origins.pop())
-    else:
-        offers = [offer for offer in offers if offer.origin == topic["origin"]]
-    return sorted(offers, key=lambda offer: (offer.ledgers[0].ledger, -len(offer.ledgers), offer.path))
+        origin = origins.pop()
+        _take_origin(storage, origin)
+    return sorted(
+        (offer for offer in offers if offer.origin == origin),
+        key=lambda offer: (offer.ledgers[0].ledger, -len(offer.ledgers), offer.path),
+    )
 
 
 def _take_origin(storage: Storage, origin: str | None) -> None:

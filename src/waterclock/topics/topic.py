@@ -16,7 +16,7 @@ from waterclock.message import Message, Position
 from waterclock.quoting import quoted
 from waterclock.time import Duration, Time, to_duration
 from waterclock.topics import subscription_rows
-from waterclock.topics.altering import alter_topic
+from waterclock.topics.altering import alter_topic, rename_topic
 from waterclock.topics.appending import Appended, append_entry
 from waterclock.topics.bounds import Bounds
 from waterclock.topics.choices import OnAhead
@@ -353,6 +353,27 @@ class Topic:
         """
         alter_topic(self.storage, options)
 
+    def rename(self, name: str) -> None:
+        """Give the topic another name; its messages, files, subscriptions and producers stay.
+
+        Topics that are open in other processes go on under the name by which they were opened, and their errors and
+        logs show that name. Programs that open the topic by its former name no longer find it, among them pipelines,
+        streams on Spark and commands.
+
+        Parameters
+        ----------
+        name
+            1 to 255 characters.
+
+        Raises
+        ------
+        AlreadyExistsError
+            If another topic has that name.
+        NotFoundError
+            If the topic was removed.
+        """
+        self.storage = rename_topic(self.storage, name)
+
     def roll(self) -> None:
         """Close the open ledger and open the next one; nothing to do while it is empty."""
         roll(self.storage)
@@ -503,7 +524,8 @@ class Topic:
         Parameters
         ----------
         before
-            A position, a time, or how long ago: ``"30d"``.
+            A position, a time, or how long ago: ``"30d"``. A ledger is deleted whole or not at all, so messages before
+            a position in the middle of a ledger stay until the rest of their ledger may go too.
         force
             Also what a subscription has not read yet: it goes on with the first message that is left.
 
