@@ -8,6 +8,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -167,6 +168,15 @@ def start_processes(delivery: Delivery) -> None:
     endless.terminate()
     endless.join()
     assert endless.exitcode == -signal.SIGTERM
+
+
+def leave_a_process(delivery: Delivery) -> None:
+    """Start a process that does not end by itself, and do what the payload says."""
+    does, folder = delivery.payload["does"], Path(delivery.payload["folder"])
+    started = subprocess.Popen(["sleep", "3600"])
+    (folder / does).write_text(str(started.pid))
+    if does != "returns":
+        torture(delivery)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from tests.work.conftest import running, until
 import waterclock as wc
 from waterclock.tables.message_table import MessageTable
 from waterclock.work import processes
+from waterclock.work.grouped_process import GroupedProcess
 
 MakeTable = Callable[..., MessageTable]
 
@@ -145,6 +146,55 @@ def test_handlers_in_processes_may_start_processes_of_their_own(make_table: Make
     with running(worker):
         until(lambda: worker.counts.done + worker.counts.failed == 2)
     assert worker.counts.done == 2
+
+
+@pytest.mark.one_database
+@pytest.mark.parametrize("does", ["is killed", "exits", "hangs"])
+def test_processes_that_a_handler_started_end_with_its_process(
+    make_table: MakeTable, tmp_path: Path, does: str
+) -> None:
+    orders = make_table(max_attempts=1)
+    orders.put({"does": does, "folder": str(tmp_path)})
+    worker = wc.Worker(orders, shop.leave_a_process, processes=1, timeout="500ms" if does == "hangs" else None)
+    with running(worker):
+        until(lambda: worker.counts.replaced == 1)
+        started = int((tmp_path / does).read_text())
+        until(lambda: _is_gone(started))
+
+
+@pytest.mark.one_database
+def test_processes_that_a_handler_started_end_after_the_grace(make_table: MakeTable, tmp_path: Path) -> None:
+    orders = make_table()
+    orders.put({"does": "hangs", "folder": str(tmp_path)})
+    with running(wc.Worker(orders, shop.leave_a_process, processes=1, grace="1ms")):
+        until((tmp_path / "hangs-1").exists)
+    started = int((tmp_path / "hangs").read_text())
+    until(lambda: _is_gone(started))
+
+
+@pytest.mark.one_database
+def test_a_process_that_ends_by_itself_leaves_what_its_handlers_started(make_table: MakeTable, tmp_path: Path) -> None:
+    orders = make_table()
+    orders.put({"does": "returns", "folder": str(tmp_path)})
+    worker = wc.Worker(orders, shop.leave_a_process, processes=1)
+    with running(worker):
+        until(lambda: worker.counts.done == 1)
+    started = int((tmp_path / "returns").read_text())
+    assert not _is_gone(started)
+    os.kill(started, signal.SIGKILL)
+
+
+@pytest.mark.one_database
+def test_a_process_that_was_reaped_has_no_group_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = GroupedProcess(target=os._exit, args=(3,))
+    process.start()
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda group, _: killed.append(group))
+    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
+    process.join()
+    assert killed == [process.pid]  # while it kept its number
+    process.kill()
+    assert (killed, process.exitcode) == ([process.pid], 3)
 
 
 @pytest.mark.one_database

@@ -27,6 +27,7 @@ from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.work.forks import ending_forks
+from waterclock.work.grouped_process import lead_group
 from waterclock.work.handlers import BoundHandler, handlers_of
 from waterclock.work.outcomes import ACK, GIVE_BACK, HandlerSays, Outcome, outcome_of
 
@@ -135,6 +136,7 @@ def serve(
     pipe: Connection, parent: int, tables: Sequence[HandledTable], around: Callable[[Delivery], Any] | None
 ) -> None:
     """Handle what comes through the pipe until it is closed."""
+    lead_group()
     _leave_signals_to_parent()
     _end_with(parent)
     multiprocessing.current_process().daemon = False  # a daemonic process may not have children of its own

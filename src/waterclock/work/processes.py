@@ -18,6 +18,7 @@ from waterclock.tables.consumers.delivery import Delivery
 from waterclock.time import format_duration
 from waterclock.work.child import Broken, Ended, HandledTable, Ready, serve
 from waterclock.work.counts import Counter
+from waterclock.work.grouped_process import GroupedProcess
 from waterclock.work.intake import Intake
 from waterclock.work.lanes import Handling, Lanes
 from waterclock.work.outcomes import Outcome
@@ -36,9 +37,8 @@ class _Process:
     """One child, with the parent's end of its pipe."""
 
     def __init__(self, tables: Sequence[HandledTable], around: Callable[[Delivery], Any] | None) -> None:
-        spawning = multiprocessing.get_context("spawn")
-        self.pipe, theirs = spawning.Pipe()
-        self._process = spawning.Process(
+        self.pipe, theirs = multiprocessing.Pipe()
+        self._process = GroupedProcess(
             target=serve, args=(theirs, os.getpid(), tables, around), name="waterclock-work", daemon=True
         )
         self._lock = threading.Lock()

@@ -1,0 +1,63 @@
+"""A child process with a process group of its own: what kills the child also kills the processes that it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import suppress
+from multiprocessing.context import SpawnProcess
+from multiprocessing.popen_spawn_posix import Popen
+from typing import Any
+
+
+def lead_group() -> None:
+    """Make this process, a `GroupedProcess`, the leader of a process group that its own children will be in."""
+    os.setpgid(0, 0)
+
+
+class GroupedProcess(SpawnProcess):
+    """A spawned process; if it is killed or fails, its process group is killed, before its number is free again."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> _GroupPopen:  # noqa: N802  # pyright: ignore[reportIncompatibleMethodOverride]  # multiprocessing's name
+        return _GroupPopen(process_obj)
+
+
+class _GroupPopen(Popen):
+    """Kills the group before it reaps the child.
+
+    Until then the child, ended or not, keeps its process id from every other process, and so from every other group.
+    Multiprocessing reaps also the children of others whenever it starts one, so this is where the group must be killed.
+    """
+
+    def __init__(self, process_obj: Any) -> None:
+        self._reaping = threading.Lock()
+        super().__init__(process_obj)
+
+    def kill(self) -> None:
+        """Kill the child and its group, unless it was reaped."""
+        with self._reaping:
+            if self.returncode is None:
+                os.kill(self.pid, signal.SIGKILL)
+                self._kill_group()
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        """Return how the child ended; None: it runs. Without the flag, wait for its end."""
+        if flag != os.WNOHANG:
+            self._look(0)
+        with self._reaping:
+            ended = self._look(os.WNOHANG) if self.returncode is None else None
+            if ended is not None and (ended.si_code, ended.si_status) != (os.CLD_EXITED, 0):
+                self._kill_group()
+            return super().poll(os.WNOHANG)
+
+    def _look(self, flag: int) -> Any:
+        """Look how the child ended, and leave it to be reaped; None: it runs, or it is not ours any more."""
+        with suppress(ChildProcessError):
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flag)
+        return None
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):  # it leads no group yet, or a member is another user's
+            os.killpg(self.pid, signal.SIGKILL)
