@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -21,15 +22,31 @@ def migrate(url: str) -> None:
     Backend(url, create=True).close()
 
 
-def migrate_only_to(version: str, patch: pytest.MonkeyPatch) -> None:
-    """Let what is opened from now on be of an earlier version, until the patch is undone."""
+def add_next_version(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Make the library one version newer until the patch is undone: a migration adds a column to its topics."""
+    from waterclock.database import migrating  # noqa: PLC0415
+
+    migrations = folder / "migrations"
+    shutil.copytree(Path(migrating.__file__).parent / "migrations", migrations)
+    (migrations / "versions" / "0002_next.py").write_text(_NEXT_VERSION)
+    patch.setattr(migrating, "_FOLDER", migrations)
     for module in ("migrating", "backend"):
-        patch.setattr(f"waterclock.database.{module}.HEAD", version)
+        patch.setattr(f"waterclock.database.{module}.HEAD", "0002")
 
 
-def name_groups_as_today(connection: sa.Connection) -> None:
-    """Let today's code route in a catalogue from before migration 0013, which finds its work done then."""
-    connection.exec_driver_sql("ALTER TABLE waterclock_groups RENAME COLUMN came TO first_seq")
+_NEXT_VERSION = """
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+
+
+def upgrade():
+    if "colour" not in {column["name"] for column in sa.inspect(op.get_bind()).get_columns("waterclock_topics")}:
+        op.add_column("waterclock_topics", sa.Column("colour", sa.String(16)))
+    op.execute("UPDATE waterclock_topics SET colour = 'red'")
+"""
 
 
 def sqlite_with_catalogue(path: Path) -> str:

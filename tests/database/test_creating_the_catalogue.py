@@ -93,9 +93,9 @@ def test_a_newer_catalogue_is_refused_and_left_alone(database_url: str, create: 
 @pytest.mark.one_database
 def test_an_older_catalogue_is_migrated_only_where_that_is_said(database_url: str) -> None:
     wc.connect(database_url, create=True).close()
-    set_version(database_url, "0001")
+    set_version(database_url, "0000")
     for create in (None, False):
-        with pytest.raises(wc.SchemaError, match=r"has version 0001.*Run 'waterclock db migrate'"):
+        with pytest.raises(wc.SchemaError, match=r"has version 0000.*Run 'waterclock db migrate'"):
             wc.connect(database_url, create=create)
 
 

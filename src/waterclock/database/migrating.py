@@ -11,7 +11,7 @@ from waterclock import moments
 from waterclock.database.engines.engine_dialect import EngineDialect
 from waterclock.errors import SchemaError
 
-HEAD = "0016"
+HEAD = "0001"
 """The catalogue version that this library needs."""
 
 _VERSION_TABLE = "waterclock_migrations"
