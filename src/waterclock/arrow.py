@@ -300,41 +300,7 @@ def from_ipc(data: bytes | memoryview) -> pa.RecordBatch:
     return batch
 
 
-def check_messages(batch: pa.RecordBatch, *, checked: bool) -> None:
-    """Refuse what was read from bytes and cannot be messages with positions.
-
-    Parameters
-    ----------
-    batch
-        What `from_ipc` gave.
-    checked
-        The bytes matched their checksum, so only those of a newer version are refused.
-
-    Raises
-    ------
-    SchemaError
-        For other columns than `POSITIONED_SCHEMA`.
-    DamagedError
-        For a null where a message has none.
-    """
+def check_messages(batch: pa.RecordBatch) -> None:
+    """Raise a `SchemaError` if a batch has other columns than `POSITIONED_SCHEMA`."""
     if not batch.schema.equals(POSITIONED_SCHEMA):
         raise SchemaError("these are no messages: the columns are others; a newer Waterclock may have written them")
-    if checked:
-        return
-    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    headers = columns["headers"]
-    places = [columns[field.name] for field in POSITION_FIELDS]
-    if (
-        any(columns[field.name].null_count for field in MESSAGE_SCHEMA if not field.nullable)
-        or headers.keys.null_count
-        or headers.items.null_count
-        or any(_nulls(place) != _nulls(places[0]) for place in places)
-    ):
-        raise DamagedError("messages are damaged: a value is null that no message lacks")
-
-
-def _nulls(column: pa.Array) -> bytes | int:
-    """Tell columns with different nulls apart."""
-    if column.null_count in (0, len(column)):
-        return column.null_count
-    return column.is_null().to_numpy(zero_copy_only=False).tobytes()

@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 from tests.backup.conftest import NOW
 from tests.backup.contents import drained, messages, rows
+from tests.catalogues import add_next_version
 from tests.topics.flows import ledger_path
 
 import waterclock as wc
@@ -167,20 +168,13 @@ def test_files_that_were_being_written_during_the_backup_are_swept_in_the_copy(
             assert pending.path not in set(connection.execute(sa.text("SELECT path FROM waterclock_files")).scalars())
 
 
-def test_a_backup_whose_catalogue_is_older_is_brought_to_this_version(tmp_path: Path, folder: Path, url: str) -> None:
+def test_a_backup_whose_catalogue_is_older_is_brought_to_this_version(
+    tmp_path: Path, folder: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with wc.connect(f"sqlite:///{tmp_path}/old.db") as old:
         old.create_table("orders", payload="text").put("one")
-        with old.backend.engine.begin() as connection:
-            connection.exec_driver_sql("DROP TABLE waterclock_stores")
-            for table, columns in {
-                "topics": ("first_ledger", "first_ordinal", "store_id", "max_ahead", "on_ahead"),
-                "ledgers": ("checksums",),
-                "producers": ("covered",),
-            }.items():
-                for column in columns:
-                    connection.exec_driver_sql(f"ALTER TABLE waterclock_{table} DROP COLUMN {column}")
-            connection.exec_driver_sql("UPDATE waterclock_migrations SET version_num = '0006'")
         old.backup(folder)
+    add_next_version(tmp_path, monkeypatch)
     wc.restore(folder, url)
     with wc.connect(url) as copy:
         assert [delivery.payload for delivery in copy.table("orders").receive()] == ["one"]

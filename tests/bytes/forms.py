@@ -1,8 +1,7 @@
-"""The forms in which things are written down as bytes, with samples of each, this version's and the earlier one's."""
+"""The forms in which things are written down as bytes, with samples of each."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -10,13 +9,12 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
-from waterclock.arrow import to_arrow, to_ipc
+from waterclock.arrow import to_arrow
 from waterclock.batching.batch import Batch
 from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.batching.rate.batcher import RateAwareBatcher
 from waterclock.batching.rate.columns import RateAwareColumns
-from waterclock.checksum import FRAME_BYTES
 from waterclock.errors import WaterclockError
 from waterclock.message import Message, Position
 from waterclock.spark.many_sources import ManySources, from_packed, nothing
@@ -76,13 +74,6 @@ def batches() -> list[Batch]:
         Batch("öl", -5, 2**63 - 1, 2**63 - 1, "conflict", tuple(flow(200))),
         Batch("empty", 0, 1, 2, "gap", ()),
     ]
-
-
-def earlier_batch(batch: Batch) -> bytes:
-    """Write a batch as the version before checksums did."""
-    facts = {name: getattr(batch, name) for name in ("source", "start", "end", "closed_at", "reason")}
-    columns = to_arrow(batch.messages, positions=True)
-    return to_ipc(columns.replace_schema_metadata({b"waterclock.batch": json.dumps(facts).encode()}))
 
 
 def _event_time_states() -> list[bytes]:
@@ -217,10 +208,6 @@ def _read_packed(data: bytes) -> object:
 _ROW = (pa.string(), pa.list_(pa.string()), pa.int32(), pa.binary())
 
 
-def _unframed(states: list[bytes], lead: bytes = b"") -> list[bytes]:
-    return [lead + state[FRAME_BYTES:] for state in states]
-
-
 FORMS: dict[str, Callable[[], Form]] = {
     "batch": lambda: Form([batch.to_bytes() for batch in batches()], Batch.from_bytes),
     "event-time batcher": lambda: Form(_event_time_states(), _read_event_time),
@@ -229,11 +216,5 @@ FORMS: dict[str, Callable[[], Form]] = {
     "event-time stream": lambda: Form(_event_time_streams(), _read_event_time_stream),
     "rate stream": lambda: Form(_rate_streams(), _read_rate_stream),
     "packed row": lambda: Form([_packed_row()[2]], _read_packed, guarded=False),
-    "earlier batch": lambda: Form([earlier_batch(batch) for batch in batches()], Batch.from_bytes, guarded=False),
-    "earlier event-time batcher": lambda: Form(_unframed(_event_time_states()), _read_event_time, guarded=False),
-    "earlier rate-aware batcher": lambda: Form(_unframed(_rate_states()), _read_rate, guarded=False),
-    "earlier rate-aware columns": lambda: Form(
-        _unframed(_rate_columns(), b"waterclock rate-aware columns "), _read_columns, guarded=False
-    ),
 }
 """Made when they are asked for, because some compile code."""

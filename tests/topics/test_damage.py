@@ -20,6 +20,7 @@ from waterclock.database.topic_catalogue import entries, ledgers
 from waterclock.errors import DamagedError, InvalidArgumentError, UnavailableError
 from waterclock.message import Message, Position
 from waterclock.topics import compacting, footers, sealed_file
+from waterclock.topics.file_checksums import FileChecksums
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.slicing import read_slice
 from waterclock.topics.topic import Topic
@@ -102,14 +103,14 @@ def messages() -> list[Message]:
     ]
 
 
-@pytest.fixture(params=["own", "shared", "without checksums"])
+@pytest.fixture(params=["own", "shared"])
 def sealed(
     make_sqlite_topic: MakeTopic,
     request: pytest.FixtureRequest,
     messages: list[Message],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Topic:
-    """A topic of one file: of one ledger, of two, or of one that an earlier version sealed."""
+    """A topic of one file: of one ledger or of two."""
     monkeypatch.setattr(sealed_file, "ROW_GROUP_MESSAGES", 70)
     monkeypatch.setattr(compacting, "SHARED_GROUP_MESSAGES", 70)
     topic = make_sqlite_topic()
@@ -121,8 +122,6 @@ def sealed(
     topic.seal()
     if request.param == "shared":
         assert topic.compact() == 1
-    if request.param == "without checksums":
-        set_columns(topic, 0, checksums=None)
     return topic
 
 
@@ -141,10 +140,9 @@ def test_when_any_bit_of_a_file_flips_it_is_read_as_it_was_or_not_at_all(
                 assert read(sealed) == whole, bit
             except DamagedError:
                 found += 1
-    assert found > flips // 4  # of a file without checksums, many flips do not matter
+    assert found > flips // 4
 
 
-@pytest.mark.parametrize("sealed", ["own", "shared"], indirect=True)
 @pytest.mark.parametrize("name", ["row_groups", "checksums"])
 def test_any_bit_that_flips_of_what_the_catalogue_says_of_a_file_is_found(sealed: Topic, name: str) -> None:
     whole = by_position(sealed)
@@ -166,28 +164,18 @@ def test_any_bit_that_flips_of_what_the_catalogue_says_of_a_file_is_found(sealed
 
 
 def test_row_groups_that_are_no_json_are_damage(sealed: Topic) -> None:
+    checksums = FileChecksums.from_bytes(column(sealed, 0, "checksums"), "ledger 0")
     for text in ("", "{", "[[1]]", "[3]", "null"):
-        set_columns(sealed, 0, row_groups=text, checksums=None)
+        set_columns(sealed, 0, row_groups=text, checksums=checksums.of_text(text).to_bytes())
         with pytest.raises(DamagedError, match=r"ledger 0|row groups"):
             by_position(sealed)
 
 
-def test_a_ledger_whose_row_groups_are_forgotten_is_measured_from_its_file(
-    make_sqlite_topic: MakeTopic, messages: list[Message]
-) -> None:
-    topic = make_sqlite_topic()
-    topic.append(messages)
-    topic.roll()
-    topic.seal()
-    before = topic.ledgers()
-    set_columns(topic, 0, row_groups=None)
-    assert by_position(topic) == by_slices(topic)
-    assert len(by_position(topic)) == 300
-    bounds = {column.name: None for column in ledgers.c if column.name.startswith(("begin_", "end_", "peak_"))}
-    set_columns(topic, 0, **bounds)
-    topic.find(5)
-    assert topic.ledgers() == before
-    assert len(by_position(topic)) == 300
+@pytest.mark.parametrize("name", ["row_groups", "checksums"])
+def test_a_sealed_ledger_without_row_groups_or_checksums_is_damaged(sealed: Topic, name: str) -> None:
+    set_columns(sealed, 0, **{name: None})
+    with pytest.raises(DamagedError, match="lost its row groups or their checksums"):
+        by_position(sealed)
 
 
 def test_only_the_columns_that_are_asked_for_are_checked(make_sqlite_topic: MakeTopic, messages: list[Message]) -> None:

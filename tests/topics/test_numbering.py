@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 
 import pytest
@@ -80,23 +79,8 @@ def test_of_too_many_ranges_the_oldest_are_unknown_and_a_repeat_of_those_is_an_e
     assert numbering.find_repeat(ProducerAppend("p", 40, 40), "t") == Repeat(None)
 
 
-def test_a_producer_of_an_earlier_version_knows_its_last_appends_and_nothing_before() -> None:
-    recent = json.dumps([[10, 11, 0, 3], [12, 12, 0, 4]])
-    numbering = Numbering.read(2, 12, recent, None)
-    repeat = ProducerAppend("p", 10, 11, None, checksum=77)
-    assert numbering.find_repeat(repeat, "t") == Repeat(Position(0, 3, 0))
-    for first, last, word in ((0, 1, "not known any more"), (9, 9, "not known any more"), (11, 12, "overlap")):
-        with pytest.raises(InvalidArgumentError, match=word):
-            numbering.find_repeat(ProducerAppend("p", first, last), "t")
-    assert (numbering.holds(12), numbering.holds(13)) == (None, False)
-    later = stored(appended(numbering, 13, 20))
-    assert later.covered == (Range(None, 12), Range(13, 20))
-    with pytest.raises(InvalidArgumentError, match="not known any more"):
-        later.find_repeat(ProducerAppend("p", 0, 1), "t")
-
-
 def test_a_row_of_a_producer_that_has_appended_nothing_is_read() -> None:
-    assert Numbering.read(1, None, "[]", None) == Numbering(1)
+    assert Numbering.read(1, None, "[]", "[]") == Numbering(1)
 
 
 @pytest.mark.parametrize(

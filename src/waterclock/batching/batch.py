@@ -24,9 +24,6 @@ RejectReason = Literal["late", "future", "duplicate", "replaced"]
 
 _REASONS: dict[str, CloseReason] = {reason: reason for reason in get_args(CloseReason)}
 _METADATA_KEY = b"waterclock.batch"
-_CHECKED_KEY = b"waterclock.checksum"
-"""Says in the schema metadata that a trailer must follow, so that no damage makes a batch one of an earlier version."""
-
 _TRAILER = b"WCB1"
 """Begins the trailer behind the stream's end. Other readers of Arrow stop at that end, and see a plain stream."""
 
@@ -57,7 +54,7 @@ def short_source(source: str) -> str:
 def encode_batch(columns: pa.RecordBatch, source: str, start: int, end: int, closed_at: int, reason: str) -> bytes:
     """Write a batch whose messages are columns of `POSITIONED_SCHEMA`, freshly laid out, as `Batch.to_bytes` does."""
     facts = {"source": source, "start": start, "end": end, "closed_at": closed_at, "reason": reason}
-    metadata = {_METADATA_KEY: json.dumps(facts).encode(), _CHECKED_KEY: _TRAILER}
+    metadata = {_METADATA_KEY: json.dumps(facts).encode()}
     return with_trailer(_TRAILER, to_ipc(columns.replace_schema_metadata(metadata)))
 
 
@@ -101,7 +98,7 @@ class Batch:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Batch:
-        """Read back what `to_bytes` wrote, this version's or an earlier one's.
+        """Read back what `to_bytes` wrote.
 
         Raises
         ------
@@ -118,9 +115,9 @@ class Batch:
         written = metadata.get(_METADATA_KEY)
         if written is None:
             raise SchemaError(f"{len(data)} bytes of Arrow are no batch: the schema has no {_METADATA_KEY.decode()!r}")
-        if not checked and _CHECKED_KEY in metadata:
+        if not checked:
             raise DamagedError(f"the batch is damaged: the checksum at the end of its {len(data)} bytes is missing")
-        check_messages(columns, checked=checked)
+        check_messages(columns)
         with read_as("the batch"):
             facts = parsed(written)
             source, reason = text(facts["source"]), text(facts["reason"])

@@ -1,7 +1,4 @@
-"""The bytes of a batcher's state: messages as Arrow IPC, facts in the schema metadata, a frame with a checksum around.
-
-States of earlier versions have no frame; they are validated instead, in full.
-"""
+"""The bytes of a batcher's state: Arrow IPC with facts in its schema metadata, in a frame with a checksum."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from waterclock.arrow import check_messages, from_ipc, is_ipc, to_arrow, to_ipc
+from waterclock.arrow import check_messages, from_ipc, to_arrow, to_ipc
 from waterclock.checksum import framed, has_form, unframed
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message
@@ -55,16 +52,13 @@ class StateForm(NamedTuple):
             raise InvalidArgumentError(
                 f"state: {quoted(data)} is a {type(data).__name__}; give the bytes of {self.name}"
             )
-        checked = has_form(self.form, data)
-        if not checked and self.key not in data:
+        if not has_form(self.form, data):
             raise SchemaError(f"{len(data)} bytes are not {self.name}")
-        if not checked and not is_ipc(data):
-            raise DamagedError(f"{self.name} is damaged: its {len(data)} bytes begin with {quoted(data[:4])}")
-        columns = from_ipc(unframed(self.form, data, self.name) if checked else data)
+        columns = from_ipc(unframed(self.form, data, self.name))
         facts = (columns.schema.metadata or {}).get(self.key)
         if facts is None:
             raise DamagedError(f"{self.name} is damaged: its {len(data)} bytes hold no facts")
-        check_messages(columns, checked=checked)
+        check_messages(columns)
         return facts, columns
 
 

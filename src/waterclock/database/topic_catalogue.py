@@ -83,12 +83,13 @@ topics = sa.Table(
         server_default="0",
         doc="Number of the first message that was not deleted on purpose.",
     ),
+    sa.Column("store_id", BigInt, nullable=False, doc="The store of its files."),
     sa.Column(
-        "store_id",
-        BigInt,
-        doc="The store of its files; NULL until a version that knows stores opens the topic.",
+        "origin",
+        Name,
+        nullable=False,
+        doc="A number that no other topic has, in any database; the files of the topic bear it.",
     ),
-    sa.Column("origin", Name, doc="A number that no other topic has, in any database; the files of the topic bear it."),
     sa.Column("max_ahead", BigInt, doc="How far ahead of the clock a publish_time may be, ns; NULL: any distance."),
     sa.Column("on_ahead", sa.String(16), doc="What becomes of a message that is further ahead; NULL: it is rejected."),
     sa.Column("stored_bytes", BigInt, nullable=False, server_default="0", doc="Bytes of all ledgers but the open one."),
@@ -237,8 +238,8 @@ producers = sa.Table(
     sa.Column(
         "covered",
         LongText,
-        doc="The ranges of numbers that were ever appended, as JSON: [first, last] each, joined where they touch;"
-        " NULL: not known.",
+        nullable=False,
+        doc="The ranges of numbers that were ever appended, as JSON: [first, last] each, joined where they touch.",
     ),
 )
 """Producers that number their messages."""

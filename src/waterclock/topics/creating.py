@@ -81,17 +81,17 @@ def open_topic(backend: Backend, ledgers: str | LedgerRoot | None, name: str) ->
     row = _row(backend, check_name(name))
     if row is None:
         raise NotFoundError(unknown_name("topic", name, topic_names(backend), "create it first"))
-    files = files_of_topic(backend, name, row, as_root(ledgers))
+    files = files_of_topic(name, row, as_root(ledgers))
     limit = AheadLimit.of_row(row._mapping)  # noqa: SLF001  # SQLAlchemy's public name
     return Storage(row.id, name, backend, files, KnownLimit(limit, moments.monotonic()))
 
 
 def _row(backend: Backend, name: str) -> Any:
     options = [topics.c[field.name] for field in fields(TopicOptions)]
-    columns = (topics.c.id, topics.c.name, topics.c.store_id, *options)
+    columns = (topics.c.id, topics.c.name, *options)
     statement = (
         sa.select(*columns, stores.c.identity, stores.c.root, stores.c.is_complete)
-        .outerjoin_from(topics, stores, topics.c.store_id == stores.c.id)
+        .join_from(topics, stores, topics.c.store_id == stores.c.id)
         .where(topics.c.name == name)
     )
     with backend.snapshot() as connection:

@@ -35,9 +35,6 @@ _ARROW = b"WCA1"
 _LOST = b"WCL1"
 """The form of an entry that is gone for good: an empty frame. Its row says how many messages it held."""
 
-_UNFRAMED = b"\xff\xff\xff\xff"
-"""How the entries of earlier versions begin: an Arrow IPC stream without a frame, and so without a checksum."""
-
 DECODED_BYTES = 256 << 20
 """Bytes of columns that are decoded at once; a single entry may be larger.
 
@@ -252,8 +249,7 @@ def _decode(ledger: int, entry: int, data: bytes, wanted: Sequence[pa.Field]) ->
         if has_form(_LOST, data):
             unframed(_LOST, data, name)
             return None
-        is_framed = not has_form(_UNFRAMED, data)
-        return _of_stream(unframed(_ARROW, data, name) if is_framed else data, wanted, full=not is_framed)
+        return _of_stream(unframed(_ARROW, data, name), wanted)
     except DamagedError as error:
         raise DamagedError(str(error), ledger=ledger, entry=entry) from None
     except (pa.ArrowException, OSError, StopIteration, LookupError, ValueError, TypeError) as error:
@@ -264,18 +260,15 @@ def _decode(ledger: int, entry: int, data: bytes, wanted: Sequence[pa.Field]) ->
         ) from error
 
 
-def _of_stream(data: bytes | memoryview, wanted: Sequence[pa.Field], *, full: bool) -> pa.RecordBatch:
+def _of_stream(data: memoryview, wanted: Sequence[pa.Field]) -> pa.RecordBatch:
     # Columns that are left out are not even decompressed. Asking for none would read all of them.
     fields = wanted or [MESSAGE_SCHEMA.field("event_time")]
     indices = [MESSAGE_SCHEMA.get_field_index(field.name) for field in fields]
     options = pa.ipc.IpcReadOptions(included_fields=indices)
     with pa.ipc.open_stream(pa.py_buffer(data), options=options) as reader:
         batch = reader.read_next_batch()
-    batch.validate(full=full)  # nothing else guards what has no checksum
     if batch.schema != pa.schema(fields):
         raise ValueError(f"it has the columns {batch.schema.names}")
-    if full and any(batch.column(field.name).null_count for field in fields if not field.nullable):
-        raise ValueError("it has nulls where every message has a value")
     return batch
 
 

@@ -80,11 +80,11 @@ class FileChecksums:
         return replace(self, row_groups=checksum(row_groups.encode()))
 
 
-def joined(parts: Iterable[FileChecksums]) -> FileChecksums | None:
-    """Join those of ledgers that share a file; None where there are none."""
+def joined(parts: Iterable[FileChecksums]) -> FileChecksums:
+    """Join the checksums of one or more ledgers that share a file."""
     every = list(parts)
     chunks = {number: each for part in every for number, each in part.chunks.items()}
-    return replace(every[0], chunks=chunks) if every else None
+    return replace(every[0], chunks=chunks)
 
 
 def footer_checksum(footer: bytes) -> int:
@@ -92,13 +92,13 @@ def footer_checksum(footer: bytes) -> int:
     return checksum(memoryview(footer)[_MAGIC:])
 
 
-def check_text(checksums: FileChecksums | None, row_groups: str, name: str) -> None:
-    """Compare the catalogue's text of row groups with its checksum, where there is one.
+def check_text(checksums: FileChecksums, row_groups: str, name: str) -> None:
+    """Compare the catalogue's text of row groups with its checksum.
 
     Raises
     ------
     DamagedError
         Where they do not match.
     """
-    if checksums is not None and checksum(row_groups.encode()) != checksums.row_groups:
+    if checksum(row_groups.encode()) != checksums.row_groups:
         raise DamagedError(f"{name} is damaged: what the catalogue says of its row groups does not match its checksum")

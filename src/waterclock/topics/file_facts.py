@@ -54,17 +54,17 @@ class FileFacts(NamedTuple):
     Attributes
     ----------
     topic, origin
-        Name of its topic, and the number that no other topic has, in whichever database; None: it has none.
+        Name of its topic, and the number that no other topic has, in any database.
     ledgers
         Its ledgers, in order.
     """
 
     topic: str
-    origin: str | None
+    origin: str
     ledgers: Sequence[LedgerFacts]
 
 
-def facts_metadata(topic: str, origin: str | None, facts: Sequence[LedgerFacts]) -> dict[str, str]:
+def facts_metadata(topic: str, origin: str, facts: Sequence[LedgerFacts]) -> dict[str, str]:
     """Write what a file says of itself, as Parquet's metadata of the file takes it."""
     listed = [[*each[:-1], row_groups_to_json(each.row_groups)] for each in facts]
     return {KEY: json.dumps({"topic": topic, "origin": origin, "ledgers": listed}, separators=(",", ":"))}

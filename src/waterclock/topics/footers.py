@@ -50,8 +50,8 @@ def parsed_footer(
     copy
         The catalogue's copy, where the caller has it.
     expected
-        The footer's checksum; None for files of earlier versions, whose footers are compared with how such files are
-        laid out.
+        The footer's checksum; None if the catalogue does not know the file: its footer is compared with how ledger
+        files are laid out.
     fallback
         Fetches the catalogue's copy; asked where the file's own is damaged.
 

@@ -42,7 +42,7 @@ class _Offer(NamedTuple):
     path: str
     size: int
     topic: str
-    origin: str | None
+    origin: str
     ledgers: Sequence[LedgerFacts]
 
 
@@ -144,7 +144,7 @@ def _ours(storage: Storage, offers: list[_Offer]) -> list[_Offer]:
     )
 
 
-def _take_origin(storage: Storage, origin: str | None) -> None:
+def _take_origin(storage: Storage, origin: str) -> None:
     statement = sa.update(topics).where(topics.c.id == storage.topic_id, topics.c.ordinal == 0).values(origin=origin)
     storage.backend.transact(lambda connection: connection.execute(statement))
 

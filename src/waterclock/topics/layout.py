@@ -1,4 +1,4 @@
-"""Whether a footer without a checksum can be that of a ledger file: earlier versions kept none.
+"""Check that a footer without a checksum can be that of a ledger file: files to import are not in the catalogue.
 
 pyarrow takes such a footer as it is, and one that is damaged may give other values, or end the process. But ledger
 files are laid out in one way only: so many columns of known types, whose chunks lie one behind the other, from the

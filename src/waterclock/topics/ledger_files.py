@@ -30,9 +30,6 @@ from waterclock.topics import roots
 MARKER = "waterclock-store.json"
 """Name of the object at a store's root that holds its identity."""
 
-UNKNOWN = ""
-"""Stands for the identity of a store that was never reached by a version that knows stores: nothing is done to it."""
-
 FORMAT = 1
 _LARGEST_MARKER = 4096
 _IDENTITY = re.compile(r"[0-9a-f]{32}")
@@ -132,11 +129,6 @@ class LedgerFiles:
         """
         if self.identity is None:
             return
-        if self.identity == UNKNOWN:
-            raise StoreError(
-                f"the ledger store {self.place} could not be reached when this topic was opened for the first time by"
-                " a version that knows stores; open the topic again"
-            )
         found = self.marker()
         if found == self.identity:
             return

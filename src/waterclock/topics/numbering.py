@@ -147,12 +147,10 @@ class Numbering:
     covered: tuple[Range, ...] = ()
 
     @classmethod
-    def read(cls, producer_epoch: int, last: int | None, recent: str, covered: str | None) -> Self:
-        """Read a row of the catalogue; of a producer that an earlier version knew, older numbers are unknown."""
+    def read(cls, producer_epoch: int, last: int | None, recent: str, covered: str) -> Self:
+        """Read a row of the catalogue."""
         appends = tuple(Remembered.read(each) for each in json.loads(recent))
-        if covered is not None:
-            return cls(producer_epoch, last, appends, tuple(Range(*each) for each in json.loads(covered)))
-        return cls(producer_epoch, last, appends, () if last is None else (Range(None, last),))
+        return cls(producer_epoch, last, appends, tuple(Range(*each) for each in json.loads(covered)))
 
     def columns(self) -> dict[str, Any]:
         """Name the values as the catalogue does."""

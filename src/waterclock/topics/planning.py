@@ -218,7 +218,7 @@ class _Plan:
         starts = [Position(ledger, group.entry, group.index) for group in groups]
         stops = [*starts[1:], Position(ledger + 1, 0, 0)]
         by_source = None
-        if file is not None and row["checksums"] is not None:  # without checksums, nothing guards statistics
+        if file is not None:
             by_source = wanted.row_groups(file.metadata)
         return [
             _Piece(starts[i], stops[i], group.messages, path, (number, number), size, checksums)
@@ -227,9 +227,7 @@ class _Plan:
         ]
 
     def _look_up(self, ledger: int) -> list[RowGroup]:
-        row = self._row(ledger)
-        known, _ = checked_row_groups(row)
-        return SealedLedger(self._storage, row).groups if known is None else known
+        return checked_row_groups(self._row(ledger))[0]
 
     def _row(self, ledger: int) -> sa.RowMapping:
         here = (ledgers.c.topic_id == self._storage.topic_id, ledgers.c.ledger == ledger)

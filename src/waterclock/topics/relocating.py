@@ -27,7 +27,7 @@ from waterclock.database.topic_catalogue import files as file_rows
 from waterclock.database.topic_catalogue import ledgers, stores, topics
 from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from waterclock.topics import pending_files, retention, roots
-from waterclock.topics.ledger_files import UNKNOWN, LedgerFiles, LostFileError, StoreError
+from waterclock.topics.ledger_files import LedgerFiles, LostFileError, StoreError
 from waterclock.topics.ledgers import sealed_paths
 from waterclock.topics.places import LedgerRoot
 from waterclock.topics.storage import Storage
@@ -239,7 +239,7 @@ def _copy_all(copies: _Copies, store: int, step: Progress) -> tuple[int, int]:
     copied = 0
     while True:
         missing = _missing(sealed_paths(storage), done)
-        if missing or here.identity == UNKNOWN:
+        if missing:
             here.check()
         copied += _for_all(missing, partial(_copy, copies), step)
         done |= missing

@@ -128,9 +128,7 @@ def _values(row: sa.RowMapping, groups: Sequence[RowGroup]) -> dict[str, object]
     """Describe the row groups that are left of a ledger, and their bounds."""
     text = row_groups_to_json(groups)
     bounds = bounds_of(groups)
-    checksums = None
-    if row["checksums"] is not None:
-        checksums = FileChecksums.from_bytes(row["checksums"], "a ledger").of_text(text).to_bytes()
+    checksums = FileChecksums.from_bytes(row["checksums"], "a ledger").of_text(text).to_bytes()
     return {"row_groups": text, "checksums": checksums, **({} if bounds is None else bounds.columns())}
 
 

@@ -247,19 +247,6 @@ class SealedFile:
         """How many row groups it has."""
         return self.metadata.num_row_groups
 
-    def measure(self) -> list[RowGroup]:
-        """Measure every row group by reading its times and places.
-
-        Raises
-        ------
-        DamagedError, LostFileError, UnavailableError
-            As `read`.
-        """
-        groups: list[RowGroup] = []
-        for group in range(self.row_groups):
-            groups.append(RowGroup.of_table(self.read(group, _INTEGERS), groups[-1] if groups else None))
-        return groups
-
     def _read(self, group: int, wanted: list[str]) -> tuple[pa.Table, list[tuple[_Place, memoryview]]]:
         places = self._places(group, wanted)
         start, stop = min(place.start for place in places), max(place.stop for place in places)

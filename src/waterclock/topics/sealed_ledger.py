@@ -48,19 +48,17 @@ class SealedLedger:
         self._topic = storage.name
         try:
             path: str = _path_of(row)
-            known, checksums = checked_row_groups(row)
-            shared = ledgers_share_a_file(known or ())
+            self.groups, checksums = checked_row_groups(row)
+            shared = ledgers_share_a_file(self.groups)
             footer = parsed_footer(
                 storage.files,
                 path,
                 row["file_bytes"],
                 None if shared else row["footer"],  # of a shared file only the last ledger has a copy, and it is large
-                None if checksums is None else checksums.footer,
+                checksums.footer,
                 partial(footer_in_catalogue, storage, path) if shared else None,
             )
-            chunks = None if checksums is None else checksums.chunks
-            self._file = SealedFile(storage.files, path, row["file_bytes"], footer, chunks)
-            self.groups = measured_groups(self._file, row) if known is None else known
+            self._file = SealedFile(storage.files, path, row["file_bytes"], footer, checksums.chunks)
         except DamagedError as error:
             raise located(error, storage.name, ledger=self.number) from error
 
@@ -115,40 +113,20 @@ def _path_of(row: sa.RowMapping) -> str:
     return row["path"]
 
 
-def checked_row_groups(row: sa.RowMapping) -> tuple[list[RowGroup] | None, FileChecksums | None]:
-    """Read the row groups and checksums of a sealed ledger's row, each None where there are none.
-
-    An earlier version wrote no checksums. Row groups that are not in the catalogue are measured (`measured_groups`).
+def checked_row_groups(row: sa.RowMapping) -> tuple[list[RowGroup], FileChecksums]:
+    """Read the row groups and checksums of a sealed ledger's row.
 
     Raises
     ------
     DamagedError
-        Where they do not match one another, or cannot be read.
+        If they are missing, do not match each other, or cannot be read.
     """
     name = f"ledger {row['ledger']}"
-    checksums = None if row["checksums"] is None else FileChecksums.from_bytes(row["checksums"], name)
-    if row["row_groups"] is None:
-        return None, checksums
+    if row["checksums"] is None or row["row_groups"] is None:
+        raise DamagedError(f"{name} is damaged: the catalogue has lost its row groups or their checksums")
+    checksums = FileChecksums.from_bytes(row["checksums"], name)
     check_text(checksums, row["row_groups"], name)
     return row_groups_from_json(row["row_groups"]), checksums
-
-
-def measured_groups(file: SealedFile, row: sa.RowMapping) -> list[RowGroup]:
-    """Measure the row groups of a ledger that has its file to itself, where the catalogue says nothing of them.
-
-    Raises
-    ------
-    DamagedError
-        Where the file cannot be read, or holds another number of messages than the ledger.
-    """
-    groups = file.measure()
-    held = sum(group.messages for group in groups)
-    if held != row["messages"]:
-        raise DamagedError(
-            f"ledger {row['ledger']} is damaged: the catalogue says nothing of its row groups, and its file holds"
-            f" {held} messages where there are {row['messages']}"
-        )
-    return groups
 
 
 def ledgers_share_a_file(groups: Iterable[RowGroup]) -> bool:

@@ -47,7 +47,7 @@ class Slice:
     size
         The file's length, bytes.
     checksums
-        What the catalogue keeps of the file's checksums (`FileChecksums`), for each ledger; none: it has none.
+        What the catalogue keeps of the file's checksums (`FileChecksums`), for each ledger.
     """
 
     url: str = field(repr=False)
@@ -120,9 +120,9 @@ def _chunks(part: Slice, columns: Sequence[str], damage: Damage, *, encoded: boo
 
 def _file_of(part: Slice, storage: Storage, path: str, *, encoded: bool) -> SealedFile:
     checksums = joined([FileChecksums.from_bytes(data, f"ledgers of {path}") for data in part.checksums])
-    expected, chunks = (None, None) if checksums is None else (checksums.footer, checksums.chunks)
-    footer = parsed_footer(storage.files, path, part.size, None, expected, partial(footer_in_catalogue, storage, path))
-    return SealedFile(storage.files, path, part.size, footer, chunks, encoded=encoded)
+    copy = partial(footer_in_catalogue, storage, path)
+    footer = parsed_footer(storage.files, path, part.size, None, checksums.footer, copy)
+    return SealedFile(storage.files, path, part.size, footer, checksums.chunks, encoded=encoded)
 
 
 def _of_row_group(
@@ -154,12 +154,12 @@ def _wanted_of(storage: Storage, part: Slice, number: int) -> tuple[Position, in
     found: list[tuple[Position, int]] = []
     for row in rows:
         groups, _ = checked_row_groups(row)
-        for at, group in enumerate(groups or ()):
+        for at, group in enumerate(groups):
             place = Position(row["ledger"], group.entry, group.index)
             if number == (at if group.number is None else group.number) and place < part.stop:
                 found.append((place, group.messages))
     if not found:
-        return part.start, part.messages  # deleted since, or of an earlier version: an upper limit
+        return part.start, part.messages  # deleted since: an upper limit
     return found[0][0], sum(messages for _, messages in found)
 
 

@@ -94,11 +94,8 @@ class Storage:
             )
 
     @property
-    def origin(self) -> str | None:
-        """The number that sets the topic's files apart from those of topics of its name in other databases.
-
-        None for a topic of an earlier version.
-        """
+    def origin(self) -> str:
+        """The number that sets the topic's files apart from those of topics of its name in other databases."""
         with self.backend.snapshot() as connection:
             return self.row(connection)["origin"]
 

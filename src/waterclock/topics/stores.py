@@ -13,12 +13,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
-from waterclock.database.topic_catalogue import ledgers, stores, topics
+from waterclock.database.topic_catalogue import stores, topics
 from waterclock.errors import ConstraintError, InvalidArgumentError
-from waterclock.topics.ledger_files import UNKNOWN, LedgerFiles, StoreError, UnreachableStoreError
+from waterclock.topics.ledger_files import LedgerFiles, StoreError, UnreachableStoreError
 from waterclock.topics.places import LedgerRoot
-
-_LOOKED_FOR = 100  # files of which one must be there before a folder is taken for the store of an old topic
 
 _found: set[LedgerFiles] = set()  # stores on other machines in which this process has seen the marker
 
@@ -88,7 +86,7 @@ def recorded_store(identity: str, root: str, is_complete: int, what: str) -> Led
     return LedgerFiles(root, identity=identity, recorded=root)
 
 
-def files_of_topic(backend: Backend, name: str, row: sa.Row[*tuple[Any, ...]], place: LedgerRoot) -> LedgerFiles:
+def files_of_topic(name: str, row: sa.Row[*tuple[Any, ...]], place: LedgerRoot) -> LedgerFiles:
     """Give the store of a topic, where the caller or else the catalogue says that it lies.
 
     A store that cannot be reached now keeps no caller from opening the topic, so that producers can append: what
@@ -106,8 +104,6 @@ def files_of_topic(backend: Backend, name: str, row: sa.Row[*tuple[Any, ...]], p
     InvalidArgumentError
         Where no place is given and the catalogue does not know enough.
     """
-    if row.store_id is None:
-        return _adopted(backend, name, row.id, place)
     if place.root is not None:
         files = LedgerFiles(place.root, place.filesystem, identity=row.identity, recorded=row.root)
     elif (beside := _beside(row, place)) is not None:
@@ -139,41 +135,3 @@ def _look(files: LedgerFiles) -> None:
         return
     if not files.is_local:  # looking there again costs a request, and here next to nothing
         _found.add(files)
-
-
-def _adopted(backend: Backend, name: str, topic_id: int, place: LedgerRoot) -> LedgerFiles:
-    """Give a topic of an earlier version its store: where one of its files is found, if it has any."""
-    files = place.needed(backend)
-    paths = (
-        sa.select(ledgers.c.path)
-        .where(ledgers.c.topic_id == topic_id, ledgers.c.state == "sealed")
-        .order_by(ledgers.c.ledger.desc())
-        .limit(_LOOKED_FOR)
-    )
-    with backend.snapshot() as connection:
-        expected = list(dict.fromkeys(connection.execute(paths).scalars()))
-    try:
-        identity = files.marker()
-        if expected and not any(files.size_if_there(path) is not None for path in expected):
-            raise StoreError(
-                f"{files.place} holds none of the files of topic {name!r}, such as {expected[0]}, and topics of earlier"
-                " versions have no other place on record; is it mounted, and does ledgers= name it?"
-            )
-        identity = identity or files.write_marker(secrets.token_hex(16))
-    except UnreachableStoreError as error:
-        _log.warning("%s; appending goes on, what needs the store fails until the topic is opened again", error)
-        return files.at_identity(UNKNOWN)
-    files = files.at_identity(identity)
-    store = record_store(backend, files)
-    mine = sa.update(topics).where(topics.c.id == topic_id, topics.c.store_id.is_(None)).values(store_id=store)
-    now = sa.select(topics.c.store_id).where(topics.c.id == topic_id)
-
-    def work(connection: sa.Connection) -> int | None:
-        connection.execute(mine)
-        return connection.execute(now).scalar()
-
-    if backend.transact(work) not in (store, None):
-        raise StoreError(
-            f"topic {name!r} was given to another store than {files.place} by another process just now; open it again"
-        )
-    return files

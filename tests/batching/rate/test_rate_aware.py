@@ -15,7 +15,7 @@ from tests.batching.rate.traffic import SECOND, T0, at, by_time, feed, frozen, m
 from waterclock.arrow import from_ipc, to_ipc
 from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.batching.rate.batcher import RateAwareBatcher
-from waterclock.checksum import FRAME_BYTES
+from waterclock.checksum import FRAME_BYTES, framed
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message
 
@@ -193,11 +193,11 @@ def test_a_strange_state_is_refused() -> None:
     facts = json.loads(zlib.decompress(columns.schema.metadata[key])) | {"version": 99}
     newer: pa.RecordBatch = columns.replace_schema_metadata({key: zlib.compress(json.dumps(facts).encode())})
     with pytest.raises(SchemaError, match="version 99"):
-        RateAwareBatcher.restore(to_ipc(newer))
+        RateAwareBatcher.restore(framed(b"WCR1", to_ipc(newer)))
 
 
 def changed_state(changes: dict[str, object], of_assembly: dict[str, object]) -> bytes:
-    """Write the state of a batcher, as the version before checksums did, with other facts."""
+    """Write the state of a batcher with other facts, and a checksum that matches them."""
     batcher = RateAwareBatcher(clock=frozen)
     batcher.add(pulses("det", 14, -1, 0))
     batcher.add(pulses("det", 14, 0, 0.5))
@@ -205,12 +205,8 @@ def changed_state(changes: dict[str, object], of_assembly: dict[str, object]) ->
     (key,) = columns.schema.metadata
     facts = json.loads(zlib.decompress(columns.schema.metadata[key])) | changes
     facts["assembly"] |= of_assembly
-    return to_ipc(columns.replace_schema_metadata({key: zlib.compress(json.dumps(facts).encode())}))
-
-
-def test_a_state_of_the_version_before_checksums_is_read() -> None:
-    restored = RateAwareBatcher.restore(changed_state({}, {}), clock=frozen)
-    assert [len(batch.messages) for batch in restored.flush()] == [7]
+    written = columns.replace_schema_metadata({key: zlib.compress(json.dumps(facts).encode())})
+    return framed(b"WCR1", to_ipc(written))
 
 
 @pytest.mark.parametrize(
@@ -240,9 +236,10 @@ def test_compressed_zeros_do_not_fill_the_memory() -> None:
     (key,) = columns.schema.metadata
     bomb = zlib.compress(b"0" * 1000, 9) + bytes(1000)
     with pytest.raises(DamagedError, match="go on after their end"):
-        RateAwareBatcher.restore(to_ipc(columns.replace_schema_metadata({key: bomb})))
+        RateAwareBatcher.restore(framed(b"WCR1", to_ipc(columns.replace_schema_metadata({key: bomb}))))
+    bomb = zlib.compress(bytes(10**6))
     with (
         patch("waterclock.batching.rate.state._MOST_FACTS", 100),
         pytest.raises(DamagedError, match="cut short"),
     ):
-        RateAwareBatcher.restore(to_ipc(columns.replace_schema_metadata({key: zlib.compress(bytes(10**6))})))
+        RateAwareBatcher.restore(framed(b"WCR1", to_ipc(columns.replace_schema_metadata({key: bomb}))))

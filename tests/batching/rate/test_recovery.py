@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
-import zlib
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -27,13 +25,11 @@ from tests.batching.rate.silence import (
 )
 from tests.batching.rate.traffic import HOUR, SECOND, YEAR, at, frozen, message, pulses
 
-from waterclock.arrow import from_ipc, to_ipc
 from waterclock.batching.batch import Batch
 from waterclock.batching.by_source import BySource
 from waterclock.batching.rate.batcher import RateAwareBatcher
 from waterclock.batching.rate.columns import RateAwareColumns
 from waterclock.batching.rate.starts import MOST_RUNS, Run, Starts
-from waterclock.checksum import FRAME_BYTES, framed
 from waterclock.errors import LongCallWarning
 from waterclock.message import Message
 from waterclock.time import MIN_NS
@@ -289,20 +285,6 @@ def test_the_columns_agree_where_more_runs_begin_than_are_distinguished() -> Non
     starts_are_unique(arrivals, lengths)
 
 
-def test_a_state_that_does_not_say_where_windows_began_supposes_that_they_followed_each_other() -> None:
-    forth = [[m] for m in pulses("det", 10, 0, 60)]
-    back = [[message("det", m.event_time - 1)] for m in pulses("det", 10, 20, 40)]
-    batcher, columns = RateAwareBatcher(clock=frozen), RateAwareColumns(NAMES)
-    before = _batches(batcher, forth)
-    columns.add(*laid_out(forth, NAMES))
-    batcher = RateAwareBatcher.restore(_as_version_1(batcher.state()), clock=frozen)
-    columns = RateAwareColumns.restore(_as_version_3(columns.state()), NAMES)
-    after = _batches(batcher, back)
-    assert columns.add(*laid_out(back, NAMES)).starts.tolist() == [b.start for b in after]
-    assert len(after) > 5
-    assert not {b.id for b in before} & {b.id for b in after}
-
-
 def _clocks_that_break(random: Random) -> list[list[Message]]:
     """Draw streams of several eras that pause, come again, and change their era."""
     arrivals: list[tuple[int, Message]] = []
@@ -335,67 +317,6 @@ def test_the_columns_agree_and_nothing_is_lost_where_clocks_break_and_come_again
     assert found + described_columns(columns.add(*laid_out(arrivals[half:], NAMES), flush=True)) == expected
     assert sum(len(batch[-1]) for batch in expected) == sum(map(len, arrivals))
     assert len({batch[0] for batch in expected}) == len(expected)
-
-
-def _as_version_1(state: bytes) -> bytes:
-    written = from_ipc(state[FRAME_BYTES:])
-    ((key, facts),) = written.schema.metadata.items()
-    known = json.loads(zlib.decompress(facts)) | {"version": 1, "astray": None}
-    del known["unmoved"], known["elsewhere"], known["assembly"]["runs"]
-    return to_ipc(written.replace_schema_metadata({key: zlib.compress(json.dumps(known).encode())}))
-
-
-def _as_version_3(state: bytes) -> bytes:
-    line, _, compressed = state[FRAME_BYTES:].partition(b"\n")
-    facts = json.loads(line)
-    *shapes, (elsewhere, _), (runs, _) = facts["shapes"]
-    arrays = zlib.decompress(compressed)[: -8 * (5 * elsewhere + 3 * runs)]
-    return b"waterclock rate-aware columns " + _before_first_windows_were_doubted(
-        facts | {"version": 3}, shapes, arrays
-    )
-
-
-def _as_early_version_4(state: bytes) -> bytes:
-    line, _, compressed = state[FRAME_BYTES:].partition(b"\n")
-    facts = json.loads(line)
-    *shapes, (elsewhere, _), (runs, columns) = facts["shapes"]
-    arrays = zlib.decompress(compressed)
-    begin = len(arrays) - 8 * (5 * elsewhere + columns * runs)
-    rows = [arrays[begin + 40 * k : begin + 40 * k + 32] for k in range(elsewhere)]
-    arrays = b"".join([arrays[:begin], *rows, arrays[begin + 40 * elsewhere :]])
-    shapes += [[elsewhere, 4], [runs, columns]]
-    return framed(b"WCC1", _before_first_windows_were_doubted(facts, shapes, arrays))
-
-
-def _before_first_windows_were_doubted(facts: dict[str, Any], shapes: list[list[int]], arrays: bytes) -> bytes:
-    """Leave out the last two of the numbers in ``facts``, the array behind that of the streams' rows."""
-    (streams,), (count,), *others = shapes
-    last = 4 * streams + 8 * (count - 2)
-    line = json.dumps(facts | {"shapes": [[streams], [count - 2], *others]}).encode()
-    return line + b"\n" + zlib.compress(arrays[:last] + arrays[last + 16 :])
-
-
-def _as_early_version_2(state: bytes) -> bytes:
-    written = from_ipc(state[FRAME_BYTES:])
-    ((key, facts),) = written.schema.metadata.items()
-    known = json.loads(zlib.decompress(facts))
-    known["elsewhere"] = [piece[:4] for piece in known["elsewhere"]]
-    del known["assembly"]["trusted_from"], known["assembly"]["outnumbered"]
-    return framed(b"WCR1", to_ipc(written.replace_schema_metadata({key: zlib.compress(json.dumps(known).encode())})))
-
-
-@pytest.mark.parametrize("half", [10, 410, 412])  # at first, and where an era that went on has been doubted
-def test_states_from_before_first_windows_were_doubted_are_understood(half: int) -> None:
-    arrivals = a_broken_stream_alone_in_the_silence(43 * YEAR, 3 * SECOND)
-    whole, columns = RateAwareBatcher(clock=frozen), RateAwareColumns(NAMES)
-    before = _batches(whole, arrivals[:half])
-    columns.add(*laid_out(arrivals[:half], NAMES))
-    again = RateAwareBatcher.restore(_as_early_version_2(whole.state()), clock=frozen)
-    columns = RateAwareColumns.restore(_as_early_version_4(columns.state()), NAMES)
-    after = _batches(again, arrivals[half:])
-    assert columns.add(*laid_out(arrivals[half:], NAMES)).starts.tolist() == [b.start for b in after]
-    assert after[-1].start < at(2000)
-    assert sum(len(b.messages) for b in before + after) + again.buffered == sum(map(len, arrivals))
 
 
 class _Refuses:

@@ -18,7 +18,6 @@ from waterclock.batching.event_time.window import Window
 from waterclock.batching.facts import count, each, flag, maybe, moment, parsed, read_as, text, whole
 from waterclock.batching.state_bytes import StateForm, refuse_version
 from waterclock.message import Message
-from waterclock.time import MIN_NS
 
 _FORM = StateForm(b"WCE1", b"waterclock.event_time_batcher", "the state of an event-time batcher")
 _VERSION = 1
@@ -129,9 +128,6 @@ def _given_out(rule: EventTimeRule, facts: dict[str, Any]) -> GivenOut:
     given_out = GivenOut(near=rule.window + rule.max_delay)
     given_out.newest = moment(facts["frontier"])
     given_out.early = {(text(stream), moment(at)): moment(until) for stream, at, until in facts["given_out"]}
-    if "spans" in facts:
-        given_out.spans = [(moment(start), moment(last)) for start, last in facts["spans"]]
-        given_out.begun_anew = flag(facts["begun_anew"])
-    elif given_out.newest >= MIN_NS:
-        given_out.spans = [(MIN_NS, given_out.newest)]  # earlier versions did not write down where it began
+    given_out.spans = [(moment(start), moment(last)) for start, last in facts["spans"]]
+    given_out.begun_anew = flag(facts["begun_anew"])
     return given_out

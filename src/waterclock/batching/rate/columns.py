@@ -270,7 +270,7 @@ class RateAwareColumns:
         -----
         Between the two no time has passed for the clock.
         """
-        known = RateColumnsState.from_bytes(state, compiled())
+        known = RateColumnsState.from_bytes(state)
         restored = cls([])
         restored._factor, restored._count = known.factor, known.taken
         for name in _ARRAYS:

@@ -78,19 +78,15 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
     NEXT_TIMEOUT,
     SINCE,
     LOOKED,
-    DOUBTFUL,  # 1 where it is; in the states that earlier versions wrote, some greater number stands here
+    DOUBTFUL,  # 1 if it is, else 0
     TRUSTED_FROM,
     OUTNUMBERED,
     FACTS,
 ) = range(27)
 
-EARLIER_FACTS = TRUSTED_FROM
-"""So many facts, and columns of what is elsewhere, stand in the states that earlier versions wrote."""
-
 # Behind them, in the same array, since each further one costs at every call: the rows of what is elsewhere and of runs.
 ELSEWHERE_FROM = FACTS
 ELSEWHERE_COLUMNS = 5
-EARLIER_ELSEWHERE_COLUMNS = 4
 RUNS_FROM = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * MOST_ERAS
 RUN_COLUMNS = 3
 ALL_FACTS = RUNS_FROM + RUN_COLUMNS * (MOST_RUNS + 1)

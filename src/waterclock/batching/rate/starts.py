@@ -41,11 +41,6 @@ class Starts:
         self.furthest = furthest
         self.runs = runs
 
-    @classmethod
-    def supposed(cls, furthest: int, start: int, step: int) -> Starts:
-        """Suppose what windows began where only the furthest start, that in progress and its step are known, ns."""
-        return cls(furthest, [Run(last - (last - MIN_NS) // step * step, last, step) for last in (furthest, start)])
-
     def free(self, start: int) -> int:
         """Find the first start (ns) at or after ``start`` that no window had."""
         if start > self.furthest:

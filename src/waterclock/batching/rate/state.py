@@ -15,7 +15,6 @@ from typing import Any
 
 from waterclock.arrow import from_arrow
 from waterclock.batching.facts import count, each, flag, maybe, moment, parsed, read_as, text, whole
-from waterclock.batching.rate.period import NEVER
 from waterclock.batching.rate.pulse_grid import PulseGrid
 from waterclock.batching.rate.rule import Gated, RateRule
 from waterclock.batching.rate.silence import Silence
@@ -25,13 +24,9 @@ from waterclock.batching.rate.stream import Track
 from waterclock.batching.rate.window import Assembly
 from waterclock.batching.state_bytes import StateForm, refuse_version
 from waterclock.message import Message
-from waterclock.time import MIN_NS
 
 _FORM = StateForm(b"WCR1", b"waterclock.rate_aware_batcher", "the state of a rate-aware batcher")
 _VERSION = 2
-_BEFORE_RUNS = 1
-"""The version that did not write down where windows have begun, nor what came from where while the mark stood."""
-
 _MOST_FACTS = 2**28
 """Bytes of facts, far more than any source's streams have: zeros compressed to a thousandth do not fill the memory."""
 
@@ -127,15 +122,11 @@ class RateState:
         assembly.count()
         assembly.high_water = moment(facts["high_water"])
         assembly.setbacks = count(facts["setbacks"])
-        furthest = moment(facts["furthest"])
-        if "runs" in facts:
-            assembly.starts = Starts(furthest, each(facts["runs"], _run))
-        else:
-            assembly.starts = Starts.supposed(furthest, assembly.window.start, assembly.rule.batch_length)
-        assembly.lost = flag(facts.get("lost", False))
-        assembly.doubtful = flag(facts.get("doubtful", False))
-        assembly.trusted_from = moment(facts.get("trusted_from", NEVER))
-        assembly.outnumbered = flag(facts.get("outnumbered", False))
+        assembly.starts = Starts(moment(facts["furthest"]), each(facts["runs"], _run))
+        assembly.lost = flag(facts["lost"])
+        assembly.doubtful = flag(facts["doubtful"])
+        assembly.trusted_from = moment(facts["trusted_from"])
+        assembly.outnumbered = flag(facts["outnumbered"])
         if next(self._messages, None) is not None:
             raise ValueError("a message is in no place")
         return assembly
@@ -154,10 +145,7 @@ def from_bytes(data: bytes) -> RateState:
     written, columns = _FORM.read(data)
     with read_as(_FORM.name):
         facts = parsed(_decompressed(written))
-        if facts["version"] == _BEFORE_RUNS:
-            facts |= {"unmoved": 0, "elsewhere": []}
-        else:
-            refuse_version(facts["version"], _VERSION)
+        refuse_version(facts["version"], _VERSION)
         gated = facts["gated"]
         return RateState(
             rule=_rule(facts["rule"]),
@@ -165,7 +153,7 @@ def from_bytes(data: bytes) -> RateState:
             waited=float(facts["waited"]),
             unmoved=count(facts["unmoved"]),
             elsewhere=each(facts["elsewhere"], _elsewhere),
-            silence=_silence(*facts.get("silence", [None, None])),  # earlier versions forgot nothing
+            silence=_silence(*facts["silence"]),
             _facts=facts["assembly"],
             _messages=iter(from_arrow(columns)),
         )
@@ -183,9 +171,8 @@ def _decompressed(written: bytes) -> bytes:
 
 
 def _elsewhere(written: list[Any]) -> Elsewhere:
-    oldest, newest, covered, calls, *mark = written
-    # Earlier versions wrote no mark, and took nothing for a backlog.
-    return Elsewhere(moment(oldest), moment(newest), count(covered), count(calls), moment(*mark or [MIN_NS]))
+    oldest, newest, covered, calls, mark = written
+    return Elsewhere(moment(oldest), moment(newest), count(covered), count(calls), moment(mark))
 
 
 def _silence(after: Any, clock: Any) -> Silence:

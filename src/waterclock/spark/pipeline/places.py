@@ -9,7 +9,6 @@ from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from waterclock.quoting import quoted
 from waterclock.spark.pipeline.definition import Output, Pipeline, Source
-from waterclock.topics.topic import Topic
 
 
 def check_places(pipeline: Pipeline) -> None:
@@ -24,7 +23,7 @@ def check_places(pipeline: Pipeline) -> None:
         some of them, or to the topic that is read, where they would be rejected again and again.
     """
     with _opened(f"{pipeline.name}, source", pipeline.source) as database:
-        read = _identity(database.topic(pipeline.source.topic))
+        read = database.topic(pipeline.source.topic).storage.origin
     for output in pipeline.outputs:
         if output.kind == "parquet":
             continue
@@ -53,7 +52,7 @@ def check_places(pipeline: Pipeline) -> None:
                     f"topic {quoted(output.target)} refuses messages that are too far ahead (max_ahead), and rejected"
                     ' ones may be; give a topic without it, or with on_ahead="keep"'
                 )
-            if _identity(topic) == read:
+            if topic.storage.origin == read:
                 raise InvalidArgumentError(
                     f"topic {quoted(output.target)} is the one that is read, so rejected messages would come again"
                     " and again from there; give another one"
@@ -68,8 +67,3 @@ def _opened(what: str, place: Source | Output) -> Generator[Database]:
             yield database
     except (InvalidArgumentError, NotFoundError, UnavailableError) as error:
         raise type(error)(f"{what}: {' '.join(str(error).split())}") from error
-
-
-def _identity(topic: Topic) -> object:
-    """Tell topics apart, however the URLs of their databases are written; earlier versions gave them no origin."""
-    return topic.storage.origin or (topic.storage.backend.url, topic.name)

@@ -2,8 +2,8 @@
 
 An offset is JSON in the query's checkpoint: ``{"position": "3:17:0", "ordinal": 81234, "topic": "9f0c…"}``. The ordinal
 counts the messages before the position, so that the difference of two offsets is a lag in messages. ``topic`` is the
-topic's origin: the next topic of that name has another one, and a checkpoint of the first is refused there. Checkpoints
-of earlier versions do not have it. Where a stream begins is written down as it was asked for
+topic's origin: the next topic of that name has another one, and a checkpoint of the first is refused there.
+Where a stream begins is written down as it was asked for
 (``{"position": "earliest"}``, ``{"event_time": …}``), without an ordinal, and looked up when needed: Spark asks again
 when it repeats the first micro-batch, and has to get the same answer from a topic that has grown. A query whose topic
 is empty gets that answer as the end of its first micro-batch, too.
@@ -143,12 +143,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _FIRST if offset["position"] == _EARLIEST else Position.parse(offset["position"])
 
     @cached_property
-    def _origin(self) -> str | None:
+    def _origin(self) -> str:
         return self._topic.storage.origin
 
     def _written(self, place: Place) -> Offset:
-        offset = self._noted({"position": str(place.position), "ordinal": place.ordinal})
-        return offset if self._origin is None else offset | {"topic": self._origin}
+        return self._noted({"position": str(place.position), "ordinal": place.ordinal, "topic": self._origin})
 
     def _noted(self, offset: Offset) -> Offset:
         buckets, rule = self._options.buckets, self._options.rule
@@ -160,8 +159,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if "ordinal" not in offset:
             return
         remedy = "start the query with a new checkpoint, or with the database that this one is of"
-        origin = offset.get("topic")
-        if origin is not None and self._origin is not None and origin != self._origin:
+        if offset["topic"] != self._origin:
             raise NotFoundError(
                 f"the checkpoint is of another topic with the name {self._topic.name!r}, which was removed, or is in"
                 f" another database; {remedy}"
