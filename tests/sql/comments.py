@@ -46,7 +46,7 @@ COMMENTS = {
     r"time_next=\(?json_extract|time_next=CAST\(json_value": "The end of each lease: the claim computes it by the"
     " back-off.",
     r"\+ least\($": "The back-off, with its jitter, between the shortest and the longest wait: the end of the lease.",
-    r"epoch=\(coalesce": "Counts the delivery.",
+    r"epoch=coalesce": "Counts the delivery.",
     # ack, nack, extend
     r"AND (orders|calls)\.claim_id = ": "Refused where another claim has the message now.",
     _NOT_ACKED: "Not acked. Written so that no index answers it: the key does.",

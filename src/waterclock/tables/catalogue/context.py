@@ -18,6 +18,7 @@ from waterclock.tables.model.backoff import Backoff
 from waterclock.tables.model.claim import Reached
 from waterclock.tables.model.cron import Ticks
 from waterclock.tables.model.options import TableOptions
+from waterclock.tables.model.passed_by import PassedBy
 from waterclock.tables.model.purge_place import PurgePlace
 from waterclock.tables.model.schema import PARTITIONED, not_acked
 from waterclock.tables.model.sweeps import Sweeps
@@ -60,6 +61,8 @@ class TableContext:
         How far those who look for groups that contradict their messages have come.
     purge_place
         How far a round of purging has come.
+    refused_seqs, refused_groups
+        What claims pass by: messages, and groups, whose new messages are not routed then.
     ticks
         When its schedules are to be looked at.
     drawn_ids
@@ -82,6 +85,8 @@ class TableContext:
     reached: Reached = field(default_factory=Reached)
     sweeps: Sweeps = field(default_factory=Sweeps)
     purge_place: PurgePlace = field(default_factory=PurgePlace)
+    refused_seqs: PassedBy[int] = field(default_factory=PassedBy[int])
+    refused_groups: PassedBy[str] = field(default_factory=PassedBy[str])
     ticks: Ticks = field(default_factory=Ticks)
     drawn_ids: DrawnIds = field(default_factory=DrawnIds)
     dead: TableContext | None = None

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from waterclock import moments
 from waterclock.database.sql_connection import SqlConnection
-from waterclock.errors import RefusedError, WaterclockError
+from waterclock.errors import InvalidArgumentError, RefusedError, WaterclockError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.rate_limit import note_sent, rate_allows, rate_free_at
@@ -27,6 +27,7 @@ from waterclock.tables.messages.dead_letters import bury_claimed, is_exhausted
 from waterclock.tables.messages.expiring import expire_claimed
 from waterclock.tables.messages.healing import heal
 from waterclock.tables.messages.process_heartbeat import process_heartbeat
+from waterclock.tables.messages.refused_claims import claim_past, excluding
 from waterclock.tables.model.claim import Claimed, Unanswered, Wanted
 
 _log = logging.getLogger(__name__)
@@ -97,7 +98,8 @@ def receive_waiting(
 
 
 def _receive(context: TableContext, callers: CallerConnections, limit: int | None, request: Request) -> list[Delivery]:
-    where, order = _ALL if request.selection is None else select_on(context, request.selection)
+    is_any = request.selection is None and not context.refused_seqs.some
+    where, order = _ALL if is_any else _choose(context, request.selection)
     if context.paused_until is not None and context.backend.now() < context.paused_until:
         return []
     started = moments.monotonic()
@@ -131,6 +133,11 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int | Non
             return deliveries
 
 
+def _choose(context: TableContext, selection: Selection | None) -> Bound:
+    where, order = select_on(context, selection)
+    return excluding(context, where), order
+
+
 def _note_walk(context: TableContext, where: sa.ColumnElement[bool] | None, started: float) -> None:
     walks = context.marks.walks
     if where is None:  # what a choice costs says nothing about the walk
@@ -149,18 +156,22 @@ def _finds_none(context: TableContext, where: sa.ColumnElement[bool] | None, req
 def _claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
     if moments.monotonic_ns() >= context.sweeps.due_at:  # also where there is always something to claim
         heal(context)
-    if context.options.rate_limit is None:
-        return claim(context, wanted)
+    try:
+        return claim(context, wanted) if context.options.rate_limit is None else _claim_at_rate(context, wanted)
+    except (RefusedError, InvalidArgumentError) as error:
+        return claim_past(context, wanted, error, claim if context.options.rate_limit is None else _claim_at_rate)
 
+
+def _claim_at_rate(context: TableContext, wanted: Wanted) -> list[Claimed]:
     def work(own: SqlConnection) -> list[Claimed]:
-        return _claim_at_rate(context, own, wanted)
+        return _claim_allowed(context, own, wanted)
 
     may_lose = context.options.groups == "exclusive"
     found = context.backend.transact(trying(context, wanted, (), work) if may_lose else work, indexed=True)
     return found.claimed if isinstance(found, TakenBefore) else found
 
 
-def _claim_at_rate(context: TableContext, connection: SqlConnection, wanted: Wanted) -> list[Claimed]:
+def _claim_allowed(context: TableContext, connection: SqlConnection, wanted: Wanted) -> list[Claimed]:
     allowed = rate_allows(context, connection, wanted.limit)
     if not allowed:
         return []
@@ -251,6 +262,8 @@ def _pause(
     context: TableContext, changes: Changes, stop: Stop, longest: float | None, request: Request, in_vain: int
 ) -> tuple[int, bool]:
     where, _ = select_on(context, request.selection)
+    if context.refused_seqs.some:
+        where = excluding(context, where)
     changes.arm()
     due, now, free_at = _when_due(context, where, request)
     if due is not None and due <= now and free_at is not None and free_at > now:

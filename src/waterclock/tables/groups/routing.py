@@ -6,7 +6,7 @@ claim. One consumer routes at a time, and leaves groups that are locked just now
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import count
 from operator import attrgetter
 from typing import Any
@@ -40,8 +40,13 @@ def route(context: TableContext, connection: SqlConnection) -> None:
         route_new(context, connection)
 
 
-def route_new(context: TableContext, connection: SqlConnection) -> bool:
+def route_new(context: TableContext, connection: SqlConnection, passed: Collection[str] | None = None) -> bool:
     """Route the oldest messages that are new, and note what plain SQL changed in groups. It waits for no other's lock.
+
+    Parameters
+    ----------
+    passed
+        Groups to leave out; None: those of which the database refused a message.
 
     Returns
     -------
@@ -51,13 +56,26 @@ def route_new(context: TableContext, connection: SqlConnection) -> bool:
     if not list(connection.execute(_turn(), {"table": context.table_id})):
         return False
     after = 0
-    passed: set[str] = set()
+    passed = set(context.refused_groups.now()) if passed is None and context.refused_groups.some else set(passed or ())
     while True:
         window = _look(context, connection, after)
         routed = _route_window(context, connection, window, passed)
         if len(window) < _ROUTED_AT_ONCE or routed:
             return len(window) == _ROUTED_AT_ONCE
         after = window[-1].seq
+
+
+def route_these(context: TableContext, connection: SqlConnection, names: Collection[str]) -> None:
+    """Route the oldest new messages of these groups alone."""
+    route_new(context, connection, set(unrouted_groups(context, connection)).difference(names))
+
+
+def unrouted_groups(context: TableContext, connection: SqlConnection) -> list[str]:
+    """Name the groups that have new messages, the one with the oldest first."""
+    rows = context.rows
+    group = group_of(rows)
+    named = sa.select(group).where(is_unrouted(rows)).group_by(group).order_by(sa.func.min(rows.c.seq))
+    return list(connection.scalars(named))
 
 
 def _route_window(context: TableContext, connection: SqlConnection, window: Sequence[_Row], passed: set[str]) -> bool:

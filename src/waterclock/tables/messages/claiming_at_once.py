@@ -139,7 +139,7 @@ def claim_at_once(context: TableContext, wanted: Wanted) -> tuple[list[Claimed],
 
 
 def _may_route(context: TableContext, seen: _Seen) -> bool:
-    return not seen.top.is_much_new and context.options.ack_order != "hold"
+    return not seen.top.is_much_new and not context.refused_groups.some and context.options.ack_order != "hold"
 
 
 def _joined(claimed: Sequence[Claimed], given: Sequence[Any]) -> list[Claimed]:

@@ -195,6 +195,8 @@ def _explain_ready(
     if active.failing:
         fail = f"the claims of {active.failing} of {active.subscribers} subscriptions fail: {active.failure}"
         return replace(explanation, reason=f"{explanation.reason}; {fail}")
+    if active.failure is not None:
+        return replace(explanation, reason=f"{explanation.reason}; {active.failure}")
     return explanation
 
 

@@ -27,6 +27,7 @@ from waterclock.database.table_catalogue import heartbeats
 from waterclock.errors import ForbiddenError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import ASK_AGAIN
+from waterclock.tables.model.passed_by import PASSED_BY_FOR
 
 _SECOND = 1_000_000_000
 
@@ -94,7 +95,7 @@ class Activity(NamedTuple):
     failing
         Subscriptions whose claims fail.
     failure
-        Why those of one of them fail.
+        Why those of one of them fail, or what claims pass by because the database refuses it.
     """
 
     subscribers: int
@@ -122,6 +123,7 @@ class ProcessHeartbeat:
         self._writing = threading.Lock()
         self._subscriptions: WeakSet[OpenSubscription] = WeakSet()
         self._failing = WeakKeyDictionary[OpenSubscription, str]()
+        self._passed_by = ("", 0)
         self._sent = Lately()
         self._has_row = False
         self._forbidden_until = 0
@@ -155,6 +157,10 @@ class ProcessHeartbeat:
             else:
                 self._failing[subscription] = reason
 
+    def note_passed_by(self, reason: str) -> None:
+        """Note that claims pass by something for `PASSED_BY_FOR`. The next beat writes it."""
+        self._passed_by = (reason, moments.monotonic_ns() + PASSED_BY_FOR)
+
     def note_sent(self, count: int) -> None:
         """Note that so many messages were claimed; fewer than none where some were given back unstarted."""
         now = moments.monotonic_ns()
@@ -171,12 +177,14 @@ class ProcessHeartbeat:
 
     def now(self) -> Activity:
         """Return what this process does."""
+        now = moments.monotonic_ns()
+        passed_by, until = self._passed_by
         with self._counting:
             return Activity(
                 len(self._subscriptions),
-                self._sent.count(moments.monotonic_ns()),
+                self._sent.count(now),
                 len(self._failing),
-                next(iter(self._failing.values()), None),
+                next(iter(self._failing.values()), passed_by if now < until else None),
             )
 
     def beat(self, patience: float = _PATIENCE) -> None:

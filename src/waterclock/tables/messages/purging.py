@@ -57,7 +57,7 @@ def _purge_piece(context: TableContext) -> tuple[int, WaterclockError | None, bo
         place.after = None
         return 0, None, False
     seqs = [row.seq for row in found]
-    purged, refused = pass_by_refused(seqs, lambda part: _purge_these(context, part))
+    purged, refused, _ = pass_by_refused(seqs, lambda part: _purge_these(context, part))
     if refused is None:
         return purged, None, False
     place.after = found[-1].time_acked

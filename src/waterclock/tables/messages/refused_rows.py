@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from waterclock.errors import ForbiddenError, InvalidArgumentError, RefusedError, WaterclockError
 
@@ -11,17 +12,23 @@ MOST_TRIES = 200
 """Transactions that one call tries: enough to pass by ten refused rows of a thousand, at two a halving."""
 
 
-def pass_by_refused(seqs: Sequence[int], work: Callable[[Sequence[int]], int]) -> tuple[int, WaterclockError | None]:
-    """Work on rows together, and on halves of those that are refused, so that one row keeps no other.
+_T = TypeVar("_T")
+
+
+def pass_by_refused(
+    items: Sequence[_T], work: Callable[[Sequence[_T]], int], tries: int = MOST_TRIES
+) -> tuple[int, WaterclockError | None, list[_T]]:
+    """Work on rows or groups together, and on halves of those that are refused, so that one row keeps no other.
 
     Returns
     -------
     tuple
-        The sum of what ``work`` returned, and the last refusal.
+        The sum of what ``work`` returned, the last refusal, and what was refused on its own.
     """
-    done, refused = 0, None
-    left = deque([seqs])
-    for _ in range(MOST_TRIES):
+    done, refusal = 0, None
+    refused: list[_T] = []
+    left = deque([items] if items else [])
+    for _ in range(tries):
         if not left:
             break
         part = left.popleft()
@@ -30,8 +37,10 @@ def pass_by_refused(seqs: Sequence[int], work: Callable[[Sequence[int]], int]) -
         except ForbiddenError:  # a missing privilege concerns all rows
             raise
         except (RefusedError, InvalidArgumentError) as error:
-            refused = error
+            refusal = error
             middle = len(part) // 2
             if middle:
                 left += [part[:middle], part[middle:]]
-    return done, refused
+            else:
+                refused += part
+    return done, refusal, refused

@@ -60,7 +60,7 @@ class TableStats:
     failing
         Those of them whose claims fail. Other processes report it every ten seconds.
     failure
-        Why the claims of one of them fail; None if none fails.
+        Why the claims of one of them fail, or what claims pass by because the database refuses it; None: neither.
     """
 
     ready: int

@@ -25,7 +25,7 @@ def before_claim(epoch: int) -> int:
 
 
 def uncounted_sql(epoch: sa.ColumnElement[Any], by: sa.ColumnElement[int] | int = 1) -> sa.ColumnElement[int]:
-    """Return the epoch of a message that a claim took and nobody began to handle."""
+    """Return the epoch of a message that a claim took and no consumer began to handle."""
     return sa.case((epoch > 0, epoch - by), else_=epoch)
 
 

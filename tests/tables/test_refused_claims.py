@@ -1,0 +1,123 @@
+"""A message that the database refuses to let be claimed keeps no other message, and no other group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from waterclock import moments
+from waterclock.connection import Database
+from waterclock.errors import RefusedError
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.model.passed_by import MOST_PASSED_BY, PASSED_BY_FOR, PassedBy
+
+from .conftest import MovableClock
+from .plain_sql import run
+
+
+def refuse(database: Database, payload: str, what: str) -> None:
+    """Install a trigger of the user's that refuses updates of messages with this payload that set ``what``."""
+    if database.backend.dialect.name == "mysql":
+        run(
+            database,
+            f"CREATE TRIGGER refuse BEFORE UPDATE ON orders FOR EACH ROW"
+            f" IF OLD.message = '{payload}' AND {what} THEN SIGNAL SQLSTATE '45000'; END IF",
+        )
+        return
+    if database.backend.dialect.name == "sqlite":
+        run(
+            database,
+            f"CREATE TRIGGER refuse BEFORE UPDATE ON orders WHEN OLD.message = '{payload}' AND {what}"
+            " BEGIN SELECT RAISE(ABORT, 'not now'); END",
+        )
+        return
+    run(
+        database,
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not now'; END $$",
+    )
+    run(
+        database,
+        f"CREATE TRIGGER refuse BEFORE UPDATE ON orders FOR EACH ROW WHEN (OLD.message = '{payload}' AND {what})"
+        " EXECUTE FUNCTION refuse()",
+    )
+
+
+CLAIMED, ROUTED = "NEW.claim_id IS NOT NULL", "NEW.routed = 1"
+
+
+@pytest.fixture(autouse=True)
+def undo_functions(database: Database) -> Any:
+    yield
+    if database.backend.dialect.name == "postgresql":
+        run(database, "DROP FUNCTION IF EXISTS refuse CASCADE")
+
+
+def drain(table: MessageTable, most: int = 20) -> list[str]:
+    found: list[str] = []
+    for _ in range(most):
+        some = table.receive(10, consumer="press")
+        if not some:
+            break
+        table.ack(some)
+        found += [one.payload for one in some]
+    return found
+
+
+def test_a_message_at_the_head_that_is_refused_is_passed_by_and_reported(
+    database: Database,
+    orders: MessageTable,
+    clock: MovableClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for payload in ("kept", "kept", "a", "b", "kept", "c"):
+        orders.put(payload)
+        clock.move("1ms")
+    refuse(database, "kept", CLAIMED)
+    assert drain(orders) == ["a", "b", "c"]
+    stats = orders.stats()
+    assert stats.ready == 3
+    assert "passed by for 60 s" in (stats.failure or "")
+    assert "cannot claim from 'orders': messages with seq" in caplog.text
+    first = next(iter(orders.peek(limit=1))).id
+    assert "passed by for 60 s" in orders.explain(first).reason
+    orders.put("later")
+    clock.move("1ms")
+    assert drain(orders) == ["later"]
+
+
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+@pytest.mark.parametrize("what", [CLAIMED, ROUTED])
+def test_a_group_whose_first_message_is_refused_keeps_no_other(
+    database: Database, make_table: Callable[..., MessageTable], clock: MovableClock, groups: Any, what: str
+) -> None:
+    table = make_table(groups=groups)
+    for payload, group in (("kept", "g"), ("behind", "g"), ("a", "h"), ("b", "h"), ("c", "i")):
+        table.put(payload, group=group)
+        clock.move("1ms")
+    refuse(database, "kept", what)
+    assert drain(table) == ["a", "b", "c"]
+    assert "passed by for 60 s" in (table.stats().failure or "")
+    table.put("d", group="h")
+    clock.move("1ms")
+    assert drain(table) == ["d"]
+
+
+def test_what_is_refused_on_all_messages_is_raised_and_passes_by_none(database: Database, orders: MessageTable) -> None:
+    orders.put_many([{"payload": "kept"}, {"payload": "kept"}])
+    refuse(database, "kept", CLAIMED)
+    with pytest.raises(RefusedError):
+        orders.receive(1)
+    assert not orders.context.refused_seqs.now()
+
+
+def test_what_is_passed_by_is_tried_again_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0
+    monkeypatch.setattr(moments, "monotonic_ns", lambda: now)
+    passed = PassedBy[int]()
+    passed.note(range(MOST_PASSED_BY + 1))
+    assert passed.now() == frozenset(range(1, MOST_PASSED_BY + 1))
+    now = PASSED_BY_FOR
+    assert not passed.now()
+    assert not passed.some
