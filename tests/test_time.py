@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import warnings
 from datetime import UTC, datetime, timedelta, timezone
 
 import numpy as np
@@ -12,7 +13,10 @@ from hypothesis import strategies as st
 from waterclock import Message
 from waterclock.arrow import as_message_columns
 from waterclock.errors import InvalidArgumentError, WaterclockError
-from waterclock.time import MAX_NS, MIN_NS, format_duration, format_time, to_duration, to_time
+from waterclock.spark.packing import columns_of
+from waterclock.spark.records import PLAIN
+from waterclock.time import MAX_NS, MIN_NS, UnitWarning, format_duration, format_time, to_duration, to_time
+from waterclock.time_columns import as_nanoseconds
 
 SECOND = 1_000_000_000
 
@@ -161,6 +165,28 @@ def test_integer_in_another_unit_than_nanoseconds_is_warned_of(unit: str) -> Non
         to_time(np.int64(moment))
     with pytest.warns(UserWarning, match=f"event_time looks like {name}"):
         as_message_columns(pa.table({"source": ["press"], "stream": ["load"], "event_time": [moment]}))
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64(), pa.dictionary(pa.int32(), pa.int64())])
+def test_column_of_integers_in_another_unit_is_warned_of_and_taken_if_the_unit_is_stated(kind: pa.DataType) -> None:
+    column = pa.chunked_array([pa.array([5, None, 1_782_907_200_000], kind)])
+    with pytest.warns(UserWarning, match="^event_time looks like milliseconds since 1970"):
+        assert as_nanoseconds(column, "event_time").to_pylist() == [5, None, 1_782_907_200_000]
+    with warnings.catch_warnings(action="error"):
+        found = as_nanoseconds(column, "event_time", "ms").to_pylist()
+    assert found == [5_000_000, None, 1_782_907_200_000_000_000]
+    with pytest.raises(InvalidArgumentError, match="1782907200000 s since the epoch does not fit"):
+        as_nanoseconds(column, "event_time", "s")
+
+
+def test_rows_that_spark_hands_over_in_another_unit_are_warned_of() -> None:
+    times = {name: [1_782_907_200_000] for name in ("event_time", "receive_time")}
+    rows = pa.table({"source": ["press"], "stream": ["load"], **times})
+    with pytest.warns(UnitWarning) as warned:
+        columns_of(rows, PLAIN)
+    assert [str(each.message).partition(" since")[0] for each in warned] == [
+        f"{name} looks like milliseconds" for name in times
+    ]
 
 
 @pytest.mark.filterwarnings("error")

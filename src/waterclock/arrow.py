@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position
 from waterclock.quoting import quoted
-from waterclock.time import warn_of_unit
+from waterclock.time import TimeUnit
 from waterclock.time_columns import as_nanoseconds
 
 MESSAGE_SCHEMA = pa.schema(
@@ -170,13 +170,9 @@ def _numbers(column: pa.Array, first: int, count: int) -> pa.Array:
     return pa.Array.from_buffers(column.type, count, [None, data])
 
 
-def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+def _cast(column: pa.ChunkedArray, field: pa.Field, time_unit: TimeUnit) -> pa.ChunkedArray:
     if field.name in _TIMES:
-        whole = pa.types.is_integer(column.type)
-        column = as_nanoseconds(column, field.name)
-        newest = pc.call_function("max", [column]).as_py() if whole else None
-        if newest is not None:
-            warn_of_unit(newest, field.name)
+        column = as_nanoseconds(column, field.name, time_unit)
     elif field.type == pa.string() and not _is_text(column.type):
         # Arrow would write 7.0 and true, names that the producer never said.
         raise SchemaError(f"column {field.name!r} must be string, or a dictionary of strings, got {column.type}")
@@ -199,10 +195,10 @@ def _is_text(given: pa.DataType) -> bool:
     return given in _TEXTS or pa.types.is_fixed_size_binary(given) or pa.types.is_null(given)
 
 
-def as_message_columns(table: pa.Table | pa.RecordBatch) -> pa.Table:
+def as_message_columns(table: pa.Table | pa.RecordBatch, time_unit: TimeUnit = "ns") -> pa.Table:
     """Bring a user's table into `MESSAGE_SCHEMA`: columns ordered and cast, optional ones filled in.
 
-    Times are whole numbers of nanoseconds, or timestamps of any unit with a time zone (`as_nanoseconds`).
+    Times are whole numbers of ``time_unit``, or timestamps of any unit with a time zone (`as_nanoseconds`).
 
     Raises
     ------
@@ -223,7 +219,7 @@ def as_message_columns(table: pa.Table | pa.RecordBatch) -> pa.Table:
         if given.schema.names.count(field.name) > 1:
             raise SchemaError(f"the table has several columns {field.name!r}; it has {given.schema.names}")
         column = _sound(given.column(field.name), field.name)
-        column = _cast(column, field)
+        column = _cast(column, field, time_unit)
         if not field.nullable and column.null_count:
             raise InvalidArgumentError(f"column {field.name!r} holds {column.null_count} nulls; every message needs it")
         if field.name in ("source", "stream") and pc.call_function("equal", [column, ""]).to_numpy().any():

@@ -10,11 +10,11 @@ import operator
 import re
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
@@ -27,6 +27,11 @@ Time = SupportsIndex | datetime | str
 
 Duration = SupportsIndex | timedelta | str
 """What the public interface takes where it says *duration*."""
+
+TimeUnit = Literal["s", "ms", "us", "ns"]
+"""What an int in a file may count."""
+
+NS_PER: dict[TimeUnit, int] = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 
 MIN_NS = -(2**63)
 MAX_NS = 2**63 - 1
@@ -49,10 +54,22 @@ _UNITS = {
 _YEAR_1980_S = 315_532_800
 _YEAR_2100_S = 4_102_444_800
 _YEAR_1980_NS = _YEAR_1980_S * 1_000_000_000
-_OTHER_UNITS = {"seconds": 1_000_000_000, "milliseconds": 1_000_000, "microseconds": 1_000}
+_OTHER_UNITS: dict[TimeUnit, str] = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 """Units in which an int of nanoseconds before 1980 may lie between 1980 and 2100. No int does so in two of them."""
 
 _DURATION_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|min|s|m|h|d|w)\s*")
+
+
+class UnitWarning(UserWarning):
+    """An int that is taken as nanoseconds is a time of our days in another unit.
+
+    Attributes
+    ----------
+    unit
+        That unit.
+    """
+
+    unit: TimeUnit = "ns"
 
 
 def system_clock() -> int:
@@ -116,13 +133,20 @@ def warn_of_unit(value: int, name: str) -> None:
     """Warn if an int can hardly be nanoseconds. The text is the same for each value, so that Python shows it once."""
     if value >= _YEAR_1980_NS or value < _YEAR_1980_S:
         return
-    for unit, ns in _OTHER_UNITS.items():
-        if _YEAR_1980_S <= value * ns // _UNITS["s"] < _YEAR_2100_S:
-            warnings.warn(
-                f"{name} looks like {unit} since 1970, but an int is taken as nanoseconds; multiply it by {ns:,}",
-                UserWarning,
-                stacklevel=4,
+    for unit, words in _OTHER_UNITS.items():
+        if _YEAR_1980_S <= value * NS_PER[unit] // NS_PER["s"] < _YEAR_2100_S:
+            warning = UnitWarning(
+                f"{name} looks like {words} since 1970, but an int is taken as nanoseconds; multiply it by"
+                f" {NS_PER[unit]:,}"
             )
+            warning.unit = unit
+            warnings.warn(warning, stacklevel=4)
+
+
+def in_nanoseconds(fields: Mapping[str, Any], names: Sequence[str], unit: TimeUnit) -> dict[str, Any]:
+    """Return fields in which the named ones, if they are ints of a unit, are nanoseconds."""
+    times = {name: fields[name] * NS_PER[unit] for name in names if type(fields.get(name)) is int}
+    return {**fields, **times}
 
 
 def is_duration(text: str) -> bool:

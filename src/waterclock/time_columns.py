@@ -8,23 +8,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waterclock.errors import InvalidArgumentError, SchemaError
-from waterclock.time import MAX_NS, MIN_NS
+from waterclock.time import MAX_NS, MIN_NS, NS_PER, TimeUnit, warn_of_unit
 
 Column = TypeVar("Column", pa.Array, pa.ChunkedArray)
 
-_NS_PER = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 
-
-def as_nanoseconds(column: Column, name: str) -> Column:
+def as_nanoseconds(column: Column, name: str, unit: TimeUnit = "ns") -> Column:
     """Turn a column of times into int64 nanoseconds since the epoch, UTC.
 
     Parameters
     ----------
     column
-        Whole numbers, which are nanoseconds, or timestamps of any unit with a time zone; or a dictionary of these, or
+        Whole numbers, or timestamps of any unit with a time zone; or a dictionary of these, or
         nulls alone.
     name
         The column's name, for the error.
+    unit
+        What whole numbers count since the epoch.
 
     Raises
     ------
@@ -33,18 +33,27 @@ def as_nanoseconds(column: Column, name: str) -> Column:
         decimals, texts, booleans.
     InvalidArgumentError
         For a time that int64 nanoseconds cannot hold, naming it.
+
+    Warns
+    -----
+    UserWarning
+        If the newest of whole numbers in nanoseconds can hardly be that; see `waterclock.time.to_time`.
     """
     kind = column.type
-    if kind == pa.int64():
-        return column
     if pa.types.is_dictionary(kind):
-        return as_nanoseconds(column.cast(kind.value_type), name)
+        return as_nanoseconds(column.cast(kind.value_type), name, unit)
     if pa.types.is_run_end_encoded(kind):
-        return as_nanoseconds(pc.call_function("run_end_decode", [column]), name)
+        return as_nanoseconds(pc.call_function("run_end_decode", [column]), name, unit)
+    if pa.types.is_integer(kind) and unit != "ns":
+        return _in_range(column, name, column, NS_PER[unit], f" {unit} since the epoch")
     if pa.types.is_integer(kind) or pa.types.is_null(kind):
-        return _in_range(column, name, column, 1, "")
+        whole = column if kind == pa.int64() else _in_range(column, name, column, 1, "")
+        newest = pc.call_function("max", [whole]).as_py()
+        if newest is not None:
+            warn_of_unit(newest, name)
+        return whole
     if pa.types.is_timestamp(kind) and kind.tz is not None:
-        return _in_range(column.cast(pa.int64()), name, column, _NS_PER[kind.unit], f" {kind.unit} since the epoch")
+        return _in_range(column.cast(pa.int64()), name, column, NS_PER[kind.unit], f" {kind.unit} since the epoch")
     hint = ""
     if pa.types.is_timestamp(kind):
         hint = ": name the zone of these, with pyarrow.compute.assume_timezone(column, 'UTC') where they are UTC"

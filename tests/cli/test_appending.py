@@ -46,6 +46,30 @@ def append(*words: str) -> int:
     return run(["topic", "append", "telemetry", *words])
 
 
+@pytest.mark.parametrize("name", ["messages.jsonl", "messages.parquet"])
+@pytest.mark.filterwarnings("default")
+def test_the_unit_of_integer_times_is_warned_of_and_can_be_given(
+    topic: Topic, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    row = {"source": "press", "stream": "load", "event_time": 1_782_907_200_123, "receive_time": 1_782_907_200_124}
+    if name.endswith("jsonl"):
+        Path(name).write_text(json.dumps(row))
+    else:
+        pq.write_table(pa.Table.from_pylist([row]), name)
+    assert append(name) == DONE
+    warned = [each for each in capsys.readouterr().err.splitlines() if "warning" in each]
+    assert warned == [
+        f"waterclock: warning: {each} looks like milliseconds since 1970, but an int is taken as nanoseconds; give"
+        " --time-unit ms"
+        for each in ("event_time", "receive_time")
+    ]
+    assert append(name, "--time-unit", "ms") == DONE
+    assert "warning" not in capsys.readouterr().err
+    assert [message.event_time for message in topic.read()] == [1_782_907_200_123, 1_782_907_200_123_000_000]
+    assert run(["batch", name, "--window", "1s", "--max-delay", "1s", "--time-unit", "ms", "--json"]) == DONE
+    assert json.loads(capsys.readouterr().out)["start"] == "2026-07-01T12:00:00.123Z"
+
+
 def test_after_a_bad_line_the_mended_file_goes_on_and_doubles_nothing(
     topic: Topic, capsys: pytest.CaptureFixture[str]
 ) -> None:

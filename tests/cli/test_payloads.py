@@ -95,6 +95,16 @@ def test_many_messages_are_put_from_json_lines(jobs: Shell, monkeypatch: pytest.
     assert found[1]["headers"] == {"of": "a cow"}
 
 
+def test_lines_may_have_integer_times_of_another_unit(jobs: Shell) -> None:
+    line = {"payload": 1, "n": 5, "at": 4_000_000_000, "expires_at": "2100-01-01T00:00:00Z"}
+    (jobs.folder / "jobs.jsonl").write_text(json.dumps(line))
+    jobs("table", "put", "jobs", "--jsonl", "jobs.jsonl", "--time-unit", "s")
+    assert "warning" not in jobs.said
+    with connect("sqlite:///factory.db") as database:
+        [message] = database.table("jobs").peek()
+    assert message.time_scheduled == 4_000_000_000_000_000_000
+
+
 def test_wrong_line_is_named_with_what_was_put_before(jobs: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payloads, "LINES_TOGETHER", 2)
     for wrong in ("[1]", '{"id": 1}', "{", '{"payload": 1, "at": "soon"}', '{"payload_base64": "!"}', "\udcff"):

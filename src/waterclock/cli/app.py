@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import warnings
+from functools import partial
 from importlib.metadata import version
 
 from cyclopts import App, CycloptsError
@@ -15,6 +16,7 @@ from waterclock.cli.extras import install_command
 from waterclock.cli.output import Output, writing
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.quoting import quoted
+from waterclock.time import UnitWarning
 from waterclock.urls import redacted, shown
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -88,6 +90,9 @@ _EXTRAS = {
     "pyspark": "spark",
 }
 
+_TAKE_A_UNIT = (["topic", "append"], ["table", "put"], ["batch"])
+"""Commands that read times from files."""
+
 _MAY_BE_URL = re.compile(r":.*@|://", re.DOTALL)
 
 app = App(
@@ -112,12 +117,15 @@ def main(arguments: list[str] | None = None) -> None:
 def run(arguments: list[str]) -> int:
     """Run one command; returns 0 where it is done, 1 where it failed, 2 for wrong usage."""
     with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
+        warnings.showwarning = partial(_show_warning, arguments)
         return _run(arguments)
 
 
-def _show_warning(message: Warning | str, *_: object) -> None:
-    Output().complain(f"warning: {redacted(str(message))}")
+def _show_warning(arguments: list[str], message: Warning | str, *_: object) -> None:
+    text = redacted(str(message))
+    if isinstance(message, UnitWarning) and any(arguments[: len(words)] == words for words in _TAKE_A_UNIT):
+        text = f"{text.partition(';')[0]}; give --time-unit {message.unit}"
+    Output().complain(f"warning: {text}")
 
 
 def _run(arguments: list[str]) -> int:

@@ -20,7 +20,7 @@ from waterclock.figures.timeline import timeline
 from waterclock.ingest.files import CHUNK, MAX_PAYLOAD, MessageFile, Progress
 from waterclock.message import Message
 from waterclock.quoting import quoted
-from waterclock.time import MAX_NS, format_time
+from waterclock.time import MAX_NS, TimeUnit, format_time
 
 _COLUMNS = ("id", "start", "end", "closed_at", "reason", "messages", "streams")
 
@@ -36,6 +36,7 @@ def batch(
     svg: Path | None = None,
     limit: Annotated[int | None, Parameter(name="--limit")] = None,
     max_payload: int = MAX_PAYLOAD,
+    time_unit: TimeUnit = "ns",
     common: Common = Common(),
 ) -> None:
     """Cut messages into batches by event time and print one line a batch.
@@ -58,6 +59,8 @@ def batch(
         Read at most this many messages.
     max_payload
         Bytes that a payload in a file may have.
+    time_unit
+        What times in a file that are ints count since 1970.
     """
     output = common.output
     make_batcher = partial(EventTimeBatcher, window, max_delay, max_lead, on_conflict)
@@ -65,7 +68,7 @@ def batch(
     batcher = BySource(make_batcher)
     batches: list[Batch] = []
     with output.progress(f"batching {messages}") as progress:
-        for message in _messages(messages, limit, max_payload, common, progress):
+        for message in _messages(messages, limit, max_payload, time_unit, common, progress):
             batches += batcher.add(message)
     # The recording has ended, so every batch gets the time it needs to close by its own rule.
     batches += batcher.advance(MAX_NS)
@@ -78,9 +81,11 @@ def batch(
         output.talk(f"drew {svg}")
 
 
-def _messages(place: str, limit: int | None, max_payload: int, common: Common, progress: Progress) -> Iterator[Message]:
+def _messages(
+    place: str, limit: int | None, max_payload: int, time_unit: TimeUnit, common: Common, progress: Progress
+) -> Iterator[Message]:
     if place == "-" or Path(place).exists():
-        messages = chain.from_iterable(MessageFile(place, max_payload).chunks(progress))
+        messages = chain.from_iterable(MessageFile(place, max_payload, time_unit).chunks(progress))
     elif common.url is not None:
         messages = _read_topic(place, common, progress)
     else:

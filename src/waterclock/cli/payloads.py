@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.quoting import quoted
+from waterclock.time import TimeUnit, in_nanoseconds
 
 if TYPE_CHECKING:
     from waterclock.tables.message_table import MessageTable
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 LINES_TOGETHER = 1_000
 """Lines of a file that are put in one transaction: few enough to keep in memory, enough for one round trip each."""
 
+_TIMES = ("at", "expires_at")
 _BOOLEANS = {"true": True, "false": False}
 
 
@@ -64,8 +66,10 @@ def pairs(option: str, given: list[str] | None) -> dict[str, str]:
     return found
 
 
-def put_lines(table: MessageTable, file: str, options: Mapping[str, Any]) -> Iterator[MessageId]:
+def put_lines(table: MessageTable, file: str, options: Mapping[str, Any], time_unit: TimeUnit) -> Iterator[MessageId]:
     """Put the messages of a file of JSON lines and yield their ids; ``options`` hold where a line has none of its own.
+
+    Ints that are times count ``time_unit``.
 
     Raises
     ------
@@ -76,7 +80,7 @@ def put_lines(table: MessageTable, file: str, options: Mapping[str, Any]) -> Ite
     done = 0
     while chunk := list(islice(lines, LINES_TOGETHER)):
         try:
-            rows = [{**options, **_row(table, number, line)} for number, line in chunk]
+            rows = [{**options, **_row(table, number, line, time_unit)} for number, line in chunk]
             ids = table.put_many(rows)
         except WaterclockError as error:
             where = f"lines {chunk[0][0]} to {chunk[-1][0]} of {quoted(file)} are not put; {done} messages before are"
@@ -93,7 +97,7 @@ def _lines(file: str) -> Iterator[tuple[int, bytes]]:
         raise InvalidArgumentError(f"cannot read {quoted(file)}: {error.strerror}") from error
 
 
-def _row(table: MessageTable, number: int, line: bytes) -> dict[str, Any]:
+def _row(table: MessageTable, number: int, line: bytes, time_unit: TimeUnit) -> dict[str, Any]:
     try:
         row = _parsed(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested too deeply
@@ -107,7 +111,7 @@ def _row(table: MessageTable, number: int, line: bytes) -> dict[str, Any]:
         fields["payload"] = _base64(number, fields.pop("payload_base64"))
     elif table.options.payload == "bytes" and isinstance(fields["payload"], str):
         fields["payload"] = fields["payload"].encode(errors="surrogatepass")
-    return fields
+    return in_nanoseconds(fields, _TIMES, time_unit)
 
 
 def _base64(number: int, text: object) -> bytes:

@@ -14,7 +14,7 @@ from waterclock.cli.payloads import columns_of, headers_of, pairs, payload_of, p
 from waterclock.cli.table_options import ChangingOptions, shown
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
-from waterclock.time import format_time, to_time
+from waterclock.time import TimeUnit, format_time, to_time
 
 if TYPE_CHECKING:
     from waterclock.tables.consumers.delivery import Delivery
@@ -142,6 +142,7 @@ def put(
     unique_until: Literal["claimed", "done"] | None = None,
     on_conflict: Literal["existing", "replace"] | None = None,
     column: Annotated[list[str] | None, Parameter(name="--column", negative="")] = None,
+    time_unit: TimeUnit = "ns",
     common: Common = Common(),
 ) -> None:
     """Put a message and print its id; with --jsonl, put many and print theirs.
@@ -178,6 +179,8 @@ def put(
         existing: the one that waits stays as it is, unless given; replace: it gets this payload and time.
     column
         A value of a further column of the table, name=value; may be given several times.
+    time_unit
+        What an int that is the time at or expires_at of a line counts since 1970.
     """
     if (payload is None) == (jsonl is None):
         raise InvalidArgumentError("payload is missing; give it, or many messages with --jsonl, and not both")
@@ -198,7 +201,10 @@ def put(
             "on_conflict": on_conflict,
             **columns_of(table, column),
         }
-        ids = put_lines(table, jsonl, options) if jsonl else [table.put(payload_of(table, payload or ""), **options)]
+        if jsonl:
+            ids = put_lines(table, jsonl, options, time_unit)
+        else:
+            ids = iter([table.put(payload_of(table, payload or ""), **options)])
         common.output.rows(({"id": str(each)} for each in ids), ("id",))
 
 

@@ -16,7 +16,7 @@ from waterclock.cli.common import Common
 from waterclock.cli.output import span
 from waterclock.errors import InvalidArgumentError, UnavailableError, WaterclockError
 from waterclock.message import Message, Position
-from waterclock.time import MAX_NS, MIN_NS, format_duration, format_time, to_duration
+from waterclock.time import MAX_NS, MIN_NS, TimeUnit, format_duration, format_time, to_duration
 from waterclock.topics.choices import By, OnAhead
 
 if TYPE_CHECKING:
@@ -193,6 +193,7 @@ def append(
     *,
     producer: str | None = None,
     max_payload: int | None = None,
+    time_unit: TimeUnit = "ns",
     common: Common = Common(),
 ) -> None:
     """Append the messages of a file: JSON lines, or .parquet; - is standard input.
@@ -211,11 +212,13 @@ def append(
         given, a file is known by the messages with which it begins, and standard input is appended whole.
     max_payload
         Bytes that a payload may have; 64 MiB unless given.
+    time_unit
+        What times that are ints count since 1970.
     """
     from waterclock.cli.appending import append_file
     from waterclock.ingest.files import MAX_PAYLOAD, MessageFile
 
-    messages = MessageFile(file, MAX_PAYLOAD if max_payload is None else max_payload)
+    messages = MessageFile(file, MAX_PAYLOAD if max_payload is None else max_payload, time_unit)
     with common.connect() as database:
         topic = database.topic(name)
         with common.output.progress(f"appending to {name}") as progress:

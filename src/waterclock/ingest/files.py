@@ -18,7 +18,7 @@ from waterclock.arrow import as_message_columns, from_arrow
 from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError, UnavailableError, WaterclockError
 from waterclock.message import Message
 from waterclock.quoting import quoted
-from waterclock.time import format_time
+from waterclock.time import TimeUnit, format_time, in_nanoseconds
 from waterclock.topics.names import check_size
 
 CHUNK = 1_000
@@ -39,6 +39,7 @@ _BESIDE_PAYLOAD = 1 << 20
 Progress = Callable[[int, int], None]
 
 _FIELDS = {"source", "stream", "event_time", "publish_time", "receive_time", "headers", "payload", "payload_base64"}
+_TIMES = ("event_time", "publish_time", "receive_time")
 _OF_A_TOPIC = {"position"}
 
 
@@ -112,10 +113,13 @@ class MessageFile:
         ``.parquet`` (columns as in a topic's ledgers), or any other name: JSON lines; ``-`` is standard input.
     max_payload
         Bytes that a payload may have; a line with more is not read to its end.
+    time_unit
+        What ints that are times count since the epoch; other times have a unit of their own.
     """
 
     path: str
     max_payload: int = MAX_PAYLOAD
+    time_unit: TimeUnit = "ns"
 
     def __post_init__(self) -> None:
         check_size(self.max_payload, "max_payload")
@@ -159,7 +163,7 @@ class MessageFile:
             raise InvalidArgumentError(f"the file {quoted(str(path))} cannot be read: {error.strerror}") from error
         if not found:
             raise NotFoundError(f"there is no file {quoted(str(path))}")
-        read = _read_parquet if path.suffix == ".parquet" else self._read_lines
+        read = self._read_parquet if path.suffix == ".parquet" else self._read_lines
         for number, message in read(path, progress or _unseen):
             if len(message.payload) > self.max_payload:
                 raise self._too_large(path, number, len(message.payload))
@@ -182,10 +186,14 @@ class MessageFile:
                 if len(line) > longest:
                     raise self._too_large(path, number, len(line))
                 if line.strip():
-                    yield number, _parse_line(path, number, line)
+                    yield number, _parse_line(path, number, line, self.time_unit)
                 done += len(line)
                 if size and number % CHUNK == 0:
                     progress(done, size)
+
+    def _read_parquet(self, path: Path, progress: Progress) -> Iterator[tuple[int, Message]]:
+        with _opened(path) as opened:
+            yield from enumerate(_messages_of(path, opened, self.time_unit, progress), start=1)
 
     def _too_large(self, path: Path, number: int, size: int) -> InvalidArgumentError:
         return InvalidArgumentError(
@@ -205,9 +213,11 @@ def _opened(path: Path) -> BufferedReader:
         raise UnavailableError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _parse_line(path: Path, number: int, line: bytes) -> Message:
+def _parse_line(path: Path, number: int, line: bytes, time_unit: TimeUnit) -> Message:
     try:
         fields = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        if time_unit != "ns" and isinstance(fields, dict):
+            fields = in_nanoseconds(fields, _TIMES, time_unit)
         message = message_from_json(fields)
         if b"\\u" in line:
             json.dumps(fields, ensure_ascii=False).encode()  # half a surrogate pair is no text
@@ -222,17 +232,12 @@ def _parse_line(path: Path, number: int, line: bytes) -> Message:
     return message
 
 
-def _read_parquet(path: Path, progress: Progress) -> Iterator[tuple[int, Message]]:
-    with _opened(path) as opened:
-        yield from enumerate(_messages_of(path, opened, progress), start=1)
-
-
-def _messages_of(path: Path, opened: BufferedReader, progress: Progress) -> Iterator[Message]:
+def _messages_of(path: Path, opened: BufferedReader, time_unit: TimeUnit, progress: Progress) -> Iterator[Message]:
     try:
         with pq.ParquetFile(opened, page_checksum_verification=True) as file:
             done = 0
             for batch in file.iter_batches(CHUNK):
-                yield from from_arrow(as_message_columns(batch))
+                yield from from_arrow(as_message_columns(batch, time_unit))
                 done += batch.num_rows
                 progress(done, file.metadata.num_rows)
     except (pa.ArrowException, OSError) as error:
