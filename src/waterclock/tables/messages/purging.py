@@ -16,6 +16,7 @@ from waterclock.tables.model.days import Days, Gone, days_to_add, days_to_drop
 from waterclock.tables.model.epochs import times_sent
 
 _T = TypeVar("_T")
+_Delete = Callable[[sa.Connection, Sequence[int]], int]
 
 _log = logging.getLogger(__name__)
 
@@ -37,9 +38,14 @@ def purge_some(context: TableContext) -> int:
         return _purge_days(context, context.sql.days)
     if context.options.purge_after is None:
         return 0
+    return _purge_rows(context, _oldest(context), lambda own, part: _delete(context, own, part))
+
+
+def _purge_rows(context: TableContext, oldest: sa.Select[Any, Any, Any], delete: _Delete) -> int:
+    """Delete the first messages of a choice, past those that the database refuses to delete; return how many."""
     refused: WaterclockError | None = None
     for _ in range(_PIECES):
-        purged, refused, more = _purge_piece(context)
+        purged, refused, more = _purge_piece(context, oldest, delete)
         if purged or not more:
             return purged
     if refused is None:
@@ -47,17 +53,22 @@ def purge_some(context: TableContext) -> int:
     raise refused
 
 
-def _purge_piece(context: TableContext) -> tuple[int, WaterclockError | None, bool]:
+def _purge_piece(
+    context: TableContext, oldest: sa.Select[Any, Any, Any], delete: _Delete
+) -> tuple[int, WaterclockError | None, bool]:
     """Delete the next messages; return how many, why others were refused, and whether to look at those behind."""
     place = context.purge_place
+    time_acked = oldest.selected_columns.time_acked
+    if place.after is not None:
+        oldest = oldest.where(time_acked > place.after)
     with context.backend.snapshot() as connection:
         # Where writers take turns, there is no need for one if there is nothing to delete.
-        found = connection.execute(_oldest(context, place.after).limit(_CHUNK)).all()
+        found = connection.execute(oldest.order_by(time_acked).limit(_CHUNK)).all()
     if not found:
         place.after = None
         return 0, None, False
     seqs = [row.seq for row in found]
-    purged, refused, _ = pass_by_refused(seqs, lambda part: _purge_these(context, part))
+    purged, refused, _ = pass_by_refused(seqs, lambda part: context.backend.transact(lambda own: delete(own, part)))
     if refused is None:
         return purged, None, False
     place.after = found[-1].time_acked
@@ -66,14 +77,15 @@ def _purge_piece(context: TableContext) -> tuple[int, WaterclockError | None, bo
     return purged, refused, True
 
 
-def _purge_these(context: TableContext, seqs: Sequence[int]) -> int:
-    return context.backend.transact(lambda connection: _delete(context, connection, seqs))
-
-
 def _delete(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> int:
     rows = context.rows
-    these = _oldest(context).where(context.sql.any_of(rows.c.seq, "seqs")).with_for_update(skip_locked=True)
-    found = connection.execute(these, {"seqs": list(seqs)}).all()
+    these = (
+        _oldest(context)
+        .where(context.sql.any_of(rows.c.seq, "seqs"))
+        .order_by(rows.c.time_acked)
+        .with_for_update(skip_locked=True)
+    )
+    found = connection.execute(these.with_for_update(skip_locked=True), {"seqs": list(seqs)}).all()
     connection.execute(
         sa.delete(rows).where(context.sql.any_of(rows.c.seq, "seqs")), {"seqs": [row.seq for row in found]}
     )
@@ -81,15 +93,12 @@ def _delete(context: TableContext, connection: sa.Connection, seqs: Sequence[int
     return len(found)
 
 
-def _oldest(context: TableContext, after: int | None = None) -> sa.Select[Any, Any, Any]:
+def _oldest(context: TableContext) -> sa.Select[Any, Any, Any]:
     rows = context.rows
     before = context.backend.now_sql() - (context.options.purge_after or 0)
-    chosen = sa.select(rows.c.seq, rows.c.epoch, rows.c.time_acked).where(
+    return sa.select(rows.c.seq, rows.c.epoch, rows.c.time_acked).where(
         rows.c.time_acked.is_not(None), rows.c.time_acked <= before
     )
-    if after is not None:
-        chosen = chosen.where(rows.c.time_acked > after)
-    return chosen.order_by(rows.c.time_acked)
 
 
 def _purge_days(context: TableContext, days: Days) -> int:
@@ -112,7 +121,7 @@ def _purge_days(context: TableContext, days: Days) -> int:
     except UnavailableError as error:
         _log.info("partitions of %r are left for later: %s", name, error)
     if context.options.purge_after is not None:
-        purged += _purge_undated(context, days, now - context.options.purge_after)
+        purged += purge_undated(context, days, now - context.options.purge_after)
     return purged
 
 
@@ -139,22 +148,17 @@ def _change(
         raise
 
 
-def _purge_undated(context: TableContext, days: Days, before: int) -> int:
+def purge_undated(context: TableContext, days: Days, before: int) -> int:
+    """Delete messages acked until ``before`` that are in no partition of a day, at most a thousand; return how many."""
     undated = days.undated(context.rows).subquery()
-    old = sa.select(undated.c.seq, undated.c.epoch).where(undated.c.time_acked <= before).limit(_CHUNK)
-    with context.backend.snapshot() as connection:
-        if connection.execute(old.limit(1)).first() is None:
-            return 0
     rows = context.rows
     these = context.sql.any_of(rows.c.seq, "seqs") & (rows.c.time_acked <= before)
 
-    def work(connection: sa.Connection) -> int:
-        seqs = [row.seq for row in connection.execute(old)]
-        found = connection.execute(
-            sa.select(rows.c.seq, rows.c.epoch).where(these).with_for_update(skip_locked=True), {"seqs": seqs}
-        ).all()
+    def delete(connection: sa.Connection, seqs: Sequence[int]) -> int:
+        locking = sa.select(rows.c.seq, rows.c.epoch).where(these).with_for_update(skip_locked=True)
+        found = connection.execute(locking, {"seqs": list(seqs)}).all()
         connection.execute(sa.delete(rows).where(these), {"seqs": [row.seq for row in found]})
         add_totals(connection, context.table_id, purged=len(found), sent=times_sent(row.epoch for row in found))
         return len(found)
 
-    return context.backend.transact(work)
+    return _purge_rows(context, sa.select(undated).where(undated.c.time_acked <= before), delete)

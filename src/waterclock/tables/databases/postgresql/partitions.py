@@ -95,6 +95,8 @@ class PostgresqlDays:
             "CREATE TABLE %(open)s PARTITION OF %(table)s FOR VALUES IN (true)",
             "CREATE TABLE %(acked)s PARTITION OF %(table)s FOR VALUES IN (false) PARTITION BY RANGE (time_acked)",
             "CREATE TABLE %(undated)s PARTITION OF %(acked)s DEFAULT",
+            # These have no key: without it, a publication of all tables makes the server refuse each DELETE there.
+            "ALTER TABLE %(undated)s REPLICA IDENTITY FULL",
             "ALTER TABLE %(open)s ADD PRIMARY KEY (seq), ADD UNIQUE (id)",
             "CREATE INDEX ON %(acked)s (id)",
             *(["CREATE INDEX ON %(acked)s (seq) WHERE routed = 0"] if grouped else []),
@@ -123,6 +125,7 @@ class PostgresqlDays:
         for day in days:
             context = {**parts, "day": _quoted(connection, f"{name}_{day}"), "from": day * DAY, "to": (day + 1) * DAY}
             connection.execute(DDL("CREATE TABLE %(day)s (LIKE %(acked)s INCLUDING ALL)", context=context))
+            connection.execute(DDL("ALTER TABLE %(day)s REPLICA IDENTITY FULL", context=context))
             connection.execute(DDL(_MOVE, context=context))
             attach = "ALTER TABLE %(acked)s ATTACH PARTITION %(day)s FOR VALUES FROM (%(from)s) TO (%(to)s)"
             connection.execute(DDL(attach, context=context))
