@@ -4,7 +4,9 @@ import errno
 import gc
 import io
 import os
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ from tests.killed import Killed, killing
 from tests.topics.conftest import MakeTopic, SettableClock
 from tests.topics.flows import append_ledgers, ledger_files_in, ledger_path, on_counting_files, published
 
+from waterclock.connection import connect
+from waterclock.database.engines import sqlite as sqlite_engine
+from waterclock.database.engines.sqlite import PAGE_SIZE
 from waterclock.database.topic_catalogue import entries, files
 from waterclock.durable import durable_file
 from waterclock.errors import UnavailableError
@@ -299,3 +304,32 @@ def test_a_ledger_that_is_old_enough_is_closed_and_sealed_without_further_append
     assert topic.seal() == 0
     clock.now = 1_000_000_000
     assert topic.seal() == 1
+
+
+def test_an_sqlite_file_gives_back_what_was_sealed(
+    make_sqlite_topic: MakeTopic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_engine, "PAGES_AT_ONCE", 10)  # the entries take 80 pages
+    topic = make_sqlite_topic("telemetry")
+    file = tmp_path / "waterclock.db"
+    backend = topic.storage.backend
+    backend.close()
+    before = file.stat().st_size
+    for _ in range(4):
+        topic.append([Message("a", "temperature", 1, os.urandom(300_000))])
+    backend.close()
+    assert file.stat().st_size > before + 1_200_000
+    topic.roll()
+    topic.seal()
+    backend.close()
+    assert file.stat().st_size < before + 10 * PAGE_SIZE
+
+
+def test_a_file_of_another_program_is_sealed_without_giving_back_space(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "own.db")) as connection:
+        connection.execute("CREATE TABLE own (id INTEGER)")
+    with connect(f"sqlite:///{tmp_path / 'own.db'}") as database:
+        topic = database.create_topic("telemetry")
+        topic.append([Message("a", "temperature", 1, os.urandom(300_000))])
+        topic.roll()
+        assert topic.seal() == 1

@@ -368,6 +368,12 @@ class Backend:
         with self.patience(seconds):
             return self.transact(hurried)
 
+    def give_back_space(self) -> None:
+        """Shrink an SQLite file by what was deleted, in short transactions; a server reuses its own space."""
+        if isinstance(self.dialect, SqliteDialect):
+            while self.transact(self.dialect.give_back_space):
+                pass
+
     @contextmanager
     def snapshot(self, *, indexed: bool = False) -> Generator[sa.Connection]:
         """Open a read transaction in which every statement sees the same state; ``indexed`` as in `transact`.

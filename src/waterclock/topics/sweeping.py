@@ -83,6 +83,7 @@ def delete_rows(storage: Storage, first: int, last: int | None = None) -> None:
 
     while storage.backend.transact(work):
         pass
+    storage.backend.give_back_space()
 
 
 def _dead_files(storage: Storage) -> list[str]:
