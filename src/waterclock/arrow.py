@@ -253,15 +253,16 @@ def _absent(field: pa.Field, count: int) -> pa.ChunkedArray:
     return pa.chunked_array([filler])
 
 
-def to_ipc(batch: pa.RecordBatch) -> bytes:
-    """Write a record batch as one Arrow IPC stream, compressed where that pays."""
+def to_ipc(batch: pa.RecordBatch, *others: pa.RecordBatch) -> bytes:
+    """Write record batches of one schema as one Arrow IPC stream, compressed where that pays."""
     sink = pa.BufferOutputStream()
     # The size as it is written, because the size in memory depends on how the columns came about, and equal batches are
     # to have equal bytes.
     size = pa.ipc.get_record_batch_size(batch)
-    options = _COMPRESSED if size >= _WORTH_COMPRESSING else _UNCOMPRESSED
+    options = _COMPRESSED if others or size >= _WORTH_COMPRESSING else _UNCOMPRESSED
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
-        writer.write_batch(batch)
+        for each in (batch, *others):
+            writer.write_batch(each)
     return sink.getvalue().to_pybytes()
 
 
@@ -271,29 +272,38 @@ def is_ipc(data: bytes | memoryview) -> bool:
 
 
 def from_ipc(data: bytes | memoryview) -> pa.RecordBatch:
-    """Read back what `to_ipc` wrote, and see to it that nothing in it can harm its users.
+    """Read back the one record batch that `to_ipc` wrote; the errors are those of `batches_from_ipc`."""
+    batch, *others = batches_from_ipc(data)
+    if others:
+        raise DamagedError(f"{len(data)} bytes of an Arrow IPC stream are damaged: it goes on after its end")
+    return batch
+
+
+def batches_from_ipc(data: bytes | memoryview) -> list[pa.RecordBatch]:
+    """Read back what `to_ipc` wrote, at least one record batch, and refuse anything that could harm its users.
 
     Raises
     ------
     SchemaError
-        Where the bytes are no Arrow IPC stream.
+        If the bytes are not an Arrow IPC stream.
     DamagedError
-        Where they begin as one and are not one whole and sound record batch.
+        If they begin as one and are not whole and sound record batches.
     """
     if not is_ipc(data):
         raise SchemaError(f"{len(data)} bytes are not an Arrow IPC stream of messages")
     source = pa.BufferReader(pa.py_buffer(data))
     try:
         with pa.ipc.open_stream(source) as reader:
-            batch = reader.read_next_batch()
-            # An offset or a length that leads outside the buffers would end the process at its first use.
-            batch.validate(full=True)
-            ended = next(reader, None) is None and source.tell() == source.size()
+            batches = [reader.read_next_batch(), *reader]
+            for batch in batches:
+                # An offset or a length that leads outside the buffers would end the process at its first use.
+                batch.validate(full=True)
+            ended = source.tell() == source.size()
     except (pa.ArrowException, OSError, StopIteration, MemoryError, ValueError) as error:
         raise DamagedError(f"{len(data)} bytes of an Arrow IPC stream are damaged: {error!r}") from error
     if not ended:
         raise DamagedError(f"{len(data)} bytes of an Arrow IPC stream are damaged: it goes on after its end")
-    return batch
+    return batches
 
 
 def check_messages(batch: pa.RecordBatch) -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waterclock.arrow import from_ipc, to_arrow, to_ipc
+from waterclock.arrow import batches_from_ipc, from_ipc, to_arrow, to_ipc
+from waterclock.batching import state_bytes
 from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.batching.rate.batcher import RateAwareBatcher
 from waterclock.checksum import FRAME_BYTES, framed
@@ -43,6 +44,21 @@ def with_facts(**changes: object) -> bytes:
     facts = json.loads(columns.schema.metadata[KEY]) | changes
     facts = {name: value for name, value in facts.items() if value is not None}
     return framed(b"WCE1", to_ipc(columns.replace_schema_metadata({KEY: json.dumps(facts).encode()})))
+
+
+def test_a_state_larger_than_a_record_batch_is_written_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    batcher = busy_batcher()
+    whole, rejected = batcher.flush(), batcher.take_rejected()
+    for size in (1, 40, 60):
+        monkeypatch.setattr(state_bytes, "_LARGEST_RUN", size)
+        state = busy_batcher().state()
+        assert len(batches_from_ipc(state[FRAME_BYTES:])) > 1
+        restored = EventTimeBatcher.restore(state)
+        assert restored.flush() == whole
+        assert restored.take_rejected() == rejected
+    rates = RateAwareBatcher(batch_length="1s", timeout=None)
+    rates.add([Message("device", "a", at * 10**8, b"payload") for at in range(40)])
+    assert RateAwareBatcher.restore(rates.state()).flush() == rates.flush()
 
 
 def test_messages_come_back_whole() -> None:

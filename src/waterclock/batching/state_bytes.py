@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from waterclock.arrow import check_messages, from_ipc, to_arrow, to_ipc
+from waterclock.arrow import batches_from_ipc, check_messages, to_arrow, to_ipc
 from waterclock.checksum import framed, has_form, unframed
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message
 from waterclock.quoting import quoted
+
+_LARGEST_RUN = 256 << 20
+"""Characters and bytes of messages in one record batch: Arrow counts the bytes of a column, up to four a character,
+with 31 bits, and a state may hold more."""
 
 
 class StateForm(NamedTuple):
@@ -33,10 +37,10 @@ class StateForm(NamedTuple):
 
     def write(self, facts: bytes, messages: Sequence[Message]) -> bytes:
         """Write facts and messages."""
-        columns = to_arrow(messages, positions=True)
-        return framed(self.form, to_ipc(columns.replace_schema_metadata({self.key: facts})))
+        columns = [to_arrow(run, positions=True).replace_schema_metadata({self.key: facts}) for run in _runs(messages)]
+        return framed(self.form, to_ipc(*columns))
 
-    def read(self, data: bytes) -> tuple[bytes, pa.RecordBatch]:
+    def read(self, data: bytes) -> tuple[bytes, pa.Table]:
         """Read back the facts and the messages.
 
         Raises
@@ -54,12 +58,26 @@ class StateForm(NamedTuple):
             )
         if not has_form(self.form, data):
             raise SchemaError(f"{len(data)} bytes are not {self.name}")
-        columns = from_ipc(unframed(self.form, data, self.name))
-        facts = (columns.schema.metadata or {}).get(self.key)
+        columns = batches_from_ipc(unframed(self.form, data, self.name))
+        facts = (columns[0].schema.metadata or {}).get(self.key)
         if facts is None:
             raise DamagedError(f"{self.name} is damaged: its {len(data)} bytes hold no facts")
-        check_messages(columns)
-        return facts, columns
+        for run in columns:
+            check_messages(run)
+        return facts, pa.Table.from_batches(columns)
+
+
+def _runs(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """Cut messages into runs that a record batch can hold; one run of none if there are none."""
+    first = size = 0
+    for at, message in enumerate(messages):
+        own = len(message.payload) + len(message.source) + len(message.stream)
+        own += sum(len(name) + len(value) for name, value in (message.headers or {}).items())
+        if size and size + own > _LARGEST_RUN:
+            yield messages[first:at]
+            first, size = at, 0
+        size += own
+    yield messages[first:]
 
 
 _REMEDY = "replay the source's messages since the last batch into a new batcher"
