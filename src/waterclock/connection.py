@@ -323,6 +323,10 @@ class Database(Closing):
             forget(self.backend)
         self.backend.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as its URL and place of ledgers; it is opened again, with connections of its own."""
+        return Database, (self.backend, self._place.portable())
+
     def __repr__(self) -> str:
         return f"<Database {self.backend.name}>"
 

@@ -57,7 +57,7 @@ def test_a_state_larger_than_a_record_batch_is_written_in_several(monkeypatch: p
         assert restored.flush() == whole
         assert restored.take_rejected() == rejected
     rates = RateAwareBatcher(batch_length="1s", timeout=None)
-    rates.add([Message("device", "a", at * 10**8, b"payload") for at in range(40)])
+    rates.add([Message("device", "a", 10**18 + at * 10**8, b"payload") for at in range(40)])
     assert RateAwareBatcher.restore(rates.state()).flush() == rates.flush()
 
 

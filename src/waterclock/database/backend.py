@@ -39,6 +39,7 @@ from waterclock.errors import (
     UnavailableError,
     WaterclockError,
 )
+from waterclock.pickling import warn_of_secret
 from waterclock.quoting import quoted
 from waterclock.time import Clock, system_clock
 from waterclock.urls import redacted, shown
@@ -143,6 +144,7 @@ class Backend:
         self._reader = self.dialect.reader(self._own)
         self._indexed_writer = self.dialect.indexed(self._writer)
         self._indexed_reader = self.dialect.indexed(self._reader)
+        self._given_clock = clock
         expression = self.dialect.now()
         self._clock = clock or (system_clock if expression is None else None)
         self._reading = (-_READING_LASTS - 1, 0)
@@ -158,6 +160,15 @@ class Backend:
             self._give_back()
             raise
         prepare_for_forks(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as its URL, to be opened again; an SQLite file by its full path."""
+        url = self.url
+        if self._file is not None and not str(url.database).startswith("file:"):
+            url = url.set(database=self._file)
+        text = url.render_as_string(hide_password=False)
+        warn_of_secret(self.name, text, shown(text))
+        return _reopened, (text, self._given_clock, self._timeout)
 
     def has_catalogue(self) -> bool:
         """Return whether the database has a catalogue by now.
@@ -525,6 +536,10 @@ class Backend:
     def when_closed(self, give_back: Callable[[Backend], object]) -> None:
         """Have what others keep for this database given back when it is closed, once however often this is asked."""
         self._when_closed.add(give_back)
+
+
+def _reopened(url: str, clock: Clock | None, timeout: float) -> Backend:
+    return Backend(url, clock=clock, timeout=timeout)
 
 
 _MANY_CLOCKS = 16

@@ -188,6 +188,10 @@ class MessageTable:
         except RefusedError as error:
             self._row.check(error)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the database's URL and the table's name; it is opened again by that name."""
+        return type(self).open, (self._row.last_seen.backend, self.name)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from waterclock.errors import InvalidArgumentError
+from waterclock.pickling import warn_of_secret
+from waterclock.urls import without_secrets
 
 if TYPE_CHECKING:
     from pyarrow import fs
@@ -30,6 +32,16 @@ class LedgerRoot(NamedTuple):
     root: str | None
     filesystem: fs.FileSystem | None = None
     default: str | None = None
+
+    def portable(self) -> LedgerRoot:
+        """Return the same place for another process, which may have another working directory; for pickling."""
+        if self.root is None or self.filesystem is not None:
+            return self
+        from waterclock.topics.roots import absolute
+
+        root = absolute(self.root)
+        warn_of_secret("ledgers", root, without_secrets(root))
+        return self._replace(root=root)
 
     def needed(self, backend: Backend) -> LedgerFiles:
         """Give the place of a topic that has no store yet; InvalidArgumentError where none is known."""

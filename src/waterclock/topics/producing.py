@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import NoReturn
 
 from waterclock import moments
 from waterclock.closing import Closing
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.message import Message
+from waterclock.pickling import refuse_pickling
 from waterclock.topics.appending import append_entry
 from waterclock.topics.entries import encode_entry
 from waterclock.topics.numbering import ProducerAppend, check_sequence
@@ -219,3 +221,6 @@ class Producer(Closing):
             self._failure = error
             self._waiting, self._bytes, self._in_flight = [], 0, False
             self._changed.notify_all()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self, "Pickle the topic, and open the producer in the other process")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ from waterclock.arrow import POSITIONED_SCHEMA, from_arrow
 from waterclock.closing import Closing
 from waterclock.errors import LeaseLostError, WaterclockError
 from waterclock.message import Message, Position
+from waterclock.pickling import refuse_pickling
 from waterclock.time import Duration, Time, to_duration
 from waterclock.topics import subscription_rows as rows
 from waterclock.topics.bounds import time_column
@@ -270,6 +271,9 @@ class Subscription(Closing):
 
     def __repr__(self) -> str:
         return f"<Subscription {self.name!r} of {self._storage.name!r}>"
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self, "Pickle the topic, and subscribe in the other process")
 
 
 def _place(piece: _Piece) -> Place:

@@ -686,5 +686,12 @@ class Topic:
             return find_start(self.storage, by, self.storage.time(since, "since"), on_damage).position, end
         return Position(0, 0, 0) if start is None else check_position(start, "start"), end
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the database's URL and the topic's name; it is opened again by that name."""
+        files = self.storage.files
+        is_recorded = files.is_complete and files.place == files.recorded
+        place = LedgerRoot(None) if is_recorded else LedgerRoot(files.root, files.filesystem).portable()
+        return type(self).open, (self.storage.backend, place, self.name)
+
     def __repr__(self) -> str:
         return f"<Topic {self.name!r} in {self.storage.backend.name}>"

@@ -14,7 +14,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import sqlalchemy as sa
 
@@ -22,6 +22,7 @@ from waterclock import moments
 from waterclock.connection import Database
 from waterclock.database.upkeep_catalogue import upkeep
 from waterclock.errors import NotFoundError, WaterclockError
+from waterclock.pickling import refuse_pickling
 from waterclock.quoting import in_a_line, said_of
 from waterclock.tables.catalogue.context import table_dialect
 from waterclock.tables.messages.healing import heal_all
@@ -216,6 +217,9 @@ class Upkeep:
             noted = connection.execute(sa.select(upkeep.c.kind, upkeep.c.name, upkeep.c.task)).all()
         for row in {tuple(each) for each in noted} - {(one.kind, one.name, one.task) for one in known}:
             self._backend.transact(lambda own, row=row: own.execute(sa.delete(upkeep).where(*_this(*row))))
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self, "Pickle the database, and create it in the other process")
 
 
 def _seen(kind: Kind, name: str, task: str, row: Any, now: int) -> Task:

@@ -7,11 +7,12 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from waterclock import moments
 from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError, UnavailableError, WaterclockError
+from waterclock.pickling import refuse_pickling
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.selection import make_selection
 from waterclock.tables.consumers.delivery import Delivery
@@ -394,6 +395,9 @@ class Worker:
         for intake in self._intakes:
             with suppress(WaterclockError):
                 intake.subscription.close()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self, "Pickle the table, and create the worker in the other process")
 
 
 def _children(processes: int, slots: int, recycle_after: int | None, recycle_above: int | None) -> int:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, NoReturn, Self, TypeVar
 
 import sqlalchemy as sa
 
@@ -15,6 +15,7 @@ from waterclock import moments
 from waterclock.database.kept import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import LeaseLostError
+from waterclock.pickling import refuse_pickling
 from waterclock.quoting import said_of
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
@@ -456,6 +457,9 @@ class Delivery:
     def __repr__(self) -> str:
         group = f" of group {self.group!r}" if self.group else ""
         return f"<Delivery {self.id!r}{group}, epoch {self.epoch}, until {format_time(self.lease_until)}>"
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self, "Pickle its payload, or the table and the message's id")
 
 
 def hand_over(

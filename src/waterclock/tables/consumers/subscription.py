@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from itertools import takewhile
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from waterclock import moments
 from waterclock.closing import Closing
@@ -19,6 +19,7 @@ from waterclock.errors import (
     TimedOutError,
     UnavailableError,
 )
+from waterclock.pickling import refuse_pickling
 from waterclock.quoting import in_a_line, said_of
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
@@ -439,3 +440,6 @@ class Subscription(Closing):
             self._purge_later[purge] = moments.monotonic() + _PURGE_AGAIN_AFTER
         else:
             self._purge_later.pop(purge, None)
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self, "Pickle the table, and subscribe in the other process")

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from waterclock.closing import Closing
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
+from waterclock.pickling import refuse_pickling
 from waterclock.quoting import quoted
 from waterclock.tables.model.keyspace import KeyRange, check_cover
 from waterclock.tables.sharding.shard import Opened, Shard
@@ -120,6 +121,9 @@ class ShardedDatabase(Closing):
 
     def __repr__(self) -> str:
         return f"<ShardedDatabase {', '.join(self.shards)}>"
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self, "Connect in the other process")
 
 
 def _has(shard: Shard, name: str) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from waterclock import moments
 from waterclock.closing import Closing
 from waterclock.errors import UnavailableError
+from waterclock.pickling import refuse_pickling
 from waterclock.tables.catalogue.table_row import LOOK_EVERY
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import discard
@@ -101,6 +102,9 @@ class ShardedSubscription(Closing):
                 return None
             moments.wait(self._changed, left)
         return None
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self, "Connect and subscribe in the other process")
 
 
 class _Reader:
