@@ -161,7 +161,7 @@ class Database(Closing):
         group_header: str = "waterclock.group",
         ungrouped: Ungrouped = "default",
         ack_order: AckOrder = "strict",
-        on_exhausted: OnExhausted = "block",
+        on_exhausted: OnExhausted = "dead_letter",
         on_expired: OnExpired = "drop",
         group_idle: Duration | None = None,
         columns: Mapping[str, object] | None = None,
@@ -212,7 +212,8 @@ class Database(Closing):
             An ack that passes over an earlier message of its group is refused (``"strict"``), kept until its turn
             comes (``"hold"``) or taken (``"lenient"``).
         on_exhausted
-            A group whose head has used up its attempts waits (``"block"``) or goes on without it (``"dead_letter"``).
+            When the first message of a group has used up its attempts, it moves to the dead-letter table and the group
+            goes on (``"dead_letter"``), or the group waits for you (``"block"``).
         on_expired
             A message that expires before a consumer takes it is dropped (``"drop"``) or goes to the dead-letter table
             (``"dead_letter"``).

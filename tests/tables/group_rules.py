@@ -64,6 +64,7 @@ class GroupRules(RuleBasedStateMachine):
             ack_wait="10s",
             max_backoff="40s",
             max_attempts=MAX_ATTEMPTS,
+            on_exhausted="block",
             group_idle=f"{IDLE}s" if self.exclusive else None,
         )
         self.model: dict[str, list[Entry]] = {group: [] for group in GROUPS}
@@ -111,6 +112,12 @@ class GroupRules(RuleBasedStateMachine):
             if entry.due > self.now or entry.epoch >= MAX_ATTEMPTS:
                 return entries[:index]
         return entries
+
+    def from_exhausted(self, entries: list[Entry]) -> list[Entry]:
+        """Give what waits of a group from the first message on that has used up its attempts."""
+        waiting = [entry for entry in entries if not entry.held and (not entry.claim_id or entry.due <= self.now)]
+        spent = [entry.epoch >= MAX_ATTEMPTS for entry in waiting]
+        return waiting[spent.index(True) :] if True in spent else []
 
     def apply_held(self, group: str) -> None:
         entries = self.model[group]
@@ -365,7 +372,14 @@ class GroupRules(RuleBasedStateMachine):
         every = [entry for entries in self.model.values() for entry in entries]
         stats = self.table.stats()
         assert stats.held == sum(entry.held for entry in every)
-        assert stats.ready == sum(entry.due <= self.now and not entry.held for entry in every)
+        stuck = [self.from_exhausted(entries) for entries in self.model.values()]
+        ready = sum(entry.due <= self.now and not entry.held for entry in every)
+        assert stats.exhausted == sum(map(bool, stuck))
+        assert stats.blocked == sum(map(len, stuck)) - stats.exhausted
+        assert stats.ready == ready - sum(entry.due <= self.now for entries in stuck for entry in entries)
+        states = [one.state for one in self.table.peek(1_000)]
+        for state in ("ready", "exhausted", "blocked"):
+            assert states.count(state) == getattr(stats, state)
 
     @rule()
     def the_first_of_the_list_are_those_of_all(self) -> None:

@@ -12,7 +12,6 @@ from waterclock.connection import Database
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.errors import LeaseLostError, OrderError
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.tables.groups.info import most_attempts
 from waterclock.tables.groups.routing import route
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.model.schema import CANCELLED, EXPIRED
@@ -25,10 +24,10 @@ GroupMove = tuple[GroupState, Verb, GroupState]
 
 POLICIES: dict[str, dict[str, Any]] = {
     "plain": {"max_attempts": 2},
-    "sequenced": {"groups": "sequenced", "max_attempts": 2},
-    "hold": {"groups": "sequenced", "ack_order": "hold", "max_attempts": 2},
-    "lenient": {"groups": "sequenced", "ack_order": "lenient", "max_attempts": 2},
-    "exclusive": {"groups": "exclusive", "max_attempts": 2, "group_idle": "20s"},
+    "sequenced": {"groups": "sequenced", "max_attempts": 2, "on_exhausted": "block"},
+    "hold": {"groups": "sequenced", "ack_order": "hold", "max_attempts": 2, "on_exhausted": "block"},
+    "lenient": {"groups": "sequenced", "ack_order": "lenient", "max_attempts": 2, "on_exhausted": "block"},
+    "exclusive": {"groups": "exclusive", "max_attempts": 2, "on_exhausted": "block", "group_idle": "20s"},
     "exclusive_hold": {
         "groups": "exclusive",
         "ack_order": "hold",
@@ -119,7 +118,7 @@ class Walk:
                 ),
                 self.clock.now,
                 blocked=any(self.blocks(other, row, drains) for other in group),
-                most=most_attempts(context.options) if grouped else None,
+                most=context.options.blocking_attempts if grouped else None,
             )
         return found, noted
 

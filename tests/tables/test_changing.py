@@ -286,7 +286,7 @@ def test_a_column_that_is_added_under_a_subscriber_is_seen_at_the_next_look(
 def test_a_group_goes_on_whose_first_message_may_be_sent_again_or_die_by_other_options(
     make_table: Callable[..., MessageTable], change: dict[str, Any], next_id: int
 ) -> None:
-    table = make_table(groups="sequenced", max_attempts=1)
+    table = make_table(groups="sequenced", max_attempts=1, on_exhausted="block")
     table.put_many([{"payload": "x", "group": "a"} for _ in range(2)])
     table.receive(1)[0].nack("0s")
     assert table.receive(1) == []

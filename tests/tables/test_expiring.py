@@ -157,7 +157,7 @@ def test_dead_letters_say_that_they_expired_and_come_back_without_an_end(
 def test_an_expired_head_never_blocks_its_group(
     make_table: MakeTable, clock: MovableClock, policy: str, ack_order: str
 ) -> None:
-    table = make_table(groups=policy, ack_order=ack_order, max_attempts=2, ack_wait="30s")
+    table = make_table(groups=policy, ack_order=ack_order, max_attempts=2, on_exhausted="block", ack_wait="30s")
     table.put("backs off", group="a", expires_at=soon(clock, "1m"))
     table.put("scheduled", group="b", delay="1h", expires_at=soon(clock, "2h"))
     table.put("exhausted", group="c", expires_at=soon(clock, "1m"))

@@ -195,7 +195,7 @@ def test_skipping_the_head_lets_a_group_go_on(sequenced: MessageTable, clock: Mo
 def test_a_group_whose_head_used_up_its_attempts_blocks_and_says_so(
     make_table: Callable[..., MessageTable], clock: MovableClock
 ) -> None:
-    table = make_table(groups="sequenced", max_attempts=2)
+    table = make_table(groups="sequenced", max_attempts=2, on_exhausted="block")
     put(table, "a1", "a2", "b1")
     for _ in range(2):
         next(one for one in table.receive() if one.payload == "a1").nack(0)
@@ -206,6 +206,56 @@ def test_a_group_whose_head_used_up_its_attempts_blocks_and_says_so(
     assert table.explain(2).blocking_id == 1
     table.groups.skip_head("a")
     assert names(table.receive()) == ["a2"]
+
+
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+@pytest.mark.parametrize("ungrouped", ["default", "free"])
+def test_messages_behind_an_exhausted_one_are_counted_as_blocked(
+    make_table: Callable[..., MessageTable], clock: MovableClock, groups: str, ungrouped: str
+) -> None:
+    table = make_table(groups=groups, ungrouped=ungrouped, max_attempts=1, on_exhausted="block")
+    put(table, "a1", "a2", "b1")
+    table.put("later", group="a", at=clock.now + 10**12)
+    table.receive(1)[0].nack(0)
+    table.put("of no group")
+    put(table, "a3")
+    stats = table.stats()
+    assert (stats.ready, stats.exhausted, stats.blocked, stats.scheduled, stats.in_flight) == (2, 1, 3, 0, 0)
+    states = {one.payload: one.state for one in table.peek()}
+    assert states == {
+        "a1": "exhausted",
+        **dict.fromkeys(("a2", "a3", "later"), "blocked"),
+        **dict.fromkeys(("b1", "of no group"), "ready"),
+    }
+    table.groups.skip_head("a")
+    stats = table.stats()
+    assert (stats.ready, stats.exhausted, stats.blocked, stats.scheduled) == (4, 0, 0, 1)
+
+
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+def test_a_group_is_not_counted_as_blocked_while_its_last_attempt_lasts(
+    make_table: Callable[..., MessageTable], clock: MovableClock, groups: str
+) -> None:
+    table = make_table(groups=groups, max_attempts=1, on_exhausted="block", ack_wait="1s")
+    put(table, "a1", "a2")
+    table.receive(1)
+    assert (table.stats().in_flight, table.stats().ready, table.stats().blocked) == (1, 1, 0)
+    clock.move("2s")
+    assert (table.stats().exhausted, table.stats().ready, table.stats().blocked) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+@pytest.mark.parametrize("altered", [False, True])
+def test_a_group_goes_on_without_an_exhausted_message_by_default(
+    make_table: Callable[..., MessageTable], groups: str, *, altered: bool
+) -> None:
+    table = make_table(groups=groups, **({} if altered else {"max_attempts": 1}))
+    if altered:
+        table.alter(max_attempts=1)
+    put(table, "a1", "a2")
+    table.receive(1)[0].nack(0)
+    assert names(table.receive()) == ["a2"]
+    assert [letter["payload"] for letter in table.dead_letters()] == ["a1"]
 
 
 def test_a_held_ack_counts_once_its_turn_comes_also_after_a_restart(

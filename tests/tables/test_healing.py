@@ -216,7 +216,7 @@ def test_the_last_nack_buries_a_message_of_a_group_at_once(make_table: Callable[
 
 
 def test_the_last_nack_of_a_group_that_may_be_held_up_buries_nothing(make_table: Callable[..., MessageTable]) -> None:
-    table = make_table(groups="sequenced", max_attempts=1)
+    table = make_table(groups="sequenced", max_attempts=1, on_exhausted="block")
     put(table, "a1", "a2")
     table.receive(1)[0].nack()
     assert table.dead_letters() == []
@@ -250,7 +250,7 @@ def test_a_message_in_flight_that_plain_sql_moves_to_another_group_goes_out_ther
 def test_a_group_whose_first_message_plain_sql_deletes_goes_on(
     make_table: Callable[..., MessageTable], database: Database, groups: str
 ) -> None:
-    table = make_table(groups=groups, max_attempts=1, poll_interval="1ns")
+    table = make_table(groups=groups, max_attempts=1, on_exhausted="block", poll_interval="1ns")
     table.put("later", group="a", at=database.backend.now() + 3600 * 1_000_000_000)
     put(table, "a1", "b1", "b2", "c1")
     held_up = table.receive(3, consumer="x")
@@ -326,7 +326,7 @@ def test_a_group_that_was_held_up_goes_on_under_options_that_let_it(
     options: dict[str, Any],
 ) -> None:
     monkeypatch.setattr("waterclock.tables.catalogue.table_row.LOOK_EVERY", math.inf)
-    table = make_table(groups=groups, max_attempts=1)
+    table = make_table(groups=groups, max_attempts=1, on_exhausted="block")
     put(table, "a1", "a2")
     table.receive(1, consumer="x")
     clock.move("30s")

@@ -208,7 +208,7 @@ def test_options_are_altered_while_a_caller_keeps_a_group_that_goes_on_under_the
     groups: str,
     clock: MovableClock,
 ) -> None:
-    table = make_table(groups=groups, max_attempts=1)
+    table = make_table(groups=groups, max_attempts=1, on_exhausted="block")
     _put(table, "a0", "a1")
     table.receive(1, consumer="x")[0].nack("0s")
     assert table.receive(consumer="x") == []

@@ -25,8 +25,19 @@ if TYPE_CHECKING:
 app = App(name="table")
 
 _DELIVERY_COLUMNS = ("id", "group", "epoch", "lease_until", "headers", "payload")
-_WAITING_COLUMNS = ("id", "group", "priority", "epoch", "due_at", "expires_at", "headers", "payload")
-_STATES = ("ready", "scheduled", "in_flight", "delayed", "acked", "expired", "cancelled", "dead")
+_WAITING_COLUMNS = ("id", "group", "state", "priority", "epoch", "due_at", "expires_at", "headers", "payload")
+_STATES = (
+    "ready",
+    "scheduled",
+    "in_flight",
+    "delayed",
+    "blocked",
+    "exhausted",
+    "acked",
+    "expired",
+    "cancelled",
+    "dead",
+)
 
 
 @app.command

@@ -39,7 +39,8 @@ class ChangingOptions:
     rate_limit: float | None = None
     """How many messages a second are handed out at the most."""
     on_exhausted: Literal["block", "dead_letter"] | None = None
-    """A group whose head has used up its attempts waits (block), or goes on without it. A new table blocks."""
+    """When the first message of a group has used up its attempts, it becomes a dead letter, or the group waits (block).
+    A new table has dead_letter."""
     on_expired: Literal["drop", "dead_letter"] | None = None
     """A message that expires before a consumer takes it is dropped, or becomes a dead letter. A new table drops."""
     group_idle: str | None = None

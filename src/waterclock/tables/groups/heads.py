@@ -249,8 +249,8 @@ def first_of(context: TableContext, value: Any, *conditions: sa.ColumnElement[bo
 
 def is_exhausted_sql(context: TableContext) -> sa.ColumnElement[bool]:
     """Say that a message holds up its group, because it has used up its attempts."""
-    most = context.options.max_attempts
-    return sa.false() if most is None or context.options.on_exhausted == "dead_letter" else context.rows.c.epoch >= most
+    most = context.options.blocking_attempts
+    return sa.false() if most is None else context.rows.c.epoch >= most
 
 
 @built_once(maxsize=256)

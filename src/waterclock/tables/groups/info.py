@@ -16,7 +16,6 @@ from waterclock.tables.catalogue.rate_limit import rate_free_at
 from waterclock.tables.groups.consumers import living_consumers
 from waterclock.tables.groups.heads import UNASSIGNED, UNGROUPED, lock_free_groups, lock_out, these_groups
 from waterclock.tables.groups.routing import group_of, is_unrouted
-from waterclock.tables.model.options import TableOptions
 from waterclock.tables.model.schema import CANCELLED
 from waterclock.tables.model.states import (
     GROUPS,
@@ -353,7 +352,7 @@ def _info(
         owner = head.consumer
     paused_until = None if row is None else row.paused_until
     drain_to = None if row is None else row.drain_to
-    next_state = None if members.next is None else members.next.state(now, most_attempts(context.options))
+    next_state = None if members.next is None else members.next.state(now, context.options.blocking_attempts)
     facts = GroupFacts(messages, head is not None, next_state, drain_to is not None, paused_until)
     state = state_of_group(facts, now)
     return GroupInfo(
@@ -371,8 +370,3 @@ def _info(
         blocked_by=blocked_by(state, members, paused_until, drain_to),
         state=state,
     )
-
-
-def most_attempts(options: TableOptions) -> int | None:
-    """Say how often a message of a group is sent before it holds up its group; None: it never does."""
-    return options.max_attempts if options.on_exhausted == "block" else None

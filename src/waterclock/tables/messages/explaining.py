@@ -17,7 +17,6 @@ from waterclock.tables.groups.info import (
     held_by_table,
     list_groups,
     locked,
-    most_attempts,
     paused,
     seen_locked,
 )
@@ -96,7 +95,7 @@ def explain_message(context: TableContext, connection: sa.Connection, message_id
     found = list_groups(context, connection, [row.group_id or UNGROUPED])
     group = seen_locked(context, found[0]) if found else None
     blocking = _blocking_id(context, connection, row, None if group is None else group.state)
-    most = most_attempts(context.options)
+    most = context.options.blocking_attempts
     state = state_of(columns, now, blocked=blocking is not None, most=most)
     explanation = _explain_ready(context, connection, _explain(row, columns, state, group, blocking), group, now)
     return _explain_unburied(context, columns, explanation)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
@@ -16,10 +16,14 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
+from waterclock.tables.groups.blocking import places_of
 from waterclock.tables.groups.heads import UNGROUPED
 from waterclock.tables.groups.routing import group_of, is_unrouted
 from waterclock.tables.model.reading import Unreadable, unreadable
 from waterclock.tables.model.schema import is_expired, is_waiting, user_column_names
+
+Waiting = Literal["ready", "scheduled", "delayed", "exhausted", "blocked"]
+"""What a message that no consumer has can be."""
 
 _GROUPS_AT_ONCE = 100
 
@@ -48,6 +52,8 @@ class Peeked:
         The values of the table's further columns.
     problem
         What of it cannot be read; None: all can.
+    state
+        What `TableStats` counts it as: ``"ready"``, ``"scheduled"``, ``"delayed"``, ``"exhausted"`` or ``"blocked"``.
     """
 
     id: Any
@@ -62,6 +68,7 @@ class Peeked:
     expires_at: int | None
     columns: Mapping[str, Any]
     problem: str | None = None
+    state: Waiting = "ready"
 
 
 def peek(context: TableContext, connection: sa.Connection, limit: int, group: str | None) -> list[Peeked]:
@@ -88,7 +95,8 @@ def peek(context: TableContext, connection: sa.Connection, limit: int, group: st
         look.at_each(_is_free(context))
     else:
         look.at_group(group)
-    return [_peeked(context, row) for row in look.found]
+    places = places_of(context, connection, {row.group_id for row in look.found}, look.now)
+    return [_peeked(context, row, _state(row, places.get(row.group_id or UNGROUPED), look.now)) for row in look.found]
 
 
 def payloads_of(context: TableContext, ids: Sequence[Any]) -> dict[Any, Any]:
@@ -104,6 +112,8 @@ class _Look:
 
     Attributes
     ----------
+    now
+        The database's clock.
     found
         Rows, `columns_read`.
     """
@@ -112,7 +122,7 @@ class _Look:
         self._context = context
         self._connection = connection
         self._limit = limit
-        self._now = context.backend.now(connection)
+        self.now = context.backend.now(connection)
         self.found: list[sa.Row[Any]] = []
 
     @property
@@ -122,10 +132,10 @@ class _Look:
     def at_each(self, which: sa.ColumnElement[bool] | None = None) -> None:
         """Look at messages that no group holds: those that are due, and then those that will be."""
         rows = self._context.rows
-        waiting = _waits(self._context, sa.literal(self._now, sa.BigInteger)) & (sa.true() if which is None else which)
+        waiting = _waits(self._context, sa.literal(self.now, sa.BigInteger)) & (sa.true() if which is None else which)
         urgent = rows.c.priority.desc()
-        self._add(waiting & (rows.c.time_next <= self._now), urgent, rows.c.time_next, rows.c.seq)
-        self._add(waiting & (rows.c.time_next > self._now), rows.c.time_next, urgent, rows.c.seq)
+        self._add(waiting & (rows.c.time_next <= self.now), urgent, rows.c.time_next, rows.c.seq)
+        self._add(waiting & (rows.c.time_next > self.now), rows.c.time_next, urgent, rows.c.seq)
 
     def at_groups(self) -> None:
         """Look at the groups that are due, in their order, and then at those that will be, each to its end."""
@@ -141,7 +151,7 @@ class _Look:
         """Look at one group: what has its place, and then what is new."""
         for is_placed in (True, False) if self._has_new else (True,):
             if self._left:
-                its = {"group": name, "now": self._now, "count": self._left}
+                its = {"group": name, "now": self.now, "count": self._left}
                 statement = _of_group(self._context, is_placed=is_placed, is_named=name != UNGROUPED)
                 self.found += self._connection.execute(statement, its)
 
@@ -155,7 +165,7 @@ class _Look:
         """Give groups as claims would come to them, and messages that are in none by their seqs."""
         every = _candidates(self._context).subquery()
         never = every.c.ready_at.is_(None)
-        later = never | (every.c.ready_at > self._now)
+        later = never | (every.c.ready_at > self.now)
         ordered = sa.select(every.c.name, every.c.alone).order_by(
             sa.case((never, 2), (later, 1), else_=0),
             sa.case((later, every.c.ready_at), else_=0),
@@ -179,12 +189,12 @@ class _Look:
 
 def _waits(context: TableContext, now: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
     """Say that no consumer has a message, and that one may get it."""
-    rows, most = context.rows, context.options.max_attempts
+    rows, options = context.rows, context.options
     ours = rows.c.claim_id.is_(None) | (rows.c.time_next <= now)
     waiting = is_waiting(rows) & ours & rows.c.ack_held_at.is_(None) & ~is_expired(rows, now)
-    if most is None or (context.options.groups and context.options.on_exhausted == "block"):
+    if options.max_attempts is None or options.blocking_attempts is not None:
         return waiting
-    return waiting & (sa.func.coalesce(rows.c.epoch, 0) < most)
+    return waiting & (sa.func.coalesce(rows.c.epoch, 0) < options.max_attempts)
 
 
 @built_once(maxsize=256)
@@ -226,7 +236,15 @@ def _is_free(context: TableContext) -> sa.ColumnElement[bool]:
     return group_of(context.rows) == UNGROUPED
 
 
-def _peeked(context: TableContext, row: sa.Row[Any]) -> Peeked:
+def _state(row: sa.Row[Any], exhausted_place: int | None, now: int) -> Waiting:
+    if exhausted_place is not None and (row.position is None or row.position >= exhausted_place):
+        return "exhausted" if row.position == exhausted_place else "blocked"
+    if row.time_next <= now:
+        return "ready"
+    return "delayed" if row.epoch else "scheduled"
+
+
+def _peeked(context: TableContext, row: sa.Row[Any], state: Waiting) -> Peeked:
     further = user_column_names(context.rows)
     problem = unreadable(row, further)
     headers: Any = {} if row.headers is None or problem is not None else json.loads(row.headers)
@@ -243,6 +261,7 @@ def _peeked(context: TableContext, row: sa.Row[Any]) -> Peeked:
         expires_at=row.expires_at,
         columns={name: _read(getattr(row, name)) for name in further},
         problem=problem,
+        state=state,
     )
 
 

@@ -8,6 +8,8 @@ import sqlalchemy as sa
 
 from waterclock.database.table_catalogue import totals
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.groups.blocking import GOES_ON, IS_BLOCKED, IS_EXHAUSTED, exhausted_places, standing
+from waterclock.tables.groups.routing import group_of
 from waterclock.tables.messages.process_heartbeat import RATE_SECONDS, everywhere
 from waterclock.tables.model.epochs import times_sent_sql
 from waterclock.tables.model.schema import EXPIRED, SOURCE, is_cancelled, is_expired
@@ -23,7 +25,7 @@ class TableStats:
     Attributes
     ----------
     ready
-        Due, and not leased. In a group they may have to wait for those before them.
+        Due, and not leased. In a group they may have to wait for those before them, which will be sent.
     scheduled
         Never sent, and due later.
     in_flight
@@ -61,6 +63,10 @@ class TableStats:
         Those of them whose claims fail. Other processes report it every ten seconds.
     failure
         Why the claims of one of them fail, or what claims pass by because the database refuses it; None: neither.
+    exhausted
+        Those that have used up their attempts and block their group, one a group (``on_exhausted="block"``).
+    blocked
+        Those behind an exhausted one in its group, due or not: none is sent until that one is skipped or rescheduled.
     """
 
     ready: int
@@ -81,6 +87,8 @@ class TableStats:
     cancelled: int = 0
     failing: int = 0
     failure: str | None = None
+    exhausted: int = 0
+    blocked: int = 0
 
 
 def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
@@ -92,19 +100,33 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
     later = ~due & rows.c.claim_id.is_(None)
     expired = is_expired(rows, now)
     waits = rows.c.ack_held_at.is_(None) & ~expired
-    ready, scheduled, in_flight, delayed, earliest, sent_waiting, held, not_removed, not_dropped = connection.execute(
+    most = context.options.blocking_attempts
+    source: sa.FromClause = rows
+    goes_on, exhausted, blocked = waits, sa.literal_column("0"), sa.literal_column("0")
+    if most is not None:
+        stuck = exhausted_places(rows.alias("waiting"), most, now).subquery("stuck")
+        source = rows.outerjoin(stuck, group_of(rows) == stuck.c.name)
+        stands = standing(rows.c.position, stuck.c.place)
+        goes_on = waits & (stands == GOES_ON)
+        exhausted, blocked = (_count(~out & waits & (stands == one)) for one in (IS_EXHAUSTED, IS_BLOCKED))
+    counts = connection.execute(
         sa.select(
-            _count(due & waits),
-            _count(later & waits & (rows.c.epoch == 0)),
-            _count(out),
-            _count(later & waits & (rows.c.epoch > 0)),
-            sa.func.min(sa.case((~expired, rows.c.time_scheduled))),
-            times_sent_sql(rows.c.epoch),
-            _count(rows.c.ack_held_at.is_not(None)),
-            _count(expired),
-            _count(expired & is_cancelled(rows)),
-        ).where(rows.c.time_acked.is_(None))
+            _count(due & goes_on).label("ready"),
+            _count(later & goes_on & (rows.c.epoch == 0)).label("scheduled"),
+            _count(out).label("in_flight"),
+            _count(later & goes_on & (rows.c.epoch > 0)).label("delayed"),
+            exhausted.label("exhausted"),
+            blocked.label("blocked"),
+            sa.func.min(sa.case((~expired, rows.c.time_scheduled))).label("earliest"),
+            times_sent_sql(rows.c.epoch).label("sent"),
+            _count(rows.c.ack_held_at.is_not(None)).label("held"),
+            _count(expired).label("not_removed"),
+            _count(expired & is_cancelled(rows)).label("not_dropped"),
+        )
+        .select_from(source)
+        .where(rows.c.time_acked.is_(None))
     ).one()
+    earliest = counts.earliest
     since = now - RATE_SECONDS * _NS
     acked, acked_lately, sent_acked = connection.execute(
         # The index on acked rows has the epoch beside the time, so that no acked row is read.
@@ -122,24 +144,26 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
     ).one()
     active = everywhere(context, connection, now)
     return TableStats(
-        ready=ready,
-        scheduled=scheduled,
-        in_flight=in_flight,
-        delayed=delayed,
+        ready=counts.ready,
+        scheduled=counts.scheduled,
+        in_flight=counts.in_flight,
+        delayed=counts.delayed,
         acked=acked - dropped,
         oldest_age=now - earliest if earliest is not None and earliest <= now else None,
         dead=_dead(context, connection),
-        sent=int(sent_waiting or 0) + int(sent_acked or 0) + counted.sent,
+        sent=int(counts.sent or 0) + int(sent_acked or 0) + counted.sent,
         purged=counted.purged,
         put_rate=_put_since(context, connection, since) / RATE_SECONDS,
         ack_rate=(acked_lately - dropped_lately) / RATE_SECONDS,
-        held=held,
+        held=counts.held,
         sent_rate=active.sent / RATE_SECONDS,
         subscribers=active.subscribers,
         failing=active.failing,
         failure=active.failure,
-        expired=not_removed - not_dropped + dropped - cancelled,
-        cancelled=not_dropped + cancelled,
+        expired=counts.not_removed - counts.not_dropped + dropped - cancelled,
+        cancelled=counts.not_dropped + cancelled,
+        exhausted=counts.exhausted,
+        blocked=counts.blocked,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, Literal, TypedDict, get_args
 
 from waterclock.errors import InvalidArgumentError, SchemaError
-from waterclock.quoting import quoted
+from waterclock.quoting import quoted, unknown_name
 from waterclock.tables.model.backoff import LONGEST_GIVEN, Backoff
 from waterclock.tables.model.keyspace import WHOLE, KeyRange
 from waterclock.time import Duration, to_duration
@@ -95,9 +95,14 @@ class TableOptions:
     """Messages a second."""
     ungrouped: Ungrouped = "default"
     ack_order: AckOrder = "strict"
-    on_exhausted: OnExhausted = "block"
+    on_exhausted: OnExhausted = "dead_letter"
     group_idle: int | None = None
     on_expired: OnExpired = "drop"
+
+    @property
+    def blocking_attempts(self) -> int | None:
+        """After how many attempts a message blocks its group; None if none does."""
+        return self.max_attempts if self.groups is not None and self.on_exhausted == "block" else None
 
     @property
     def has_free_messages(self) -> bool:
@@ -113,9 +118,9 @@ class TableOptions:
         """Return the options with some of them changed, checked anew."""
         for option in changes:
             if option not in OptionChanges.__annotations__:
-                raise InvalidArgumentError(
-                    f"{option}: is no option that can change; those are {', '.join(OptionChanges.__annotations__)}"
-                )
+                known = OptionChanges.__annotations__
+                remedy = f"those that can change are {', '.join(known)}"
+                raise InvalidArgumentError(unknown_name("option that can change", option, known, remedy))
         given: dict[str, Any] = {**asdict(self), **changes}
         return TableOptions.check(**given)
 
@@ -163,18 +168,17 @@ class TableOptions:
         rate_limit: float | None = None,
         ungrouped: Ungrouped = "default",
         ack_order: AckOrder = "strict",
-        on_exhausted: OnExhausted = "block",
+        on_exhausted: OnExhausted = "dead_letter",
         on_expired: OnExpired = "drop",
         group_idle: Duration | None = None,
         purge_by: PurgeBy = "rows",
         **unknown: object,
     ) -> TableOptions:
         """Check what a user wrote; InvalidArgumentError names the option, the value and the remedy."""
-        for option, value in unknown.items():
-            known = ", ".join(field.name for field in fields(cls))
-            raise InvalidArgumentError(
-                f"{option}: {quoted(value)} is for no option of a message table; those are {known}"
-            )
+        for option in unknown:
+            known = [field.name for field in fields(cls)]
+            remedy = f"a message table has {', '.join(known)}"
+            raise InvalidArgumentError(unknown_name("option", option, known, remedy))
         if columns is not None and not isinstance(columns, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
             raise InvalidArgumentError(f"columns: {quoted(columns)} is no dict; give each column's type by its name")
         options = cls(
