@@ -6,6 +6,7 @@ import logging
 from types import SimpleNamespace
 
 import fsspec.core
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,3 +97,42 @@ def test_no_text_about_a_store_holds_a_secret(
         logging.getLogger("test").warning("%s", error)
     assert not any("secret" in text for text in texts)
     assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("root", "said", "remedy"),
+    [
+        (
+            "abfs://c@a.dfs.core.windows.net/x",
+            pa.ArrowException("Failed to get token from DefaultAzureCredential."),
+            "az",
+        ),
+        ("abfss://c@a.dfs.core.windows.net/x", pa.ArrowException("Azure4Core11Credentials23Authentication…"), "az"),
+        ("gs://bucket/x", OSError("Could not create a OAuth2 access token to authenticate the request."), "gcloud"),
+    ],
+)
+def test_a_store_without_credentials_is_refused_before_a_file_is_opened(
+    root: str, said: Exception, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(_: str) -> None:
+        raise said
+
+    store = SimpleNamespace(get_file_info=look)  # opening a file of Azure would end the process
+    monkeypatch.setattr(roots, "fs", SimpleNamespace(FileSystem=SimpleNamespace(from_uri=lambda _: (store, "x"))))
+    with pytest.raises(InvalidArgumentError, match=rf"^ledgers: no credentials found for '[^\n]*'{remedy} [^\n]*$"):
+        LedgerFiles(root, identity="0" * 32).marker()
+
+
+def test_google_is_asked_with_more_patience_when_it_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(_: str) -> None:
+        raise OSError("Retry policy exhausted")
+
+    asked: list[str] = []
+
+    def from_uri(url: str) -> tuple[object, str]:
+        asked.append(url)
+        return SimpleNamespace(get_file_info=look), "bucket/x"
+
+    monkeypatch.setattr(roots, "fs", SimpleNamespace(FileSystem=SimpleNamespace(from_uri=from_uri)))
+    roots.opened.__wrapped__("gs://bucket/x?anonymous=true")
+    assert [url.rpartition("=")[2] for url in asked] == ["5", "30"]

@@ -66,10 +66,11 @@ def _type_and_length(value: Any) -> str:
         return type(value).__name__
 
 
-def unknown_name(what: str, name: object, known: Iterable[str], remedy: str) -> str:
+def unknown_name(what: str, name: object, known: Iterable[str], remedy: str, within: str = "") -> str:
     """Write the error of a name that is not known: with the nearest known name, or else with the remedy."""
     near = difflib.get_close_matches(name, known, n=1) if isinstance(name, str) else []  # callers check no types
-    return f"no {what} named {quoted(name)}; {f'did you mean {quoted(near[0])}?' if near else remedy}"
+    where = f" in {within}" if within else ""
+    return f"no {what} named {quoted(name)}{where}; {f'did you mean {quoted(near[0])}?' if near else remedy}"
 
 
 def cut(text: str) -> str:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 import sys
+import threading
+import traceback
 import warnings
 from functools import partial
 from importlib.metadata import version
+from types import TracebackType
 
 from cyclopts import App, CycloptsError
 
 from waterclock.cli.extras import install_command
-from waterclock.cli.output import Output, writing
+from waterclock.cli.output import Output, without_controls, writing
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.quoting import quoted
 from waterclock.time import UnitWarning
@@ -93,6 +97,10 @@ _EXTRAS = {
 _TAKE_A_UNIT = (["topic", "append"], ["table", "put"], ["batch"])
 """Commands that read times from files."""
 
+_WITH_VALUE = ("--url", "--ledgers")
+_EVERYWHERE = (*_WITH_VALUE, "--json", "--yes", "-y", "--quiet", "-q", "--verbose", "-v")
+"""The options of `waterclock.cli.common.Common`, which may stand before the command."""
+
 _MAY_BE_URL = re.compile(r":.*@|://", re.DOTALL)
 
 app = App(
@@ -111,14 +119,41 @@ def main(arguments: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # in Latin-1, say, an output must not end with a traceback
+    sys.excepthook = _show_traceback
+    threading.excepthook = lambda failed: _show_traceback(failed.exc_type, failed.exc_value, failed.exc_traceback)
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
 def run(arguments: list[str]) -> int:
     """Run one command; returns 0 where it is done, 1 where it failed, 2 for wrong usage."""
+    if logging.lastResort is not None:  # it prints warnings of commands that do not log
+        logging.lastResort.setFormatter(_EscapingFormatter())
     with warnings.catch_warnings():
-        warnings.showwarning = partial(_show_warning, arguments)
-        return _run(arguments)
+        words = _with_options_behind_command(arguments)
+        warnings.showwarning = partial(_show_warning, words)
+        return _run(words)
+
+
+class _EscapingFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return without_controls(super().format(record))
+
+
+def _show_traceback(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    """Print the traceback of a fault of ours; the text of its exception may come from anywhere."""
+    sys.stderr.write(without_controls("".join(traceback.format_exception(kind, error, trace))))
+
+
+def _with_options_behind_command(arguments: list[str]) -> list[str]:
+    """Move the options of every command, if they stand before it, behind its name: ``waterclock --json table ls``."""
+    count = 0
+    while count < len(arguments) and (name := arguments[count].partition("=")[0]) in _EVERYWHERE:
+        count += 1 + (name in _WITH_VALUE and "=" not in arguments[count])
+    if not count or count >= len(arguments):
+        return arguments
+    options, rest = arguments[:count], arguments[count:]
+    command, _, own = app.parse_commands(rest)
+    return [*command, *options, *own] if command else [*rest, *options]
 
 
 def _show_warning(arguments: list[str], message: Warning | str, *_: object) -> None:

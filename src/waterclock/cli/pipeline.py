@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App
 
 from waterclock.cli.common import Common
-from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
+from waterclock.errors import InvalidArgumentError, NotFoundError
+from waterclock.quoting import quoted, unknown_name
 from waterclock.time import system_clock, to_time
 from waterclock.topics.choices import By as TimeOfMessage
 
@@ -119,8 +119,10 @@ def replay(
     read = PipelineFile.read(file)
     names = [each.name for each in read.pipelines]
     chosen = [each for each in read.pipelines if pipeline in (None, each.name)]
-    if len(chosen) != 1:
-        raise InvalidArgumentError(f"pipeline: {quoted(pipeline)} is none of the file's; say one of {', '.join(names)}")
+    if not chosen:
+        raise NotFoundError(unknown_name("pipeline", pipeline, names, f"the file has {', '.join(names)}"))
+    if len(chosen) > 1:
+        raise InvalidArgumentError(f"pipeline is missing; say one of {', '.join(names)}")
     check_places(chosen[0])
     now = system_clock()
     begin, end = to_time(since, "since", now=now), to_time(until, "until", now=now)

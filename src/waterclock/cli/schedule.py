@@ -141,12 +141,15 @@ def run(table: str, name: str, /, *, common: Common = Common()) -> None:
 
 
 @app.command
-def rm(table: str, name: str, /, *, common: Common = Common()) -> int:
-    """Remove a schedule; what it put stays. Exit code 1 where there is none of this name."""
+def rm(table: str, name: str, /, *, common: Common = Common()) -> None:
+    """Remove a schedule; what it put stays. Exit code 1 if there is none of this name."""
     with common.connect() as database:
-        removed = database.table(table).unschedule(name)
-        common.output.talk(f"schedule {name} is removed" if removed else f"there is no schedule {name}")
-        return 0 if removed else 1
+        from waterclock.tables.messages.scheduling import unknown_schedule
+
+        opened = database.table(table)
+        if not opened.unschedule(name):
+            raise unknown_schedule(table, name, [one.name for one in opened.schedules()])
+        common.output.talk(f"schedule {name} is removed")
 
 
 def _shown(table: str, one: Schedule) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from waterclock.cli.common import Common
 from waterclock.cli.output import Span
 from waterclock.cli.topic import position_or_time
 from waterclock.errors import InvalidArgumentError, NotFoundError
-from waterclock.quoting import quoted
+from waterclock.quoting import quoted, unknown_name
 from waterclock.topics.choices import By
 
 if TYPE_CHECKING:
@@ -177,6 +177,8 @@ def rm(topic: str, name: str, /, *, common: Common = Common()) -> None:
 
 def _existing(topic: Topic, name: str) -> Subscription:
     # subscribe() would make a subscription of a name that was mistyped.
-    if all(info.name != name for info in topic.subscriptions()):
-        raise NotFoundError(f"topic {topic.name!r} has no subscription {quoted(name)}; make it with `subscription add`")
+    known = [info.name for info in topic.subscriptions()]
+    if name not in known:
+        remedy = "create it with `subscription add`"
+        raise NotFoundError(unknown_name("subscription", name, known, remedy, f"topic {quoted(topic.name)}"))
     return topic.subscribe(name)

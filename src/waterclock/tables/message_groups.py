@@ -8,7 +8,7 @@ from typing import Protocol
 import sqlalchemy as sa
 
 from waterclock.errors import InvalidArgumentError, NotFoundError
-from waterclock.quoting import quoted
+from waterclock.quoting import quoted, unknown_name
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import explaining
 from waterclock.tables.groups.heads import UNGROUPED
@@ -23,6 +23,9 @@ from waterclock.time import MAX_NS, Time, to_time
 
 Group = str | None
 """A group's name; None: the group of the messages that name none."""
+
+_NAMES_COMPARED = 1_000
+"""Groups whose names are compared with an unknown one: a table may have millions, and an error must not read all."""
 
 
 class NamedTable(Protocol):
@@ -62,10 +65,10 @@ class MessageGroups:
         """Look at one group; NotFoundError where there is none of this name."""
         with explaining(self._context), self._context.backend.snapshot() as connection:
             found = list_groups(self._context, connection, [_name(group)])
+            known = () if found else first_names(self._context, connection, _NAMES_COMPARED)
         if not found:
-            raise NotFoundError(
-                f"there is no group {quoted(group)} in {self._context.name!r}: it never was, or it has ended"
-            )
+            table, remedy = f"message table {self._context.name!r}", "it never had messages, or it has ended"
+            raise NotFoundError(unknown_name("group", group, known, remedy, table))
         return seen_locked(self._context, found[0])
 
     def purge(

@@ -26,8 +26,12 @@ ATTEMPTS = 3
 RETRY_LIMIT = 30.0
 """Seconds for which a request to Google's store is repeated, where the URL has no ``retry_limit_seconds``."""
 
+CREDENTIALS_LIMIT = 5.0
+"""Seconds for which a request to Google's store is repeated that only finds out whether there are credentials."""
+
 _OTHER_SPELLINGS = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _OF_PYARROW = ("s3", "gs", "abfs", "abfss", "hdfs", "viewfs")
+_OF_AZURE = ("abfs", "abfss")
 _WITH_BUCKETS = ("s3", "gs", "abfs", "abfss")
 _SCHEMES = {"s3": "s3", "gcs": "gs", "abfs": "abfs"}
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a letter alone may be a drive
@@ -99,12 +103,12 @@ def opened(root: str) -> tuple[fs.FileSystem, str]:
     if not separator:
         return fs.LocalFileSystem(), root
     try:
-        if scheme == "s3":
-            return _s3(root)
         if scheme in _OF_PYARROW:
-            return fs.FileSystem.from_uri(_bounded(root) if scheme == "gs" else root)
+            return _of_pyarrow(root, scheme)
     except pa.ArrowNotImplementedError:
         pass  # this pyarrow was built without it
+    except InvalidArgumentError:
+        raise
     # From None, here and below: what libraries say of a root may quote it with what is secret in it.
     except (pa.ArrowInvalid, ValueError) as error:
         raise InvalidArgumentError(
@@ -133,6 +137,14 @@ def _path_of_file_url(url: str) -> str:
         raise InvalidArgumentError(f"ledgers: {url!r} is no file URL: {error}; write it like file:///folder") from None
 
 
+def _of_pyarrow(root: str, scheme: str) -> tuple[fs.FileSystem, str]:
+    if scheme == "s3":
+        return _s3(root)
+    if scheme == "gs":
+        return _google(root)
+    return _azure(root) if scheme in _OF_AZURE else fs.FileSystem.from_uri(root)
+
+
 def _s3(root: str) -> tuple[fs.FileSystem, str]:
     parts = urlsplit(root)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -154,10 +166,37 @@ def _s3(root: str) -> tuple[fs.FileSystem, str]:
     return filesystem, base
 
 
-def _bounded(root: str) -> str:
+def _azure(root: str) -> tuple[fs.FileSystem, str]:
+    """Open a container of Azure and look there once: without credentials, opening a file later aborts the process."""
+    filesystem, base = fs.FileSystem.from_uri(root)
+    try:
+        filesystem.get_file_info(base)
+    except pa.ArrowException as error:  # what Azure's library says of credentials is no OSError
+        if "Credential" in str(error):
+            remedy = "Sign in with 'az login', set AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET, or put a"
+            raise _without_credentials(root, f"{remedy} sas_token into the URL") from None
+        raise UnavailableError(f"cannot reach {without_secrets(root)}: {first_line(error, root)}") from None
+    return filesystem, base
+
+
+def _google(root: str) -> tuple[fs.FileSystem, str]:
+    """Open a bucket of Google; missing credentials would be noticed only after all the time for requests."""
     if "retry_limit_seconds=" in root:
-        return root
-    return f"{root}{'&' if '?' in root else '?'}retry_limit_seconds={RETRY_LIMIT:g}"
+        return fs.FileSystem.from_uri(root)
+    option = f"{root}{'&' if '?' in root else '?'}retry_limit_seconds="
+    hasty, base = fs.FileSystem.from_uri(f"{option}{CREDENTIALS_LIMIT:g}")
+    try:
+        hasty.get_file_info(base)
+    except OSError as error:
+        if "access token" in str(error):
+            remedy = "Run 'gcloud auth application-default login', or set GOOGLE_APPLICATION_CREDENTIALS"
+            raise _without_credentials(root, remedy) from None
+        # Anything else may pass by with more patience.
+    return fs.FileSystem.from_uri(f"{option}{RETRY_LIMIT:g}")
+
+
+def _without_credentials(root: str, remedy: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"ledgers: no credentials found for {without_secrets(root)!r}. {remedy}")
 
 
 def _of_fsspec(root: str, scheme: str) -> tuple[fs.FileSystem, str]:

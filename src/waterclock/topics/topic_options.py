@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self, TypedDict
 
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
+from waterclock.quoting import unknown_name
 from waterclock.time import Duration, to_duration
 from waterclock.topics.ahead import check_on_ahead
 from waterclock.topics.choices import OnAhead
@@ -74,6 +74,6 @@ class TopicOptions:
         names = tuple(field.name for field in fields(self))
         for option in changes:
             if option not in names:
-                raise InvalidArgumentError(f"no option named {quoted(option)}; a topic has {', '.join(names)}")
+                raise InvalidArgumentError(unknown_name("option", option, names, f"a topic has {', '.join(names)}"))
         given: dict[str, Any] = {**asdict(self), **changes}
         return self.check(**given)

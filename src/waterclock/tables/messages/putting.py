@@ -15,7 +15,7 @@ from waterclock.database.alike import alike
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.types import BIGINTS
 from waterclock.errors import InvalidArgumentError, UnavailableError
-from waterclock.quoting import quoted
+from waterclock.quoting import quoted, unknown_name
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.inserting import new_rows
 from waterclock.tables.messages.drawing_ids import draw_uuid
@@ -271,10 +271,9 @@ def _new_id(context: TableContext, value: Any) -> MessageId:
 def _refuse_unknown(context: TableContext, message: Mapping[str, Any], own: tuple[str, ...]) -> None:
     for name in message:
         if name not in _FIELDS and name not in own:
-            raise InvalidArgumentError(
-                f"{name}: message table {context.name!r} has no such column;"
-                f" it has {', '.join((*sorted(_FIELDS), *own))}"
-            )
+            known = (*sorted(_FIELDS), *own)
+            table, remedy = f"message table {context.name!r}", f"it has {', '.join(known)}"
+            raise InvalidArgumentError(unknown_name("column", name, known, remedy, table))
 
 
 def check_id(context: TableContext, value: Any) -> MessageId:

@@ -30,7 +30,7 @@ from waterclock.errors import (
     UnavailableError,
     WaterclockError,
 )
-from waterclock.quoting import quoted
+from waterclock.quoting import quoted, unknown_name
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import change
 from waterclock.tables.messages.drawing_ids import draw_id, draw_uuid
@@ -434,8 +434,14 @@ def _tell(context: TableContext, connection: SqlConnection) -> None:
 def _locked(context: TableContext, connection: SqlConnection, name: str) -> Any:
     row = connection.execute(_of_name(context).with_for_update(), {"name": check_name(name)}).first()
     if row is None:
-        raise NotFoundError(f"message table {context.name!r} has no schedule {quoted(name)}")
+        known = sa.select(schedules.c.name).where(schedules.c.table_id == context.table_id)
+        raise unknown_schedule(context.name, name, [each.name for each in connection.execute(known)])
     return row
+
+
+def unknown_schedule(table: str, name: str, known: Sequence[str]) -> NotFoundError:
+    """Return the error about a schedule that a table does not have."""
+    return NotFoundError(unknown_name("schedule", name, known, "create it first", f"message table {quoted(table)}"))
 
 
 def _this(context: TableContext, name: str) -> tuple[sa.ColumnElement[bool], ...]:

@@ -1,0 +1,106 @@
+"""A name that is not known suggests the nearest one; options of every command may stand before it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from waterclock.cli.app import _EVERYWHERE, FAILED, WRONG_USAGE
+from waterclock.cli.common import Common
+
+from .conftest import Shell
+
+
+@pytest.fixture
+def filled(shell: Shell) -> Shell:
+    shell("table", "add", "jobs", "--groups", "sequenced", "--payload", "text")
+    shell("table", "put", "jobs", "x", "--group", "cart-17")
+    shell("schedule", "add", "jobs", "nightly", "x", "--cron", "@daily", "--group", "cart-17")
+    shell("topic", "add", "telemetry")
+    shell("subscription", "add", "telemetry", "billing")
+    return shell
+
+
+@pytest.mark.parametrize(
+    ("command", "near", "code"),
+    [
+        ("topic info telemetri", "telemetry", FAILED),
+        ("table archive jobs telemetri", "telemetry", FAILED),
+        ("table info job", "jobs", FAILED),
+        ("group move jobs cart-17 job", "jobs", FAILED),
+        ("group info jobs cart17", "cart-17", FAILED),
+        ("subscription rm telemetry biling", "billing", FAILED),
+        ("subscription info telemetry biling", "billing", FAILED),
+        ("schedule pause jobs nightl", "nightly", FAILED),
+        ("schedule run jobs nightl", "nightly", FAILED),
+        ("schedule rm jobs nightl", "nightly", FAILED),
+        ("table put jobs x --column priorty=3", "priority", WRONG_USAGE),
+        ("table alter jobs --unset rate-limits", "rate_limit", WRONG_USAGE),
+        ("topic alter telemetry --unset retentions", "retention", WRONG_USAGE),
+        ("table ls --jsn", "--json", WRONG_USAGE),
+        ("tabel ls", "table", WRONG_USAGE),
+    ],
+)
+def test_an_unknown_name_suggests_the_nearest(filled: Shell, command: str, near: str, code: int) -> None:
+    filled(*command.split(), expect=code)
+    said = filled.said.lower()
+    assert any(f"did you mean {quote}{near}{quote}?" in said for quote in ("", "'", '"')), filled.said
+
+
+def test_an_unknown_group_is_compared_with_a_bounded_number_of_names(
+    filled: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("waterclock.tables.message_groups._NAMES_COMPARED", 1)
+    filled("table", "put", "jobs", "x", "--group", "aaa")
+    filled("group", "info", "jobs", "cart17", expect=FAILED)
+    assert "no group named 'cart17' in message table 'jobs'; it never had messages, or it has ended" in filled.said
+
+
+def test_an_unknown_pipeline_suggests_the_nearest(shell: Shell) -> None:
+    names = ("hourly", "daily")
+    (shell.folder / "p.toml").write_text("".join(map(_pipeline, names)))
+    words = ("pipeline", "replay", "p.toml", "--since", "2h", "--until", "1h")
+    shell(*words, "--pipeline", "dayly", expect=FAILED)
+    assert "no pipeline named 'dayly'; did you mean 'daily'?" in shell.said
+    shell(*words, expect=WRONG_USAGE)
+    assert "pipeline is missing; say one of hourly, daily" in shell.said
+
+
+def _pipeline(name: str) -> str:
+    return f"""
+[[pipeline]]
+name = "{name}"
+[pipeline.source]
+url = "sqlite:///factory.db"
+topic = "telemetry"
+[pipeline.batching]
+window = "1s"
+max_delay = "1s"
+[[pipeline.output]]
+what = "batches"
+table = "{name}"
+[pipeline.run]
+checkpoint = "checkpoints/{name}"
+"""
+
+
+def test_options_of_every_command_may_stand_before_it(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WATERCLOCK_URL")
+    url = f"sqlite:///{tmp_path}/other.db"
+    shell("--url", url, "-q", "table", "add", "jobs", "--payload", "text")
+    shell(f"--url={url}", "--json", "table", "put", "jobs", "--", "-x")
+    assert '"ready": 1' in shell("--json", "--url", url, "table", "ls")
+    assert "oldest_age\t" not in shell("--url", url, "--yes", "upkeep", "status")
+    for words, unknown in ((["--json", "tabel"], "tabel"), (["--nope", "table", "ls"], "--nope"), (["--url"], "--url")):
+        shell(*words, expect=WRONG_USAGE)
+        assert f'Unknown command "{unknown}"' in shell.said
+
+
+def test_all_options_of_every_command_may_stand_before_it() -> None:
+    assert {name.strip("-") for name in _EVERYWHERE if name.startswith("--")} == {
+        field.name for field in fields(Common)
+    }
