@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+import pty
+import sys
+import threading
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from waterclock.cli.app import DONE, run
+
+HOSTILE = "[/var/log/x] [later] :x: \x1b]0;owned\x07\x1b[2J\x9b\u202e\r"
+ESCAPED = "[/var/log/x] [later] :x: \\x1b]0;owned\\x07\\x1b[2J\\x9b\\u202e\\r"
+FORBIDDEN = ("\x1b]", "\x07", "\x1b[2J", "\x9b", "\u202e", "\r\r")
+
+Terminal = Callable[..., str]
 
 
 class Shell:
@@ -35,3 +47,41 @@ def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WATERCLOCK_URL", "sqlite:///factory.db")
     return Shell(capsys, tmp_path)
+
+
+@pytest.fixture
+def terminal(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Generator[Terminal]:
+    """Run a command of which stdout and stderr are a terminal, and return what the terminal got."""
+    monkeypatch.setenv("TERM", "xterm")
+    outer, inner = pty.openpty()
+
+    def call(*words: str, expect: int = DONE, columns: int = 1000) -> str:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        received: list[bytes] = []
+
+        def read() -> None:
+            while not received or b"\x00" not in received[-1]:
+                received.append(os.read(outer, 1 << 16))
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        with open(inner, "w", encoding="utf-8", closefd=False) as stream, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", stream)
+            patch.setattr(sys, "stderr", stream)
+            code = run(list(words))
+        os.write(inner, b"\x00")
+        reader.join()
+        text = b"".join(received).decode().rstrip("\x00").replace("\r\n", "\n")
+        assert code == expect, text
+        for sequence in FORBIDDEN:
+            assert sequence not in text, (words, text)
+        return text
+
+    del shell
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield call
+    root.handlers[:] = handlers  # a command that logs takes their place
+    root.setLevel(level)
+    os.close(outer)
+    os.close(inner)

@@ -1,58 +1,13 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import sys
-import threading
-from collections.abc import Callable, Generator
 
 import pytest
 
 from waterclock import connect
-from waterclock.cli.app import COMMANDS, DONE, FAILED, WRONG_USAGE, run
+from waterclock.cli.app import COMMANDS, FAILED, WRONG_USAGE
 
-from .conftest import Shell
-
-HOSTILE = "[/var/log/x] [later] :x: \x1b]0;owned\x07\x1b[2J\x9b\u202e\r"
-ESCAPED = "[/var/log/x] [later] :x: \\x1b]0;owned\\x07\\x1b[2J\\x9b\\u202e\\r"
-FORBIDDEN = ("\x1b]", "\x07", "\x1b[2J", "\x9b", "\u202e", "\r\r")
-
-Terminal = Callable[..., str]
-
-
-@pytest.fixture
-def terminal(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Generator[Terminal]:
-    """Run a command of which stdout and stderr are a terminal, and return what the terminal got."""
-    monkeypatch.setenv("TERM", "xterm")
-    outer, inner = pty.openpty()
-
-    def call(*words: str, expect: int = DONE, columns: int = 1000) -> str:
-        monkeypatch.setenv("COLUMNS", str(columns))
-        received: list[bytes] = []
-
-        def read() -> None:
-            while not received or b"\x00" not in received[-1]:
-                received.append(os.read(outer, 1 << 16))
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        with open(inner, "w", encoding="utf-8", closefd=False) as stream, monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", stream)
-            patch.setattr(sys, "stderr", stream)
-            code = run(list(words))
-        os.write(inner, b"\x00")
-        reader.join()
-        text = b"".join(received).decode().rstrip("\x00").replace("\r\n", "\n")
-        assert code == expect, text
-        for sequence in FORBIDDEN:
-            assert sequence not in text, (words, text)
-        return text
-
-    del shell
-    yield call
-    os.close(outer)
-    os.close(inner)
+from .conftest import ESCAPED, HOSTILE, Shell, Terminal
 
 
 def test_hostile_text_of_table_messages_is_shown_escaped(terminal: Terminal) -> None:

@@ -101,7 +101,7 @@ def _progress(common: Common) -> Generator[Report]:
     if common.quiet or not sys.stderr.isatty():
         yield no_report
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         tasks: dict[str, TaskID] = {}
 

@@ -78,7 +78,9 @@ def log_to_stderr(*, as_json: bool = False, warnings_only: bool = False) -> None
     if as_json:
         render = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
-        render = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        plain = structlog.dev.plain_traceback
+        colored = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
+        render = [structlog.processors.format_exc_info, _escape_controls, colored]
     formatter = structlog.stdlib.ProcessorFormatter(
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
         foreign_pre_chain=[
@@ -90,6 +92,11 @@ def log_to_stderr(*, as_json: bool = False, warnings_only: bool = False) -> None
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
     logging.basicConfig(handlers=[handler], level=logging.WARNING if warnings_only else logging.INFO, force=True)
+
+
+def _escape_controls(_logger: Any, _level: str, event: Any) -> Any:
+    """Escape control characters in all that is logged, before the renderer adds its colors."""
+    return {name: without_controls(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def _add_formatted_traceback(_logger: Any, _level: str, event: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from waterclock.cli.common import Common
+from waterclock.cli.output import without_controls
 
 if TYPE_CHECKING:
     from waterclock.demo.main_job import ProgressReport
@@ -44,11 +45,12 @@ class _TerminalReport:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        self._console = Console(stderr=True, highlight=False, quiet=quiet)
+        self._console = Console(stderr=True, highlight=False, emoji=False, quiet=quiet)
 
     @contextmanager
     def step(self, text: str, total: int | None = None) -> Generator[ProgressReport]:
         """Show a step's progress until it is done."""
+        text = without_controls(text)
         if self._quiet or not sys.stderr.isatty():
             self._console.print(f"… {text}", markup=False)
             yield lambda _done: None
@@ -57,7 +59,7 @@ class _TerminalReport:
 
         columns = (
             SpinnerColumn(finished_text="[green]✔"),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TextColumn("[dim]{task.completed:,}[/]" if total else ""),
             TimeElapsedColumn(),
@@ -69,4 +71,4 @@ class _TerminalReport:
 
     def say(self, text: str) -> None:
         """Tell a result."""
-        self._console.print(f"  {text}", markup=False)
+        self._console.print(f"  {without_controls(text)}", markup=False)

@@ -249,9 +249,10 @@ def _saying(worker: Worker, output: Output) -> Generator[None]:
 
     if sys.stderr.isatty() and not output.quiet:
         from rich.console import Console
+        from rich.text import Text
 
         shown: Any = Console(stderr=True).status("works")
-        given = shown.update, 1.0
+        given = (lambda line: shown.update(Text(line))), 1.0  # a str would be read as Rich's markup
     else:
         shown, given = nullcontext(), (output.talk, _SAY_EVERY)
     with shown:

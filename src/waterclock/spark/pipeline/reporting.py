@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from waterclock import moments
 from waterclock.errors import InvalidArgumentError, UnavailableError, WaterclockError
@@ -75,7 +76,7 @@ class Reporter:
         """Take in how far the pipelines are, and say it where it is time."""
         self._all = [*all_progress]
         if self._status is not None:
-            self._status.update("; ".join(line(one, None) for one in all_progress))
+            self._status.update(Text("; ".join(line(one, None) for one in all_progress)))
         for progress in all_progress:
             if progress.state_partitions is not None and progress.pipeline not in self._started:
                 self._started.add(progress.pipeline)
