@@ -396,7 +396,7 @@ def test_a_subscription_is_made_read_moved_and_removed(shell: Shell) -> None:
         assert shell.json(*seek, where)[0]["to"] == position
     shell("subscription", "rm", "telemetry", "billing", "--yes")
     shell(*read, expect=FAILED)
-    assert "no subscription 'billing'" in shell.said
+    assert "no subscription named 'billing'" in shell.said
 
 
 def test_seeking_to_nowhere_or_to_two_places_is_wrong_usage(shell: Shell) -> None:
