@@ -48,6 +48,7 @@ SCENARIOS = {
         2 topic truncate telemetry @ --yes
         0 topic forget telemetry @ --yes
         2 topic alter telemetry --unset @
+        2 topic rename telemetry @
         2 subscription add telemetry @
         0 subscription add telemetry billing
         0 subscription ls telemetry
