@@ -196,7 +196,8 @@ class Database(Closing):
         jitter
             Fraction by which waits vary from the second attempt on.
         max_attempts
-            How often a message is sent at the most; None: for ever.
+            How often a message is sent at most; None: without end. Each claim counts, so workers and subscriptions then
+            claim no message before they can begin it.
         dead_letter
             The message table that takes messages whose attempts are used up, or that expire.
         rate_limit

@@ -13,8 +13,10 @@ from waterclock.work.lanes import LONGEST_WAIT, Handling, Lanes
 INTAKE: Any = SimpleNamespace()
 
 
-def message(position: int) -> Handling:
-    delivery: Any = SimpleNamespace(leased=SimpleNamespace(group_id="g", position=position))
+def message(position: int, max_attempts: int | None = None) -> Handling:
+    context = SimpleNamespace(options=SimpleNamespace(max_attempts=max_attempts))
+    leased = SimpleNamespace(group_id="g", position=position)
+    delivery: Any = SimpleNamespace(leased=leased, context=context)
     return Handling(delivery, INTAKE, 0)
 
 
@@ -75,3 +77,26 @@ def test_what_follows_one_that_failed_waits_for_its_record_though_a_later_one_wa
     assert claimed(lanes, later) == [later]
     lanes.recorded([fails])
     assert claimed(lanes, after) == []
+
+
+def test_only_a_caller_that_may_claim_ahead_gets_room_beyond_the_free_slots() -> None:
+    lanes = Lanes(2)
+    lanes._mean = 1_000_000
+    assert lanes.reserve(100, ahead=False) == 2
+    lanes.add(INTAKE, [], 2, 0)
+    assert lanes.reserve(100) == 100
+
+
+def test_where_attempts_count_a_message_begins_once_the_one_before_it_in_its_group_is_recorded() -> None:
+    lanes = Lanes(2)
+    first, second, third = (message(position, max_attempts=2) for position in range(3))
+    assert claimed(lanes, first, second, third) == []
+    assert lanes.next_now() is first
+    lanes.end(first, goes_on=True)
+    assert lanes.next_now() is None
+    lanes.recorded([first])
+    assert lanes.next_now() is second
+    lanes.end(second, goes_on=True)
+    assert lanes.close() == [third]
+    lanes.recorded([second])
+    assert lanes.next_now() is None

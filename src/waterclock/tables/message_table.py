@@ -438,7 +438,8 @@ class MessageTable:
             Who takes them; None: the host and the process, and with exclusive groups a number, since each is one
             consumer.
         limit
-            How many to claim at a time; None: the table's ``batch_size``.
+            How many to claim at a time; None: the table's ``batch_size``, and one where the table has ``max_attempts``:
+            what a consumer that dies has claimed counts as an attempt, whether it was handed out or not.
         shard, key_range
             A part of a sharded table ("Subsetting"). This one is in one database: ``""`` and ``"0"``, and ``"-"``, name
             the whole of it, and anything else is an error.
@@ -457,7 +458,7 @@ class MessageTable:
         name = self._own_name()
         if self.options.groups == "exclusive":  # each subscription is a consumer
             name = f"{name}/{secrets.token_hex(4)}"
-        count = self.options.batch_size if limit is None else check_count(limit)
+        count = None if limit is None else check_count(limit)
         return Subscription(
             self._row,
             self._callers,

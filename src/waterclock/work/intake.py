@@ -17,6 +17,7 @@ from waterclock.tables.consumers.discarding import discard
 from waterclock.tables.consumers.heartbeat import heartbeat_of
 from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.message_table import MessageTable
+from waterclock.time import Duration
 from waterclock.work.counts import Counter
 from waterclock.work.handlers import Handlers
 from waterclock.work.lanes import Handling, Lanes
@@ -28,6 +29,10 @@ _SECOND = 1_000_000_000
 _SHORTEST_PATIENCE, _LONGEST_PATIENCE = 5.0, 30.0  # s
 _CLAIMS_AFTER = 10.0  # s in which nothing happens
 _AT_ONCE = 500  # messages that one claim takes at the most
+
+_APART, _LONGEST_APART = 2 * _SECOND, 60 * _SECOND
+"""With ``max_attempts``: ns between the beginnings of messages whose last lease ran out, and how long one waits for its
+turn at most. One of them may end the process whenever it is handled, and must not take the same others along again."""
 
 UNKNOWN_FOR = "5s"
 """For how long a message of a kind that is not known is left to others, where a claim cannot pass over it."""
@@ -48,6 +53,11 @@ class Intake:
         What claims them.
     recorder
         What tells its database what became of them.
+
+    Parameters
+    ----------
+    here
+        Whether this process handles the messages, so that a handler that ends it ends them all.
     """
 
     def __init__(
@@ -59,6 +69,8 @@ class Intake:
         recorder: Recorder,
         counter: Counter,
         failed: Callable[[BaseException], object],
+        *,
+        here: bool = True,
     ) -> None:
         self.table = table
         self.handlers = handlers
@@ -67,6 +79,8 @@ class Intake:
         self._lanes = lanes
         self._counter = counter
         self._failed = failed
+        self._here = here
+        self._next_unanswered = 0
         self._left: deque[Sequence[Handling]] = deque()
         self._found_before = False
         self._heartbeat = heartbeat_of(table.context.backend)
@@ -94,12 +108,17 @@ class Intake:
 
     def _run(self) -> None:
         try:
-            while self._is_there() and (room := self._lanes.reserve(_AT_ONCE)):
+            while self._is_there() and (room := self._lanes.reserve(_AT_ONCE, ahead=not self._counts)):
                 with answers_within(self.patience):
                     if not self._take(room):
                         self._wait()
         except BaseException as error:  # noqa: BLE001  # the worker says it, and ends
             self._failed(error)
+
+    @property
+    def _counts(self) -> bool:
+        """Whether a message dies after so many claims: then none is claimed before a slot is free for it."""
+        return self.table.context.options.max_attempts is not None
 
     def _is_there(self) -> bool:
         """Wait for a database that is away before there is room: other tables may be in others."""
@@ -120,7 +139,7 @@ class Intake:
         begun = moments.monotonic_ns()
         try:
             found = self.subscription.take(room)
-            ours = [Handling(each, self, begun) for each in self._known(found)]
+            ours = [Handling(each, self, begun) for each in self._to_handle(found)]
             for one in ours:
                 self._heartbeat.keep(one.delivery)
         finally:
@@ -132,26 +151,36 @@ class Intake:
         self._found_before = bool(found)
         return bool(found)
 
-    def _known(self, found: Sequence[Delivery]) -> Sequence[Delivery]:
-        """Leave messages of kinds that are not known to others, and with them those behind them in their groups."""
-        if self.handlers.kinds is None:
-            return found
-        known: list[Delivery] = []
+    def _to_handle(self, found: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Put off messages that are not to be handled now, and with them those behind them in their groups."""
+        ours: list[Delivery] = []
         passed: set[str | None] = set()
         for each in found:
             in_group = each.leased.position is not None
             if in_group and each.group in passed:
                 continue
-            if self.handlers.find(each) is not None:
-                known.append(each)
+            delay = self._delay(each)
+            if not delay:
+                ours.append(each)
                 continue
             if in_group:
                 passed.add(each.group)
             try:
-                each.snooze(UNKNOWN_FOR)
+                each.snooze(delay)
             except LeaseLostError as error:
                 _log.info("%s", error)
-        return known
+        return ours
+
+    def _delay(self, one: Delivery) -> Duration:
+        """Return how long a message is left to others, or to later, without counting an attempt."""
+        if self.handlers.kinds is not None and self.handlers.find(one) is None:
+            return UNKNOWN_FOR
+        if not (one.unanswered and self._counts and self._here):
+            return 0
+        now = moments.monotonic_ns()
+        begins = min(max(now, self._next_unanswered), now + _LONGEST_APART)
+        self._next_unanswered = begins + _APART
+        return begins - now
 
     def check(self, one: Handling) -> None:
         """See whether a message is still ours that has waited behind others of its group for long."""

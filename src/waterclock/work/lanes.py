@@ -97,13 +97,21 @@ class Handling:
 
 
 class Lane:
-    """Messages that are handled one after another."""
+    """Messages that are handled one after another.
 
-    __slots__ = ("key", "waiting")
+    Attributes
+    ----------
+    waits_for
+        The message whose ack the database must have before the next one begins. Where attempts are counted, those
+        behind a message of their group that is not acked are taken for not begun.
+    """
+
+    __slots__ = ("key", "waiting", "waits_for")
 
     def __init__(self, key: tuple[int, str | None] | None) -> None:
         self.key = key
         self.waiting: deque[Handling] = deque()
+        self.waits_for: Handling | None = None
 
 
 class _Held:
@@ -194,36 +202,42 @@ class Lanes:
         with self._lock:
             return self._room() <= 0
 
-    def reserve(self, most: int) -> int:
-        """Wait until there is room for messages; say for how many, ``most`` at the most. 0: the worker stops.
+    def reserve(self, most: int, *, ahead: bool = True) -> int:
+        """Wait until there is room for messages; return for how many, at most ``most``. 0: the worker stops.
 
         Callers get room in the order in which they asked, so that one table does not keep others from it.
+
+        Parameters
+        ----------
+        ahead
+            Whether messages may be claimed before a slot is free for them.
         """
         me = object()
         with self._lock:
             self._turn.append(me)
-            moments.wait_for(self._has_room, lambda: self._closed or (self._turn[0] is me and self._has_enough()))
+            moments.wait_for(self._has_room, lambda: self._closed or (self._turn[0] is me and self._has_enough(ahead)))
             self._turn.remove(me)
             self._has_room.notify_all()
             if self._closed:
                 return 0
-            room = min(most, self._room())
+            room = min(most, self._room(ahead=ahead))
             self._reserved += room
             return room
 
-    def _room(self) -> int:
+    def _room(self, *, ahead: bool = True) -> int:
         if self._paused:
             return 0
         taken = len(self._running) + len(self._ready) + self._reserved
-        return min(self._slots + self._ahead() - taken, _MOST_UNRECORDED - self._unrecorded)
+        most = self._slots + (self._ahead() if ahead else 0)
+        return min(most - taken, _MOST_UNRECORDED - self._unrecorded)
 
     def _ahead(self) -> int:
         return min(_MOST_AHEAD, self._slots * _MOMENT // max(self._mean, 1))
 
-    def _has_enough(self) -> bool:
+    def _has_enough(self, ahead: bool) -> bool:
         # A free slot is reason enough to claim; without one, half of what is claimed ahead is to be handled first.
-        room = self._room()
-        return room > 0 and (len(self._running) + self._reserved < self._slots or room * 2 > self._ahead())
+        room = self._room(ahead=ahead)
+        return room > 0 and (not ahead or len(self._running) + self._reserved < self._slots or room * 2 > self._ahead())
 
     def add(self, intake: Intake, handlings: Sequence[Handling], reserved: int, begun: int) -> list[Handling]:
         """Take in what was claimed in reserved room, and free that.
@@ -316,10 +330,10 @@ class Lanes:
                     dropped.extend(lane.waiting)
                     lane.waiting.clear()
                     self._hold(one)
-                if lane.waiting:
-                    self._ready.append(lane)
-                    lane.waiting[0].ready_at = now
-                    self._has_work.notify()
+                if lane.waiting and one.delivery.context.options.max_attempts is not None:
+                    lane.waits_for = one
+                elif lane.waiting:
+                    self._make_ready(lane, now)
                     ready = True
                 else:
                     del self._groups[lane.key]
@@ -328,12 +342,27 @@ class Lanes:
             self.when_ready()
         return dropped
 
+    def _make_ready(self, lane: Lane, now: int) -> None:
+        self._ready.append(lane)
+        lane.waiting[0].ready_at = now
+        self._has_work.notify()
+
     def recorded(self, handlings: Sequence[Handling]) -> None:
         """Note that the database knows what became of messages that were handled."""
+        now = moments.monotonic_ns()
         with self._lock:
             self._unrecorded -= len(handlings)
             self._go_on_after(handlings)
+            waited = [one.lane for one in handlings if one.lane is not None and one.lane.waits_for is one]
+            for lane in waited:
+                lane.waits_for = None
+                if lane.waiting:
+                    self._make_ready(lane, now)
+                elif lane.key is not None:
+                    del self._groups[lane.key]
             self._has_room.notify_all()
+        if waited and self.when_ready is not None:
+            self.when_ready()
 
     def given_back(self, handlings: Sequence[Handling]) -> None:
         """Note that the database has what goes back."""

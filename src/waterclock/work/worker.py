@@ -267,7 +267,8 @@ class Worker:
             if recorder is None:  # a database that is away holds up no other
                 recorder = self._recorders[table.context.backend] = Recorder(self._lanes, self._counter)
                 recorder.start()
-            intake = Intake(table, handlers, subscription, self._lanes, recorder, self._counter, self._fail)
+            here = self._watch.processes is None
+            intake = Intake(table, handlers, subscription, self._lanes, recorder, self._counter, self._fail, here=here)
             if self._watch.processes is not None:
                 self._watch.processes.begin(intake, number)
             self._intakes.append(intake)

@@ -98,6 +98,8 @@ class Delivery:
     lost
         Whether it is known that the message is not ours any more: a heartbeat found it so, or it was acked by its id.
         Its ack will raise a LeaseLostError.
+    unanswered
+        Whether it was sent before, and that lease ran out: its consumer may have died of it.
     cancelled
         Whether the message was cancelled (`MessageTable.cancel`) since it was handed out: stop handling it. A heartbeat
         sees it within about a second while the block in ``with`` runs. What the block acks all the same is acked, and
@@ -127,6 +129,7 @@ class Delivery:
         "priority",
         "time_created",
         "time_scheduled",
+        "unanswered",
         "waiting",
     )
 
@@ -140,6 +143,7 @@ class Delivery:
         self.beat_at = beat_at
         self.waiting: Sequence[Delivery] = ()
         self.lost = False
+        self.unanswered = row.claim_id is not None
         self.cancelled = False
         self._when_cancelled: Callable[[], None] | None = None
         self._headers: str | None = row.headers

@@ -82,7 +82,7 @@ class Subscription(Closing):
         callers: CallerConnections,
         changes: Changes,
         request: Request,
-        limit: int,
+        limit: int | None,
         *,
         rate: Rate | None = None,
         heartbeat: bool = True,
@@ -276,7 +276,7 @@ class Subscription(Closing):
         self._handed_out = [one for one in self._handed_out if self._is_out(one, now)]
         self._see_committed(context, now)
         in_hand = sum(not one.undecided for one in self._handed_out) + len(self._waiting)
-        room = min(self._limit, context.options.cache_size - in_hand)
+        room = min(self._limit or _usual_limit(context), context.options.cache_size - in_hand)
         room, rate_pause = self._allowed(room)
         if rate_pause:
             self._stop.wait(min(rate_pause, LOOK_EVERY))
@@ -443,3 +443,8 @@ class Subscription(Closing):
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self, "Pickle the table, and subscribe in the other process")
+
+
+def _usual_limit(context: TableContext) -> int:
+    """Return how many messages one claim takes if nothing else is said: what is claimed has used an attempt."""
+    return context.options.batch_size if context.options.max_attempts is None else 1

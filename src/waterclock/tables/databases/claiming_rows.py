@@ -24,7 +24,7 @@ BEFORE_EVERY_TIME = MIN_NS
 
 _Row = sa.Row[*tuple[Any, ...]]
 
-_UNREAD = frozenset({"time_acked", "last_error", "claim_id", "consumer", "routed", "ack_held_at", "acked_by"})
+_UNREAD = frozenset({"time_acked", "last_error", "consumer", "routed", "ack_held_at", "acked_by"})
 
 
 @built_once(maxsize=256)

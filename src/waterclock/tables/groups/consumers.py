@@ -17,6 +17,7 @@ from waterclock.tables.groups.heads import (
     UNASSIGNED,
     Out,
     belongs_to,
+    epoch_begun,
     has_something_out,
     lock_out,
     settle,
@@ -456,4 +457,5 @@ def _releasing(context: TableContext) -> sa.Update:
 @built_once(maxsize=256)
 def _taking_back(context: TableContext) -> sa.Update:
     now = sa.bindparam("now", type_=sa.BigInteger)
-    return sa.update(context.rows).where(context.unacked()).values(time_next=now, claim_id=None)
+    taking = sa.update(context.rows).where(context.unacked()).values(time_next=now, claim_id=None)
+    return taking if context.options.max_attempts is None else taking.values(epoch=epoch_begun(context))

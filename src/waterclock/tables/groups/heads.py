@@ -318,6 +318,24 @@ def _due(context: TableContext, never: sa.ColumnElement[bool]) -> sa.ColumnEleme
     return sa.case((never & rows.c.expires_at.is_(None), sa.null()), (paused_until > due, paused_until), else_=due)
 
 
+def is_behind(context: TableContext) -> sa.ColumnElement[bool]:
+    """Say that a message is not the first of its group that is not acked."""
+    rows = context.rows
+    head = (
+        sa.select(groups.c.head)
+        .where(groups.c.table_id == context.table_id, groups.c.group_id == rows.c.group_id)
+        .correlate(rows)
+        .scalar_subquery()
+    )
+    return rows.c.position > head
+
+
+def epoch_begun(context: TableContext) -> sa.ColumnElement[int]:
+    """Return the epoch of a message that is taken back from a consumer: one behind another has not been begun."""
+    epoch = context.rows.c.epoch
+    return sa.case((is_behind(context), epoch - 1), else_=epoch)
+
+
 def has_something_out(context: TableContext) -> sa.ColumnElement[bool]:
     """Say that a consumer has messages of a group. They are always the first ones, so the head is one of them."""
     rows = context.rows

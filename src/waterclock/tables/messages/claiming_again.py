@@ -116,7 +116,8 @@ def _taken(
 
 def _as_before(names: list[str], row: Any, now: int) -> Claimed:
     """Give a message as it was before it was claimed. When it was due is not known any more: not later than ``now``."""
-    values = dict(zip(names, row, strict=False)) | {"epoch": before_claim(row.epoch), "time_next": now}
+    before = {"epoch": before_claim(row.epoch), "time_next": now, "claim_id": None}
+    values = dict(zip(names, row, strict=False)) | before
     return Claimed(SimpleNamespace(**values), row.time_next, claim_id=row.claim_id)
 
 
@@ -125,7 +126,7 @@ def _of_claims(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     """Find the messages of claims in the consumer's groups: they lie between the head and what comes next."""
     rows = context.rows
     return (
-        sa.select(*columns_read(rows), rows.c.claim_id)
+        sa.select(*columns_read(rows))
         .select_from(groups.join(rows, rows.c.group_id == groups.c.group_id))
         .where(
             groups.c.table_id == context.table_id,

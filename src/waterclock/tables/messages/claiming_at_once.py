@@ -32,7 +32,7 @@ from waterclock.tables.model.epochs import after_claim_sql
 from waterclock.tables.model.schema import not_acked
 from waterclock.time import MAX_NS
 
-_BEFORE = ("time_next", "epoch")  # columns whose old values a delivery needs: RETURNING gives the new ones
+_BEFORE = ("time_next", "epoch", "claim_id")  # columns whose old values a delivery needs: RETURNING gives the new ones
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from waterclock.tables.groups import consumers
 from waterclock.tables.groups.heads import (
     UNASSIGNED,
     first_of,
+    is_behind,
     is_out,
     lock_out,
     settle,
@@ -120,12 +121,13 @@ def _lapsed(context: TableContext) -> sa.Select[Any]:
 def _revoke_behind(context: TableContext) -> sa.Update:
     rows = context.rows
     early = rows.c.time_next > sa.bindparam("now", type_=sa.BigInteger)
+    has_not_begun = early if context.options.max_attempts is None else early | is_behind(context)
     return (
         sa.update(rows)
         .where(context.unacked())
         # The epoch first: MariaDB reads what it has set in the same statement.
         .ordered_values(
-            (rows.c.epoch, sa.case((early, uncounted_sql(rows.c.epoch)), else_=rows.c.epoch)),
+            (rows.c.epoch, sa.case((has_not_begun, uncounted_sql(rows.c.epoch)), else_=rows.c.epoch)),
             (rows.c.time_next, sa.case((early, sa.bindparam("now", type_=sa.BigInteger)), else_=rows.c.time_next)),
             (rows.c.claim_id, None),
         )

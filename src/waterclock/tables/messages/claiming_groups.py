@@ -19,7 +19,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
-from waterclock.tables.groups.heads import UNASSIGNED, is_assigned, lock_out, these_groups
+from waterclock.tables.groups.heads import UNASSIGNED, epoch_begun, is_assigned, lock_out, these_groups
 from waterclock.tables.groups.routing import route_new
 from waterclock.tables.messages.dead_letters import bury, exhausted_reason, may_bury
 from waterclock.tables.messages.expiring import expire, expire_first
@@ -207,6 +207,11 @@ class GroupClaim(ABC):
                 lapsed.add(row.group_id)
         for members in by_group.values():
             members.sort(key=_position)
+        if context.options.max_attempts is not None:
+            names = [column.name for column in columns_read(context.rows)]
+            for name in lapsed:
+                first, *behind = by_group[name]
+                by_group[name] = [first, *(_as_not_begun(names, row) for row in behind)]
         if lapsed:
             # Those of them that are not sent again now must not be acked by their former consumer.
             out = lock_out(context, connection, lapsed)
@@ -292,6 +297,13 @@ def count_of(messages: int, per_group: int) -> int:
     return 1 + messages * 3 // (2 * per_group)
 
 
+def _as_not_begun(names: Iterable[str], row: _Row) -> _Row:
+    """Return a message behind the first one of its group as `epoch_begun` leaves it."""
+    if row.claim_id is None:
+        return row
+    return SimpleNamespace(**{name: getattr(row, name) for name in names} | {"epoch": row.epoch - 1, "claim_id": None})
+
+
 _EXPIRED_AT_MOST = 1000
 """Expired messages after which a claim looks for no more groups: the next transaction goes on."""
 
@@ -345,7 +357,7 @@ def _leave_ungrouped(context: TableContext) -> sa.Update:
 @built_once(maxsize=256)
 def _first_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
-    return _first(context, (*columns_read(rows), rows.c.claim_id), skip_locked=True)
+    return _first(context, columns_read(rows), skip_locked=True)
 
 
 @built_once(maxsize=256)
@@ -376,7 +388,8 @@ def _first(
 @built_once(maxsize=256)
 def _revoke_all(context: TableContext) -> sa.Update:
     # By their keys, here and elsewhere: by group, MariaDB would wait for any other of its messages that is locked.
-    return sa.update(context.rows).where(context.unacked()).values(claim_id=None)
+    revoking = sa.update(context.rows).where(context.unacked()).values(claim_id=None)
+    return revoking if context.options.max_attempts is None else revoking.values(epoch=epoch_begun(context))
 
 
 @built_once(maxsize=256)

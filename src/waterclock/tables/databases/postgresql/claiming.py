@@ -24,7 +24,7 @@ _FROM_THE_FIRST = sa.cast(sa.literal_column(f"'{BEFORE_EVERY_TIME}'"), sa.BigInt
 _LOOKED_AT = 128
 """Messages of many priorities that a step of a claim passes over: as many as cost what a look at one level costs."""
 
-_BEFORE = ("time_next", "epoch")  # columns whose old values a delivery needs: RETURNING gives the new ones
+_BEFORE = ("time_next", "epoch", "claim_id")  # columns whose old values a delivery needs: RETURNING gives the new ones
 
 
 def key_is(key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
@@ -80,10 +80,10 @@ def claim_statement(
 
 def _level_by_level(
     rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None, _order: object, limit: int
-) -> sa.Select[Any, Any, Any, Any]:
+) -> sa.Select[*tuple[Any, ...]]:
     levels = _levels(rows, now)
     due = (
-        sa.select(rows.c.seq, rows.c.time_next, rows.c.epoch)
+        sa.select(rows.c.seq, rows.c.time_next, rows.c.epoch, rows.c.claim_id)
         .where(
             rows.c.time_acked.is_(None),
             rows.c.priority == levels.c.priority,
@@ -97,7 +97,7 @@ def _level_by_level(
         .lateral("due")
     )
     return (
-        sa.select(due.c.seq, due.c.time_next, due.c.epoch, sa.literal_column("0").label("place"))
+        sa.select(due.c.seq, due.c.time_next, due.c.epoch, due.c.claim_id, sa.literal_column("0").label("place"))
         .select_from(levels.join(due, sa.true()))
         .limit(sa.literal_column(f"{limit:d}"))
     )
@@ -109,16 +109,18 @@ def _in_order(
     where: sa.ColumnElement[bool] | None,
     order: tuple[sa.ColumnElement[Any], ...],
     limit: int,
-) -> sa.Select[Any, Any, Any, Any]:
+) -> sa.Select[*tuple[Any, ...]]:
     due = (
-        sa.select(rows.c.seq, rows.c.time_next, rows.c.epoch)
+        sa.select(rows.c.seq, rows.c.time_next, rows.c.epoch, rows.c.claim_id)
         .where(rows.c.time_acked.is_(None), rows.c.time_next <= now, sa.true() if where is None else where)
         .order_by(*order)
         .limit(sa.literal_column(f"{limit:d}"))
         .with_for_update(skip_locked=True)
         .subquery("due")
     )
-    return sa.select(due.c.seq, due.c.time_next, due.c.epoch, sa.func.row_number().over().label("place"))
+    return sa.select(
+        due.c.seq, due.c.time_next, due.c.epoch, due.c.claim_id, sa.func.row_number().over().label("place")
+    )
 
 
 def _levels(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.CTE:
