@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -55,6 +55,12 @@ class Selection:
         self._parameters = dict(parameters or {})
         self._kinds = None if kinds is None else sorted(_checked_kinds(kinds))
         self._bound: tuple[sa.Table, Bound] | None = None
+
+    @property
+    def what(self) -> Hashable:
+        """What two selections of the same messages of a table have in common."""
+        kinds = None if self._kinds is None else tuple(self._kinds)
+        return self._where, repr(sorted(self._parameters.items())), kinds
 
     def on(self, context: TableContext) -> Bound:
         """Bind to a table.

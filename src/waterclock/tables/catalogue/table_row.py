@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import sqlalchemy as sa
 
 from waterclock import moments
 from waterclock.database.backend import Backend
+from waterclock.database.kept import Kept
 from waterclock.database.table_catalogue import consumers, groups, heartbeats, message_tables, schedules, unique_keys
 from waterclock.errors import NotFoundError, RefusedError
 from waterclock.quoting import unknown_name
@@ -149,15 +150,47 @@ class TableRow:
 
     def _look(self) -> None:
         known = self._context
-        if not _is_as_known(known):
+        try:
+            seen = _looks.of(known.backend).setdefault(known.name, _Look()).at(known)
+        except RefusedError:
+            seen = None
+        if seen is not None and seen.says(known):
+            self._looked_at = seen.looked_at
+        else:
             self._context = load(known.backend, known.name)
-        self._looked_at = moments.monotonic()
+            self._looked_at = moments.monotonic()
 
 
-def _is_as_known(known: TableContext) -> bool:
-    try:
-        columns, found = known.backend.look(lambda own: known.sql.columns_and_row(own, known.name, _FACTS))
-    except RefusedError:
-        return False
-    facts = None if found is None else (found.table_id, found.revision)
-    return columns - {ACKED_DAY} == set(known.rows.columns.keys()) and facts == (known.table_id, known.revision)
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the database said of a table."""
+
+    looked_at: float
+    columns: set[str]
+    facts: tuple[int, int] | None
+
+    def says(self, known: TableContext) -> bool:
+        """Return whether the table is as it is known."""
+        is_same = self.columns - {ACKED_DAY} == set(known.rows.columns.keys())
+        return is_same and self.facts == (known.table_id, known.revision)
+
+
+class _Look:
+    """The look once a second at a table that all share who have it open in a process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: _Seen | None = None
+
+    def at(self, known: TableContext) -> _Seen:
+        """Look, unless that was done less than a second ago."""
+        with moments.holding(self._lock):
+            now = moments.monotonic()
+            if self._seen is None or now - self._seen.looked_at >= LOOK_EVERY:
+                columns, found = known.backend.look(lambda own: known.sql.columns_and_row(own, known.name, _FACTS))
+                self._seen = _Seen(now, columns, None if found is None else (found.table_id, found.revision))
+            return self._seen
+
+
+_looks = Kept[dict[str, _Look]](lambda _: {})
+"""By the name of the table."""

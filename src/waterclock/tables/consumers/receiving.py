@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -59,6 +59,11 @@ class Request:
     consumer: str | None
     selection: Selection | None = None
     max_groups: int | None = None
+
+    @property
+    def what(self) -> tuple[Hashable, ...]:
+        """What consumers have in common that wait for the same messages."""
+        return (None if self.selection is None else self.selection.what, self.max_groups)
 
 
 def receive(row: TableRow, callers: CallerConnections, limit: int | None, request: Request) -> list[Delivery]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import takewhile
 from typing import Any, NoReturn, Self
 
@@ -29,6 +29,7 @@ from waterclock.tables.consumers.consumer_heartbeat import keep_alive
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard
 from waterclock.tables.consumers.heartbeat import heartbeat_of
+from waterclock.tables.consumers.idling import LEADS_FOR, idle_consumers
 from waterclock.tables.consumers.leaving import leave_behind, leaving
 from waterclock.tables.consumers.receiving import Request, pause, receive
 from waterclock.tables.consumers.ticking import Ticking
@@ -49,6 +50,7 @@ _PURGE_EVERY = 1.0  # s, where there is nothing else to do; what is due waits fo
 _PURGE_KEYS_EVERY = 60.0  # s
 _PURGE_AGAIN_AFTER = 10.0  # s after a failure: consumers must not spend their time on what keeps failing
 _MOST = 1024  # messages in one claim; half as many after each one that the database refuses
+_OWN_GROUPS_EVERY = 1.0  # s, where no writer notifies: what another process routes to a group shows to its owner only
 _FULL_FOR = 0.05  # s after which one that holds as much as it may looks whether some of it is over
 
 
@@ -114,6 +116,8 @@ class Subscription(Closing):
         self._consumer_heartbeat = keep_alive(row, request.consumer)
         self._process_heartbeat = process_heartbeat(row.last_seen)
         self._process_heartbeat.join(self)
+        self._is_exclusive = row.last_seen.options.groups == "exclusive"
+        self._idle = idle_consumers(row.last_seen.backend, (row.last_seen.table_id, *request.what))
         self._failures = ClaimFailures(self, self.consumer, self._process_heartbeat, self._consumer_heartbeat)
         self._ticking = Ticking(row)
         for beating in (self._process_heartbeat, self._ticking):
@@ -132,6 +136,7 @@ class Subscription(Closing):
         if self._closed:
             return
         self._closed = True
+        self._idle.pass_on(self)
         self._ticking.close()
         self._process_heartbeat.leave(self)
         with ExitStack() as leaving:
@@ -174,7 +179,8 @@ class Subscription(Closing):
         if self._stop.is_set():
             return []
         try:
-            found = self._take(most)
+            with self._leading():
+                found = self._take(most)
         except (UnavailableError, RefusedError) as error:
             self._wait_after(error)
             return []
@@ -202,12 +208,14 @@ class Subscription(Closing):
             Whether `take` may find something; False where nothing happened all the while.
         """
         try:
-            self._row.now()
-            _, rate_pause = self._allowed(1)
-            if len(self._handed_out) >= self._row.last_seen.options.cache_size:
-                rate_pause = max(rate_pause, _FULL_FOR)
-            if not rate_pause:
-                return self._wait_for_more() or self._stop.is_set()
+            with self._leading():
+                self._row.now()
+                _, rate_pause = self._allowed(1)
+                if len(self._handed_out) >= self._row.last_seen.options.cache_size:
+                    rate_pause = max(rate_pause, _FULL_FOR)
+                if not rate_pause:
+                    return self._wait_for_more() or self._stop.is_set()
+            self._idle.pass_on(self)
             self._stop.wait(min(rate_pause, LOOK_EVERY / 2))
         except (UnavailableError, RefusedError) as error:
             self._wait_after(error)
@@ -223,11 +231,36 @@ class Subscription(Closing):
             else:
                 return
 
+    @contextmanager
+    def _leading(self) -> Generator[None]:
+        """Let another consumer watch the database if this one fails."""
+        try:
+            yield
+        except BaseException:
+            self._idle.pass_on(self)
+            raise
+
     def _wait_for_more(self) -> bool:
+        if self._waiting or self._handed_out:  # something may become of those, too
+            self._idle.pass_on(self)
+        elif not self._lead():
+            return True
         # For no longer than the table's options are known: what comes then need not wait for a look at them.
         longest = self._row.fresh_for
         self._in_vain, ended = pause(self._row, self._changes, self._stop, longest, self._request, self._in_vain)
         return ended
+
+    def _lead(self) -> bool:
+        """Sleep while another consumer of this process watches the database; return False once this one is nudged."""
+        while not self._idle.leads(self):
+            looks_itself = self._is_exclusive and not self._changes.tells
+            if self._stop.wait(_OWN_GROUPS_EVERY if looks_itself else LEADS_FOR):
+                return False
+            if looks_itself:
+                self._in_vain, is_due = pause(self._row, self._changes, self._stop, 0, self._request, self._in_vain)
+                if is_due:
+                    return False
+        return True
 
     def need_no_notifications(self) -> None:
         """Have writers notify no more until the next `wait`: who has something to do looks by itself."""
@@ -255,7 +288,8 @@ class Subscription(Closing):
     def __next__(self) -> Delivery:
         while not self._stop.is_set():
             try:
-                delivery = self._next()
+                with self._leading():
+                    delivery = self._next()
             except (UnavailableError, RefusedError) as error:
                 self._wait_after(error)
                 continue
@@ -279,6 +313,7 @@ class Subscription(Closing):
         room = min(self._limit or _usual_limit(context), context.options.cache_size - in_hand)
         room, rate_pause = self._allowed(room)
         if rate_pause:
+            self._idle.pass_on(self)
             self._stop.wait(min(rate_pause, LOOK_EVERY))
             return None
         if room > 0:
@@ -303,6 +338,8 @@ class Subscription(Closing):
         self._most = min(2 * self._most, _MOST)
         if found:
             self._in_vain = 0
+        if found or (self._is_exclusive and self._in_vain <= 1):
+            self._idle.pass_on(self, to_all=self._is_exclusive)
         if self._rate is not None:
             self._rate_due = self._rate.taken(self._rate_due, moments.monotonic_ns(), len(found))
         return found

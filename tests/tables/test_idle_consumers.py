@@ -1,0 +1,105 @@
+"""Consumers of one process that wait for the same messages: one of them watches the database for all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from unittest.mock import Mock
+
+import pytest
+
+from waterclock import moments
+from waterclock.connection import Database
+from waterclock.tables.catalogue import table_row
+from waterclock.tables.consumers.idling import LEADS_FOR, IdleConsumers
+from waterclock.tables.message_table import MessageTable
+
+
+class Consumer:
+    def __init__(self) -> None:
+        self.nudge = Mock()
+
+
+def test_only_the_first_consumer_that_waits_watches_the_database() -> None:
+    idle, first, second = IdleConsumers(), Consumer(), Consumer()
+    assert idle.leads(first)
+    assert not idle.leads(second)
+    assert idle.leads(first)
+
+
+def test_a_leader_that_found_something_wakes_the_next_consumer_and_no_other() -> None:
+    idle, first, second, third = IdleConsumers(), Consumer(), Consumer(), Consumer()
+    assert [idle.leads(one) for one in (first, second, third)] == [True, False, False]
+    idle.pass_on(first)
+    second.nudge.assert_called_once()
+    third.nudge.assert_not_called()
+    assert not idle.leads(first)
+    idle.pass_on(second)  # which has found something, too
+    third.nudge.assert_called_once()
+
+
+def test_where_only_each_consumer_knows_what_is_for_it_all_wake() -> None:
+    idle, first, second, third = IdleConsumers(), Consumer(), Consumer(), Consumer()
+    assert [idle.leads(one) for one in (first, second, third)] == [True, False, False]
+    idle.pass_on(first, to_all=True)
+    second.nudge.assert_called_once()
+    third.nudge.assert_called_once()
+
+
+def test_a_consumer_that_is_closed_or_forgotten_is_not_woken() -> None:
+    idle, first, second, third = IdleConsumers(), Consumer(), Consumer(), Consumer()
+    assert [idle.leads(one) for one in (first, second, third)] == [True, False, False]
+    idle.pass_on(second)
+    idle.pass_on(first)
+    second.nudge.assert_not_called()
+    third.nudge.assert_called_once()
+
+
+def test_another_consumer_leads_once_the_leader_has_been_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle, first, second = IdleConsumers(), Consumer(), Consumer()
+    assert idle.leads(first)
+    later = moments.monotonic() + LEADS_FOR + 1
+    monkeypatch.setattr(moments, "monotonic", lambda: later)
+    assert idle.leads(second)
+    assert not idle.leads(first)
+
+
+@pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
+def test_each_of_many_messages_wakes_one_of_many_idle_consumers(
+    make_table: Callable[..., MessageTable], groups: str | None
+) -> None:
+    table = make_table(groups=groups, ack_wait="1h")
+    all_taken = threading.Barrier(5)
+
+    def consume() -> None:
+        with table.subscribe(limit=1, max_groups=1 if groups == "exclusive" else None) as deliveries:
+            for delivery in deliveries:
+                all_taken.wait(60)  # so that each message needs a consumer of its own
+                delivery.ack()
+                deliveries.stop()
+
+    threads = [threading.Thread(target=consume) for _ in range(4)]
+    for each in threads:
+        each.start()
+    table.put_many([{"payload": str(number), "group": f"g{number}"} for number in range(4)])
+    all_taken.wait(60)
+    for each in threads:
+        each.join(60)
+    assert not any(each.is_alive() for each in threads)
+
+
+def test_all_who_have_a_table_open_share_one_look_a_second_at_it(
+    database: Database, make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = make_table().name
+    handles = [database.table(name) for _ in range(5)]
+    backend, looks = handles[0].context.backend, Mock(wraps=handles[0].context.backend.look)
+    monkeypatch.setattr(backend, "look", looks)
+    later = moments.monotonic() + 2 * table_row.LOOK_EVERY
+    monkeypatch.setattr(moments, "monotonic", lambda: later)
+    for each in handles:
+        assert each.options.batch_size == 10
+    looks.assert_called_once()
+    handles[0].alter(batch_size=20)
+    later += 2 * table_row.LOOK_EVERY
+    assert [each.options.batch_size for each in handles] == [20] * 5
