@@ -14,6 +14,7 @@ from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.database.table_catalogue import consumers, groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import KEPT, NAMED_AT_ONCE, pieces
+from waterclock.tables.model.epochs import uncounted_sql
 from waterclock.time import MAX_NS
 
 UNGROUPED = ""
@@ -333,7 +334,7 @@ def is_behind(context: TableContext) -> sa.ColumnElement[bool]:
 def epoch_begun(context: TableContext) -> sa.ColumnElement[int]:
     """Return the epoch of a message that is taken back from a consumer: one behind another has not been begun."""
     epoch = context.rows.c.epoch
-    return sa.case((is_behind(context), epoch - 1), else_=epoch)
+    return sa.case((is_behind(context), uncounted_sql(epoch)), else_=epoch)
 
 
 def has_something_out(context: TableContext) -> sa.ColumnElement[bool]:

@@ -25,7 +25,7 @@ from waterclock.tables.messages.dead_letters import bury, exhausted_reason, may_
 from waterclock.tables.messages.expiring import expire, expire_first
 from waterclock.tables.messages.group_levels import FREE_COLUMNS, Level, Look, at_level, is_ungrouped, levels, look
 from waterclock.tables.model.claim import Claimed, Wanted
-from waterclock.tables.model.epochs import after_claim_sql
+from waterclock.tables.model.epochs import after_claim_sql, before_claim
 from waterclock.tables.model.schema import not_acked
 
 _Row = Any
@@ -301,7 +301,8 @@ def _as_not_begun(names: Iterable[str], row: _Row) -> _Row:
     """Return a message behind the first one of its group as `epoch_begun` leaves it."""
     if row.claim_id is None:
         return row
-    return SimpleNamespace(**{name: getattr(row, name) for name in names} | {"epoch": row.epoch - 1, "claim_id": None})
+    before = {"epoch": before_claim(row.epoch), "claim_id": None}
+    return SimpleNamespace(**{name: getattr(row, name) for name in names} | before)
 
 
 _EXPIRED_AT_MOST = 1000
