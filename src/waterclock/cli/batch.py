@@ -89,7 +89,7 @@ def _messages(
     elif common.url is not None:
         messages = _read_topic(place, common, progress)
     else:
-        raise InvalidArgumentError(f"there is no file {quoted(place)}; for the topic of this name add --url")
+        raise InvalidArgumentError(f"no file {quoted(place)} found; add --url for the topic of this name")
     for message in islice(messages, limit):
         if message.receive_time is None:
             raise InvalidArgumentError(f"{message} has no receive_time, which says whether a message is late")

@@ -102,7 +102,7 @@ def redrive(
 ) -> int:
     """Bring dead letters back to their table, in their order, as never sent.
 
-    Exit code 1 if one of those that are named is no dead letter of this table.
+    Exit code 1 if a named message is not a dead letter of this table.
 
     Parameters
     ----------

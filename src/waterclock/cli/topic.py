@@ -250,7 +250,7 @@ def read(
     """Print messages, one a line.
 
     --since and --until are places in the topic: it begins at the first message at or after --since, and stops before
-    the first one at or after --until. Where times are disordered, messages between them may lie outside the range of
+    the first one at or after --until. If times are disordered, messages between them may lie outside the range of
     time, and others outside may lie in it; --where-time filters by each message's own time instead.
 
     Parameters
@@ -322,7 +322,7 @@ def find(
     by: By = "publish_time",
     common: Common = Common(),
 ) -> int:
-    """Find the first message at or after a time, and print the times that it has. Exit code 1 if there is none yet.
+    """Find the first message at or after a time, and print the times that it has. Exit code 1 if none is found.
 
     Parameters
     ----------

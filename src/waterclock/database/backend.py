@@ -290,7 +290,7 @@ class Backend:
         Raises
         ------
         UnavailableError
-            Where the database stayed busy, deadlocked, away or silent for the timeout, has no room left, or may not
+            If the database stayed busy, deadlocked, away or silent for the timeout, has no room left, or may not
             be written to; a TimedOutError where a limit of time there ended a statement.
         RefusedError
             Where the database refuses a statement: a ConstraintError or a ForbiddenError where that is why.

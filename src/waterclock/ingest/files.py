@@ -80,7 +80,7 @@ def message_from_json(fields: object) -> Message:
     """
     if not isinstance(fields, Mapping):
         raise InvalidArgumentError(
-            f"{quoted(fields)} is no message; write an object with source, stream and event_time"
+            f"{quoted(fields)} is not a message; write an object with source, stream and event_time"
         )
     given: dict[str, Any] = {str(name): value for name, value in fields.items() if name not in _OF_A_TOPIC}
     unknown = given.keys() - _FIELDS
@@ -152,7 +152,7 @@ class MessageFile:
         NotFoundError
             If there is no such file.
         InvalidArgumentError, SchemaError
-            If a line or column is no message, or a payload is too large; it names the line or column.
+            If a line or column is not a message, or a payload is too large; it names the line or column.
         UnavailableError
             If the file cannot be read.
         """
@@ -162,7 +162,7 @@ class MessageFile:
         except OSError as error:
             raise InvalidArgumentError(f"the file {quoted(str(path))} cannot be read: {error.strerror}") from error
         if not found:
-            raise NotFoundError(f"there is no file {quoted(str(path))}")
+            raise NotFoundError(f"no file {quoted(str(path))} found")
         read = self._read_parquet if path.suffix == ".parquet" else self._read_lines
         for number, message in read(path, progress or _unseen):
             if len(message.payload) > self.max_payload:

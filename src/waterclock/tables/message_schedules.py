@@ -52,7 +52,7 @@ class MessageSchedules:
         Raises
         ------
         NotFoundError
-            If there is none of this name.
+            If missing.
         """
         self._on_home(name, lambda context: scheduling.reset_schedule(context, name))
 

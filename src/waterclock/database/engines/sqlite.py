@@ -80,7 +80,7 @@ class SqliteDialect:
         return engine
 
     def is_missing(self, url: sa.URL) -> bool:
-        """Return whether there is no file yet. A missing folder may be a mount that is away, which is another fault."""
+        """Return whether the file is missing. A missing folder may be a mount that is away, which is another fault."""
         try:
             file = file_of(url)
             is_missing = not file.exists()

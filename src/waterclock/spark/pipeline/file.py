@@ -67,7 +67,7 @@ class PipelineFile:
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            raise NotFoundError(f"there is no file {quoted(str(path))}") from None
+            raise NotFoundError(f"no file {quoted(str(path))} found") from None
         except UnicodeDecodeError as error:
             raise InvalidArgumentError(f"{path}: this is no UTF-8 text, which TOML is: {error.reason}") from error
         except IsADirectoryError:

@@ -67,7 +67,7 @@ class TopicReadOptions(Opening):
     on_damage
         What tasks do where messages are damaged, lost or missing.
     rule
-        What a stream's offsets are to hold beside the buckets, as JSON; None: not given. A pipeline finds it there.
+        What a stream's offsets hold in addition to the buckets, as JSON; None: nothing. A pipeline finds it there.
     halt_file
         A path on the driver: once a file is there, a stream takes no more messages; None: not given.
     """

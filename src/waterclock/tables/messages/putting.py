@@ -200,7 +200,7 @@ def _insert(
 
 def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
-        raise InvalidArgumentError(f"rows: {quoted(message)} is no message; give a dict of the arguments of put")
+        raise InvalidArgumentError(f"rows must hold dicts of the arguments of put, got {quoted(message)}")
     if "payload" not in message:
         raise InvalidArgumentError(f"payload: {quoted(message)} has none; every message has a payload")
     own = user_column_names(context.rows)

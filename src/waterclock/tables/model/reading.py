@@ -78,7 +78,7 @@ def unreadable(row: Any, further: Iterable[str]) -> str | None:
             return f"the column {name} cannot be read: {value.problem}"
     if row.headers is None or _is_object(row.headers):
         return None
-    return f"the column headers cannot be read: {quoted(row.headers)} is no JSON object"
+    return f"the column headers cannot be read: {quoted(row.headers)} is not a JSON object"
 
 
 def _is_object(text: str) -> bool:

@@ -18,7 +18,7 @@ def is_same(one: Any, other: Any) -> bool:
 def first_difference(one: Any, other: Any) -> tuple[str, Any, Any] | None:
     """Return where two values first differ, and what each has there; None if they are the same.
 
-    Private attributes and cached properties of a Pydantic model are no part of its value, unlike those fields of a
+    Private attributes and cached properties of a Pydantic model are not part of its value, unlike those fields of a
     dataclass that its own ``==`` leaves out.
     """
     kind = type(one)

@@ -70,17 +70,17 @@ def _read_payload(kind: Any, payload: Any) -> Any:
     try:
         found = json.loads(payload)
     except ValueError as error:
-        raise MisfitError(f"{quoted(payload)} is no {type_name(kind)}, and no JSON: {error}") from None
+        raise MisfitError(f"must be {type_name(kind)} or its JSON, got {quoted(payload)}: {error}") from None
     return _read(kind, found, "")
 
 
 def _read_batch(kind: Any, payload: Any) -> Any:
     if not isinstance(payload, bytes):
-        raise MisfitError(f"the payload is no batch: {quoted(payload)}")
+        raise MisfitError(f"must be the bytes of a batch, got {quoted(payload)}")
     try:
         return kind.from_bytes(payload)
     except (DamagedError, SchemaError, ValueError) as error:
-        raise MisfitError(f"the payload is no batch: {error}") from None
+        raise MisfitError(f"must be the bytes of a batch: {error}") from None
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
@@ -125,7 +125,7 @@ def _read_plain(kind: Any, value: Any, where: str) -> Any:
         return float(value)
     if type(value) is (type(None) if kind is None else kind):
         return value
-    raise MisfitError(_at(where, f"{quoted(value)} is no {type_name(kind)}"))
+    raise MisfitError(_at(where, f"must be {type_name(kind)}, got {quoted(value)}"))
 
 
 def _read_text(kind: Any, value: Any, where: str) -> Any:
@@ -134,13 +134,13 @@ def _read_text(kind: Any, value: Any, where: str) -> Any:
             return FROM_TEXT[kind](str(value))
     except (ValueError, decimal.InvalidOperation):
         pass
-    raise MisfitError(_at(where, f"{quoted(value)} is no {type_name(kind)}"))
+    raise MisfitError(_at(where, f"must be {type_name(kind)}, got {quoted(value)}"))
 
 
 def _read_fields(kind: Any, value: Any, where: str) -> Any:
     """Read an object by its fields; what it does not know is left out, since newer programs may put more."""
     if not isinstance(value, Mapping):
-        raise MisfitError(_at(where, f"{quoted(value)} is no object, as {type_name(kind)} is"))
+        raise MisfitError(_at(where, f"must be an object for {type_name(kind)}, got {quoted(value)}"))
     types_of, needed = fields_of(kind)
     missing = sorted(needed - value.keys())
     if missing:
@@ -161,7 +161,7 @@ def _read_generic(kind: Any, value: Any, where: str) -> Any:
     if origin is typing.Literal:
         if any(value == each and type(value) is type(each) for each in of):
             return value
-        raise MisfitError(_at(where, f"{quoted(value)} is none of {', '.join(map(repr, of))}"))
+        raise MisfitError(_at(where, f"must be one of {', '.join(map(repr, of))}, got {quoted(value)}"))
     if origin in UNIONS:
         return _read_member(of, value, where)
     if origin in LISTS and isinstance(value, list):
@@ -169,13 +169,13 @@ def _read_generic(kind: Any, value: Any, where: str) -> Any:
     if origin in MAPPINGS and isinstance(value, Mapping):
         one = of[1] if of else Any
         return {name: _read(one, each, f"{where}[{name!r}]") for name, each in value.items()}
-    raise MisfitError(_at(where, f"{quoted(value)} is no {type_name(kind)}"))
+    raise MisfitError(_at(where, f"must be {type_name(kind)}, got {quoted(value)}"))
 
 
 def _read_list(origin: Any, of: tuple[Any, ...], value: list[Any], where: str) -> Any:
     if origin is tuple and of and of[-1] is not Ellipsis:
         if len(of) != len(value):
-            raise MisfitError(_at(where, f"{quoted(value)} has not {len(of)} items"))
+            raise MisfitError(_at(where, f"must have {len(of)} items, got {quoted(value)}"))
         return tuple(_read(each, one, f"{where}[{at}]") for at, (each, one) in enumerate(zip(of, value, strict=True)))
     one_kind = of[0] if of else Any
     return LISTS[origin]([_read(one_kind, one, f"{where}[{at}]") for at, one in enumerate(value)])

@@ -88,7 +88,7 @@ def _parses(parse: Callable[[str], Any], text: str) -> bool:
 
 
 def _shapes(kind: Any) -> set[str]:
-    """Return the kinds of JSON value that a type, which is no union, can be read from."""
+    """Return the kinds of JSON value that a type other than a union can be read from."""
     values = named_values(kind)
     if values is not None:
         return set().union(*(_shapes(type(each)) for each in values))

@@ -16,7 +16,7 @@ CATALOGUES = (table_catalogue, topic_catalogue, upkeep_catalogue)  # importing t
 def upgrade() -> None:
     """Create the tables as the code declares them; the next version freezes these definitions here.
 
-    Skips whatever exists: MariaDB commits each statement separately, so a crash may leave half of them done.
+    Skips existing tables and indexes: MariaDB commits each statement separately, so a crash may leave half of them.
     """
     connection = op.get_bind()
     metadata.create_all(connection)
