@@ -57,6 +57,10 @@ def claim_past(context: TableContext, wanted: Wanted, error: WaterclockError, cl
     """
     if isinstance(error, ForbiddenError):  # a missing privilege concerns all messages
         raise error
+    if context.dead is not None:
+        with context.backend.snapshot() as connection:
+            if not context.sql.column_names(connection, context.dead.name):  # the caller looks at the table again
+                raise error
     past = _past_rows if context.options.groups is None else _past_groups
     return past(context, wanted, claim, error)
 
