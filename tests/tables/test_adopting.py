@@ -338,3 +338,21 @@ def test_a_table_whose_epoch_is_a_smallint_is_not_adopted(database: Database) ->
     make_documents(database, DOCUMENTS.replace("epoch bigint", "epoch smallint"))
     with pytest.raises(wc.SchemaError, match=r"column 'epoch' is SMALLINT.*, and must be BIGINT"):
         database.create_table("orders", payload="text", adopt=True)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)  # SQLite bounds no text
+def test_a_reason_is_cut_to_what_an_adopted_column_holds(database: Database, clock: MovableClock) -> None:
+    make_documents(database, DOCUMENTS.replace("region varchar", "last_error varchar(20),\n        region varchar"))
+    insert(database, 1, "tea")
+    table = database.create_table("orders", payload="text", jitter=0, adopt=True)
+    [delivery] = table.receive()
+    delivery.nack(error="x" * 500)
+    assert reasons(database) == ["x" * 20]
+    clock.move("1d")
+    assert table.cancel([1], "y" * 500) == 1
+    assert reasons(database) == ["y" * 20]
+
+
+def reasons(database: Database) -> list[str]:
+    with database.backend.engine.connect() as connection:
+        return list(connection.scalars(sa.text("SELECT last_error FROM orders")))

@@ -32,7 +32,7 @@ from waterclock.tables.messages.locking import (
 )
 from waterclock.tables.model.epochs import times_sent_sql, uncounted_sql
 from waterclock.tables.model.leased import Acked, Leased
-from waterclock.tables.model.schema import CANCELLED, ack_values, is_cancelled, not_acked
+from waterclock.tables.model.schema import CANCELLED, ack_values, is_cancelled, not_acked, reason_to_keep
 from waterclock.time import MAX_NS
 
 _T = TypeVar("_T")
@@ -410,7 +410,7 @@ def _backing_off(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Update:
         .values(
             time_next=now + sa.bindparam("delay", type_=sa.BigInteger),
             claim_id=None,
-            last_error=sa.func.coalesce(sa.bindparam("why", type_=sa.Text), rows.c.last_error),
+            last_error=sa.func.coalesce(reason_to_keep(rows, sa.bindparam("why", type_=sa.Text)), rows.c.last_error),
         )
     )
 

@@ -18,7 +18,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.groups.heads import UNGROUPED, settle
 from waterclock.tables.messages.locking import lock_ids, lock_in_order
-from waterclock.tables.model.schema import CANCELLED, EXPIRED, is_cancelled, not_acked
+from waterclock.tables.model.schema import CANCELLED, EXPIRED, is_cancelled, not_acked, reason_to_keep
 
 
 def cancel(context: TableContext, connection: SqlConnection, ids: Sequence[Any], reason: str | None) -> int:
@@ -100,5 +100,5 @@ def _may_be_cancelled(rows: sa.Table) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def _marks(rows: sa.Table) -> tuple[tuple[sa.ColumnElement[Any], Any], ...]:
-    why = sa.func.coalesce(sa.bindparam("why", type_=sa.Text), rows.c.last_error)
+    why = sa.func.coalesce(reason_to_keep(rows, sa.bindparam("why", type_=sa.Text)), rows.c.last_error)
     return (rows.c.expires_at, sa.literal(CANCELLED, sa.BigInteger)), (rows.c.last_error, why)

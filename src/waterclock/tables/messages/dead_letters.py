@@ -31,6 +31,7 @@ from waterclock.tables.model.schema import (
     SOURCE,
     has_id,
     not_acked,
+    reason_to_keep,
     user_column_names,
 )
 
@@ -132,7 +133,8 @@ def bury_leased(
         return False
     if error is not None:
         rows = context.rows
-        connection.execute(sa.update(rows).where(rows.c.seq == leased.seq, not_acked(rows)).values(last_error=error))
+        kept = reason_to_keep(rows, sa.literal(error, sa.Text))
+        connection.execute(sa.update(rows).where(rows.c.seq == leased.seq, not_acked(rows)).values(last_error=kept))
     bury(context, connection, [leased.seq], why)
     return True
 

@@ -16,7 +16,7 @@ from waterclock.tables.groups.acking import release_behind
 from waterclock.tables.groups.heads import UNASSIGNED, lock_groups, settle
 from waterclock.tables.groups.routing import route
 from waterclock.tables.model.epochs import times_sent_sql
-from waterclock.tables.model.schema import ack_values, not_acked
+from waterclock.tables.model.schema import ack_values, not_acked, reason_to_keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +170,13 @@ def skip_head(
         return GroupChange(0, 1)
     if not dry_run:
         rows = context.rows
+        why = reason_to_keep(rows, sa.literal("skipped by hand", sa.Text))
         connection.execute(
             sa.update(rows)
             .where(rows.c.seq == chosen.seqs[0], not_acked(rows))
             .ordered_values(
-                *ack_values(rows, context.backend.now_sql(), by_claim=False), (rows.c.last_error, "skipped by hand")
+                *ack_values(rows, context.backend.now_sql(), by_claim=False),
+                (rows.c.last_error, why),
             )
         )
         settle(context, connection, [group_id])

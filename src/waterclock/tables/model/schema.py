@@ -232,6 +232,9 @@ ADOPTED = "Waterclock: order of insertion"
 PARTITIONED = "waterclock_partitioned"
 """Says in a table's ``info`` whether it has partitions."""
 
+LONGEST_REASON = "waterclock_longest_reason"
+"""Says in a table's ``info`` how many characters its ``last_error`` holds; None: any number."""
+
 ACKED_DAY = "acked_day"
 """The column that determines a row's partition on MariaDB."""
 
@@ -265,6 +268,7 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
         extra,
         is_partitioned=options.purge_by == "partition",
         is_jsonb=isinstance(found["message"], postgresql.JSONB),
+        longest_reason=getattr(found["last_error"], "length", None),
     )
 
 
@@ -299,11 +303,19 @@ def _has_key(key: object) -> bool:
 
 @built_once(maxsize=256)
 def _described(
-    name: str, id_type: IdType, payload: Payload, extra: tuple[_Extra, ...], *, is_partitioned: bool, is_jsonb: bool
+    name: str,
+    id_type: IdType,
+    payload: Payload,
+    extra: tuple[_Extra, ...],
+    *,
+    is_partitioned: bool,
+    is_jsonb: bool,
+    longest_reason: int | None,
 ) -> sa.Table:
     # One object for all that are alike, in all databases: what is built of it is built once.
     rows = message_rows(name, id_type, payload, [sa.Column(one.name, Guarded(one.kind)) for one in extra])
     rows.info[PARTITIONED] = is_partitioned
+    rows.info[LONGEST_REASON] = longest_reason
     if is_jsonb:
         rows.c.message.type = Guarded(postgresql.JSONB())
     return rows
@@ -326,6 +338,12 @@ def not_acked(rows: sa.FromClause) -> sa.ColumnElement[bool]:
     if isinstance(table, sa.Table) and table.info.get(PARTITIONED):
         return rows.c.time_acked.is_(None)
     return sa.func.coalesce(rows.c.time_acked, -1) == -1
+
+
+def reason_to_keep(rows: sa.Table, reason: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """Cut a reason to what ``last_error`` holds, which may be a VARCHAR in an adopted table."""
+    longest = rows.info.get(LONGEST_REASON)
+    return reason if longest is None else sa.func.substr(reason, 1, longest)
 
 
 _Assignment = tuple[sa.ColumnElement[Any], Any]
