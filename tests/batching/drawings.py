@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.figures.scenario import scenario_drawing
 from tests.scenario import Scenario, scenario_files
 
 from waterclock.batching.event_time.batcher import EventTimeBatcher
-from waterclock.figures.scenario import scenario_drawing
 
 DRAWINGS = Path(__file__).parents[2] / "docs" / "images" / "event-time"
 

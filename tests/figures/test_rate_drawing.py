@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from tests.figures.drawings import parse
+from tests.figures.rate_drawing import rate_drawing
 
 from waterclock.batching.batch import Batch
 from waterclock.errors import InvalidArgumentError
-from waterclock.figures.rate_drawing import rate_drawing
 from waterclock.message import Message
 
 SECOND = 1_000_000_000

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 from tests.figures.drawings import batch, dot_count, glyph_count, message, parse, paths, rejection, words
+from tests.figures.scenario import scenario_drawing
 
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.errors import InvalidArgumentError
-from waterclock.figures.scenario import scenario_drawing
 from waterclock.message import Message
 
 MS = 1_000_000

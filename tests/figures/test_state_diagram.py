@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.figures.drawings import SVG, parse, words
+from tests.figures.state_diagram import Arrow, Box, state_diagram
 
 from waterclock.errors import InvalidArgumentError
-from waterclock.figures.state_diagram import Arrow, Box, state_diagram
 
 BOXES = {"begin": Box("", 0, 0), "ready": Box("ready", 1, 0), "leased": Box("leased", 2, 1)}
 

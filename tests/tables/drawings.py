@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from waterclock.figures.state_diagram import Arrow, Box, state_diagram
-from waterclock.tables.model.states import GROUP_STEPS, GROUPS, HOLDS, MESSAGE_STEPS, MESSAGES, Meaning, Step
+from tests.figures.state_diagram import Arrow, Box, state_diagram
+from tests.tables.steps import GROUP_STEPS, MESSAGE_STEPS, Step
+
+from waterclock.tables.model.states import GROUPS, HOLDS, MESSAGES, Meaning
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "states.md"
@@ -127,7 +129,8 @@ def page() -> str:
     """Write the reference page of states."""
     return f"""# States
 
-This page is written from `waterclock.tables.model.states` by `python -m tests.tables.drawings`. A test walks every
+This page is written from `waterclock.tables.model.states` and `tests/tables/steps.py`
+by `python -m tests.tables.drawings`. A test walks every
 verb, and fails where a verb makes a step that is not here, and where a step that is here is never made.
 
 A state is not a column. It follows from a message's columns, from the messages before it in its group, and from the

@@ -15,9 +15,10 @@ from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups.routing import route
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.model.schema import CANCELLED, EXPIRED
-from waterclock.tables.model.states import GroupState, MessageColumns, MessageState, Verb, state_of
+from waterclock.tables.model.states import GroupState, MessageColumns, MessageState, state_of
 
 from .conftest import MovableClock
+from .steps import Verb
 
 MessageMove = tuple[MessageState, Verb, MessageState]
 GroupMove = tuple[GroupState, Verb, GroupState]

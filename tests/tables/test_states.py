@@ -14,22 +14,11 @@ from tests.tables.drawings import files
 
 from waterclock.connection import Database, connect
 from waterclock.errors import NotFoundError
-from waterclock.tables.model.states import (
-    GROUP_STEPS,
-    GROUPS,
-    HOLDS,
-    MESSAGE_STEPS,
-    MESSAGES,
-    GroupState,
-    MessageColumns,
-    MessageState,
-    Step,
-    Verb,
-    state_of,
-)
+from waterclock.tables.model.states import GROUPS, HOLDS, MESSAGES, GroupState, MessageColumns, MessageState, state_of
 
 from .conftest import MovableClock
 from .states_walk import POLICIES, GroupMove, MessageMove, Walk, kept_walks
+from .steps import GROUP_STEPS, MESSAGE_STEPS, Step, Verb
 
 VERBS: tuple[Verb, ...] = get_args(Verb)
 _MESSAGE_MOVES: set[MessageMove] = {(step.source, verb, step.target) for step in MESSAGE_STEPS for verb in step.verbs}

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from tests.batching.rate.scenario import FOLDER, Scenario
 from tests.batching.rate.traffic import SECOND, at
-
-from waterclock.figures.rate_drawing import rate_drawing
+from tests.figures.rate_drawing import rate_drawing
 
 DRAWINGS = Path(__file__).parents[3] / "docs" / "images" / "rate"
 _LONGEST = 32 * SECOND
