@@ -64,10 +64,52 @@ def test_upkeep_does_what_is_due_of_every_topic_and_table_and_says_when(
     status = {(one.name, one.task): one for one in runner.status()}
     assert status["telemetry", "compact"].ran_at == clock.now - 60_000_000_000
     assert status["telemetry", "compact"].due_at == clock.now + 3540_000_000_000
-    database.table("plain").drop()
+
+
+def noted(database: Database) -> set[tuple[str, str, str]]:
+    with database.backend.snapshot() as connection:
+        return {tuple(row) for row in connection.execute(sa.text("SELECT kind, name, task FROM waterclock_upkeep"))}
+
+
+def test_the_upkeep_of_a_renamed_topic_goes_on_under_its_new_name(database: Database, clock: MovableClock) -> None:
+    database.create_topic("telemetry")
+    database.create_table("telemetry")  # of another kind
+    runner = Upkeep(database)
     list(runner.run())
-    with database.backend.engine.connect() as connection:
-        assert "plain" not in connection.scalars(sa.text("SELECT name FROM waterclock_upkeep")).all()
+    ran_at = clock.now
+    clock.move("2m")
+    [seal] = [one for one in runner.status() if one.task == "seal"]
+    assert runner._take(seal, 0)
+    database.topic("telemetry").rename("measurements")
+    topic = [one for one in runner.status() if one.kind == "topic"]
+    assert [(one.name, one.task, one.ran_at, one.owner) for one in topic] == [
+        ("measurements", "seal", ran_at, None),
+        ("measurements", "compact", ran_at, None),
+    ]
+    assert {name for kind, name, _ in noted(database) if kind == "topic"} == {"measurements"}
+    assert {name for kind, name, _ in noted(database) if kind == "table"} == {"telemetry"}
+
+
+def test_a_topic_takes_the_name_of_one_that_was_removed_while_a_runner_noted_it(database: Database) -> None:
+    database.create_topic("telemetry")
+    database.create_topic("removed")
+    runner = Upkeep(database)
+    list(runner.run())
+    [seal] = [one for one in runner.status() if (one.name, one.task) == ("removed", "seal")]
+    database.topic("removed").remove()
+    assert runner._take(seal, 0)
+    database.topic("telemetry").rename("removed")
+    assert [(one.name, one.owner) for one in runner.status()] == [("removed", None)] * 2
+
+
+def test_nothing_of_the_upkeep_is_left_of_what_is_removed(database: Database) -> None:
+    topic = database.create_topic("telemetry")
+    table = database.create_table("telemetry")
+    list(Upkeep(database).run())
+    topic.remove()
+    assert {kind for kind, _, _ in noted(database)} == {"table"}
+    table.drop()
+    assert noted(database) == set()
 
 
 def test_a_damaged_topic_stops_no_other_and_its_fault_stays_until_it_is_mended(

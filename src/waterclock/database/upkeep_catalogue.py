@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import sqlalchemy as sa
 
 from waterclock.database.catalogue import metadata
 from waterclock.database.types import BigInt, LongText, Name
+
+Kind = Literal["topic", "table"]
 
 upkeep = sa.Table(
     "waterclock_upkeep",
@@ -21,3 +25,15 @@ upkeep = sa.Table(
     sa.Column("error", LongText, doc="Why it failed last; NULL: it did not."),
 )
 """One row for each task of upkeep of each topic and message table."""
+
+
+def forget_upkeep(connection: sa.Connection, kind: Kind, name: str) -> None:
+    """Delete what is noted of a topic or table that is removed."""
+    connection.execute(sa.delete(upkeep).where(upkeep.c.kind == kind, upkeep.c.name == name))
+
+
+def rename_upkeep(connection: sa.Connection, kind: Kind, name: str, new_name: str) -> None:
+    """Move what is noted of a topic or table to its new name, and end the leases of runners, which know the former."""
+    forget_upkeep(connection, kind, new_name)  # a runner may have noted a topic of that name just after its removal
+    renamed = sa.update(upkeep).where(upkeep.c.kind == kind, upkeep.c.name == name)
+    connection.execute(renamed.values(name=new_name, owner=None, lease_until=None))

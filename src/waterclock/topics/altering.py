@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import topics
+from waterclock.database.upkeep_catalogue import rename_upkeep
 from waterclock.errors import AlreadyExistsError, ConstraintError
 from waterclock.quoting import quoted
 from waterclock.topics.names import check_name
@@ -32,8 +33,10 @@ def rename_topic(storage: Storage, name: str) -> Storage:
     statement = sa.update(topics).where(topics.c.id == storage.topic_id).values(name=check_name(name))
 
     def write(connection: sa.Connection) -> None:
-        storage.lock(connection)
+        row, _ = storage.lock(connection)
         connection.execute(statement)
+        if row["name"] != name:
+            rename_upkeep(connection, "topic", row["name"], name)
 
     try:
         storage.backend.transact(write)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import files, ledgers, producers, subscriptions, topics
+from waterclock.database.upkeep_catalogue import forget_upkeep
 from waterclock.topics.counter import Counter
 from waterclock.topics.retention import delete_before
 from waterclock.topics.storage import Storage
@@ -44,5 +45,6 @@ def _remove_if_empty(storage: Storage, connection: sa.Connection) -> bool:
             return False
     for table in (subscriptions, producers):
         connection.execute(sa.delete(table).where(table.c.topic_id == storage.topic_id))
+    forget_upkeep(connection, "topic", row["name"])
     connection.execute(sa.delete(topics).where(topics.c.id == storage.topic_id))
     return True

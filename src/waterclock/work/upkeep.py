@@ -14,13 +14,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import sqlalchemy as sa
 
 from waterclock import moments
 from waterclock.connection import Database
-from waterclock.database.upkeep_catalogue import upkeep
+from waterclock.database.upkeep_catalogue import Kind, upkeep
 from waterclock.errors import NotFoundError, WaterclockError
 from waterclock.pickling import refuse_pickling
 from waterclock.quoting import in_a_line, said_of
@@ -28,8 +28,6 @@ from waterclock.tables.catalogue.context import table_dialect
 from waterclock.tables.messages.healing import heal_all
 from waterclock.time import format_duration
 from waterclock.urls import redacted
-
-Kind = Literal["topic", "table"]
 
 LEASE = 600_000_000_000
 """How long a runner that is silent keeps others from its task, ns."""

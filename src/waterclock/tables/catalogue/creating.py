@@ -86,7 +86,7 @@ def ensure_dead_letter_table(
     if not sa.inspect(connection).has_table(dead):
         its = sa.select(message_tables.c.table_id).where(message_tables.c.name == dead)
         for table_id in connection.scalars(its).all():  # plain SQL dropped it, and the rest is in the way
-            forget(connection, table_id)
+            forget(connection, table_id, dead)
             table_dialect(backend).drop(connection, sa.Table(dead, sa.MetaData()))
     elif (found := find(backend, connection, dead)) is not None:
         _check_fit(found, options, columns)

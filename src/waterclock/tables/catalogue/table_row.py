@@ -14,6 +14,7 @@ from waterclock import moments
 from waterclock.database.backend import Backend
 from waterclock.database.kept import Kept
 from waterclock.database.table_catalogue import consumers, groups, heartbeats, message_tables, schedules, unique_keys
+from waterclock.database.upkeep_catalogue import forget_upkeep
 from waterclock.errors import NotFoundError, RefusedError
 from waterclock.quoting import unknown_name
 from waterclock.tables.catalogue.context import TableContext, table_dialect
@@ -77,15 +78,16 @@ def change(connection: sa.Connection, table_id: int, **values: Any) -> None:
 
 def drop(context: TableContext, connection: sa.Connection) -> None:
     """Remove a message table with all that belongs to it."""
-    forget(connection, context.table_id)
+    forget(connection, context.table_id, context.name)
     context.sql.drop(connection, context.rows)
 
 
-def forget(connection: sa.Connection, table_id: int) -> None:
+def forget(connection: sa.Connection, table_id: int, name: str) -> None:
     """Remove what the catalogue has of a message table."""
     for state in (message_tables, groups, consumers, heartbeats, schedules, unique_keys):
         connection.execute(sa.delete(state).where(state.c.table_id == table_id))
     drop_totals(connection, table_id)
+    forget_upkeep(connection, "table", name)
 
 
 @contextmanager
