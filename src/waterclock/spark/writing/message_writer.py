@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
@@ -40,6 +41,7 @@ POSITION_HEADER = "waterclock.position"
 ENTRY_MESSAGES = 10_000
 """Messages a writer appends to a topic at a time."""
 
+_HEADERS = MESSAGE_SCHEMA.field("headers").type
 _ROW_BITS = 32
 # What Spark tells its tasks about the stream that they belong to.
 _QUERY_KEY = "sql.streaming.queryId"
@@ -87,9 +89,9 @@ class MessageWriter(Writer):
         options = self._options
         with plainly(), options.connect() as database, options.open_payloads(database) as payloads:
             topic = database.topic(self._topic)
-            messages = _with_headers(rows, payloads)
-            for first in range(0, messages.num_rows, ENTRY_MESSAGES):
-                some, sequence = messages.slice(first, ENTRY_MESSAGES), (task.micro_batch << _ROW_BITS) + first
+            for first in range(0, rows.num_rows, ENTRY_MESSAGES):
+                some = _with_headers(rows.slice(first, ENTRY_MESSAGES), payloads)
+                sequence = (task.micro_batch << _ROW_BITS) + first
                 producer = f"{self._producer(task)}-{task.partition}"
                 with _in_words_of_streams(topic, task):
                     appended = topic.append(some, producer=producer, sequence=sequence)
@@ -142,21 +144,34 @@ def _in_order(rows: pa.Table) -> pa.Table:
 
 
 def _with_headers(rows: pa.Table, payloads: Payloads | None) -> pa.Table:
-    """Give the messages to append; a column ``reason`` and the position become headers."""
+    """Return the messages to append; a column ``reason`` and the position become headers."""
     if payloads is None:
         messages = rows.select([name for name in MESSAGE_SCHEMA.names if name in rows.column_names])
     else:
         messages = found_at(payloads, rows).select(MESSAGE_SCHEMA.names)
     if "reason" not in rows.column_names:
         return messages
-    added: list[Sequence[str | None]] = [rows.column("reason").to_pylist()]
+    added = {REASON_HEADER: rows.column("reason").cast(pa.string())}
     if set(POSITION) <= set(rows.column_names):
         places = [pc.cast(rows.column(name), pa.string()) for name in POSITION]
-        added.append(pc.call_function("binary_join_element_wise", [*places, ":"]).to_pylist())
-    old = messages.column("headers").to_pylist() if "headers" in messages.column_names else [None] * rows.num_rows
-    names = (REASON_HEADER, POSITION_HEADER)
-    headers = [[*(given or ()), *zip(names, values, strict=False)] for given, *values in zip(old, *added, strict=True)]
-    column = pa.array(headers, MESSAGE_SCHEMA.field("headers").type)
+        added[POSITION_HEADER] = pc.call_function("binary_join_element_wise", [*places, ":"])
     if "headers" in messages.column_names:
+        column = joined_headers(messages.column("headers"), added)
         return messages.set_column(messages.column_names.index("headers"), "headers", column)
-    return messages.append_column("headers", column)
+    return messages.append_column("headers", joined_headers(pa.chunked_array([pa.nulls(len(rows), _HEADERS)]), added))
+
+
+def joined_headers(headers: pa.ChunkedArray, added: Mapping[str, pa.ChunkedArray]) -> pa.MapArray:
+    """Append one header of each name to the headers of each message, column by column: a list of each takes 50 µs."""
+    old = headers.cast(_HEADERS).take(pa.array(np.arange(len(headers)))).combine_chunks()  # without traces of slices
+    held = np.diff(old.offsets.to_numpy())
+    offsets = np.append(0, np.cumsum(held + len(added))).astype(np.int32)
+    pairs = len(old.keys)
+    places = np.full(offsets[-1], -1)
+    for number in range(len(added)):
+        places[offsets[1:] - len(added) + number] = pairs + number * len(old) + np.arange(len(old))
+    places[places < 0] = np.arange(pairs)
+    chosen = pa.array(places)
+    names = pa.concat_arrays([old.keys, *(pa.repeat(name, len(old)) for name in added)])
+    values = pa.concat_arrays([old.items, *(value.combine_chunks() for value in added.values())])
+    return pa.MapArray.from_arrays(pa.array(offsets), names.take(chosen), values.take(chosen), _HEADERS)
