@@ -5,7 +5,7 @@ Times are int64 nanoseconds, never Arrow timestamps, because Spark cannot read n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -50,7 +50,7 @@ MOST_BYTES = (1 << 31) - 2
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 _UNCOMPRESSED = pa.ipc.IpcWriteOptions()
 _STREAM = b"\xff\xff\xff\xff"
-_WORTH_COMPRESSING = 4096
+WORTH_COMPRESSING = 4096
 """Bytes written below which compressing takes as long as all else does, and makes a message or two even larger."""
 
 
@@ -133,41 +133,6 @@ def from_arrow(batch: pa.RecordBatch | pa.Table) -> list[Message]:
         )
         for source, stream, event_time, payload, publish_time, receive_time, headers, ledger, entry, index in rows
     ]
-
-
-def cut_apart(batch: pa.RecordBatch, counts: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """Cut columns into runs of rows, each laid out as if it had been made on its own, to the byte.
-
-    Parameters
-    ----------
-    batch
-        As many rows as ``counts`` say together.
-    counts
-        Rows of each run.
-    """
-    # A slice is written with traces of what it was cut from. So numbers get a buffer of just their bytes, and the rest
-    # is copied.
-    copied = [
-        name
-        for name, column in zip(batch.schema.names, batch.columns, strict=True)
-        if column.null_count or not pa.types.is_integer(column.type)
-    ]
-    varying, rows = batch.select(copied), pa.array(range(batch.num_rows), pa.int64())
-    first = 0
-    for count in counts:
-        taken = varying.take(rows.slice(first, count))
-        columns = [
-            taken.column(name) if name in copied else _numbers(column, first, count)
-            for name, column in zip(batch.schema.names, batch.columns, strict=True)
-        ]
-        yield pa.RecordBatch.from_arrays(columns, schema=batch.schema)
-        first += count
-
-
-def _numbers(column: pa.Array, first: int, count: int) -> pa.Array:
-    width = column.type.bit_width // 8
-    data = column.buffers()[1].slice((column.offset + first) * width, count * width)
-    return pa.Array.from_buffers(column.type, count, [None, data])
 
 
 def _cast(column: pa.ChunkedArray, field: pa.Field, time_unit: TimeUnit) -> pa.ChunkedArray:
@@ -259,7 +224,7 @@ def to_ipc(batch: pa.RecordBatch, *others: pa.RecordBatch) -> bytes:
     # The size as it is written, because the size in memory depends on how the columns came about, and equal batches are
     # to have equal bytes.
     size = pa.ipc.get_record_batch_size(batch)
-    options = _COMPRESSED if others or size >= _WORTH_COMPRESSING else _UNCOMPRESSED
+    options = _COMPRESSED if others or size >= WORTH_COMPRESSING else _UNCOMPRESSED
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         for each in (batch, *others):
             writer.write_batch(each)

@@ -12,8 +12,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 import waterclock as wc
 from waterclock.spark import event_time_batches, messages_of, register
-from waterclock.spark.packing import ROWS, row_counts
-from waterclock.spark.streaming.batch_messages import AT_ONCE, BYTES_AT_ONCE, _Pace
 from waterclock.spark.streaming.batch_rows import Payloads, found_at
 from waterclock.time import MAX_NS
 from waterclock.topics.topic import Topic
@@ -202,18 +200,3 @@ def test_what_cannot_be_meant_is_refused(spark: SparkSession, topic: Topic) -> N
     with pytest.raises(PySparkException, match="these batches hold no positions"):
         messages_of(event_time_batches(plain, **RULE), "telemetry", url=url).collect()
     assert messages_of(event_time_batches(plain, **RULE)).select("stream", "ledger").collect() == [("load", None)]
-
-
-def test_batches_are_taken_together_until_they_are_as_large_as_memory_allows() -> None:
-    def rows(*counts: int) -> pa.RecordBatch:
-        columns = {"source": "a", "streams": ["s"], "count": 0, "messages": b""}
-        return pa.RecordBatch.from_pylist([{**columns, "count": count} for count in counts], ROWS)
-
-    given = [rows(3, 4), rows(), rows(1, 9, 2), rows(30), rows(2, 2)]
-    runs = [row_counts(run).tolist() for run in _Pace(10).runs(iter(given))]
-    assert runs == [[3, 4, 1], [9], [2], [30], [2, 2]]
-    pace = _Pace(1)
-    pace.learn(pa.record_batch({"payload": [b"x" * (BYTES_AT_ONCE // 8)]}))
-    assert [row_counts(run).tolist() for run in pace.runs(iter([rows(*[1] * 20)]))] == [[1] * 7, [1] * 7, [1] * 6]
-    pace.learn(pa.record_batch({"payload": [b""]}))
-    assert [row_counts(run).tolist() for run in pace.runs(iter([rows(AT_ONCE, 1, 2)]))] == [[AT_ONCE], [1, 2]]

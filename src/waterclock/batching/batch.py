@@ -28,6 +28,8 @@ _TRAILER = b"WCB1"
 """Begins the trailer behind the stream's end. Other readers of Arrow stop at that end, and see a plain stream."""
 
 
+_to_json = json.JSONEncoder().encode
+
 LONGEST_SOURCE = 234
 """Characters of a source's name up to which ids of batches hold all of it; with the start they fit a message table."""
 
@@ -53,9 +55,23 @@ def short_source(source: str) -> str:
 
 def encode_batch(columns: pa.RecordBatch, source: str, start: int, end: int, closed_at: int, reason: str) -> bytes:
     """Write a batch whose messages are columns of `POSITIONED_SCHEMA`, freshly laid out, as `Batch.to_bytes` does."""
-    facts = {"source": source, "start": start, "end": end, "closed_at": closed_at, "reason": reason}
-    metadata = {_METADATA_KEY: json.dumps(facts).encode()}
-    return with_trailer(_TRAILER, to_ipc(columns.replace_schema_metadata(metadata)))
+    metadata = batch_metadata(encode_facts(source, start, end, closed_at, reason))
+    return add_trailer(to_ipc(columns.replace_schema_metadata(metadata)))
+
+
+def encode_facts(source: str, start: int, end: int, closed_at: int, reason: str) -> bytes:
+    """Write what is known of a batch besides its messages."""
+    return _to_json({"source": source, "start": start, "end": end, "closed_at": closed_at, "reason": reason}).encode()
+
+
+def batch_metadata(facts: bytes) -> dict[bytes, bytes]:
+    """Return the schema metadata of a batch with these facts."""
+    return {_METADATA_KEY: facts}
+
+
+def add_trailer(stream: bytes) -> bytes:
+    """Append the checksum of a batch to its Arrow IPC stream."""
+    return with_trailer(_TRAILER, stream)
 
 
 @dataclass(frozen=True, slots=True)

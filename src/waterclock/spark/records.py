@@ -16,6 +16,7 @@ A cell of differences takes about a third of that, which crosses between Spark's
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -110,8 +111,8 @@ def cells_of_differences(messages: Records, bounds: npt.NDArray[np.int64]) -> pa
     )
 
 
-def compiled() -> Any:
-    """Give the compiled functions.
+def compiled(kernel: str = "packing_kernel") -> Any:
+    """Return a module of compiled functions.
 
     Raises
     ------
@@ -120,12 +121,11 @@ def compiled() -> Any:
     """
     try:
         # Importing Numba takes several times as long as all else; planning a read does not need it.
-        from waterclock.spark import packing_kernel  # noqa: PLC0415
+        return import_module(f"waterclock.spark.{kernel}")
     except RuntimeError as error:
         raise UnavailableError(
             f"Numba finds no folder for its compiled code ({error}); set NUMBA_CACHE_DIR to one that can be written"
         ) from error
-    return packing_kernel
 
 
 def words(messages: Records) -> npt.NDArray[np.uint32]:

@@ -38,11 +38,16 @@ class _Piece(NamedTuple):
     wanted: _Places
 
 
+class TooManyBytesError(Exception):
+    """The messages at some positions are larger together than the caller wants to hold; look up fewer."""
+
+
 def look_up(
     storage: Storage,
     positions: Sequence[Position] | pa.Table | pa.RecordBatch,
     columns: Sequence[str],
     pass_over: tuple[type[WaterclockError], ...] = (),
+    most_bytes: int | None = None,
 ) -> pa.Table:
     """Read the messages at some positions, in the order in which the positions are given.
 
@@ -52,9 +57,13 @@ def look_up(
     ----------
     pass_over
         Errors for which the messages that cannot be read are left out: their rows are null.
+    most_bytes
+        Bytes of messages at which to give up; None: no limit.
 
     Raises
     ------
+    TooManyBytesError
+        If the messages have more than ``most_bytes``.
     NotFoundError
         Where no message stands at a position (any more), also where it is recorded as lost.
     DamagedError
@@ -66,14 +75,18 @@ def look_up(
     ordered = np.column_stack([wanted, np.arange(len(wanted))])[np.lexsort((wanted[:, 2], wanted[:, 1], wanted[:, 0]))]
     parts: list[pa.RecordBatch] = []
     found = np.full(len(wanted), -1)
-    count = 0
+    count = size = 0
     for ledger in np.unique(ordered[:, 0]).tolist():
         lookup = _Lookup(storage, ledger, columns, pass_over)
         for table, places in lookup.pieces(ordered[ordered[:, 0] == ledger][:, 1:]):
             there, rows = _rows(table, places)
             if not there.all():
                 lookup.pass_over(_nothing(storage, ledger, places[~there][0]))
-            parts.extend(positioned(Chunk(ledger, 0, table.take(pa.array(rows[there]))), columns))
+            taken = table.take(pa.array(rows[there]))
+            size += taken.nbytes
+            if most_bytes is not None and size > most_bytes:
+                raise TooManyBytesError
+            parts.extend(positioned(Chunk(ledger, 0, taken), columns))
             found[places[there][:, 2]] = np.arange(count, count + np.count_nonzero(there))
             count += np.count_nonzero(there)
     schema = pa.schema([POSITIONED_SCHEMA.field(name) for name in columns])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -14,6 +15,7 @@ from waterclock.quoting import quoted
 from waterclock.spark.pipeline.definition import Output, Pipeline, Source, What, place_options
 from waterclock.spark.session.describing import described
 from waterclock.spark.session.workers import freezing_imports
+from waterclock.spark.streaming.batch_messages import by_position
 from waterclock.spark.streaming.batch_rows import Payloads, encoded
 from waterclock.spark.streaming.batching import batches_of, rejected_of
 
@@ -57,6 +59,10 @@ def write_outcomes(
             if output.kind == "topic":
                 rows = rows if tasks is None else rows.repartition(tasks, "source")
                 options |= {"producer": f"{producer}-{output.name}", "microBatch": str(micro_batch)}
+            elif output.kind == "table":
+                # Those of a source in the order in which they happened, as its group keeps it; and those of all sources
+                # together, so that they share what is read of a file.
+                rows = rows.sortWithinPartitions("start")
             rows.write.format("waterclock").options(**options).mode("append").save()
 
 
@@ -95,7 +101,7 @@ def _run_folder(output: Output, run: str, micro_batch: int) -> str:
 
 def _write_parquet(rows: DataFrame, source: Source, folder: str, *, what: What) -> None:
     if what == "batches":
-        rows = rows.mapInArrow(freezing_imports(_encode, source=source), _ENCODED_SCHEMA)
+        rows = by_position(rows).mapInArrow(freezing_imports(_encode, source=source), _ENCODED_SCHEMA)
     rows.write.mode("overwrite").parquet(folder)
 
 
@@ -103,8 +109,9 @@ def _encode(batches: Iterator[pa.RecordBatch], source: Source) -> Iterator[pa.Re
     with connect(source.url, source.ledgers) as database:
         topic = database.topic(source.topic)
         payloads = Payloads.to_write(topic, fail_on_data_loss=source.fail_on_data_loss, on_damage=source.on_damage)
-        for rows in batches:
+        for rows, messages in encoded(batches, payloads):
+            facts = rows.select(_FACTS)
             for first in range(0, rows.num_rows, _BATCHES_AT_ONCE):
-                some = rows.slice(first, _BATCHES_AT_ONCE)
-                payload = pa.array(list(encoded(some, payloads)), pa.binary())
-                yield pa.record_batch([*(some.column(name) for name in _FACTS), payload], [*_FACTS, "payload"])
+                some = facts.slice(first, _BATCHES_AT_ONCE)
+                payload = pa.array(list(islice(messages, some.num_rows)), pa.binary())
+                yield some.append_column("payload", payload)

@@ -23,6 +23,7 @@ _FOR_TASKS = (
     "waterclock.batching.event_time.kernel",
     "waterclock.batching.rate.kernel",
     "waterclock.spark.packing_kernel",
+    "waterclock.spark.batch_bytes_kernel",
     "waterclock.spark.streaming.judging",
     "waterclock.spark.streaming.stateful",
 )

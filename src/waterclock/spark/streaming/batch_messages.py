@@ -22,23 +22,15 @@ from pyspark.sql.types import (
 )
 
 from waterclock.connection import connect
-from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
 from waterclock.spark.options import Opening, plainly
-from waterclock.spark.packing import row_counts, unpack
+from waterclock.spark.packing import row_counts
 from waterclock.spark.session.workers import freezing_imports
-from waterclock.spark.streaming.batch_rows import Payloads, messages_in
+from waterclock.spark.streaming.batch_rows import Payloads, looks
 from waterclock.spark.streaming.batching import first_place
-from waterclock.topics.topic import Topic
-
-AT_ONCE = 2**17
-"""Messages that a task lays out at a time, at the most."""
-
-BYTES_AT_ONCE = 64 << 20
-"""Bytes of messages with their payloads that a task looks up at a time, about: as many as a row group of a file has."""
 
 _LEDGER, _PLACE = "waterclock ledger", "waterclock place"
-_FIRST = 2**10  # messages to look up first, by which the size of the others is judged
 _PACKED: dict[str, DataType] = {
     "source": StringType(),
     "streams": ArrayType(StringType()),
@@ -112,10 +104,15 @@ def messages_of(
     names = tuple(_TYPES) if where else _WITHOUT_PAYLOADS
     schema = _schema(batches, names, as_array=as_array)
     if where is not None and not batches.isStreaming:
-        # Columns of their own, or the messages would be copied at every comparison.
-        placed = batches.withColumns({_LEDGER: first_place(["ledger"]), _PLACE: first_place()})
-        batches = placed.repartition(_LEDGER).sortWithinPartitions(_PLACE).drop(_LEDGER, _PLACE)
+        batches = by_position(batches)
     return batches.mapInArrow(freezing_imports(_messages, names=names, where=where, as_array=as_array), schema)
+
+
+def by_position(batches: DataFrame) -> DataFrame:
+    """Bring the batches that begin in a ledger into one task, in order of position, so that its file is read once."""
+    # Columns of their own, or the messages would be copied at every comparison.
+    placed = batches.withColumns({_LEDGER: first_place(["ledger"]), _PLACE: first_place()})
+    return placed.repartition(_LEDGER).sortWithinPartitions(_PLACE).drop(_LEDGER, _PLACE)
 
 
 def _where(payloads: str | None, url: str | None, ledgers: str | None) -> _Payloads | None:
@@ -156,54 +153,10 @@ def _messages(
 ) -> Iterator[pa.RecordBatch]:
     with plainly(), ExitStack() as stack:
         topic = None if where is None else stack.enter_context(where.opening.connect()).topic(where.topic)
-        pace = _Pace(AT_ONCE if topic is None else _FIRST)
-        for rows in pace.runs(batches):
-            laid_out = _of(rows, topic, names)
-            pace.learn(laid_out)
+        payloads = None if topic is None else Payloads(topic)
+        for rows, messages in looks(batches, payloads):
+            laid_out = messages.select(names)
             yield _arrays(rows, laid_out) if as_array else _rows(rows, laid_out)
-
-
-class _Pace:
-    """Brings batches together until they hold as many messages as a task may have in memory, and cuts them there.
-
-    Rows that come in order of position then share most of what is read of a file.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-
-    def learn(self, laid_out: pa.RecordBatch) -> None:
-        """Choose how many messages the next rows may hold, by the size of these."""
-        size = max(laid_out.nbytes // max(laid_out.num_rows, 1), 1)
-        self._most = min(max(BYTES_AT_ONCE // size, 1), AT_ONCE)
-
-    def runs(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Give rows of at most so many messages, or a single row."""
-        held: list[pa.RecordBatch] = []
-        messages = 0
-        for batch in batches:
-            first = 0
-            for row, count in enumerate(row_counts(batch).tolist()):
-                if messages and messages + count > self._most:
-                    held.append(batch.slice(first, row - first))
-                    yield pa.concat_batches(held)
-                    held, messages, first = [], 0, row
-                messages += count
-            held.append(batch.slice(first))
-        if any(batch.num_rows for batch in held):
-            yield pa.concat_batches(held)
-
-
-def _of(rows: pa.RecordBatch, topic: Topic | None, names: Sequence[str]) -> pa.RecordBatch:
-    """Lay out the messages of all the batches, one after another."""
-    if topic is None:
-        _, known = unpack(rows)
-        return pa.record_batch({name: known[name] for name in names})
-    messages = messages_in(rows, Payloads(topic)).select(names)
-    parts = messages.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], messages.schema)]
-    if len(parts) > 1:
-        raise SchemaError(f"a batch of source {rows.column('source')[0]} holds more than 2 GB of payloads")
-    return parts[0]
 
 
 def _rows(rows: pa.RecordBatch, messages: pa.RecordBatch) -> pa.RecordBatch:

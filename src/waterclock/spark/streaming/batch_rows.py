@@ -11,14 +11,23 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waterclock.arrow import POSITION_FIELDS, POSITIONED_SCHEMA, cut_apart
-from waterclock.batching.batch import encode_batch
-from waterclock.errors import DamagedError, InvalidArgumentError, NotFoundError, SchemaError, WaterclockError
+from waterclock.arrow import POSITION_FIELDS, POSITIONED_SCHEMA
+from waterclock.errors import (
+    DamagedError,
+    InvalidArgumentError,
+    NotFoundError,
+    SchemaError,
+    UnavailableError,
+    WaterclockError,
+)
 from waterclock.quoting import quoted
-from waterclock.spark.packing import unpack
+from waterclock.spark.batch_bytes import encode_batches
+from waterclock.spark.pace import FIRST_LOOK, MESSAGES_AT_ONCE, MOST_BYTES, Pace
+from waterclock.spark.packing import row_counts, unpack
 from waterclock.time_columns import as_nanoseconds
 from waterclock.topics.damage import OnDamage
 from waterclock.topics.ledger_files import LostFileError
+from waterclock.topics.looking_up import TooManyBytesError, look_up
 from waterclock.topics.topic import Topic
 
 POSITION = tuple(field.name for field in POSITION_FIELDS)
@@ -33,7 +42,6 @@ LOST_HEADER = "waterclock.lost"
 _NAMES = ("source", "stream")
 _TIMES = ("event_time", "receive_time")
 _NS_PER_US = 1_000
-_FACTS = ("source", "start", "end", "closed_at", "reason")
 
 _REMEDY = (
     "; failOnDataLoss=false writes messages that were deleted meanwhile without their payloads, and onDamage=skip those"
@@ -66,7 +74,59 @@ class Payloads(NamedTuple):
         return cls(topic, deleted + ((DamagedError, LostFileError) if on_damage == "skip" else ()), _REMEDY)
 
 
-def messages_in(rows: pa.RecordBatch, payloads: Payloads | None) -> pa.Table:
+def looks(
+    batches: Iterator[pa.RecordBatch], payloads: Payloads | None
+) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+    """Lay out the messages of batches, as many batches at once as memory allows.
+
+    Yields
+    ------
+    rows, messages
+        Some of the batches, and what `messages_in` returns for them.
+
+    Raises
+    ------
+    UnavailableError
+        If the messages of a single batch are too large; the text names their topic, position and size.
+    """
+    pace = Pace(MESSAGES_AT_ONCE if payloads is None else FIRST_LOOK)
+    for run in pace.runs(batches):
+        left = [run]
+        while left:
+            rows = left.pop()
+            try:
+                messages = _columns(messages_in(rows, payloads, None if rows.num_rows == 1 else MOST_BYTES))
+            except (TooManyBytesError, MemoryError, pa.ArrowInvalid, pa.ArrowCapacityError) as error:
+                if rows.num_rows == 1:
+                    raise _too_large(rows, payloads, error) from error
+                half = rows.num_rows // 2
+                left += [rows.slice(half), rows.slice(0, half)]
+                continue
+            pace.learn(messages.nbytes, messages.num_rows)
+            yield rows, messages
+
+
+def _columns(messages: pa.Table) -> pa.RecordBatch:
+    columns = messages.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], messages.schema)]
+    if len(columns) > 1:
+        raise TooManyBytesError(f"{messages.nbytes:,} bytes")
+    return columns[0]
+
+
+def _too_large(rows: pa.RecordBatch, payloads: Payloads | None, error: Exception) -> UnavailableError:
+    _, known = unpack(rows)
+    place = ":".join(str(known[name][0]) for name in POSITION)
+    topic = "" if payloads is None else f" of topic {quoted(payloads.topic.name)}"
+    source, count = (rows.column(name)[0].as_py() for name in ("source", "count"))
+    why = f"{type(error).__name__}: {error}"
+    return UnavailableError(
+        f"cannot write a batch of source {quoted(source)}, whose first message is at {place}{topic}: its {count}"
+        f" messages exceed the memory of a worker, or the 2 GiB of a column ({why}). Give workers more memory, choose a"
+        " shorter window, or send smaller messages"
+    )
+
+
+def messages_in(rows: pa.RecordBatch, payloads: Payloads | None, most_bytes: int | None = None) -> pa.Table:
     """Lay out the messages of all the batches, one after another, with what the topic knows about them.
 
     Parameters
@@ -75,6 +135,8 @@ def messages_in(rows: pa.RecordBatch, payloads: Payloads | None) -> pa.Table:
         Batches.
     payloads
         Where they lie; None: the messages get none.
+    most_bytes
+        Bytes of messages at which to give up, with `TooManyBytesError`; None: no limit.
 
     Returns
     -------
@@ -87,10 +149,10 @@ def messages_in(rows: pa.RecordBatch, payloads: Payloads | None) -> pa.Table:
         return _filled(known, len(numbers))
     if known["ledger"].null_count:
         raise SchemaError("payloads: these batches hold no positions; read the topic with ledger, entry and index")
-    return found_at(payloads, pa.table(known))
+    return found_at(payloads, pa.table(known), most_bytes)
 
 
-def found_at(payloads: Payloads, rows: pa.Table) -> pa.Table:
+def found_at(payloads: Payloads, rows: pa.Table, most_bytes: int | None = None) -> pa.Table:
     """Give what a topic has at the positions of some rows, where it is what the rows were made of.
 
     Parameters
@@ -106,7 +168,8 @@ def found_at(payloads: Payloads, rows: pa.Table) -> pa.Table:
         Where it cannot be read any more, and is not to be passed over.
     """
     try:
-        found = payloads.topic.messages_at(rows.select(POSITION), pass_over=payloads.pass_over)
+        storage, names = payloads.topic.storage, POSITIONED_SCHEMA.names
+        found = look_up(storage, rows.select(POSITION), names, payloads.pass_over, most_bytes)
     except (NotFoundError, DamagedError, LostFileError) as error:
         raise type(error)(f"payloads: {error}{payloads.remedy}") from error
     found = _with_lost(found, rows, payloads.topic.name)
@@ -148,17 +211,18 @@ def _with_lost(found: pa.Table, rows: pa.Table, topic: str) -> pa.Table:
     return pa.table(columns, schema=found.schema)
 
 
-def encoded(rows: pa.RecordBatch, payloads: Payloads | None) -> Iterator[bytes]:
-    """Write each batch as `waterclock.Batch.to_bytes` does: the same bytes, whichever runtime made the batch."""
-    messages = messages_in(rows, payloads).combine_chunks().to_batches()
-    if not messages:
-        return
-    if len(messages) > 1:
-        raise SchemaError(f"{rows.num_rows} batches hold more than 2 GB of payloads; write fewer at a time")
-    counts = rows.column("count").to_pylist()
-    facts = zip(*(rows.column(name).to_pylist() for name in _FACTS), strict=True)
-    for columns, fact in zip(cut_apart(messages[0], counts), facts, strict=True):
-        yield encode_batch(columns, *fact)
+def encoded(
+    batches: Iterator[pa.RecordBatch], payloads: Payloads | None
+) -> Iterator[tuple[pa.RecordBatch, Iterator[bytes]]]:
+    """Write batches as `waterclock.Batch.to_bytes` does: the same bytes, whichever runtime made the batch.
+
+    Yields
+    ------
+    rows, messages
+        Some batches, as many as one look at the topic serves, and the bytes of each.
+    """
+    for rows, messages in looks(batches, payloads):
+        yield rows, encode_batches(rows, messages, row_counts(rows))
 
 
 def _same_times(stored: npt.NDArray[np.int64], given: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, cast
 
 import pyarrow as pa
@@ -35,11 +36,11 @@ class BatchWriter(Writer):
         options = self._options
         with plainly(), options.connect() as database, options.open_payloads(database) as payloads:
             table = database.table(self._table)
-            for rows in iterator:
+            for rows, messages in encoded(iterator, payloads):
                 for first in range(0, rows.num_rows, BATCHES_AT_ONCE):
                     some = rows.slice(first, BATCHES_AT_ONCE)
                     names, sources = (some.column(name).to_pylist() for name in ("id", "source"))
-                    batches = list(encoded(some, payloads))
+                    batches = list(islice(messages, some.num_rows))
                     put = table.put_many(
                         {"id": name, "group": short_source(source), "payload": payload}
                         for name, source, payload in zip(names, sources, batches, strict=True)

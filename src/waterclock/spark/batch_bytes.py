@@ -1,0 +1,225 @@
+"""Writes many batches at once as `waterclock.Batch.to_bytes` writes each: the same bytes at a fraction of the cost.
+
+Cutting a batch of five messages out of columns and writing it through pyarrow takes 200 µs, nearly all of it for calls.
+Streams of the same columns differ in little: the facts in the schema's metadata, and the lengths, null counts and
+buffers of the record batch, which have fixed places. So pyarrow writes one stream as a form, and the numbers of each
+batch are filled in. The layout is that of Arrow's IPC format (https://arrow.apache.org/docs/format/Columnar.html).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from waterclock.arrow import POSITIONED_SCHEMA, WORTH_COMPRESSING, to_ipc
+from waterclock.batching.batch import add_trailer, batch_metadata, encode_batch, encode_facts
+from waterclock.spark.records import compiled
+
+Numbers = npt.NDArray[np.int64]
+
+_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_PREFIX = 8  # bytes in front of a message's metadata: a mark, and how long the metadata is
+_ALIGNMENT = 8
+_FACTS = ("source", "start", "end", "closed_at", "reason")
+_KNOWN_LENGTHS = 4_096  # facts of most pipelines have one of some ten lengths; a form of the schema takes a kilobyte
+
+
+def encode_batches(rows: pa.RecordBatch, messages: pa.RecordBatch, counts: Numbers) -> Iterator[bytes]:
+    """Write batches as `waterclock.batching.batch.encode_batch` writes each.
+
+    Parameters
+    ----------
+    rows
+        The batches: columns source, start, end, closed_at and reason.
+    messages
+        Columns of `POSITIONED_SCHEMA`: the messages of all batches, one batch after another.
+    counts
+        How many messages each batch holds.
+    """
+    form = _record_form()
+    buffers = _Buffers(counts)
+    for column in messages.columns:
+        buffers.add(column)
+    lengths = np.stack([each.lengths for each in buffers.each], axis=1)
+    padded = -(-lengths // _ALIGNMENT) * _ALIGNMENT
+    places = np.cumsum(padded, axis=1) - padded
+    bodies = padded.sum(axis=1)
+    sizes = len(form.head) + bodies
+    begins = np.cumsum(sizes) - sizes
+    written = np.zeros(sizes.sum(), np.uint8)
+    heads = form.fill(counts, np.stack(buffers.nodes, axis=1), places, lengths, bodies)
+    _copy(heads.view(np.uint8).ravel(), np.full(len(counts), len(form.head)), begins, written)
+    for number, buffer in enumerate(buffers.each):
+        buffer.write(begins + len(form.head) + places[:, number], written)
+    facts = zip(*(rows.column(name).to_pylist() for name in _FACTS), strict=True)
+    view = written.data
+    for fact, count, begin, size in zip(facts, counts.tolist(), begins.tolist(), sizes.tolist(), strict=True):
+        if not count:  # its numbers are zeros, for which the format has no place
+            yield encode_batch(_NO_MESSAGES, *fact)
+            continue
+        schema = _schema(encode_facts(*fact))
+        stream = b"".join((schema, view[begin : begin + size], _END))
+        yield add_trailer(stream if size < WORTH_COMPRESSING else _compressed(stream))
+
+
+def _kernel() -> Any:
+    return compiled("batch_bytes_kernel")
+
+
+def _compressed(stream: bytes) -> bytes:
+    with pa.ipc.open_stream(stream) as reader:
+        return to_ipc(reader.read_next_batch())
+
+
+class _Buffer(NamedTuple):
+    """One buffer of each batch: how many bytes it has, and what writes it to its places."""
+
+    lengths: Numbers
+    write: Callable[[Numbers, npt.NDArray[np.uint8]], None]
+
+
+class _Buffers:
+    """The buffers of columns, cut into batches, in the order of the format; and length and null count of each node."""
+
+    def __init__(self, counts: Numbers) -> None:
+        self.each: list[_Buffer] = []
+        self.nodes: list[Numbers] = []
+        self._counts = counts.astype(np.int64)
+
+    def add(self, column: pa.Array) -> None:
+        """Add a column of messages."""
+        self._add(column, np.cumsum(self._counts) - self._counts, self._counts)
+
+    def _add(self, column: pa.Array, firsts: Numbers, counts: Numbers) -> None:
+        self._add_nulls(column, firsts, counts)
+        if pa.types.is_integer(column.type):
+            values = column.fill_null(0).to_numpy()
+            self._add_bytes(values.view(np.uint8), firsts * values.itemsize, counts * values.itemsize)
+            return
+        offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset :][: len(column) + 1]
+        self._add_offsets(offsets, firsts, counts)
+        begins = offsets[firsts].astype(np.int64)
+        lengths = offsets[firsts + counts] - begins
+        if not pa.types.is_map(column.type):
+            self._add_bytes(_content(column.buffers()[2]), begins, lengths)
+            return
+        self.nodes += [lengths, np.zeros_like(lengths)]  # the pairs of keys and items, none of which is null
+        self._add_bytes(_content(None), begins, np.zeros_like(lengths))
+        self._add(column.keys, begins, lengths)
+        self._add(column.items, begins, lengths)
+
+    def _add_nulls(self, column: pa.Array, firsts: Numbers, counts: Numbers) -> None:
+        if not column.null_count:
+            self.nodes += [counts, np.zeros_like(counts)]
+            self._add_bytes(_content(None), firsts, np.zeros_like(counts))
+            return
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
+        before = np.append(0, np.cumsum(~valid))
+        nulls = before[firsts + counts] - before[firsts]
+        self.nodes += [counts, nulls]
+        flags = valid.view(np.uint8)
+        held = np.where(nulls > 0, counts, 0)
+
+        def write(places: Numbers, written: npt.NDArray[np.uint8]) -> None:
+            _kernel().copy_bits(flags, firsts, held, places, written)
+
+        self.each.append(_Buffer(-(-held // 8), write))
+
+    def _add_offsets(self, offsets: npt.NDArray[np.int32], firsts: Numbers, counts: Numbers) -> None:
+        def write(places: Numbers, written: npt.NDArray[np.uint8]) -> None:
+            numbers = written.view(np.int32)
+            _kernel().copy_offsets(offsets, firsts, counts, places // offsets.itemsize, numbers)
+
+        self.each.append(_Buffer((counts + 1) * offsets.itemsize, write))
+
+    def _add_bytes(self, data: npt.NDArray[np.uint8], begins: Numbers, lengths: Numbers) -> None:
+        def write(places: Numbers, written: npt.NDArray[np.uint8]) -> None:
+            _kernel().copy_bytes(data, begins, lengths, places, written)
+
+        self.each.append(_Buffer(lengths, write))
+
+
+def _content(buffer: pa.Buffer | None) -> npt.NDArray[np.uint8]:
+    return np.empty(0, np.uint8) if buffer is None else np.frombuffer(buffer, np.uint8)
+
+
+def _copy(data: npt.NDArray[np.uint8], lengths: Numbers, places: Numbers, written: npt.NDArray[np.uint8]) -> None:
+    _kernel().copy_bytes(data, np.cumsum(lengths) - lengths, lengths, places, written)
+
+
+class _RecordForm(NamedTuple):
+    """What is in front of a record batch's buffers, and the places of its numbers, of 8 bytes each."""
+
+    head: bytes
+    length: int
+    body: int
+    nodes: int
+    buffers: int
+
+    def fill(
+        self, counts: Numbers, nodes: Numbers, places: Numbers, lengths: Numbers, bodies: Numbers
+    ) -> npt.NDArray[np.int64]:
+        """Return the head of each record batch."""
+        heads = np.tile(np.frombuffer(self.head, np.int64), (len(counts), 1))
+        heads[:, self.length], heads[:, self.body] = counts, bodies
+        heads[:, self.nodes : self.nodes + nodes.shape[1]] = nodes
+        ends = self.buffers + 2 * lengths.shape[1]
+        heads[:, self.buffers : ends : 2], heads[:, self.buffers + 1 : ends : 2] = places, lengths
+        return heads
+
+
+@cache
+def _record_form() -> _RecordForm:
+    _, head = _split(to_ipc(_ONE_MESSAGE))
+    metadata = head[_PREFIX:]
+    message = _follow(metadata, 0)
+    record = _follow(metadata, _field(metadata, message, 2))
+    numbers = [_field(metadata, record, 0), _field(metadata, message, 3)]
+    vectors = [_follow(metadata, _field(metadata, record, slot)) + 4 for slot in (1, 2)]
+    return _RecordForm(head, *((_PREFIX + place) // 8 for place in (*numbers, *vectors)))
+
+
+def _schema(facts: bytes) -> bytes:
+    before, after = _schema_form(len(facts))
+    return before + facts + after
+
+
+@lru_cache(_KNOWN_LENGTHS)
+def _schema_form(length: int) -> tuple[bytes, bytes]:
+    """Return what is in front of, and behind, facts of this length in the schema of a batch."""
+    blank = b"\x01" * length
+    schema, _ = _split(to_ipc(_ONE_MESSAGE.replace_schema_metadata(batch_metadata(blank))))
+    before, _, after = schema.partition(blank)
+    return before, after
+
+
+def _split(stream: bytes) -> tuple[bytes, bytes]:
+    """Return schema and head of the one record batch of a stream."""
+    schema = _PREFIX + struct.unpack_from("<I", stream, 4)[0]
+    head = schema + _PREFIX + struct.unpack_from("<I", stream, schema + 4)[0]
+    return stream[:schema], stream[schema:head]
+
+
+def _follow(metadata: bytes, place: int) -> int:
+    return place + struct.unpack_from("<I", metadata, place)[0]
+
+
+def _field(metadata: bytes, table: int, slot: int) -> int:
+    """Find a field of a table of Flatbuffers, by its number in Arrow's Message.fbs."""
+    fields = table - struct.unpack_from("<i", metadata, table)[0]
+    return table + struct.unpack_from("<H", metadata, fields + 4 + 2 * slot)[0]
+
+
+def _sample() -> dict[str, Any]:
+    numbers = dict.fromkeys(("event_time", "publish_time", "receive_time", "ledger", "entry", "index"), 0)
+    return {"source": "s", "stream": "s", "headers": [("k", "v")], "payload": b"p"} | numbers
+
+
+_ONE_MESSAGE = pa.RecordBatch.from_pylist([_sample()], POSITIONED_SCHEMA)
+_NO_MESSAGES = pa.RecordBatch.from_pylist([], POSITIONED_SCHEMA)

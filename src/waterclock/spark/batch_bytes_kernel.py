@@ -1,0 +1,50 @@
+"""The copying that writing many batches as bytes needs, compiled with Numba.
+
+A batch of a few messages has some thirty buffers of a few bytes each, so calling a function of NumPy for each buffer
+would take longer than all else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit, types
+
+Bytes = npt.NDArray[np.uint8]
+Numbers = npt.NDArray[np.int64]
+Offsets = npt.NDArray[np.int32]
+
+_bytes_in = types.Array(types.uint8, 1, "C", readonly=True)
+_bytes_out = types.Array(types.uint8, 1, "C")
+_numbers_in = types.Array(types.int64, 1, "C", readonly=True)
+_offsets_in = types.Array(types.int32, 1, "C", readonly=True)
+_offsets_out = types.Array(types.int32, 1, "C")
+
+
+@njit(types.void(_bytes_in, _numbers_in, _numbers_in, _numbers_in, _bytes_out), cache=True, nogil=True)
+def copy_bytes(data: Bytes, firsts: Numbers, lengths: Numbers, places: Numbers, out: Bytes) -> None:
+    """Copy runs of ``data`` to their places in ``out``."""
+    for run in range(len(firsts)):
+        first, place = firsts[run], places[run]
+        for number in range(lengths[run]):
+            out[place + number] = data[first + number]
+
+
+@njit(types.void(_offsets_in, _numbers_in, _numbers_in, _numbers_in, _offsets_out), cache=True, nogil=True)
+def copy_offsets(offsets: Offsets, firsts: Numbers, counts: Numbers, places: Numbers, out: Offsets) -> None:
+    """Copy the ``counts + 1`` offsets of each run, so that they begin with 0; ``places`` are in numbers, not bytes."""
+    for run in range(len(firsts)):
+        first, place = firsts[run], places[run]
+        for number in range(counts[run] + 1):
+            out[place + number] = offsets[first + number] - offsets[first]
+
+
+@njit(types.void(_bytes_in, _numbers_in, _numbers_in, _numbers_in, _bytes_out), cache=True, nogil=True)
+def copy_bits(flags: Any, firsts: Numbers, counts: Numbers, places: Numbers, out: Bytes) -> None:
+    """Write each run of flags, one a byte, as bits into bytes of ``out`` that are 0."""
+    for run in range(len(firsts)):
+        first, place = firsts[run], places[run]
+        for number in range(counts[run]):
+            out[place + (number >> 3)] |= flags[first + number] << (number & 7)

@@ -1,0 +1,51 @@
+"""How many batches a task lays out at once: bounded by messages and by bytes, however many rows Spark hands over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from waterclock.spark.packing import row_counts
+
+MESSAGES_AT_ONCE = 2**17
+"""Messages that a task lays out at once, at most."""
+
+BYTES_AT_ONCE = 64 << 20
+"""Bytes of messages with their payloads that a task looks up at once, about: as many as a row group of a file has."""
+
+MOST_BYTES = 2 * BYTES_AT_ONCE
+"""Bytes of messages at which a look at a topic is given up and halved: what came before may have been far smaller."""
+
+FIRST_LOOK = 2**10
+"""Messages to look up first, by which the size of the others is judged."""
+
+
+class Pace:
+    """Brings batches together until they hold as many messages as a task may have in memory, and cuts them there.
+
+    Rows that come in order of position then share most of what is read of a file.
+    """
+
+    def __init__(self, most: int = FIRST_LOOK) -> None:
+        self._most = most
+
+    def learn(self, size: int, messages: int) -> None:
+        """Choose how many messages the next rows may hold, by the bytes of some."""
+        self._most = min(max(BYTES_AT_ONCE // max(size // max(messages, 1), 1), 1), MESSAGES_AT_ONCE)
+
+    def runs(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield rows of at most so many messages, or a single row."""
+        held: list[pa.RecordBatch] = []
+        messages = 0
+        for batch in batches:
+            first = 0
+            for row, count in enumerate(row_counts(batch).tolist()):
+                if messages and messages + count > self._most:
+                    held.append(batch.slice(first, row - first))
+                    yield pa.concat_batches(held)
+                    held, messages, first = [], 0, row
+                messages += count
+            held.append(batch.slice(first))
+        if any(batch.num_rows for batch in held):
+            yield pa.concat_batches(held)
