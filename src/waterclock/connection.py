@@ -80,8 +80,8 @@ class Database(Closing):
         retention
             How long messages are kept; None: for ever.
         max_ahead
-            How far ahead of the database's clock a publish_time may be: one message of a producer whose clock is three
-            years ahead is found for every publish_time of these years. None: any.
+            How far ahead of the database's clock a publish_time or receive_time may be: one message whose clock is
+            three years ahead is found for every publish_time of these years. None: any.
         on_ahead
             What becomes of a message that is further ahead: ``"reject"`` leaves it out of its append and names it, with
             the reason, in the answer; ``"keep"`` writes it, with a warning in the log.

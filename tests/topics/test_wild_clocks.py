@@ -9,10 +9,11 @@ import pytest
 from tests.topics.conftest import MakeTopic, SettableClock
 
 from waterclock import moments
+from waterclock.arrow import to_arrow
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message, Position
-from waterclock.topics.ahead import LOOK_EVERY, AheadLimit
+from waterclock.topics.ahead import LOOK_EVERY, AheadLimit, ClockTimes
 from waterclock.topics.appending import Appended
 from waterclock.topics.places import LedgerRoot
 from waterclock.topics.topic import Topic
@@ -213,10 +214,24 @@ def test_a_topic_without_a_limit_takes_any_publish_time(clocked_topic: Topic) ->
 
 def test_the_limit_holds_to_the_end_of_time() -> None:
     limit = AheadLimit("t", 2**63 - 1, "reject")
-    published = pa.array([2**63 - 1, None], pa.int64())
-    assert limit.rejected(published, lambda: 2**62) == ()
+    times = ClockTimes(pa.array([2**63 - 1, None], pa.int64()), pa.array([None, None], pa.int64()))
+    assert limit.rejected(times, lambda: 2**62) == ()
     now_only = AheadLimit("t", 0, "reject")
-    assert [each.index for each in now_only.rejected(published, lambda: -5)] == [0]
+    assert [each.index for each in now_only.rejected(times, lambda: -5)] == [0]
+
+
+@pytest.mark.parametrize("as_table", [False, True])
+def test_a_receive_time_too_far_ahead_is_rejected_as_a_publish_time_is(clocked_topic: Topic, as_table: bool) -> None:
+    topic = limited(clocked_topic)
+    messages = [
+        Message("a", "b", 1, receive_time=99 * SECOND),
+        Message("a", "b", 2, publish_time=99 * SECOND, receive_time=99 * SECOND),
+        Message("a", "b", 3, receive_time=1 * SECOND),
+    ]
+    appended = topic.append(to_arrow(messages) if as_table else messages)
+    assert appended.count == 1
+    assert [each.index for each in appended.rejected] == [0, 1]
+    assert [each.reason.split()[0] for each in appended.rejected] == ["receive_time", "publish_time"]
 
 
 @pytest.mark.one_database
@@ -238,5 +253,5 @@ def test_a_rejected_message_that_comes_again_with_another_publish_time_is_no_rep
 
     assert send(clock.now + 3600 * 10**9).count == 0
     assert send(clock.now + 3600 * 10**9).duplicate
-    with pytest.raises(InvalidArgumentError, match="other publish times, and 1 of the messages were rejected"):
+    with pytest.raises(InvalidArgumentError, match="other times, and 1 of the messages were rejected"):
         send(clock.now)

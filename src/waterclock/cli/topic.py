@@ -64,7 +64,7 @@ def add(
     retention
         How long messages are kept; for ever unless given.
     max_ahead
-        How far ahead of the database's clock a publish time may be, for example 5m; any unless given.
+        How far ahead of the database's clock a publish or receive time may be, for example 5m; any unless given.
     on_ahead
         What becomes of a message that is further ahead: reject leaves it out, keep writes it with a warning.
     exist_ok
@@ -109,7 +109,7 @@ def alter(
     retention
         How long messages are kept.
     max_ahead
-        How far ahead of the database's clock a publish time may be.
+        How far ahead of the database's clock a publish or receive time may be.
     on_ahead
         What happens to a message that is further ahead: reject leaves it out, keep writes it with a warning.
     unset

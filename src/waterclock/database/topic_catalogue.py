@@ -90,7 +90,11 @@ topics = sa.Table(
         nullable=False,
         doc="A number that no other topic has, in any database; the files of the topic bear it.",
     ),
-    sa.Column("max_ahead", BigInt, doc="How far ahead of the clock a publish_time may be, ns; NULL: any distance."),
+    sa.Column(
+        "max_ahead",
+        BigInt,
+        doc="How far ahead of the clock a publish_time or receive_time may be, ns; NULL: any distance.",
+    ),
     sa.Column("on_ahead", sa.String(16), doc="What becomes of a message that is further ahead; NULL: it is rejected."),
     sa.Column("stored_bytes", BigInt, nullable=False, server_default="0", doc="Bytes of all ledgers but the open one."),
     sa.Column(

@@ -1,4 +1,4 @@
-"""Publish times ahead of our clock: how far they may be in a topic, and what becomes of a message that is further."""
+"""Times ahead of our clock: how far they may be in a topic, and what happens to a message that is further ahead."""
 
 from __future__ import annotations
 
@@ -34,6 +34,18 @@ class Rejected(NamedTuple):
     reason: str
 
 
+class ClockTimes(NamedTuple):
+    """The times of the messages of an append that someone's clock gave; null where ours is to fill them in."""
+
+    publish_time: pa.Array
+    receive_time: pa.Array
+
+    @property
+    def any_given(self) -> bool:
+        """Whether one of them is not null."""
+        return any(times.null_count < len(times) for times in self)
+
+
 LOOK_EVERY = 1.0
 """Seconds after which a topic that is open notices that its limit was altered, as message tables do."""
 
@@ -47,7 +59,7 @@ class AheadLimit:
     topic
         The topic's name.
     max_ahead
-        How far ahead of the clock a publish_time may be, ns; exactly as far is not too far.
+        How far ahead of the clock a publish_time or receive_time may be, ns; exactly as far is not too far.
     on_ahead
         What becomes of a message that is further.
     """
@@ -63,9 +75,9 @@ class AheadLimit:
             return None
         return cls(row["name"], row["max_ahead"], row["on_ahead"] or "reject")
 
-    def rejected(self, published: pa.Array, now: Callable[[], int]) -> tuple[Rejected, ...]:
+    def rejected(self, times: ClockTimes, now: Callable[[], int]) -> tuple[Rejected, ...]:
         """Say which messages of an append are not to be written; where they are all the same, say so in the log."""
-        rejected = self.too_far(published, now())
+        rejected = self.too_far(times, now())
         if rejected and self.on_ahead == "keep":
             _log.warning(
                 "topic %r: %d messages of an append are kept although they are too far ahead, the first: %s",
@@ -76,15 +88,18 @@ class AheadLimit:
             return ()
         return rejected
 
-    def too_far(self, published: pa.Array, now: int) -> tuple[Rejected, ...]:
-        """Name the publish times that are too far ahead; one that is null is filled in, and never ahead."""
-        last = pa.scalar(min(now + self.max_ahead, MAX_NS), pa.int64())
-        rows = pc.call_function("indices_nonzero", [pc.call_function("greater", [published, last])])
-        return tuple(Rejected(row, self._reason(published[row].as_py(), now)) for row in rows.to_pylist())
+    def too_far(self, times: ClockTimes, now: int) -> tuple[Rejected, ...]:
+        """Return the messages with a time that is too far ahead; one that is null is filled in, and never ahead."""
+        limit = pa.scalar(min(now + self.max_ahead, MAX_NS), pa.int64())
+        found: dict[int, Rejected] = {}
+        for name, column in reversed(times._asdict().items()):  # of both, publish_time is named
+            rows = pc.call_function("indices_nonzero", [pc.call_function("greater", [column, limit])])
+            found |= {row: Rejected(row, self._reason(name, column[row].as_py(), now)) for row in rows.to_pylist()}
+        return tuple(found[row] for row in sorted(found))
 
-    def _reason(self, published: int, now: int) -> str:
+    def _reason(self, name: str, time: int, now: int) -> str:
         return (
-            f"publish_time {format_time(published)} is {format_duration(published - now)} ahead of the clock, and topic"
+            f"{name} {format_time(time)} is {format_duration(time - now)} ahead of the clock, and topic"
             f" {self.topic!r} takes at most {format_duration(self.max_ahead)} (max_ahead)"
         )
 

@@ -198,13 +198,13 @@ def _repeated(append: _Append, repeat: Repeat) -> Appended:
     """Answer as the first time: the clock has gone on since, so what was rejected then need not be now."""
     entry, verdict = append.entry, repeat.verdict
     rejected: tuple[Rejected, ...] = ()
-    if verdict is not None and entry.published is not None:
+    if verdict is not None and entry.times is not None:
         limit = AheadLimit(append.storage.name, verdict.max_ahead, "reject")  # it may have been altered since
-        rejected = limit.too_far(entry.published, verdict.judged_at)
+        rejected = limit.too_far(entry.times, verdict.judged_at)
         if len(rejected) != verdict.rejected and append.producer is not None:
             raise InvalidArgumentError(
                 f"sequence: the numbers {append.producer.first} to {append.producer.last} of producer"
-                f" {append.producer.name!r} were appended before with other publish times, and {verdict.rejected} of"
+                f" {append.producer.name!r} were appended before with other times, and {verdict.rejected} of"
                 " the messages were rejected then; append those that are corrected with numbers after the last"
             )
     return Appended(repeat.first, entry.given - len(rejected), duplicate=True, rejected=rejected)

@@ -18,7 +18,7 @@ from waterclock.errors import DamagedError, InvalidArgumentError
 from waterclock.message import Message
 from waterclock.quoting import quoted
 from waterclock.topics import packed_entries
-from waterclock.topics.ahead import AheadLimit, Rejected
+from waterclock.topics.ahead import AheadLimit, ClockTimes, Rejected
 from waterclock.topics.bounds import Bounds
 from waterclock.topics.contents import checksum_of_columns, checksum_of_messages, pairs_of_headers
 from waterclock.topics.numbering import Verdict
@@ -63,9 +63,9 @@ class Entry:
         Of the contents of those (`waterclock.topics.contents`); None where it is not asked for.
     rejected
         The messages that were given and are not in the entry.
-    published
-        The publish times of all that were given, for a repeat to be judged as it was the first time; None if the topic
-        has no limit and no checksum was asked for.
+    times
+        The times of all that were given, for a repeat to be judged as it was the first time; None if the topic has no
+        limit and no checksum was asked for.
     verdict
         How they were judged; None if none is rejected.
     """
@@ -76,7 +76,7 @@ class Entry:
     given: int
     checksum: int | None = None
     rejected: tuple[Rejected, ...] = ()
-    published: pa.Array | None = None
+    times: ClockTimes | None = None
     verdict: Verdict | None = None
 
 
@@ -118,16 +118,16 @@ def encode_entry(
     clock = cache(now)
     try:
         checksum = _checksum(given) if with_checksum else None
-        published = None if limit is None and not with_checksum else _published(given)
-        if limit is None or published is None:
-            return replace(_encoded(given, clock, len(given), checksum), published=published)
-        rejected = limit.rejected(published, clock) if published.null_count < len(published) else ()
+        times = None if limit is None and not with_checksum else _times(given)
+        if limit is None or times is None:
+            return replace(_encoded(given, clock, len(given), checksum), times=times)
+        rejected = limit.rejected(times, clock) if times.any_given else ()
         left = _without(given, {each.index for each in rejected})
         verdict = Verdict(clock(), limit.max_ahead, len(rejected)) if rejected else None
         if not len(left):
-            return Entry(b"", 0, Bounds({}, {}), len(given), checksum, rejected, published, verdict)
+            return Entry(b"", 0, Bounds({}, {}), len(given), checksum, rejected, times, verdict)
         entry = _encoded(left, clock, len(given), checksum)
-        return replace(entry, rejected=rejected, published=published, verdict=verdict)
+        return replace(entry, rejected=rejected, times=times, verdict=verdict)
     except UnicodeError as error:
         raise InvalidArgumentError(f"messages: half of a surrogate pair has no UTF-8 form: {error}") from None
 
@@ -148,10 +148,11 @@ def _checksum(given: list[Message] | pa.RecordBatch) -> int:
     return checksum_of_columns(given if isinstance(given, pa.RecordBatch) else to_arrow(given))
 
 
-def _published(given: list[Message] | pa.RecordBatch) -> pa.Array:
+def _times(given: list[Message] | pa.RecordBatch) -> ClockTimes:
     if isinstance(given, list):
-        return pa.array([message.publish_time for message in given], pa.int64())
-    return given.column("publish_time")
+        columns = ([message.publish_time for message in given], [message.receive_time for message in given])
+        return ClockTimes(*(pa.array(column, pa.int64()) for column in columns))
+    return ClockTimes(given.column("publish_time"), given.column("receive_time"))
 
 
 def _without(given: list[Message] | pa.RecordBatch, out: Collection[int]) -> list[Message] | pa.RecordBatch:

@@ -32,8 +32,8 @@ class TopicInfo(NamedTuple):
     retention
         How long messages are kept, ns; None: for ever.
     max_ahead, on_ahead
-        How far ahead of the database's clock a publish_time may be, ns (None: any), and what becomes of a message that
-        is further: "reject" or "keep".
+        How far ahead of the database's clock a publish_time or receive_time may be, ns (None: any), and what happens to
+        a message that is further ahead: "reject" or "keep".
     created_at
         When it was made, ns.
     """
