@@ -20,6 +20,7 @@ from waterclock.message import Message
 from waterclock.spark import batches_of, event_time_batches, event_time_outcomes, rate_aware_batches, rejected_of
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 COLUMNS_OF_RATE = ["'x' AS source", "'a' AS stream", "value AS event_time", "value AS receive_time"]
 RANDOM_RULE = {"window": 50, "max_delay": 40, "max_lead": 2}
 
@@ -118,6 +119,14 @@ def test_a_stream_without_rocksdb_is_refused_with_what_to_do(spark: SparkSession
     other.conf.set(PROVIDER, "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider")
     arriving = other.readStream.format("rate").load().selectExpr(*COLUMNS_OF_RATE)
     with pytest.raises(InvalidArgumentError, match=r"HDFSBacked.*batching needs RocksDB: .*session\(\), or call"):
+        event_time_batches(arriving)
+
+
+def test_a_stream_without_micro_batches_that_have_no_data_is_refused(spark: SparkSession):
+    other = spark.newSession()
+    other.conf.set(NO_DATA, "false")
+    arriving = other.readStream.format("rate").load().selectExpr(*COLUMNS_OF_RATE)
+    with pytest.raises(InvalidArgumentError, match=f"{NO_DATA} must be true, got false"):
         event_time_batches(arriving)
 
 

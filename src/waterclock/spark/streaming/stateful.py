@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _NS_PER_MS = 1_000_000
 _STATE = "batcher"
@@ -191,13 +192,13 @@ def event_time_stream(
     bucketed: DataFrame, rule: EventTimeRule, record: np.dtype[Any], max_skew: int, buckets: int
 ) -> DataFrame:
     """Batch a stream of bucketed messages by event time; see `waterclock.spark.event_time_outcomes`."""
-    _check_provider(bucketed)
+    _check_session(bucketed)
     return _outcomes(_clocked(bucketed, max_skew), EventTimeProcessor(rule, record, buckets), "EventTime")
 
 
 def rate_stream(bucketed: DataFrame, options: RateOptions, max_skew: int, buckets: int) -> DataFrame:
     """Batch a stream of bucketed messages by rate; see `waterclock.spark.rate_aware_outcomes`."""
-    _check_provider(bucketed)
+    _check_session(bucketed)
     processor = RateProcessor(options, buckets)
     if options.forget_after is None:
         return _outcomes(bucketed.drop("clock"), processor, "None")
@@ -220,7 +221,12 @@ def _outcomes(bucketed: DataFrame, processor: StatefulProcessor, time_mode: str)
     )
 
 
-def _check_provider(df: DataFrame) -> None:
+def _check_session(df: DataFrame) -> None:
+    if df.sparkSession.conf.get(_NO_DATA, "true") != "true":
+        raise InvalidArgumentError(
+            f"{_NO_DATA} must be true, got false: batches that a clock closes come with micro-batches without data. Call"
+            f' spark.conf.set("{_NO_DATA}", "true")'
+        )
     provider = df.sparkSession.conf.get(_PROVIDER, "Spark's default")
     if provider != _ROCKSDB:
         raise InvalidArgumentError(
