@@ -224,8 +224,8 @@ def _outcomes(bucketed: DataFrame, processor: StatefulProcessor, time_mode: str)
 def _check_session(df: DataFrame) -> None:
     if df.sparkSession.conf.get(_NO_DATA, "true") != "true":
         raise InvalidArgumentError(
-            f"{_NO_DATA} must be true, got false: batches that a clock closes come with micro-batches without data. Call"
-            f' spark.conf.set("{_NO_DATA}", "true")'
+            f"{_NO_DATA} must be true, got false: micro-batches without data give the batches that a clock closes."
+            f' Call spark.conf.set("{_NO_DATA}", "true")'
         )
     provider = df.sparkSession.conf.get(_PROVIDER, "Spark's default")
     if provider != _ROCKSDB:
