@@ -9,7 +9,7 @@ import random
 import secrets
 import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property, partial
 from typing import Any, TypeVar, cast, overload
 
@@ -26,7 +26,7 @@ from waterclock.database.engines.postgresql import PostgresqlDialect
 from waterclock.database.engines.sqlite import SqliteDialect
 from waterclock.database.engines.sqlite_file import file_of
 from waterclock.database.failures import failure
-from waterclock.database.forking import calls, prepare_for_forks
+from waterclock.database.forking import Calls, prepare_for_forks
 from waterclock.database.kept import note_closed
 from waterclock.database.migrating import HEAD, catalogue_version, check_version, migrate
 from waterclock.database.sql_connection import SqlConnection
@@ -134,6 +134,7 @@ class Backend:
         self._when_closed: set[Callable[[Backend], object]] = set()
         self._turns = self.dialect.turns(self.url)
         self._file = str(file_of(self.url).absolute()) if self.dialect.name == "sqlite" else None
+        self._calls = Calls(self._file)
         self._writer = self.dialect.writer(self._own)
         self._direct = DirectPool(
             self._own,
@@ -252,7 +253,7 @@ class Backend:
         if self.dialect.is_missing(self.url):  # which connecting would create
             return None
         try:
-            with self._call(), self._reader.connect() as connection:
+            with self._calls.lock, self._reader.connect() as connection:
                 return catalogue_version(connection)
         except (TypeError, ValueError) as error:  # the driver's, about an option in the URL's query
             raise self._wrong_url(error) from None
@@ -333,7 +334,7 @@ class Backend:
             pause = _FIRST_PAUSE
             while True:
                 try:
-                    with self._call(), begin() as connection:
+                    with self._calls.lock, begin() as connection:
                         return work(connection)
                 except FAILURES as error:
                     if not self._may_pass(error):
@@ -399,7 +400,7 @@ class Backend:
         if not self._has_catalogue:
             self._require_catalogue()
         reader = self._indexed_reader if indexed else self._reader
-        with self._call(), self._reading_translated(), reader.connect() as connection, connection.begin():
+        with self._calls.lock, self._reading_translated(), reader.connect() as connection, connection.begin():
             yield connection
 
     def is_ours(self, connection: SqlConnection) -> bool:
@@ -502,11 +503,8 @@ class Backend:
     @cached_property
     def largest_value(self) -> int:
         """How many bytes one value of a statement may have."""
-        with self._call(), self._reading_translated(), self._reader.connect() as connection:
+        with self._calls.lock, self._reading_translated(), self._reader.connect() as connection:
             return self.dialect.largest_value(connection)
-
-    def _call(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._file is None else calls.on(self._file)
 
     def close(self) -> None:
         """Give the connections back. The backend can be used again: it opens new ones."""
@@ -529,6 +527,7 @@ class Backend:
     def after_fork(self, *, in_child: bool) -> None:
         """Let a child open connections of its own. What another thread put back meanwhile is its parent's."""
         if in_child:
+            self._calls = Calls(self._file)  # which a call that was cut short refuses
             _parents.append((self.engine.pool, self._own.pool, self._direct.leave()))
             self.engine.dispose(close=False)
             self._own.dispose(close=False)

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import Protocol
-from weakref import WeakValueDictionary
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from waterclock import moments
 from waterclock.errors import UnavailableError
@@ -50,85 +49,63 @@ def _each() -> list[Forked]:
     return [one for reference in _all.valuerefs() if (one := reference()) is not None]
 
 
-class Calls:
-    """The calls on SQLite files that the threads of this process have under way, for which a fork waits.
+class Calls(threading.local):
+    """The calls of this process's threads on an SQLite file, for which a fork waits. Each is made with the lock held.
 
-    Process-wide, because SQLite is: what it knows about a file, and most of its locks, all connections share.
+    A lock for each thread costs no call of a function, and holds up no other thread: only a fork takes it, too. A
+    thread that is inside of a call may begin another one on the same file.
+
+    Attributes
+    ----------
+    lock
+        This thread's. In a process that was forked in the middle of another thread's call on the file, it raises an
+        UnavailableError. For a database on a server it does nothing.
     """
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._under_way: dict[tuple[int, str], int] = {}  # by thread and file; a call may be inside of another one
-        self._forking: int | None = None  # thread
-        self._cut_short: frozenset[str] = frozenset()
+    lock: AbstractContextManager[object]
 
-    @contextmanager
-    def on(self, file: str) -> Generator[None]:
-        """Let no fork cut the block short; wait for one that is under way.
-
-        Raises
-        ------
-        UnavailableError
-            If this process was forked in the middle of another thread's call on the file.
-        """
-        if file in self._cut_short:
-            raise UnavailableError(
-                f"cannot use {file} in this process: it was forked while another thread had been in a call on the file"
-                f" for {LONGEST_PAUSE:g} s. Fork between calls, or start processes with multiprocessing's 'spawn'"
-            )
-        thread = threading.get_ident()
-        key = (thread, file)
-        with self._changed:
-            while self._forking not in (None, thread) and not self._is_inside(thread):
-                moments.wait(self._changed)
-            self._under_way[key] = self._under_way.get(key, 0) + 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._under_way[key] -= 1
-                if not self._under_way[key]:
-                    del self._under_way[key]
-                if self._forking is not None:
-                    self._changed.notify_all()
-
-    def pause(self) -> None:
-        """Let no other thread begin a call, and wait for those that are under way, at most `LONGEST_PAUSE` seconds."""
-        give_up_at = moments.monotonic() + LONGEST_PAUSE
-        with self._changed:
-            self._forking = threading.get_ident()
-            while self._of_others() and (left := give_up_at - moments.monotonic()) > 0:
-                moments.wait(self._changed, left)
-
-    def go_on(self) -> None:
-        """Let calls begin again."""
-        with self._changed:
-            self._forking = None
-            self._changed.notify_all()
-
-    def begin_anew(self) -> None:
-        """Begin in a child, which has only the thread that forked."""
-        thread = threading.get_ident()
-        self._cut_short |= self._of_others()
-        self._under_way = {key: count for key, count in self._under_way.items() if key[0] == thread}
-        self._changed = threading.Condition()  # a thread that is not in this process may hold the old one
-        self._forking = None
-
-    def _is_inside(self, thread: int) -> bool:
-        return any(inside == thread for inside, _ in self._under_way)
-
-    def _of_others(self) -> frozenset[str]:
-        return frozenset(file for thread, file in self._under_way if thread != self._forking)
+    def __init__(self, file: str | None) -> None:
+        # Once in each thread. A fork that is under way is waited for: it has locked what there was.
+        with _preparing:
+            if file is None:
+                self.lock = nullcontext()
+            elif file in _cut_short:
+                self.lock = _CutShort(file)
+            else:
+                self.lock = lock = threading.RLock()
+                _locks[lock] = file
 
 
-calls = Calls()
+class _CutShort(AbstractContextManager[None]):
+    """Refuses calls on a file: a call of another thread, which is not in this process, will never end."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        raise UnavailableError(
+            f"cannot use {self._file} in this process: it was forked while another thread had been in a call on the"
+            f" file for {LONGEST_PAUSE:g} s. Fork between calls, or start processes with multiprocessing's 'spawn'"
+        )
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing has begun."""
+
+
+_locks: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""The locks of all threads, and their files. Process-wide, because SQLite is: what it knows about a file, and most of
+its locks, all connections share."""
+
+_cut_short: set[str] = set()
+_held: list[Any] = []
 _preparing = threading.RLock()
 _prepared: list[Forked] = []
 
 
 def _before() -> None:
     _preparing.acquire()
-    calls.pause()
+    give_up_at = moments.monotonic() + LONGEST_PAUSE
+    _held.extend(lock for lock in list(_locks) if moments.acquire(lock, max(0, give_up_at - moments.monotonic())))
     for one in _each():
         one.before_fork()
         _prepared.append(one)
@@ -136,15 +113,22 @@ def _before() -> None:
 
 def _after_in_parent() -> None:
     _go_on(in_child=False)
-    calls.go_on()
+    _let_go()
     _preparing.release()
 
 
 def _after_in_child() -> None:
     global _preparing  # noqa: PLW0603  # the old one may be waited for by threads that are not in this process
-    calls.begin_anew()
-    _go_on(in_child=True)
+    for lock in set(_locks).difference(_held):
+        _cut_short.add(_locks.pop(lock))
+    _let_go()
     _preparing = threading.RLock()
+    _go_on(in_child=True)
+
+
+def _let_go() -> None:
+    while _held:
+        _held.pop().release()
 
 
 def _go_on(*, in_child: bool) -> None:

@@ -119,7 +119,8 @@ class Turns:
             return None
         if self._file is None:
             with suppress(OSError):  # there is none yet, or its folder may not be written to
-                self._file = _open(self._path, make=make)
+                self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o644)
+                _opened.add(self._file)
         if self._file is None:
             return None
         try:
@@ -139,12 +140,6 @@ class Turns:
             if not self._is_taken and self._file is not None:
                 _close(self._file)
                 self._file = None
-
-
-def _open(path: Path, *, make: bool) -> int:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o644)
-    _opened.add(file)
-    return file
 
 
 def _close(file: int) -> None:
