@@ -11,6 +11,8 @@ from waterclock import moments
 from waterclock.connection import Database
 from waterclock.errors import RefusedError
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages import refused_claims
+from waterclock.tables.model.narrowing import LONGEST_REST, REST, Narrowing
 from waterclock.tables.model.passed_by import MOST_PASSED_BY, PASSED_BY_FOR, PassedBy
 
 from .conftest import MovableClock
@@ -110,6 +112,59 @@ def test_what_is_refused_on_all_messages_is_raised_and_passes_by_none(database: 
     with pytest.raises(RefusedError):
         orders.receive(1)
     assert not orders.context.refused_seqs.now()
+
+
+@pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
+def test_claims_are_not_narrowed_down_again_soon_after_all_messages_were_refused(
+    database: Database, make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch, groups: Any
+) -> None:
+    table = make_table(groups=groups)
+    table.put_many([{"payload": "kept", "group": f"g{number}"} for number in range(3)])
+    refuse(database, "kept", CLAIMED)
+    with pytest.raises(RefusedError):
+        table.receive(1, consumer="press")
+    narrowed: list[str] = []
+    monkeypatch.setattr(refused_claims, "_past_rows", lambda *_: narrowed.append("rows"))
+    monkeypatch.setattr(refused_claims, "_past_groups", lambda *_: narrowed.append("groups"))
+    with pytest.raises(RefusedError):
+        table.receive(1, consumer="press")
+    assert not narrowed
+
+
+def test_a_narrowing_that_found_nothing_rests_ten_times_as_long_as_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0
+    narrowing = Narrowing()
+    monkeypatch.setattr(moments, "monotonic_ns", lambda: now)
+
+    def fail_after(ns: int) -> None:
+        nonlocal now
+        with narrowing.timed():
+            now += ns
+            raise RefusedError("not now")
+
+    with pytest.raises(RefusedError):
+        fail_after(100)
+    assert not narrowing.may_begin()
+    now += REST * 100
+    assert narrowing.may_begin()
+    with pytest.raises(RefusedError):
+        fail_after(LONGEST_REST)
+    assert not narrowing.may_begin()
+    now += LONGEST_REST
+    assert narrowing.may_begin()
+    now -= 1
+    with narrowing.timed():
+        pass
+    assert narrowing.may_begin()
+
+
+def test_a_refused_claim_keeps_what_its_table_has_learnt(database: Database, orders: MessageTable) -> None:
+    orders.put("kept")
+    refuse(database, "kept", CLAIMED)
+    context = orders.context
+    with pytest.raises(RefusedError):
+        orders.receive(1)
+    assert orders.context is context
 
 
 def test_what_is_passed_by_is_tried_again_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.backoff import Backoff
 from waterclock.tables.model.claim import Reached
 from waterclock.tables.model.cron import Ticks
+from waterclock.tables.model.narrowing import Narrowing
 from waterclock.tables.model.options import TableOptions
 from waterclock.tables.model.passed_by import PassedBy
 from waterclock.tables.model.purge_place import PurgePlace
@@ -63,6 +64,8 @@ class TableContext:
         How far a round of purging has come.
     refused_seqs, refused_groups
         What claims pass by: messages, and groups, whose new messages are not routed then.
+    narrowing
+        When a refused claim may be narrowed down again.
     ticks
         When its schedules are to be looked at.
     drawn_ids
@@ -87,6 +90,7 @@ class TableContext:
     purge_place: PurgePlace = field(default_factory=PurgePlace)
     refused_seqs: PassedBy[int] = field(default_factory=PassedBy[int])
     refused_groups: PassedBy[str] = field(default_factory=PassedBy[str])
+    narrowing: Narrowing = field(default_factory=Narrowing)
     ticks: Ticks = field(default_factory=Ticks)
     drawn_ids: DrawnIds = field(default_factory=DrawnIds)
     dead: TableContext | None = None

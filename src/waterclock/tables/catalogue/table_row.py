@@ -142,7 +142,9 @@ class TableRow:
     def read(self) -> TableContext:
         """Give the table as it is now, its columns included."""
         with moments.holding(self._lock):
-            self._context = load(self._context.backend, self._context.name)
+            fresh = load(self._context.backend, self._context.name)
+            if not _is_same(self._context, fresh):  # else what the known one has learnt stays
+                self._context = fresh
             return self._context
 
     def check(self, error: RefusedError) -> NoReturn:
@@ -161,6 +163,19 @@ class TableRow:
         else:
             self._context = load(known.backend, known.name)
             self._looked_at = moments.monotonic()
+
+
+def _is_same(known: TableContext, fresh: TableContext) -> bool:
+    if known.dead is None or fresh.dead is None:
+        has_same_dead = known.dead is fresh.dead
+    else:
+        has_same_dead = _is_same(known.dead, fresh.dead)
+    facts = (known.table_id, known.revision, _columns(known)) == (fresh.table_id, fresh.revision, _columns(fresh))
+    return facts and has_same_dead
+
+
+def _columns(context: TableContext) -> dict[str, str]:
+    return {column.name: repr(column.type) for column in context.rows.columns}
 
 
 @dataclass(frozen=True, slots=True)

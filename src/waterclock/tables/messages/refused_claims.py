@@ -1,7 +1,8 @@
 """Claiming past messages that the database refuses to let be claimed, such as one for which a user's trigger raises.
 
 A refused claim is narrowed down to its first message, or its first group. If something behind it can be claimed, it is
-passed by for `PASSED_BY_FOR`; if not, the refusal is about more than single messages, and nothing is noted.
+passed by for `PASSED_BY_FOR`; if not, the refusal is about more than single messages, and nothing is noted. Claims that
+are refused soon after that are not narrowed down (`Narrowing`).
 """
 
 from __future__ import annotations
@@ -61,8 +62,11 @@ def claim_past(context: TableContext, wanted: Wanted, error: WaterclockError, cl
         with context.backend.snapshot() as connection:
             if not context.sql.column_names(connection, context.dead.name):  # the caller looks at the table again
                 raise error
+    if not context.narrowing.may_begin():
+        raise error
     past = _past_rows if context.options.groups is None else _past_groups
-    return past(context, wanted, claim, error)
+    with context.narrowing.timed():
+        return past(context, wanted, claim, error)
 
 
 def _past_rows(context: TableContext, wanted: Wanted, claim: _Claim, error: WaterclockError) -> list[Claimed]:
