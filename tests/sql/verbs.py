@@ -164,8 +164,9 @@ class Scene:
     def ready_to_renew(self) -> Callable[[], Any]:
         """A consumer that is alive."""
         context = self._consumed_by("ann")
-        until = self._backend.now() + 2 * context.options.ack_wait
-        return lambda: self._backend.transact(lambda own: consumers.renew(context, own, "ann", until))
+        its = (consumers_table.c.table_id == context.table_id) & (consumers_table.c.name == "ann")
+        self._backend.transact(lambda own: own.execute(sa.update(consumers_table).where(its).values(lease_until=1)))
+        return lambda: self._backend.transact(lambda own: consumers.renew_all(context, own, ["ann"]))
 
     def ready_to_beat(self) -> Callable[[], Any]:
         """A process that has taken messages."""
@@ -374,8 +375,8 @@ EXCLUSIVE_GROUPS = (
     Verb(
         "Renew a consumer's lease",
         'jobs.subscribe("ann")',
-        "The heartbeat of a subscription renews the consumer's lease four times in each `ack_wait`. It renews nothing"
-        " where another process has the name by now.",
+        "The heartbeat of a process renews the leases of all its consumers of a table four times in each `ack_wait`."
+        " It renews nothing where another process has the name by now.",
         Scene.ready_to_renew,
     ),
     Verb(

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import sqlalchemy as sa
@@ -17,6 +18,7 @@ from waterclock.database.table_catalogue import groups
 from waterclock.errors import UnavailableError
 from waterclock.tables.consumers import heartbeat
 from waterclock.tables.consumers.heartbeat import Heartbeat
+from waterclock.tables.groups import consumers
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
@@ -48,6 +50,34 @@ def test_a_beat_renews_the_leases_of_all_consumers(
         assert [lease_until(database, name) for name in "xy"] == [clock.now + 30_000_000_000] * 2
     assert later.beat() is None
     assert lease_until(database, "x") is None
+
+
+def test_one_statement_renews_all_consumers_of_a_process(
+    exclusive: MessageTable, later: Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewing = Mock(wraps=consumers.renew_all)
+    monkeypatch.setattr(consumers, "renew_all", renewing)
+    with exclusive.subscribe("x"), exclusive.subscribe("y"):
+        later.beat()
+        [names] = [call.args[2] for call in renewing.call_args_list]
+        assert set(names) == {"x", "y"}
+
+
+def test_a_consumer_whose_row_is_locked_keeps_no_other_from_being_renewed(
+    exclusive: MessageTable, later: Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewed: list[str] = []
+
+    def renew(_context: object, _connection: object, names: list[str]) -> None:
+        if "x" in names:
+            raise UnavailableError("the row is locked")
+        renewed.extend(names)
+
+    monkeypatch.setattr(consumers, "renew_all", renew)
+    with exclusive.subscribe("x"), exclusive.subscribe("y"):
+        later.beat()
+        later.beat()
+    assert "y" in renewed
 
 
 def test_exclusive_subscriptions_start_no_thread_of_their_own(connect: Callable[..., Database]) -> None:
@@ -151,7 +181,7 @@ def test_a_renewal_that_fails_is_logged_and_tried_again(
         next(deliveries)
         clock.move("10s")
         with monkeypatch.context() as patch:
-            patch.setattr("waterclock.tables.groups.consumers.renew", fail)
+            patch.setattr("waterclock.tables.groups.consumers.renew_all", fail)
             later.beat()
         assert "cannot renew the lease of consumer x of orders: the database is away" in caplog.text
         later.beat()

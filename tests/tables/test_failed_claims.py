@@ -288,7 +288,7 @@ def test_a_consumer_whose_claims_keep_failing_gives_up_its_groups(
         heartbeat = deliveries._consumer_heartbeat
         assert isinstance(heartbeat, ConsumerHeartbeat)
         renewed: list[str] = []
-        monkeypatch.setattr(consumers, "renew", lambda *_: renewed.append("renewed"))
+        monkeypatch.setattr(consumers, "renew_all", lambda *_: renewed.append("renewed"))
         heartbeat.beat()
         assert renewed == ["renewed"]
         monkeypatch.setattr(consumer_heartbeat, "GIVE_UP_AFTER", 0.0)

@@ -206,7 +206,8 @@ class Heartbeat:
                 self._beatings.discard(one)
             due = sorted((one for one in self._beatings if one.beat_at <= now), key=_beat_at)
         for one in due:
-            _apart(one.beat)
+            if one.beat_at <= now:  # else one before it has beaten for it, too
+                _apart(one.beat)
 
     def _next(self) -> int | None:
         beatings = [one for one in self._beatings if not one.over]

@@ -66,6 +66,14 @@ def renew(context: TableContext, connection: SqlConnection, name: str, until: in
     execute_later(connection, (_living(), {**mine, "until": until}))
 
 
+def renew_all(context: TableContext, connection: sa.Connection, names: Sequence[str]) -> None:
+    """Let the leases of these consumers begin again, as `renew` does that of one."""
+    until = context.backend.now(connection) + context.options.ack_wait
+    for some in pieces(names):
+        mine = {"table": context.table_id, "names": some, "process": context.backend.session}
+        connection.execute(_living_together(), {**mine, "until": until})
+
+
 def claim_due(context: TableContext, connection: SqlConnection, name: str) -> tuple[int, bool]:
     """Say when a consumer has to claim next, to get a lease or to renew it, ns; and whether it gets nothing before."""
     known = connection.execute(_lease(), {"table": context.table_id, "who": name}).first()
@@ -374,9 +382,19 @@ def _renewing() -> sa.Update:
 
 @built_once(maxsize=1)
 def _living() -> sa.Update:
+    return _lasting(consumers.c.name == sa.bindparam("who"))
+
+
+@built_once(maxsize=1)
+def _living_together() -> sa.Update:
+    return _lasting(consumers.c.name.in_(sa.bindparam("names", expanding=True)))
+
+
+def _lasting(named: sa.ColumnElement[bool]) -> sa.Update:
     until = sa.bindparam("until", type_=sa.BigInteger)
+    its = consumers.c.table_id == sa.bindparam("table")
     mine = consumers.c.session == sa.bindparam("process", type_=sa.BigInteger)
-    return sa.update(consumers).where(*_named(), mine, consumers.c.lease_until < until).values(lease_until=until)
+    return sa.update(consumers).where(its, named, mine, consumers.c.lease_until < until).values(lease_until=until)
 
 
 @built_once(maxsize=1)
