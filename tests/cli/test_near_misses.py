@@ -41,12 +41,30 @@ def filled(shell: Shell) -> Shell:
         ("topic alter telemetry --unset retentions", "retention", WRONG_USAGE),
         ("table ls --jsn", "--json", WRONG_USAGE),
         ("tabel ls", "table", WRONG_USAGE),
+        ("upkeep statsu", "status", WRONG_USAGE),
     ],
 )
 def test_an_unknown_name_suggests_the_nearest(filled: Shell, command: str, near: str, code: int) -> None:
     filled(*command.split(), expect=code)
     said = filled.said.lower()
     assert any(f"did you mean {quote}{near}{quote}?" in said for quote in ("", "'", '"')), filled.said
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("upkeep now", "no command named 'now' in 'waterclock upkeep'; choose from status"),
+        (
+            "topic info telemetry all of it",
+            "'waterclock topic info' takes no further argument, got 'all'. Run 'waterclock topic info --help'",
+        ),
+        ("topic info telemetry postgresql://u:secret@h/d", "'waterclock topic info' takes no further argument, got"),
+    ],
+)
+def test_a_word_too_many_is_named_with_the_remedy(filled: Shell, command: str, says: str) -> None:
+    filled(*command.split(), expect=WRONG_USAGE)
+    assert says in filled.said
+    assert "secret" not in filled.said
 
 
 def test_an_unknown_group_is_compared_with_a_bounded_number_of_names(

@@ -14,12 +14,12 @@ from functools import partial
 from importlib.metadata import version
 from types import TracebackType
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from waterclock.cli.extras import install_command
 from waterclock.cli.output import Output, without_controls, writing
 from waterclock.errors import InvalidArgumentError, WaterclockError
-from waterclock.quoting import quoted
+from waterclock.quoting import quoted, unknown_name
 from waterclock.time import UnitWarning
 from waterclock.urls import redacted, shown
 
@@ -186,7 +186,7 @@ def _run(arguments: list[str]) -> int:
 def _complaint(error: Exception, arguments: list[str]) -> str | None:
     """Say what was wrong, or None for what is a fault of ours."""
     if isinstance(error, CycloptsError):
-        text = str(error)
+        text = _unused(error) if isinstance(error, UnusedCliTokensError) else str(error)
         for argument in arguments:  # it quotes what it does not understand, which may be a URL in a wrong place
             text = text.replace(argument, shown(argument) if _MAY_BE_URL.search(argument) else argument)
         return text
@@ -199,3 +199,13 @@ def _complaint(error: Exception, arguments: list[str]) -> str | None:
     if isinstance(error, OSError) and error.filename is not None:
         return f"cannot use {quoted(str(error.filename))}: {error.strerror}; name another place"
     return None
+
+
+def _unused(error: UnusedCliTokensError) -> str:
+    """Name the first word that a command cannot take: one that has commands of its own was probably to run one."""
+    called = " ".join((app.name[0], *(error.command_chain or ())))
+    word = (error.unused_tokens or [""])[0]
+    commands = [name for name in error.app or () if not name.startswith("-")]
+    if commands:
+        return unknown_name("command", word, commands, f"choose from {', '.join(commands)}", quoted(called))
+    return f"'{called}' takes no further argument, got {quoted(word)}. Run '{called} --help'"
