@@ -9,10 +9,12 @@ from cyclopts import App
 
 from waterclock.cli.common import Common
 from waterclock.cli.output import Output, pause_end, span
+from waterclock.errors import NotFoundError
 from waterclock.time import MAX_NS, format_time
 
 if TYPE_CHECKING:
     from waterclock.tables.groups.info import GroupInfo
+    from waterclock.tables.message_groups import MessageGroups
     from waterclock.tables.messages.group_commands import GroupChange
 
 app = App(name="group")
@@ -107,9 +109,15 @@ def pause(
     dry_run: bool = False,
     common: Common = Common(),
 ) -> None:
-    """Hand out nothing of a group until a time, or until it is resumed."""
+    """Hand out nothing of a group until a time, or until it is resumed; also of one that has no messages yet."""
     with common.connect() as database:
-        _say(common.output, "paused", database.table(table).groups.pause(group, until, dry_run=dry_run), "group")
+        groups = database.table(table).groups
+        missing = _missing(groups, group)
+        _say(common.output, "paused", groups.pause(group, until, dry_run=dry_run), "group")
+        if missing:
+            common.output.complain(
+                f"warning: {missing} A pause holds messages that come later. 'waterclock group resume' ends it"
+            )
 
 
 @app.command
@@ -143,9 +151,15 @@ def release(
 
 @app.command
 def pin(table: str, group: str, consumer: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
-    """Give a group to one consumer alone, until it is unpinned."""
+    """Give a group to one consumer alone, until it is unpinned; also one that has no messages yet."""
     with common.connect() as database:
-        _say(common.output, "pinned", database.table(table).groups.pin(group, consumer, dry_run=dry_run), "group")
+        groups = database.table(table).groups
+        missing = _missing(groups, group)
+        _say(common.output, "pinned", groups.pin(group, consumer, dry_run=dry_run), "group")
+        if missing:
+            common.output.complain(
+                f"warning: {missing} A pin holds for messages that come later. 'waterclock group unpin' ends it"
+            )
 
 
 @app.command
@@ -175,6 +189,15 @@ def rebalance(table: str, /, *, dry_run: bool = False, common: Common = Common()
     """Share exclusive groups evenly among the consumers that live."""
     with common.connect() as database:
         _say(common.output, "moved", database.table(table).groups.rebalance(dry_run=dry_run), "group")
+
+
+def _missing(groups: MessageGroups, group: str) -> str | None:
+    """Return the error of an unknown group, which a pause or pin adds to the table, as a sentence; None if known."""
+    try:
+        groups.info(group)
+    except NotFoundError as error:
+        return str(error) if str(error).endswith("?") else f"{error}."
+    return None
 
 
 def _say(output: Output, verb: str, change: GroupChange, noun: str = "message") -> None:
