@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,16 @@ def test_transactions_that_deadlock_are_run_again(backend: Backend) -> None:
     with backend.snapshot() as connection:
         assert values(connection) == [2, 2]
     assert len(attempts) == (2 if backend.dialect.name == "sqlite" else 3)
+
+
+def test_an_sqlite_file_is_opened_and_read_while_another_writes(sqlite_url: str) -> None:
+    with closing(Backend(sqlite_url, create=True)) as writing:
+        file = writing.url.database
+    assert file is not None
+    with closing(sqlite3.connect(file)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        with closing(Backend(sqlite_url)) as reading, reading.snapshot() as connection:
+            assert connection.execute(sa.text("PRAGMA auto_vacuum")).scalar() == 2  # incremental
 
 
 def test_a_database_that_stays_busy_is_given_up_with_a_word(sqlite_url: str) -> None:

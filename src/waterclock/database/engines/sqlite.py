@@ -197,8 +197,9 @@ def _set_up(connection: Any, _record: Any) -> None:
     connection.text_factory = _read_text
     connection.isolation_level = None  # the driver must not begin transactions of its own
     cursor = connection.cursor()
-    cursor.execute(f"PRAGMA page_size={PAGE_SIZE:d}")
-    cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of a new file; costs a page in 3,277
+    if cursor.execute("PRAGMA page_count").fetchone() == (0,):  # a new file; for another one it takes the write lock
+        cursor.execute(f"PRAGMA page_size={PAGE_SIZE:d}")
+        cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")  # costs a page in 3,277
     if cursor.execute("SELECT 1 FROM sqlite_master WHERE name = 'waterclock_migrations'").fetchone() is not None:
         _set_log(connection)
     cursor.execute("PRAGMA synchronous=FULL")
