@@ -21,6 +21,7 @@ from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.message_table import MessageTable
 from waterclock.work import event_loop, watching
 from waterclock.work.metrics import answering
+from waterclock.work.recording import Recorder
 
 MakeTable = Callable[..., MessageTable]
 
@@ -333,3 +334,30 @@ def forks_and_dies(_: wc.Delivery) -> None:
     if os.fork() == 0:
         threading.Event().wait(PATIENCE / 4)
     os._exit(1)
+
+
+def test_an_ack_that_the_database_cannot_take_keeps_no_other(
+    orders: MessageTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders.put_many([{"payload": text} for text in ("first", "large", "small", "small")])
+    ack, put = MessageTable.ack, Recorder.put
+    handled, acked = [], []
+
+    def put_and_count(self: Recorder, *what: Any) -> None:
+        put(self, *what)
+        handled.append(what)
+
+    def refuse_large(self: MessageTable, deliveries: Any) -> None:
+        if not acked:  # until the others are acked together
+            until(lambda: len(handled) == 4)
+        acked.append(len(deliveries))
+        if any(one.payload == "large" for one in deliveries):
+            raise wc.InvalidArgumentError("it is too large")
+        ack(self, deliveries)
+
+    monkeypatch.setattr(Recorder, "put", put_and_count)
+    monkeypatch.setattr(MessageTable, "ack", refuse_large)
+    began = threading.Barrier(4)
+    with running(wc.Worker(orders, lambda _: began.wait(PATIENCE), concurrency=4)):
+        until(lambda: orders.stats().acked == 3)
+    assert max(acked) > 1

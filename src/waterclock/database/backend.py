@@ -355,6 +355,8 @@ class Backend:
     def _may_pass(self, error: Exception) -> bool:
         if not isinstance(error, exc.DBAPIError) or self.dialect.refusal(error) is not None:
             return False
+        if self.dialect.too_large(error) is not None:  # a server that hangs up for it is not away
+            return False
         return self.dialect.is_transient(error)
 
     def _failure(self, error: Exception, unavailable: str) -> WaterclockError:

@@ -254,14 +254,15 @@ class Direct:
         except BaseException as error:
             self.has_failed = True
             if isinstance(error, driver_error):
-                raise self._wrapped(error, next(one for one in given if isinstance(one, str))) from error
+                at = next(at for at, one in enumerate(given) if isinstance(one, str))
+                raise self._wrapped(error, given[at], *given[at + 1 :]) from error
             if isinstance(error, MISFITS):
                 raise exc.DataError(None, None, error) from error
             raise
 
-    def _wrapped(self, error: Any, text: str) -> exc.DBAPIError:
+    def _wrapped(self, error: Any, text: str, parameters: Any = None) -> exc.DBAPIError:
         broken = self.dialect.is_disconnect(error, self._connection, None)
-        return wrapped(error, self.dialect, text, broken=broken)
+        return wrapped(error, self.dialect, text, parameters, broken=broken)
 
 
 class Together(Direct):
@@ -356,8 +357,7 @@ class Together(Direct):
             cause = _first(error.orig if isinstance(error, exc.DBAPIError) else error, driver_error)
             if not isinstance(cause, driver_error):
                 raise
-            text, _ = every[_failed(cause, cursors, len(every))]
-            named = self._wrapped(cause, text)
+            named = self._wrapped(cause, *every[_failed(cause, cursors, len(every))])
             lost = isinstance(cause, self.dialect.loaded_dbapi.OperationalError) and not _state(cause)
             named.connection_invalidated |= lost or bool(getattr(error, "connection_invalidated", False))
             raise named from cause

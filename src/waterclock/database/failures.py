@@ -10,6 +10,7 @@ from __future__ import annotations
 from sqlalchemy import exc
 
 from waterclock.database.engines.engine_dialect import EngineDialect
+from waterclock.database.statement_size import largest_value
 from waterclock.database.wrapping import UNWRITABLE
 from waterclock.errors import (
     ConstraintError,
@@ -34,6 +35,11 @@ def failure(error: Exception, dialect: EngineDialect, name: str, said: str, unav
     unavailable
         What cannot be done where the database is away: the beginning of the text.
     """
+    limit = dialect.too_large(error) if isinstance(error, exc.DBAPIError) else None
+    if limit is not None:
+        size = largest_value(getattr(error, "params", None))
+        what = f"a value of {size} bytes" if size else "a value"
+        return InvalidArgumentError(f"cannot write {what} to {name}: it is too large ({said}). {limit}")
     if isinstance(error, (*UNWRITABLE, exc.DataError)):
         return InvalidArgumentError(f"{name} cannot keep a value: {said}")
     if isinstance(error, exc.TimeoutError):  # the pool's

@@ -15,7 +15,7 @@ MISFITS = (*UNWRITABLE, TypeError)
 
 
 def wrapped(
-    error: Exception, dialect: sa.Dialect, statement: str | None = None, *, broken: bool = False
+    error: Exception, dialect: sa.Dialect, statement: str | None = None, parameters: Any = None, *, broken: bool = False
 ) -> exc.DBAPIError:
     """Give a driver's error as SQLAlchemy would raise it.
 
@@ -23,12 +23,14 @@ def wrapped(
     ----------
     statement
         What was run; None where the connection was opened.
+    parameters
+        With which values, as the driver took them.
     broken
         Whether the connection broke.
     """
     made = exc.DBAPIError.instance(
         statement,
-        None,
+        parameters,
         error,
         dialect.loaded_dbapi.Error,
         hide_parameters=True,

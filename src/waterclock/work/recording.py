@@ -9,7 +9,14 @@ from collections.abc import Callable, Sequence
 
 from waterclock import moments
 from waterclock.database.deadlines import answers_within
-from waterclock.errors import LeaseLostError, OrderError, RefusedError, UnavailableError, WaterclockError
+from waterclock.errors import (
+    InvalidArgumentError,
+    LeaseLostError,
+    OrderError,
+    RefusedError,
+    UnavailableError,
+    WaterclockError,
+)
 from waterclock.quoting import in_a_line
 from waterclock.tables.messages.dead_letters import dies_when_given_back
 from waterclock.time import format_duration
@@ -100,7 +107,7 @@ class Recorder:
                 self._try(lambda: intake.table.ack(deliveries))
         except LeaseLostError as error:
             _log.warning("%s", error)
-        except (OrderError, RefusedError) as error:
+        except (OrderError, RefusedError, InvalidArgumentError) as error:
             self._ack_apart(intake, handled, error)
             return
         except Exception as error:  # noqa: BLE001  # one table's fault is no other's
@@ -108,7 +115,7 @@ class Recorder:
             return
         self._note_acked(intake, handled)
 
-    def _ack_apart(self, intake: Intake, handled: Sequence[Handled], error: OrderError | RefusedError) -> None:
+    def _ack_apart(self, intake: Intake, handled: Sequence[Handled], error: WaterclockError) -> None:
         """Ack messages one by one, so that one whose ack is refused keeps no other."""
         if len(handled) > 1:
             for each in handled:

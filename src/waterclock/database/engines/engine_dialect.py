@@ -100,6 +100,10 @@ class EngineDialect(Protocol):
         """Return whether a statement failed because its table was altered after the session had prepared it."""
         ...
 
+    def too_large(self, error: exc.DBAPIError) -> str | None:
+        """Return which limit of the database a value or statement exceeds, and the remedy; None for other errors."""
+        ...
+
     def refusal(self, error: exc.DBAPIError) -> str | None:
         """Say why the database as a whole cannot be written to or read, as `FULL` and its like; None for others."""
         ...

@@ -12,6 +12,7 @@ from sqlalchemy import event, exc
 
 from waterclock.database.direct import Frame
 from waterclock.database.engines.engine_dialect import BROKEN, FULL, LONGEST_LOCK_WAIT, LONGEST_SILENCE, OURS, READ_ONLY
+from waterclock.database.engines.mariadb_packets import PACKET_TOO_LARGE, refuse_oversized
 from waterclock.database.engines.pool import ping_after_idling
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import UnavailableError
@@ -40,16 +41,23 @@ _OUT_OF_TIME = {
     1969,  # max_statement_time
 }
 _OPTION = 1290
+_ENGINE_ERROR = 1030
 _REFUSALS = {
     1021: FULL,  # disk full
     1024: BROKEN,  # error reading a file
     1026: BROKEN,  # error writing a file
-    1030: BROKEN,  # error from the storage engine
+    _ENGINE_ERROR: BROKEN,  # error from the storage engine
     1036: READ_ONLY,  # table is read-only
     1114: FULL,  # table full
     _OPTION: "an option of the server forbids it",
     1792: READ_ONLY,  # transaction that only reads
     1836: READ_ONLY,  # server in read-only mode
+}
+_ROW_TOO_LARGE = re.compile(r"\b139\b")
+_TOO_LARGE = {
+    1118,  # row too large
+    PACKET_TOO_LARGE,
+    1301,  # result of a function larger than max_allowed_packet
 }
 _NO_SPACE_LEFT = re.compile(r"\b28\b")
 _FORBIDDEN = {
@@ -158,6 +166,15 @@ class MariadbDialect:
         """Return False: statements are planned each time, or again by themselves."""
         return False
 
+    def too_large(self, error: exc.DBAPIError) -> str | None:
+        """Return the remedy for max_allowed_packet, or for a row that InnoDB cannot store."""
+        code = _code(error)
+        if code in _TOO_LARGE:
+            return "Store large data elsewhere and its address here, or raise max_allowed_packet"
+        if code == _ENGINE_ERROR and _ROW_TOO_LARGE.search(str(error.orig)):
+            return "A row may take half a page of InnoDB. Store large data in columns of type text or bytes"
+        return None
+
     def refusal(self, error: exc.DBAPIError) -> str | None:
         """No room on the disk or in the table, a server that only reads, or one whose disk fails."""
         reason = _REFUSALS.get(cast("int", _code(error)))
@@ -244,6 +261,7 @@ def _set_up(connection: Any, _record: Any) -> None:
             f"the server calls itself version {version!r} and is no MariaDB; Waterclock needs what only"
             " MariaDB has: name such a server, 10.6 or later"
         )
+    refuse_oversized(connection)
     # For the session: setting it for each transaction would cost four round trips.
     with connection.cursor() as cursor:
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")

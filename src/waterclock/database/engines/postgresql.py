@@ -15,6 +15,7 @@ from waterclock.database.engines.engine_dialect import BROKEN, FULL, LONGEST_LOC
 from waterclock.database.engines.pool import ping_after_idling
 from waterclock.database.engines.postgresql_sign_in import state_of_refusal
 from waterclock.database.sql_connection import SqlConnection
+from waterclock.database.statement_size import largest_set
 from waterclock.errors import UnavailableError
 from waterclock.quoting import quoted
 
@@ -70,6 +71,12 @@ _FORBIDDEN = {
 _NOW = sa.cast(sa.extract("epoch", sa.func.statement_timestamp()) * 1_000_000_000, sa.BigInteger)
 _UNKNOWN_STATEMENT = "26000"  # invalid_sql_statement_name
 _POOLED = "a pooler gives each transaction another session; end the URL with ?prepare_threshold=none"
+_LIMIT_EXCEEDED = "54000"  # program_limit_exceeded: a row of an index, or a text longer than 1 GB
+_INTERNAL_ERROR = "XX000"
+_ALLOCATION = "invalid memory alloc request size"
+_LARGEST_MESSAGE = (1 << 30) - (1 << 20)
+"""Bytes of values that the server takes with a statement, less what describes them: it closes the connection of a
+client that sends more than 1 GB."""
 _REFUSALS = {
     "25006": READ_ONLY,  # read_only_sql_transaction
     "53100": FULL,  # disk_full
@@ -169,6 +176,18 @@ class PostgresqlDialect:
         """Ask which function of the server failed, as its text may be translated."""
         return _has_stale_plan(error.orig)
 
+    def too_large(self, error: exc.DBAPIError) -> str | None:
+        """program_limit_exceeded, more memory than one value may take, or a message after which the server hung up."""
+        state = getattr(error.orig, "sqlstate", None)
+        if state == _LIMIT_EXCEEDED:
+            return "Store large data elsewhere and its address here"
+        # The server has no state for it, and does not translate its text.
+        if (state == _INTERNAL_ERROR and _ALLOCATION in str(error.orig)) or (
+            error.connection_invalidated and largest_set(error.params) > _LARGEST_MESSAGE
+        ):
+            return f"PostgreSQL takes {_LARGEST_MESSAGE} bytes at once. Store large data elsewhere and its address here"
+        return None
+
     def refusal(self, error: exc.DBAPIError) -> str | None:
         """disk_full, a server that only reads, or one whose disk fails."""
         return _REFUSALS.get(getattr(error.orig, "sqlstate", None) or "")
@@ -196,7 +215,7 @@ class PostgresqlDialect:
 
     def largest_value(self, connection: sa.Connection) -> int:  # noqa: ARG002  # others have to ask
         """Answer a gigabyte, less the rest of the row."""
-        return (1 << 30) - (1 << 20)
+        return _LARGEST_MESSAGE
 
     def size_in_statement(self, value: str | bytes) -> int:
         """Count its bytes."""

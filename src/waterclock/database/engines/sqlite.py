@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
 import sqlalchemy as sa
@@ -132,6 +132,14 @@ class SqliteDialect:
     def has_stale_plan(self, error: exc.DBAPIError) -> bool:  # noqa: ARG002  # as the others
         """Return False: statements are planned each time, or again by themselves."""
         return False
+
+    def too_large(self, error: exc.DBAPIError) -> str | None:
+        """SQLITE_TOOBIG: a value, a row or a statement longer than SQLite was built for."""
+        if _primary_code(error) != sqlite3.SQLITE_TOOBIG:
+            return None
+        with closing(sqlite3.connect(":memory:")) as connection:
+            limit = connection.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
+        return f"SQLite takes {limit} bytes a row. Store large data elsewhere and its address here"
 
     def refusal(self, error: exc.DBAPIError) -> str | None:
         """Tell a disk that is full from one that is broken and from a file that may not be written to."""

@@ -132,8 +132,6 @@ def put_rows(context: TableContext, connection: SqlConnection, prepared: Prepare
             for row in prepared.rows:
                 _check_sizes(context, row, row)
         except InvalidArgumentError as reason:
-            if isinstance(connection, sa.Connection):
-                connection.invalidate()  # the server has hung up, so there is nothing to roll back
             raise reason from error
         except UnavailableError:  # a database that is away says nothing of sizes
             pass
