@@ -11,6 +11,7 @@ import pytest
 from waterclock import moments
 from waterclock.connection import Database
 from waterclock.tables.catalogue import table_row
+from waterclock.tables.consumers import subscription
 from waterclock.tables.consumers.idling import LEADS_FOR, IdleConsumers
 from waterclock.tables.message_table import MessageTable
 
@@ -86,6 +87,23 @@ def test_each_of_many_messages_wakes_one_of_many_idle_consumers(
     for each in threads:
         each.join(60)
     assert not any(each.is_alive() for each in threads)
+
+
+def test_of_idle_consumers_one_purges_for_all(
+    make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table()
+    purge = Mock(return_value=0)
+    monkeypatch.setattr(subscription, "purge_some", purge)
+    with table.subscribe() as first, table.subscribe() as second:
+        for each in (first, second):
+            each.take(1)
+        purge.reset_mock()
+        later = moments.monotonic() + 10
+        monkeypatch.setattr(moments, "monotonic", lambda: later)
+        for each in (first, second):
+            each.take(1)
+        purge.assert_called_once()
 
 
 def test_all_who_have_a_table_open_share_one_look_a_second_at_it(

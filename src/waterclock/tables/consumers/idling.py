@@ -7,6 +7,7 @@ as often as for one.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Hashable
 from typing import Protocol
@@ -29,12 +30,19 @@ class Sleeper(Protocol):
 
 
 class IdleConsumers:
-    """The consumers of a process that wait for the same messages. Safe to share between threads."""
+    """The consumers of a process that wait for the same messages. Safe to share between threads.
+
+    Attributes
+    ----------
+    purged_at
+        When one of them began to purge the table, in seconds of the monotonic clock.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._leader: Sleeper | None = None
         self._seen_at = 0.0
+        self.purged_at = -math.inf
         # Weak, because a consumer that is forgotten without being closed must not be kept alive.
         self._sleeping: WeakKeyDictionary[Sleeper, None] = WeakKeyDictionary()
 

@@ -441,9 +441,17 @@ class Subscription(Closing):
         self._stop.wait(pause)
 
     def _purge(self, context: TableContext, after: float) -> None:
-        """Purge some of what is to go, where that was last done so many seconds ago."""
-        if moments.monotonic() - self._purged_at < after:
+        """Purge some of what is to go, where that was last done so many seconds ago.
+
+        One that has nothing in hand leaves it to the others of its process, too: they wake at the same time.
+        """
+        now = moments.monotonic()
+        if now - self._purged_at < after:
             return
+        is_idle = self._purged_at > -math.inf and not (self._waiting or self._handed_out)
+        if is_idle and now - self._idle.purged_at < after:
+            return
+        self._idle.purged_at = now
         for purge in (expire_some, purge_some):
             self._purge_by(purge, context)
         if moments.monotonic() - self._keys_purged_at >= _PURGE_KEYS_EVERY:
