@@ -395,6 +395,10 @@ def test_several_pipelines_wait_for_the_first_message_and_end_with_the_micro_bat
 
         by_time, by_rate = run_pipelines(spark, file.pipelines, tell=tell, stopping=lambda: min(calls[-1]) > 0)
         assert (by_rate.messages, by_rate.lag) == (1000, 0)
+        for one in (by_time, by_rate):  # Spark knows the jobs of each by its run
+            assert one.tasks is not None
+            assert 0 <= one.tasks[0] <= one.tasks[1]
+            assert one.tasks[1] > 0
         assert 0 < by_time.messages < 1000
         assert by_time.messages + (by_time.lag or 0) == 1000
         for checkpoint in ("by-time", "by-rate"):

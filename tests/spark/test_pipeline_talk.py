@@ -6,10 +6,12 @@ import json
 import re
 import urllib.request
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
+from pyspark.status import SparkJobInfo, SparkStageInfo
 from tests.moments import ReadFrom
 from tests.spark.pipeline_files import SECOND, START, read, write
 
@@ -18,8 +20,8 @@ from waterclock import moments
 from waterclock.spark.pipeline import progress
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
 from waterclock.spark.pipeline.places import check_places
-from waterclock.spark.pipeline.progress import Progress
-from waterclock.spark.pipeline.reporting import EVERY_S, Reporter
+from waterclock.spark.pipeline.progress import Progress, tasks_of
+from waterclock.spark.pipeline.reporting import EVERY_S, FIRST_EVERY_S, Reporter
 
 STATE = {"open_batches": 7, "state_rows": 5, "state_bytes": 4096, "state_partitions": 2, "state_buckets": 8}
 
@@ -168,6 +170,51 @@ def test_a_pipeline_says_at_once_that_it_starts_and_reports_its_first_micro_batc
         assert capsys.readouterr().err.startswith("press: 70 messages, 7/s, 0 behind")
         reporter.tell([Progress("press", micro_batches=2, messages=140, rate=7.0, lag=0)])
         assert capsys.readouterr().err == ""
+
+
+def test_a_long_first_micro_batch_is_reported_by_its_tasks_every_ten_seconds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0
+    with moments.replaced(ReadFrom(lambda: now)):
+        reporter = Reporter([read(write(tmp_path))], as_json=False, quiet=False)
+        for tenths in range(31):
+            now = round(tenths * FIRST_EVERY_S / 10 * SECOND)
+            reporter.tell([Progress("press", tasks=(tenths, 64))])
+        assert capsys.readouterr().err.splitlines() == [
+            f"press: first micro-batch: {done} of 64 tasks done" for done in (10, 20, 30)
+        ]
+        assert FIRST_EVERY_S <= 10
+        for tenths in range(31, 71):
+            now = round(tenths * FIRST_EVERY_S / 10 * SECOND)
+            reporter.tell([Progress("press", reported="2026-07-01T10:00:00Z")])
+        assert (
+            capsys.readouterr().err.splitlines() == ["press: no micro-batch has ended yet"] * 2
+        )  # it waits for messages
+
+
+class Tracker:
+    """What Spark knows of two jobs of a run, of which the first has ended and skipped a stage."""
+
+    JOBS = MappingProxyType({1: SparkJobInfo(1, [1, 2], "SUCCEEDED"), 2: SparkJobInfo(2, [2, 3, 4, 5], "RUNNING")})
+    TASKS = MappingProxyType({1: (0, 8), 2: (4, 4), 3: (1, 6), 4: (0, 2)})  # it does not know stage 5 yet
+
+    def getJobIdsForGroup(self, group: str) -> list[int]:  # noqa: N802
+        return [1, 2, 3] if group == "run" else []
+
+    def getJobInfo(self, job: int) -> SparkJobInfo | None:  # noqa: N802
+        return self.JOBS.get(job)
+
+    def getStageInfo(self, stage: int) -> SparkStageInfo | None:  # noqa: N802
+        if stage not in self.TASKS:
+            return None
+        done, known = self.TASKS[stage]
+        return SparkStageInfo(stage, 0, "stage", known, 0, done, 0)
+
+
+def test_tasks_of_skipped_and_unknown_stages_are_not_counted() -> None:
+    assert tasks_of(Tracker(), "run") == (5, 12)  # type: ignore[arg-type]
+    assert tasks_of(Tracker(), "another") is None  # type: ignore[arg-type]
 
 
 def test_a_missing_table_is_named_with_the_command_that_creates_it(tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ def run(
 ) -> None:
     """Batch a topic as it grows, and write the batches; go on where the checkpoint says.
 
-    Says every 30 seconds on stderr how far it is, with --json as an object a line.
+    Says every 30 seconds on stderr how far it is, with --json as an object a line; every 10 until the first micro-batch
+    has ended.
 
     Parameters
     ----------

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.utils import is_remote
+from pyspark.status import StatusTracker
 
 from waterclock.batching.event_time.rule import REJECTIONS
 from waterclock.connection import connect
@@ -68,6 +69,9 @@ class Progress:
         In how many buckets its sources are; None in a replay.
     phases
         How long the parts of the newest micro-batch took, ms.
+    tasks
+        How many tasks of the first micro-batch Spark has done, and how many it knows; None before it has one, and where
+        Spark does not say, as through Spark Connect.
     newest
         Number of the newest micro-batch that is counted; -1 before there is one.
     reported
@@ -90,6 +94,7 @@ class Progress:
     state_partitions: int | None = None
     state_buckets: int | None = None
     phases: dict[str, int] = field(default_factory=dict[str, int])
+    tasks: tuple[int, int] | None = None
     newest: int = -1
     reported: str | None = None
     open_by_bucket: dict[int, int] = field(default_factory=dict[int, int])
@@ -107,6 +112,9 @@ class Progress:
 
     def follow(self, query: StreamingQuery) -> None:
         """Count the micro-batches that have ended since."""
+        spark = None if self.micro_batches or is_remote() else SparkSession.getActiveSession()
+        if spark is not None:
+            self.tasks = tasks_of(spark.sparkContext.statusTracker(), str(query.runId)) or self.tasks
         newest: Any = query.lastProgress
         # All that Spark remembers is a hundred reports of many calls each.
         if newest is None or newest.timestamp == self.reported:
@@ -162,6 +170,21 @@ def counts() -> list[Column]:
     batches = F.sum(F.when(F.col("rejection").isNull(), F.size("batches")))
     by_reason = [F.sum(F.when(F.col("rejection") == reason, F.col("count"))).alias(reason) for reason in _REASONS]
     return [batches.alias(_BATCHES), *by_reason]
+
+
+def tasks_of(tracker: StatusTracker, run: str) -> tuple[int, int] | None:
+    """Count the tasks that are done and that are known of a query's run, whose id Spark makes the group of its jobs."""
+    stages: dict[int, bool] = {}  # by number: whether a job that runs has it
+    for job in map(tracker.getJobInfo, tracker.getJobIdsForGroup(run)):
+        if job is not None:
+            runs = job.status == "RUNNING"
+            stages |= {stage: runs or stages.get(stage, False) for stage in job.stageIds}
+    done = known = 0
+    for stage, runs in stages.items():
+        info = tracker.getStageInfo(stage)
+        if info is not None and (runs or info.numCompletedTasks):  # an ended job may have skipped stages
+            done, known = done + info.numCompletedTasks, known + info.numTasks
+    return (done, known) if known else None
 
 
 def _observed(row: Row) -> dict[str, Any]:

@@ -24,6 +24,9 @@ from waterclock.spark.pipeline.progress import Progress
 EVERY_S = 30.0
 """So often a pipeline without a terminal says how far it is."""
 
+FIRST_EVERY_S = 10.0
+"""So often until the first micro-batch has ended, which takes longest and has no figures yet."""
+
 _PREFIX = "waterclock_pipeline_"
 _MS_PER_S = 1_000
 _HERE = "127.0.0.1"
@@ -48,7 +51,7 @@ class Reporter:
         self._as_json = as_json
         self._quiet = quiet
         self._status: Status | None = None
-        self._next = moments.monotonic() + EVERY_S
+        self._next = moments.monotonic() + FIRST_EVERY_S
         self._started: set[str] = set()
         self._begun: set[str] = set()
         self._lag_seconds: dict[str, float | None] = {}
@@ -85,7 +88,7 @@ class Reporter:
         if moments.monotonic() < self._next and has_begun == self._begun:
             return
         self._begun = has_begun
-        self._next = moments.monotonic() + EVERY_S
+        self._next = moments.monotonic() + (FIRST_EVERY_S if any(map(_in_first, all_progress)) else EVERY_S)
         for pipeline, progress in zip(self._pipelines, all_progress, strict=True):
             self._lag_seconds[pipeline.name] = _lag_seconds(pipeline, progress)
             self._say("progress", progress, line(progress, self._lag_seconds[pipeline.name]))
@@ -105,6 +108,8 @@ def facts(progress: Progress, lag_seconds: float | None) -> dict[str, Any]:
     return {
         "pipeline": progress.pipeline,
         "micro_batches": progress.micro_batches,
+        "first_tasks_done": None if progress.tasks is None else progress.tasks[0],
+        "first_tasks": None if progress.tasks is None else progress.tasks[1],
         "messages": progress.messages,
         "messages_per_second": round(progress.rate, 1),
         "lag_messages": progress.lag,
@@ -120,6 +125,11 @@ def facts(progress: Progress, lag_seconds: float | None) -> dict[str, Any]:
     }
 
 
+def _in_first(progress: Progress) -> bool:
+    """Whether a first micro-batch runs or is planned; of one that waits for messages Spark reports, without tasks."""
+    return not progress.micro_batches and (progress.tasks is not None or progress.reported is None)
+
+
 def _plan(progress: Progress) -> str:
     return f"its state is in {progress.state_partitions} partitions and {progress.state_buckets} buckets of sources"
 
@@ -127,7 +137,10 @@ def _plan(progress: Progress) -> str:
 def line(progress: Progress, lag_seconds: float | None) -> str:
     """Say for people how far a pipeline is."""
     if not progress.micro_batches and progress.lag is None:
-        return "no micro-batch has ended yet"
+        if progress.tasks is None:
+            return "no micro-batch has ended yet"
+        done, tasks = progress.tasks
+        return f"first micro-batch: {done:,} of {tasks:,} tasks done"
     behind = f"{_shown(progress.lag)} behind" + ("" if lag_seconds is None else f" ({lag_seconds:,.1f} s)")
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in progress.rejections.items() if count)
     said = [
