@@ -162,13 +162,7 @@ def test_a_file_that_may_not_be_read_says_so(open_to_all: Path) -> None:
     assert "permission is denied" in without_privileges(open_it)
 
 
-def test_a_read_only_database_of_an_earlier_version_says_that_it_must_be_migrated(tmp_path: Path) -> None:
-    path = filled(tmp_path / "x.db")
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE waterclock_migrations SET version_num = '0006'")
-    connection.close()
-    with pytest.raises(UnavailableError, match=r"catalogue of version 0006 and needs one of .*read-only"):
-        connect(f"sqlite:///file:{path}?mode=ro&uri=true", create=True)
+def test_a_read_only_database_without_a_catalogue_says_that_it_needs_one(tmp_path: Path) -> None:
     empty = tmp_path / "empty.db"
     sqlite3.connect(empty).close()
     with pytest.raises(UnavailableError, match=r"no catalogue and needs one of .*read-only"):

@@ -121,7 +121,6 @@ def test_further_columns_are_put_and_delivered(make_table: Callable[..., Message
         {"payload": "a", "group": "x" * 256},
         {"payload": "a", "headers": {"a": 1}},
         {"payload": "a", "priority": 2**31},
-        {"payload": "a", "colour": "red"},
     ],
 )
 def test_a_message_that_cannot_be_meant_is_refused_by_the_arguments_name(
@@ -129,6 +128,13 @@ def test_a_message_that_cannot_be_meant_is_refused_by_the_arguments_name(
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=rf"^{list(message)[-1]}: "):
         orders.put_many([{"payload": "good"}, message])
+    assert payloads(orders) == []
+
+
+@pytest.mark.one_database
+def test_a_message_with_an_unknown_column_is_refused_by_its_name(orders: MessageTable) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^no column named 'colour' in message table 'orders'"):
+        orders.put_many([{"payload": "good"}, {"payload": "a", "colour": "red"}])
     assert payloads(orders) == []
 
 
