@@ -207,7 +207,7 @@ def _set_up(connection: Any, _record: Any) -> None:
     cursor = connection.cursor()
     if cursor.execute("PRAGMA page_count").fetchone() == (0,):  # a new file; for another one it takes the write lock
         cursor.execute(f"PRAGMA page_size={PAGE_SIZE:d}")
-        cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")  # costs a page in 3,277
+        _set(connection, "PRAGMA auto_vacuum=INCREMENTAL")  # costs a page in 3,277
     if cursor.execute("SELECT 1 FROM sqlite_master WHERE name = 'waterclock_migrations'").fetchone() is not None:
         _set_log(connection)
     cursor.execute("PRAGMA synchronous=FULL")
@@ -218,10 +218,14 @@ def _set_up(connection: Any, _record: Any) -> None:
 
 
 def _set_log(connection: Any) -> None:
+    _set(connection, "PRAGMA journal_mode=WAL")
+
+
+def _set(connection: Any, pragma: str) -> None:
     try:
-        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(pragma)
     except sqlite3.OperationalError as error:
-        # A read-only file without such a log is read as it is.
+        # A read-only file is read as it is.
         if error.sqlite_errorcode & _PRIMARY_CODE != sqlite3.SQLITE_READONLY:
             raise
 
