@@ -522,6 +522,57 @@ def test_a_path_outside_the_store_is_refused_before_any_use(tmp_path: Path, path
     assert store.marker() == "0" * 32
 
 
+def test_a_path_that_leaves_the_store_through_a_symlink_is_refused(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    victim = outside / "victim.parquet"
+    victim.write_bytes(b"not ours")
+    store = LedgerFiles(str(tmp_path / "store"))
+    store.write_marker("0" * 32)
+    (tmp_path / "store" / "link").symlink_to(outside)
+    (tmp_path / "store" / "file.parquet").symlink_to(victim)
+    (tmp_path / "store-other").symlink_to(outside)  # its name only begins like that of the store
+    (tmp_path / "store" / "beside").symlink_to(tmp_path / "store-other")
+    for path in ("link/victim.parquet", "beside/victim.parquet", "file.parquet", "link/new.parquet"):
+        uses: list[Callable[[], object]] = [
+            lambda path=path: store.create(path).__enter__(),
+            lambda path=path: store.open(path),
+            lambda path=path: store.size_if_there(path),
+            lambda path=path: store.delete(path),
+        ]
+        for use in uses:
+            with pytest.raises(DamagedError, match="is not a path inside the store"):
+                use()
+    assert victim.read_bytes() == b"not ours"
+    assert list(outside.iterdir()) == [victim]
+
+
+def test_the_root_of_a_store_may_be_a_symlink(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "root").symlink_to(tmp_path / "real")
+    store = LedgerFiles(str(tmp_path / "root"))
+    store.write_marker("0" * 32)
+    with store.create("t-1/x.parquet") as sink:
+        sink.write(b"abc")
+    assert store.size("t-1/x.parquet") == 3
+    assert list(store.listing("t-1")) == [("t-1/x.parquet", 3)]
+    store.delete("t-1/x.parquet")
+    assert list(store.listing("t-1")) == []
+
+
+def test_listing_a_store_follows_no_symlinks(tmp_path: Path) -> None:
+    store = LedgerFiles(str(tmp_path))
+    store.write_marker("0" * 32)
+    folder = tmp_path / "t-1"
+    folder.mkdir()
+    (folder / "x.parquet").write_bytes(b"abc")
+    (folder / "again").symlink_to(tmp_path)
+    (folder / "around").symlink_to(tmp_path)
+    (folder / "nowhere.parquet").symlink_to(tmp_path / "missing")
+    assert sorted(store.listing()) == [("t-1/x.parquet", 3), (MARKER, len((tmp_path / MARKER).read_bytes()))]
+    assert list(store.listing("no-folder")) == []
+
+
 def test_a_path_outside_the_store_deletes_nothing_and_stops_nothing_else(sqlite_topic: Topic, tmp_path: Path) -> None:
     append_ledgers(sqlite_topic, FLOW)
     assert sqlite_topic.seal() == 2

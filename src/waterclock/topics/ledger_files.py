@@ -12,6 +12,7 @@ import json
 import os
 import posixpath
 import re
+import stat
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -279,12 +280,15 @@ class LedgerFiles:
         filesystem, base = self._opened
         at = self._inside(folder)[1] if folder else base
         try:
-            found = filesystem.get_file_info(fs.FileSelector(at, allow_not_found=True, recursive=True))
+            if self.is_local:
+                found = list(_local_files(at))
+            else:
+                infos = filesystem.get_file_info(fs.FileSelector(at, allow_not_found=True, recursive=True))
+                found = [(info.path, info.size) for info in infos if info.type == fs.FileType.File]
         except _FAILURES as error:
             raise UnavailableError(f"cannot list {self.place}: {self._reason(error)}") from error
-        for info in found:
-            if info.type == fs.FileType.File:
-                yield posixpath.relpath(info.path, base), info.size
+        for full, size in found:
+            yield posixpath.relpath(full, base), size
 
     def is_empty(self) -> bool:
         """Say whether nothing is in the folder, or there is none; UnavailableError where it cannot be reached."""
@@ -329,15 +333,21 @@ class LedgerFiles:
         ------
         DamagedError
             For a path that no ledger file has. Paths come from the catalogue, which others may write to, and one with
-            ``..`` would read, overwrite or delete a file outside the store.
+            ``..``, or through a symlink, would read, overwrite or delete a file outside the store.
         """
-        if path == MARKER or _UNSAFE.search(path) or any(part in ("", ".", "..") for part in path.split("/")):
+        filesystem, base = self._opened
+        full = posixpath.join(base, path)
+        if (
+            path == MARKER
+            or _UNSAFE.search(path)
+            or any(part in ("", ".", "..") for part in path.split("/"))
+            or (self.is_local and not _leads_into(base, full))
+        ):
             raise DamagedError(
                 f"the catalogue names the ledger file {quoted(path)}, which is not a path inside the store"
                 f" {self.place}. Correct it in the tables waterclock_ledgers and waterclock_files"
             )
-        filesystem, base = self._opened
-        return filesystem, posixpath.join(base, path)
+        return filesystem, full
 
     def _output(self, full: str) -> Any:
         filesystem = self._opened[0]
@@ -385,6 +395,29 @@ class LedgerFiles:
 
 def _rebuilt(root: str, filesystem: fs.FileSystem | None, identity: str | None, recorded: str) -> LedgerFiles:
     return LedgerFiles(root, filesystem, identity=identity, recorded=recorded)
+
+
+def _leads_into(root: str, path: str) -> bool:
+    """Check whether a path lies below the root after symlinks are resolved; the root itself may be one."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
+
+
+def _local_files(folder: str) -> Iterator[tuple[str, int]]:
+    """List the files of a folder and its folders. Symlinks are left out: they may lead outside, or in a circle."""
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    for at, _, names in os.walk(folder, onerror=fail):
+        for name in names:
+            full = posixpath.join(at, name)
+            try:
+                found = os.lstat(full)
+            except FileNotFoundError:
+                continue  # removed meanwhile
+            if stat.S_ISREG(found.st_mode):
+                yield full, found.st_size
 
 
 def _write_once(path: Path, data: bytes) -> None:
