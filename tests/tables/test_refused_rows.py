@@ -76,8 +76,25 @@ def test_a_row_that_cannot_expire_keeps_no_other(
     refuse_in_sqlite(database, "UPDATE", "kept")
     clock.move("1s")
     assert expiring.expire_some(table.context) == 2
-    with pytest.raises(ConstraintError):
-        expiring.expire_some(table.context)
+    assert expiring.expire_some(table.context) == 0
+
+
+@SQLITE
+def test_a_purge_reports_a_row_that_cannot_expire_and_deletes_the_others(
+    database: Database,
+    make_table: Callable[..., MessageTable],
+    clock: MovableClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    table = make_table(purge_after="1h")
+    table.put("acked")
+    table.ack(table.receive(1))
+    table.put("kept", expires_at=clock.now + 1)
+    refuse_in_sqlite(database, "UPDATE", "kept")
+    clock.move("2h")
+    assert [table.purge(), table.purge()] == [1, 0]
+    [reported] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert reported.startswith("cannot remove some expired messages of 'orders': ")
 
 
 @SQLITE

@@ -72,7 +72,7 @@ def _purge_piece(
     if refused is None:
         return purged, None, False
     place.after = found[-1].time_acked
-    if place.tells():
+    if place.tells("acked"):
         _log.warning("cannot purge some messages of %r: %s", context.name, refused)
     return purged, refused, True
 

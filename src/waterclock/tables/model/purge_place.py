@@ -20,12 +20,12 @@ class PurgePlace:
 
     def __init__(self) -> None:
         self.after: int | None = None
-        self._tells_at = 0
+        self._tells_at: dict[str, int] = {}
 
-    def tells(self) -> bool:
-        """Return whether it is time to report refused messages; True at most once a minute."""
+    def tells(self, which: str) -> bool:
+        """Return whether it is time to report refused messages; True at most once a minute for those of each name."""
         now = moments.monotonic_ns()
-        if now < self._tells_at:
+        if now < self._tells_at.get(which, now):
             return False
-        self._tells_at = now + _TELL_EVERY
+        self._tells_at[which] = now + _TELL_EVERY
         return True
