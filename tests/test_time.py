@@ -120,6 +120,11 @@ def test_what_is_no_duration_is_refused_with_the_value_in_the_error(written: obj
     assert repr(written) in str(refused.value)
 
 
+def test_a_negative_duration_in_words_is_called_negative() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"wait: '-1m30s' is negative"):
+        to_duration("-1m30s", "wait")
+
+
 def test_a_duration_below_the_least_allowed_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="the least is 1s"):
         to_duration("999ms", minimum=SECOND)

@@ -253,6 +253,8 @@ def _parse_duration(value: str, name: str) -> int:
     while match := _DURATION_PART.match(value, at):
         total += Decimal(match[1]) * _UNITS[match[2]]
         at = match.end()
+    if at == 0 and value.startswith("-") and _DURATION_PART.match(value, 1):
+        raise InvalidArgumentError(f"{name}: {quoted(value)} is negative; a length of time is 0 or more")
     if at == 0 or at < len(value):
         raise InvalidArgumentError(
             f"{name}: {quoted(value)} is not a duration; write it like '500ms', '1.5s', '1h30m' or '7d'"

@@ -407,6 +407,20 @@ def test_seeking_to_nowhere_or_to_two_places_is_wrong_usage(shell: Shell) -> Non
         assert "give one of" in shell.said
 
 
+def test_numbers_out_of_range_are_refused_before_anything_is_printed(shell: Shell) -> None:
+    shell("topic", "add", "t")
+    beyond = str(2**63)
+    for command, said in (
+        (("read", "t", "--limit", beyond), f"limit must be at most {2**63 - 1}, got {beyond}"),
+        (("ledgers", "t", "--start", "-1"), "start must be an integer ≥ 0, got -1"),
+        (("ledgers", "t", "--start", beyond), f"start must be at most {2**63 - 1}, got {beyond}"),
+        (("truncate", "t", f"{beyond}:0:0", "--yes"), f"before must have numbers from 0 to {2**63 - 1}, got "),
+        (("truncate", "t", "0:0:-1", "--yes"), "position: '0:0:-1' is not ledger:entry:index"),
+    ):
+        assert shell("topic", *command, expect=WRONG_USAGE) == ""
+        assert said in shell.said
+
+
 def test_old_ledgers_are_truncated_and_expired_and_a_topic_is_removed_only_with_consent(shell: Shell) -> None:
     shell("topic", "add", "telemetry")
     for second in (0, 5):

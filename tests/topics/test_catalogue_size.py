@@ -106,7 +106,7 @@ def test_ledgers_are_listed_a_page_at_a_time(topic: Topic) -> None:
     assert topic.ledgers(start=2, limit=3) == whole[1:]
     assert topic.ledgers(4, 1) == whole[3:]
     assert topic.ledgers(5) == []
-    with pytest.raises(InvalidArgumentError, match="limit: 0"):
+    with pytest.raises(InvalidArgumentError, match="limit must be an integer ≥ 1, got 0"):
         topic.ledgers(limit=0)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -85,6 +86,45 @@ def test_arguments_that_contradict_each_other_are_refused(sqlite_topic: Topic) -
         next(sqlite_topic.read(limit=0))
     with pytest.raises(InvalidArgumentError, match="start: 5"):
         next(sqlite_topic.read(5))  # type: ignore[arg-type]
+
+
+BEYOND = 2**63
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda topic: list(topic.read(limit=BEYOND)), f"limit must be at most {BEYOND - 1}, got {BEYOND}"),
+        (lambda topic: topic.ledgers(limit=BEYOND), f"limit must be at most {BEYOND - 1}, got {BEYOND}"),
+        (lambda topic: topic.ledgers(start=BEYOND), f"start must be at most {BEYOND - 1}, got {BEYOND}"),
+        (lambda topic: topic.ledgers(start=-1), "start must be an integer ≥ 0, got -1"),
+        (lambda topic: topic.at(BEYOND), f"index must be at most {BEYOND - 1}, got {BEYOND}"),
+        (lambda topic: topic.index(Position(BEYOND, 0, 0)), f"position must have numbers from 0 to {BEYOND - 1}, got "),
+        (lambda topic: topic.truncate(Position(BEYOND, 0, 0)), f"before must have numbers from 0 to {BEYOND - 1}, got"),
+        (lambda topic: topic.truncate(Position(0, 0, -1)), f"before must have numbers from 0 to {BEYOND - 1}, got "),
+        (lambda topic: list(topic.read(Position(0, BEYOND, 0))), "start must have numbers from 0 to "),
+        (lambda topic: topic.subscribe("s").seek(Position(BEYOND, 0, 0)), "start must have numbers from 0 to "),
+        (lambda topic: topic.alter(roll_size=2**70), f"roll_size must be at most {BEYOND - 1}, got {2**70}"),
+        (lambda topic: topic.compact(file_bytes=BEYOND), f"file_bytes must be at most {BEYOND - 1}, got {BEYOND}"),
+    ],
+)
+def test_integers_beyond_64_bits_are_refused_by_name(
+    sqlite_topic: Topic, call: Callable[[Topic], Any], said: str
+) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        call(sqlite_topic)
+    assert str(refused.value).startswith(said)
+
+
+def test_the_largest_integer_is_a_limit_and_a_position(sqlite_topic: Topic) -> None:
+    append_ledgers(sqlite_topic, [[[1, 2]]])
+    largest = BEYOND - 1
+    assert len(list(sqlite_topic.read(limit=largest))) == 2
+    assert list(sqlite_topic.read(Position(largest, largest, largest))) == []
+    assert sqlite_topic.ledgers(start=largest, limit=largest) == []
+    assert sqlite_topic.subscribe("s").read(limit=largest)
+    assert sqlite_topic.at(largest) == sqlite_topic.head
+    sqlite_topic.alter(roll_size=largest)
 
 
 def test_reading_in_small_pieces_gives_the_same(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -358,10 +358,11 @@ def ledgers(name: str, /, *, start: int = 0, limit: int | None = None, common: C
     limit
         At most this many; what is not listed is not read.
     """
+    from waterclock.topics.names import check_integer
     from waterclock.topics.reading import check_limit
 
     with common.connect() as database:
-        listed = _listed(database.topic(name), start, check_limit(limit))
+        listed = _listed(database.topic(name), check_integer(start, "start"), check_limit(limit))
         common.output.rows(_ledger_rows(listed), _LEDGER_COLUMNS)
 
 
@@ -579,7 +580,7 @@ def rm(name: str, /, *, common: Common = Common()) -> None:
 
 def position_or_time(text: str) -> Position | str:
     """Read ledger:entry:index as a position, anything else as a time."""
-    return Position.parse(text) if re.fullmatch(r"\d+:\d+:\d+", text) else text
+    return Position.parse(text) if re.fullmatch(r"-?\d+:-?\d+:-?\d+", text) else text
 
 
 def _within(topic: Topic, since: str | None, until: str | None, by: By, limit: int | None) -> Iterator[Message]:

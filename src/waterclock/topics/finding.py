@@ -24,7 +24,7 @@ from waterclock.topics.entries import decode_entries
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.measuring import measure_ledger
 from waterclock.topics.positions import Place, place_of
-from waterclock.topics.reading import path_now
+from waterclock.topics.reading import check_position, path_now
 from waterclock.topics.sealed_ledger import SealedLedger
 from waterclock.topics.storage import Storage
 
@@ -158,7 +158,7 @@ def place_at(storage: Storage, start: Position | Time, by: str, on_damage: OnDam
     """
     damage = Damage(storage.name, on_damage, quiet=True)
     if isinstance(start, Position):
-        return place_of(storage, start, damage)
+        return place_of(storage, check_position(start, "start"), damage)
     if start == "earliest":
         return place_of(storage, Position(0, 0, 0))
     if start == "latest":

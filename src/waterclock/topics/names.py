@@ -1,4 +1,4 @@
-"""What callers may call things: names of topics, producers and subscriptions, sizes; and names of lease holders."""
+"""Names of topics, producers, subscriptions and lease holders, and integers: what callers give, checked."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import unicodedata
 
 from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted
+
+LARGEST_INTEGER = (1 << 63) - 1
+"""What the databases keep and count to: a signed integer of 64 bits."""
 
 _LONGEST_NAME = 255
 _LONGEST_HOST = 200
@@ -30,9 +33,16 @@ def check_name(name: str) -> str:
 
 def check_size(size: int, name: str) -> int:
     """Check a number of bytes."""
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
-        raise InvalidArgumentError(f"{name}: {quoted(size)} is no number of bytes; give an int of at least 1")
-    return size
+    return check_integer(size, name, least=1)
+
+
+def check_integer(value: int, name: str, *, least: int = 0) -> int:
+    """Check an integer that a statement or a slice gets."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
+        raise InvalidArgumentError(f"{name} must be an integer ≥ {least}, got {quoted(value)}")
+    if value > LARGEST_INTEGER:
+        raise InvalidArgumentError(f"{name} must be at most {LARGEST_INTEGER}, got {quoted(value)}")
+    return value
 
 
 def new_holder() -> str:

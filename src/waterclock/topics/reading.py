@@ -19,6 +19,7 @@ from waterclock.topics.damage import Damage, located
 from waterclock.topics.entries import decode_entries
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.losses import is_lost
+from waterclock.topics.names import LARGEST_INTEGER, check_integer
 from waterclock.topics.row_groups import RowGroup, row_of, starts_of
 from waterclock.topics.sealed_file import ENCODED
 from waterclock.topics.sealed_ledger import SealedLedger
@@ -103,17 +104,15 @@ def check_columns(columns: Sequence[str] | None) -> list[str]:
 
 def check_limit(limit: int | None) -> int | None:
     """Check a number of messages; None means no limit."""
-    if limit is None:
-        return None
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
-        raise InvalidArgumentError(f"limit: {limit!r} is no number of messages; give an int of at least 1")
-    return limit
+    return None if limit is None else check_integer(limit, "limit", least=1)
 
 
 def check_position(position: Position, name: str) -> Position:
     """Check that something is a position."""
     if not isinstance(position, Position):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
         raise InvalidArgumentError(f"{name}: {position!r} is no Position; write Position(ledger, entry, index)")
+    if not all(0 <= number <= LARGEST_INTEGER for number in position):
+        raise InvalidArgumentError(f"{name} must have numbers from 0 to {LARGEST_INTEGER}, got {quoted(position)}")
     return position
 
 

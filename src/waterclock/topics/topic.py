@@ -13,7 +13,6 @@ from waterclock.arrow import from_arrow
 from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.message import Message, Position
-from waterclock.quoting import quoted
 from waterclock.time import Duration, Time, to_duration
 from waterclock.topics import subscription_rows
 from waterclock.topics.altering import alter_topic, rename_topic
@@ -29,7 +28,7 @@ from waterclock.topics.faults import Repaired, Verified
 from waterclock.topics.finding import Found, check_by, find_first, find_newest, find_start, place_at
 from waterclock.topics.ledgers import LedgerInfo, list_files, list_ledgers, roll
 from waterclock.topics.looking_up import look_up
-from waterclock.topics.names import check_name, check_size
+from waterclock.topics.names import check_integer, check_name, check_size
 from waterclock.topics.places import LedgerRoot
 from waterclock.topics.planning import plan_slices
 from waterclock.topics.positions import entry_boundary, place_of, position_of
@@ -313,9 +312,7 @@ class Topic:
         DamagedError, UnavailableError
             If the message is in a sealed ledger whose file is damaged or cannot be read, or in a missing ledger.
         """
-        if not isinstance(index, int) or isinstance(index, bool) or index < 0:  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
-            raise InvalidArgumentError(f"index must be an integer ≥ 0, got {quoted(index)}")
-        return position_of(self.storage, index)
+        return position_of(self.storage, check_integer(index, "index"))
 
     def ledgers(self, start: int = 0, limit: int | None = None) -> list[LedgerInfo]:
         """Give what the catalogue says about each ledger that is left; the open one is the last.
@@ -327,9 +324,7 @@ class Topic:
         limit
             How many at the most; what is not listed is not read. Go on with the last one's number and one.
         """
-        if not isinstance(start, int) or isinstance(start, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
-            raise InvalidArgumentError(f"start: {quoted(start)} is no ledger's number; give an int from 0")
-        return list_ledgers(self.storage, start, check_limit(limit))
+        return list_ledgers(self.storage, check_integer(start, "start"), check_limit(limit))
 
     def alter(self, **options: Unpack[TopicChanges]) -> None:
         """Change options; those that are not given stay.
@@ -541,7 +536,7 @@ class Topic:
         """
         if not isinstance(before, Position):
             before = end_of_older(self.storage, "publish_time", self.storage.time(before, "before"))
-        return delete_before(self.storage, before, force=force)
+        return delete_before(self.storage, check_position(before, "before"), force=force)
 
     def enforce_retention(self, *, force: bool = False) -> int:
         """Delete the ledgers of which all messages are older than the topic's ``retention``; give how many.
