@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 
+import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
 
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
@@ -144,3 +147,46 @@ def test_a_message_that_plain_sql_moves_to_another_group_goes_to_its_end(
     first.nack("0s")
     run(database, "UPDATE orders SET group_id = 'b' WHERE id = 1")
     assert payloads(sequenced) == ["a2", "b1", "b2", "a1"]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("groups", [None, "sequenced"])
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        *(
+            (name, ("'soon'", "x'00'", "1.5e30", "1.5"))
+            for name in ("epoch", "time_next", "expires_at", "time_created")
+        ),
+        ("position", ("'first'",)),
+        ("claim_id", ("x'00'",)),
+        ("id", ("'abc'", "1e300")),
+        ("priority", ("'hi'", "1e300", "2147483648", "-2147483649", "9223372036854775807")),
+        ("routed", ("32768",)),
+        ("group_id", ("x'ff'",)),
+        ("consumer", ("x'ff'",)),
+    ],
+)
+def test_sqlite_refuses_what_a_column_cannot_hold_elsewhere(
+    make_table: Callable[..., MessageTable],
+    database: Database,
+    groups: str | None,
+    column: str,
+    values: tuple[str, ...],
+) -> None:
+    table = make_table(groups=groups)
+    table.put_many([{"payload": str(number), "group": f"g{number}"} for number in range(3)])
+    for value in values:
+        with pytest.raises(IntegrityError, match=f"CHECK constraint failed: orders_{column}_type"):
+            run(database, f"UPDATE orders SET {column} = {value} WHERE message = '1'")  # noqa: S608  # our own texts
+        with pytest.raises(IntegrityError, match=f"CHECK constraint failed: orders_{column}_type"):
+            run(database, f"INSERT INTO orders(message, {column}) VALUES ('x', {value})")  # noqa: S608  # our own texts
+    assert sorted(payloads(table)) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_sqlite_takes_a_number_in_a_text_for_a_number(orders: MessageTable, database: Database) -> None:
+    run(database, "INSERT INTO orders(id, message, priority) VALUES ('7', 'a', 2.0), (8, 'b', '-2147483648')")
+    run(database, "UPDATE orders SET time_next = '5'")
+    found = [(one.id, one.priority) for one in orders.receive(2)]
+    assert found == [(7, 2), (8, -(2**31))]

@@ -24,7 +24,7 @@ from waterclock.tables.databases.sqlite.waking import SqliteChanges
 from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.epochs import after_claim_sql
 from waterclock.tables.model.options import IdType
-from waterclock.tables.model.schema import IdItem
+from waterclock.tables.model.schema import OWN_COLUMNS, IdItem
 
 _GREATEST_ID = 2**63 - 1
 _NOW = "((CAST(strftime('%s','now') AS INTEGER) * 1000 + CAST(substr(strftime('%f','now'), 4) AS INTEGER)) * 1000000)"
@@ -71,6 +71,11 @@ _NEW_ID = {
 _GLOB = {"%": "*", "_": "?", "*": "[*]", "?": "[?]", "[": "[[]"}
 
 
+# SQLite keeps a text or a blob in any column, and an integer of any size in an INTEGER. Claims compare these columns
+# with numbers, so one such row would end them. A payload, headers or an error of another type concern one message.
+_CHECKED = frozenset(OWN_COLUMNS) - {"seq", "message", "headers", "last_error"}
+_SMALL = {"priority": 2**31, "routed": 2**15}
+
 _ROWS_OF_A_STATEMENT = 100  # the text of a statement is made once for each number of rows
 
 
@@ -94,6 +99,13 @@ def _taking(rows: sa.Table) -> sa.Update:
     )
 
 
+def _has_its_type(column: sa.Column[Any]) -> sa.ColumnElement[bool]:
+    is_number = isinstance(column.type, sa.Integer)
+    of_its_type = sa.func.typeof(column).in_(["integer" if is_number else "text", "null"])
+    most = _SMALL.get(column.name)
+    return of_its_type if most is None else of_its_type & column.between(-most, most - 1)
+
+
 class SqliteTables(ClaimsInSteps, TableDialect):
     """SQLite's statements for message tables."""
 
@@ -110,6 +122,14 @@ class SqliteTables(ClaimsInSteps, TableDialect):
         """Leave ids to the trigger, which sees the row's number."""
         del name, id_type
         return []
+
+    def create_bare(self, connection: sa.Connection, rows: sa.Table) -> None:
+        """Make the SQL table, with constraints that refuse what the servers refuse by the types of the columns."""
+        for column in rows.columns:
+            if column.name in _CHECKED:
+                check = sa.CheckConstraint(_has_its_type(column), f"{rows.name}_{column.name}_type")
+                rows.append_constraint(check)
+        super().create_bare(connection, rows)
 
     def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Make the indexes and triggers of an SQL table that is there."""
