@@ -443,7 +443,7 @@ class Subscription(Closing):
     def _purge(self, context: TableContext, after: float) -> None:
         """Purge some of what is to go, where that was last done so many seconds ago.
 
-        One that has nothing in hand leaves it to the others of its process, too: they wake at the same time.
+        One that has claimed nothing leaves it to the others of its process, too: they wake at the same time.
         """
         now = moments.monotonic()
         if now - self._purged_at < after:
