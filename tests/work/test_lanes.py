@@ -87,6 +87,19 @@ def test_only_a_caller_that_may_claim_ahead_gets_room_beyond_the_free_slots() ->
     assert lanes.reserve(100) == 100
 
 
+def test_where_attempts_count_the_next_message_of_a_group_keeps_the_slot_of_the_one_before_it() -> None:
+    lanes = Lanes(2)
+    first, second = (message(position, max_attempts=2) for position in range(2))
+    assert claimed(lanes, first, second) == []
+    assert lanes.next_now() is first
+    lanes.end(first, goes_on=True)
+    assert lanes.reserve(100, ahead=False) == 1
+    lanes.recorded([first])
+    assert lanes.next_now() is second
+    lanes.end(second, goes_on=True)
+    assert lanes.reserve(100, ahead=False) == 1
+
+
 def test_where_attempts_count_a_message_begins_once_the_one_before_it_in_its_group_is_recorded() -> None:
     lanes = Lanes(2)
     first, second, third = (message(position, max_attempts=2) for position in range(3))

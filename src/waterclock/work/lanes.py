@@ -160,6 +160,7 @@ class Lanes:
         self._running: set[Handling] = set()
         self._reserved = 0
         self._unrecorded = 0
+        self._waiting_for_acks = 0  # lanes
         self._turn: deque[object] = deque()
         self._closed = False
         self._paused = False
@@ -228,7 +229,8 @@ class Lanes:
         if self._paused:
             return 0
         taken = len(self._running) + len(self._ready) + self._reserved
-        most = self._slots + (self._ahead() if ahead else 0)
+        # The next message of these lanes counts as begun as soon as the ack before it is stored: it needs a slot then.
+        most = self._slots + (self._ahead() if ahead else -self._waiting_for_acks)
         return min(most - taken, _MOST_UNRECORDED - self._unrecorded)
 
     def _ahead(self) -> int:
@@ -332,6 +334,7 @@ class Lanes:
                     self._hold(one)
                 if lane.waiting and one.delivery.context.options.max_attempts is not None:
                     lane.waits_for = one
+                    self._waiting_for_acks += 1
                 elif lane.waiting:
                     self._make_ready(lane, now)
                     ready = True
@@ -356,6 +359,7 @@ class Lanes:
             waited = [one.lane for one in handlings if one.lane is not None and one.lane.waits_for is one]
             for lane in waited:
                 lane.waits_for = None
+                self._waiting_for_acks -= 1
                 if lane.waiting:
                     self._make_ready(lane, now)
                 elif lane.key is not None:
