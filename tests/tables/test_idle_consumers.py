@@ -15,6 +15,8 @@ from waterclock.tables.consumers import subscription
 from waterclock.tables.consumers.idling import LEADS_FOR, IdleConsumers
 from waterclock.tables.message_table import MessageTable
 
+from .conftest import MovableClock
+
 
 class Consumer:
     def __init__(self) -> None:
@@ -87,6 +89,26 @@ def test_each_of_many_messages_wakes_one_of_many_idle_consumers(
     for each in threads:
         each.join(60)
     assert not any(each.is_alive() for each in threads)
+
+
+def test_a_consumer_that_sleeps_gets_a_delayed_message_of_its_own_group_when_it_is_due(
+    make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch, clock: MovableClock
+) -> None:
+    table = make_table(groups="exclusive")
+    monkeypatch.setattr(subscription, "LEADS_FOR", 3600.0)  # as if the leader, who has other groups, went on waiting
+    monkeypatch.setattr(IdleConsumers, "leads", lambda *_: False)
+    with table.subscribe("own") as deliveries:
+        table.put("first", group="g")
+        next(deliveries).ack()
+        table.put("second", group="g", delay="300ms")
+        assert deliveries.take(1) == []
+        waiting = threading.Thread(target=lambda: [deliveries.wait() for _ in range(3)], daemon=True)
+        waiting.start()
+        waiting.join(60)
+        assert not waiting.is_alive()
+        clock.move("1s")
+        (found,) = deliveries.take(1)
+        assert found.payload == "second"
 
 
 def test_of_idle_consumers_one_purges_for_all(

@@ -243,6 +243,19 @@ def pause(
         return 0, True
 
 
+def seconds_until_due(context: TableContext, request: Request) -> float:
+    """Return the seconds until something is due that a claim may get; infinity if nothing ever is."""
+    due, now, _ = _when_due(context, _where(context, request), request)
+    if due is None:
+        return math.inf
+    return max(0, max(due, context.paused_until or due) - now) / _SECOND
+
+
+def _where(context: TableContext, request: Request) -> sa.ColumnElement[bool] | None:
+    where, _ = select_on(context, request.selection)
+    return excluding(context, where) if context.refused_seqs.some else where
+
+
 def pause_after(in_vain: int) -> float:
     """Say how many seconds a consumer leaves alone what is due after so many claims in a row that did not get it. Pure.
 
@@ -266,9 +279,7 @@ def _when_due(
 def _pause(
     context: TableContext, changes: Changes, stop: Stop, longest: float | None, request: Request, in_vain: int
 ) -> tuple[int, bool]:
-    where, _ = select_on(context, request.selection)
-    if context.refused_seqs.some:
-        where = excluding(context, where)
+    where = _where(context, request)
     changes.arm()
     due, now, free_at = _when_due(context, where, request)
     if due is not None and due <= now and free_at is not None and free_at > now:

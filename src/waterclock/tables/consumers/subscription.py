@@ -31,7 +31,7 @@ from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard
 from waterclock.tables.consumers.heartbeat import heartbeat_of
 from waterclock.tables.consumers.idling import LEADS_FOR, idle_consumers
 from waterclock.tables.consumers.leaving import leave_behind, leaving
-from waterclock.tables.consumers.receiving import Request, pause, receive
+from waterclock.tables.consumers.receiving import Request, pause, receive, seconds_until_due
 from waterclock.tables.consumers.ticking import Ticking
 from waterclock.tables.consumers.undecided import find_out, see_committed
 from waterclock.tables.databases.changes import Changes, Stop
@@ -252,14 +252,19 @@ class Subscription(Closing):
 
     def _lead(self) -> bool:
         """Sleep while another consumer of this process watches the database; return False once this one is nudged."""
+        due_at = None
         while not self._idle.leads(self):
-            looks_itself = self._is_exclusive and not self._changes.tells
-            if self._stop.wait(_OWN_GROUPS_EVERY if looks_itself else LEADS_FOR):
+            patience = LEADS_FOR
+            if self._is_exclusive:  # the leader does not know when the groups of others are due
+                if due_at is None or not self._changes.tells:
+                    due_in = seconds_until_due(self._row.last_seen, self._request)
+                    if due_in == 0 and due_at is not None:
+                        return False
+                    due_at = moments.monotonic() + (due_in or _OWN_GROUPS_EVERY)  # what was due was claimed in vain
+                patience = LEADS_FOR if self._changes.tells else _OWN_GROUPS_EVERY
+                patience = min(patience, max(due_at - moments.monotonic(), 0))
+            if self._stop.wait(patience) or (due_at is not None and moments.monotonic() >= due_at):
                 return False
-            if looks_itself:
-                self._in_vain, is_due = pause(self._row, self._changes, self._stop, 0, self._request, self._in_vain)
-                if is_due:
-                    return False
         return True
 
     def need_no_notifications(self) -> None:
