@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyspark import StatusTracker
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.utils import is_remote
-from pyspark import StatusTracker
 
 from waterclock.batching.event_time.rule import REJECTIONS
 from waterclock.connection import connect
