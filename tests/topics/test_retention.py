@@ -181,6 +181,22 @@ def test_removing_a_topic_does_not_wait_for_the_lease_of_a_dead_sealer(
     assert topic_names(topic.storage.backend) == []
 
 
+@pytest.mark.parametrize("path", ["../victim.parquet", "file:///elsewhere/victim.parquet"])
+def test_a_topic_is_removed_though_a_file_to_delete_lies_outside_its_store(
+    sqlite_topic: Topic, tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    topic = sqlite_topic
+    append_ledgers(topic, FLOW)
+    topic.seal()
+    gone = {"path": path, "topic_id": topic.storage.topic_id, "ledger": 0, "state": "deleted", "owner": "", "until": 0}
+    topic.storage.backend.transact(lambda connection: connection.execute(sa.insert(files), gone))
+    topic.remove()
+    assert f"removed without that file: the catalogue names the ledger file {path!r}" in caplog.text
+    assert topic_names(topic.storage.backend) == []
+    assert rows(topic, files) == 0
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
 def test_a_removal_that_was_killed_can_be_completed(
     topic: Topic, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -372,7 +372,7 @@ class LedgerFiles:
             raise StoreError(
                 f"{self.name(MARKER)} has format {version!r}, this version knows {FORMAT}; update waterclock"
             )
-        if not isinstance(identity, str) or not _IDENTITY.fullmatch(identity):
+        if not isinstance(identity, str) or not is_identity(identity):
             raise StoreError(f"{self.name(MARKER)} is damaged: it holds no identity of a ledger store")
         return identity
 
@@ -391,6 +391,11 @@ class LedgerFiles:
 
     def __repr__(self) -> str:
         return f"<LedgerFiles {self.place}>"
+
+
+def is_identity(text: str) -> bool:
+    """Check whether a text is the identity of a store."""
+    return _IDENTITY.fullmatch(text) is not None
 
 
 def _rebuilt(root: str, filesystem: fs.FileSystem | None, identity: str | None, recorded: str) -> LedgerFiles:

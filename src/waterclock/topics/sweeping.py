@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from waterclock.database.topic_catalogue import entries, files, ledgers, stores
 from waterclock.errors import DamagedError, InvalidArgumentError, UnavailableError
-from waterclock.topics.ledger_files import LedgerFiles, StoreError
+from waterclock.topics.ledger_files import LedgerFiles, StoreError, is_identity
 from waterclock.topics.peaks import lower_peaks
 from waterclock.topics.storage import Storage
 from waterclock.topics.stores import recorded_store
@@ -34,7 +34,8 @@ def sweep(storage: Storage, *, strict: bool = False, at_hand: Mapping[str, Ledge
     Running maxima that a killed deletion has left too high are lowered.
 
     A file that cannot be deleted now is left to the next sweep with a warning in the log; with ``strict`` it is an
-    UnavailableError. Where a store is absent, is another one or is down, no file of it is tried and none forgotten.
+    UnavailableError, and a path outside the store is forgotten with a warning. Where a store is absent, is another one
+    or is down, no file of it is tried and none forgotten.
 
     Parameters
     ----------
@@ -47,7 +48,7 @@ def sweep(storage: Storage, *, strict: bool = False, at_hand: Mapping[str, Ledge
     removed = 0
     unusable: set[str] = set()
     for path in _dead_files(storage):
-        identity, _, name = path.rpartition(":")
+        identity, name = _store_and_name(path)
         if identity in unusable:
             continue
         try:
@@ -55,6 +56,10 @@ def sweep(storage: Storage, *, strict: bool = False, at_hand: Mapping[str, Ledge
                 known[identity] = _store_left(storage, identity)
             removed += _remove(storage, path, known[identity], name)
         except (UnavailableError, DamagedError) as error:
+            if strict and isinstance(error, DamagedError):  # a path that no try will make right
+                _forget(storage, path)
+                _log.warning("topic %r is removed without that file: %s", storage.name, error)
+                continue
             if strict:
                 raise
             if isinstance(error, StoreError):
@@ -92,6 +97,17 @@ def _dead_files(storage: Storage) -> list[str]:
     )
     with storage.backend.snapshot() as connection:
         return list(connection.execute(statement).scalars())
+
+
+def _store_and_name(path: str) -> tuple[str, str]:
+    """Split a path into the identity of the store that the topic has left, empty for its own, and the file's name."""
+    identity, _, name = path.rpartition(":")
+    return (identity, name) if is_identity(identity) else ("", path)
+
+
+def _forget(storage: Storage, path: str) -> None:
+    statement = sa.delete(files).where(files.c.topic_id == storage.topic_id, files.c.path == path)
+    storage.backend.transact(lambda connection: connection.execute(statement))
 
 
 def _store_left(storage: Storage, identity: str) -> LedgerFiles:
