@@ -136,3 +136,9 @@ def test_google_is_asked_with_more_patience_when_it_is_slow(monkeypatch: pytest.
     monkeypatch.setattr(roots, "fs", SimpleNamespace(FileSystem=SimpleNamespace(from_uri=from_uri)))
     roots.opened.__wrapped__("gs://bucket/x?anonymous=true")
     assert [url.rpartition("=")[2] for url in asked] == ["5", "30"]
+
+
+def test_a_root_with_one_slash_is_refused_without_its_secret() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"'s3:/\*\*\*@bucket' is neither a URL nor a folder") as refused:
+        roots.absolute("s3:/KEY:SECRET@bucket")
+    assert "SECRET" not in str(refused.value)

@@ -53,7 +53,8 @@ def absolute(root: str) -> str:
     if (found := _ONE_SLASH.match(root)) and found[1].lower() != "file":
         remedy = "give the folder /dbfs/… or /Volumes/…" if found[1].lower() == "dbfs" else "a URL has two slashes"
         raise InvalidArgumentError(
-            f"ledgers: {root!r} is neither a URL nor a folder; {remedy}, or write ./ in front where a folder is meant"
+            f"ledgers: {without_secrets(root)!r} is neither a URL nor a folder; {remedy}, or write ./ in front where a"
+            " folder is meant"
         )
     path = Path(_path_of_file_url(root) if root.lower().startswith("file:/") else root).expanduser()
     # A link is kept, since it may be set to another place some day; only ".." has to be resolved along it.
