@@ -1,4 +1,4 @@
-"""The types that a payload can be read as, and why any other cannot."""
+"""The types that a payload can be read as, and why any other cannot: one rule for ``put`` and for handlers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import typing
 from typing import Any
 
+from waterclock.database.kept import built_once
 from waterclock.tables.payloads.types import (
     FROM_TEXT,
     LISTS,
@@ -26,41 +27,64 @@ _ANYTHING = (Any, object)
 _SUPPORTED = (
     "give a dataclass, a TypedDict, a Pydantic model, a Batch, or what such are made of, or waterclock.Delivery"
 )
+_IN_FIELDS = "use a dataclass, a TypedDict, a Pydantic model, or what such are made of"
 _TAG = "Give each a field of its own, such as kind: Literal['refund']"
 
 
+@built_once(maxsize=256)
 def why_unreadable(kind: Any) -> str | None:
-    """Return why payloads cannot be read as a type, or as a part of it, with the remedy; None if they can."""
+    """Return why payloads cannot be read as a type, or as a field of it, with the remedy; None if they can.
+
+    Raises
+    ------
+    NameError
+        If the name of a field's type is not known at run time.
+    """
     if kind is bytes or is_batch(kind):
         return None
-    return _why(kind, set())
+    return _why(kind, set(), "")
 
 
-def _why(kind: Any, seen: set[Any]) -> str | None:
+def _why(kind: Any, seen: set[Any], where: str) -> str | None:
     kind = unwrapped(kind)
     if kind in seen:
         return None  # a type that contains itself
     seen.add(kind)
     origin, of = typing.get_origin(kind), typing.get_args(kind)
-    parts: list[Any] = []
+    parts: list[tuple[str, Any]] = []
     if kind is bytes or is_batch(kind):
-        return f"{type_name(kind)} can be a whole payload, but JSON cannot hold it as a part of one; put text instead"
+        named = f"{_at(where)}{type_name(kind)}"
+        return f"{named} can be a whole payload, but JSON cannot hold it as a part of one; put text instead"
     if has_fields(kind):
-        parts = list(fields_of(kind)[0].values())
+        name = type_name(kind)
+        parts = [(f"{name}.{field}", each) for field, each in fields_of(kind)[0].items()]
     elif origin in UNIONS or origin in LISTS or (origin in MAPPINGS and of[0] is str):
-        parts = [each for each in of if each is not Ellipsis]
+        parts = [(where, each) for each in of if each is not Ellipsis]
     elif not (kind in _ANYTHING or _is_scalar(kind) or _reads_itself(kind, origin)):
-        return _SUPPORTED
-    for why in (_why(each, seen) for each in parts):
+        return _unsupported(kind, where)
+    for place, part in parts:
+        why = _why(part, seen, place)
         if why is not None:
             return why
-    return _why_ambiguous(kind) if origin in UNIONS else None
+    return _why_ambiguous(kind, where) if origin in UNIONS else None
 
 
-def _why_ambiguous(union: Any) -> str | None:
+def _unsupported(kind: Any, where: str) -> str:
+    if not where:
+        return _SUPPORTED
+    if typing.get_origin(kind) in MAPPINGS:
+        return f"{where}: the keys of an object in JSON are text, got {kind}; use str"
+    return f"{where}: no payload can be read as {type_name(kind)}; {_IN_FIELDS}"
+
+
+def _at(where: str) -> str:
+    return f"{where}: " if where else ""
+
+
+def _why_ambiguous(union: Any, where: str) -> str | None:
     for one, other in itertools.combinations(members_of(union), 2):
         if is_ambiguous(one, other):
-            return f"one payload could be {type_name(one)} and {type_name(other)}. {_TAG}"
+            return f"{_at(where)}one payload could be {type_name(one)} and {type_name(other)}. {_TAG}"
     return None
 
 

@@ -55,7 +55,7 @@ def is_ambiguous(one: Any, other: Any) -> bool:
 
 def _are_ambiguous(one: Any, other: Any) -> bool:
     shapes = _shapes(one) & _shapes(other)
-    if one == other or not shapes:
+    if one == other or not shapes or _is_anything_else(one, other) or _is_anything_else(other, one):
         return False
     if named_values(one) is not None or named_values(other) is not None:
         return _are_ambiguous_values(one, other)
@@ -64,6 +64,11 @@ def _are_ambiguous(one: Any, other: Any) -> bool:
     if shapes == {"object"}:
         return _are_ambiguous_objects(one, other)
     return {one, other} != {int, float}  # the reader prefers the type that JSON itself says
+
+
+def _is_anything_else(one: Any, other: Any) -> bool:
+    """Return whether a type is anything, and the other one is what JSON itself says, which the reader prefers."""
+    return one in (Any, object) and other in (None, type(None), bool, int, str)
 
 
 def _are_ambiguous_values(one: Any, other: Any) -> bool:

@@ -15,6 +15,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.quoting import quoted, said_of
 from waterclock.tables.payloads.comparing import first_difference
 from waterclock.tables.payloads.reading import MisfitError, read_payload
+from waterclock.tables.payloads.supported import why_unreadable
 from waterclock.tables.payloads.types import JSON_SCALARS, is_batch, is_enum, is_model, type_name
 
 _SCALARS = (str, int, float, bytes, type(None))
@@ -88,6 +89,9 @@ def _checked(value: Any) -> Any:
 
 def _written_and_read(value: Any) -> tuple[Any, Any]:
     try:
+        why = why_unreadable(type(value))
+        if why is not None:
+            raise MisfitError(why)  # noqa: TRY301  # reported as what cannot be read is
         found = _plain(value)
         return found, read_payload(type(value), json.loads(json.dumps(found, allow_nan=False)))
     except RecursionError:
