@@ -6,6 +6,7 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Callable, Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,20 @@ def test_a_file_that_is_opened_to_be_read_is_read_and_says_that_it_is_read_only(
     assert answer.count("cannot be written to: it is read-only") == 4
     assert "full" not in answer
     assert path.read_bytes() == before
+
+
+def test_reading_waits_for_no_writer_and_writes_nothing(tmp_path: Path) -> None:
+    path = filled(tmp_path / "x.db")
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        version = writer.execute("PRAGMA data_version").fetchone()
+        writer.execute("BEGIN IMMEDIATE")
+        with connect(f"sqlite:///{path}") as database:
+            assert database.topics() == ["t"]
+            assert [message.payload for message in database.topic("t").read()] == [b"x"]
+        writer.execute("ROLLBACK")
+        assert writer.execute("PRAGMA data_version").fetchone() == version
+        assert path.with_name("x.db-wal").stat().st_size == 0
 
 
 def test_the_ledgers_of_a_file_that_is_named_as_a_uri_lie_beside_the_file(tmp_path: Path) -> None:
