@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import enum
+import functools
 import json
 import uuid
 import zoneinfo
@@ -487,6 +488,21 @@ def test_private_attributes_are_no_part_of_a_payload() -> None:
     assert read_payload(Private, write_payload(value, "text")).a == 1
 
 
+@dataclass
+class Caching:
+    a: int
+
+    @functools.cached_property
+    def twice(self) -> int:
+        return 2 * self.a
+
+
+def test_cached_properties_of_a_dataclass_are_no_part_of_a_payload() -> None:
+    value = Caching(a=1)
+    assert value.twice == 2
+    assert write_payload(value, "json") == {"a": 1}
+
+
 class Secret(pydantic.BaseModel):
     password: pydantic.SecretStr
 
@@ -540,6 +556,12 @@ class Rounded:
         self.value = self.value // 10 * 10
 
 
+def with_an_attribute_that_is_no_field() -> Line:
+    value: Any = Line("tea")
+    value.cuont = 2
+    return value
+
+
 def changed_after_it_was_made() -> Rounded:
     value = Rounded(10)
     value.value = 17
@@ -563,6 +585,7 @@ def changed_after_it_was_made() -> Rounded:
         (Changes([Refund(1, 250)]), "could be Cancel and Refund"),
         (Placed(Place(1)), "a handler could not read it"),
         (Unresolved(3), "name 'Fraction' is not defined"),  # pyright: ignore[reportArgumentType]
+        (with_an_attribute_that_is_no_field(), "Line.cuont is 2 and would be read as None"),
         (changed_after_it_was_made(), "Rounded.value is 17 and would be read as 10"),
         ([1, {"a": Excluding(a=3)}], "Excluding.a is 3 and would be read as 0"),
     ],

@@ -19,7 +19,7 @@ def first_difference(one: Any, other: Any) -> tuple[str, Any, Any] | None:
     """Return where two values first differ, and what each has there; None if they are the same.
 
     Private attributes and cached properties of a Pydantic model are not part of its value, unlike those fields of a
-    dataclass that its own ``==`` leaves out.
+    dataclass that its own ``==`` leaves out. So are public attributes that were set on a dataclass, and are no fields.
     """
     kind = type(one)
     parts = None if kind is not type(other) or kind in JSON_SCALARS else _parts(one, other)
@@ -45,7 +45,13 @@ def _parts(one: Any, other: Any) -> Iterable[tuple[str, Any, Any]] | None:
 def _names_of(one: Any, other: Any) -> list[str]:
     if is_model(type(one)):
         return [*type(one).model_fields, *(one.model_extra or ()), *(other.model_extra or ())]
-    return [each.name for each in fields(one)] if is_dataclass(one) else []
+    return [*(each.name for each in fields(one)), *_lost(one, other)] if is_dataclass(one) else []
+
+
+def _lost(one: Any, other: Any) -> list[str]:
+    """Return the public attributes that only the first object has, but for cached properties and the like."""
+    mine, others = (getattr(each, "__dict__", {}) for each in (one, other))
+    return [name for name in mine.keys() - others.keys() if not (name.startswith("_") or hasattr(type(one), name))]
 
 
 def _is_equal(one: Any, other: Any) -> bool:
