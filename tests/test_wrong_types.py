@@ -184,5 +184,5 @@ def test_bytes_are_no_list_of_ids(database: wc.Database) -> None:
 
 @pytest.mark.parametrize("rows", [None, "abc", b"x", 7, {"payload": "x"}, [None], ["x"], [[1]], [("payload", "x")]])
 def test_messages_are_given_as_a_list_of_dicts(database: wc.Database, rows: Any) -> None:
-    with pytest.raises(wc.InvalidArgumentError, match=r"^rows: .*(a list of|give a dict)"):
+    with pytest.raises(wc.InvalidArgumentError, match=r"^rows.*(a list of|must hold dicts)"):
         database.create_table("orders", payload="text").put_many(rows)
