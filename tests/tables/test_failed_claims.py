@@ -313,3 +313,20 @@ def test_a_subscription_raises_what_the_database_refuses_after_its_patience(
         deliveries.patience = 0
         with pytest.raises(RefusedError):
             next(deliveries)
+
+
+@ON_POSTGRESQL
+def test_a_value_that_the_database_cannot_compute_with_ends_no_subscription(
+    database: Database, make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = make_table(groups="sequenced")
+    orders.put_many([{"payload": "x", "group": "g"} for _ in range(3)])
+    run(database, "UPDATE orders SET position = -9223372036854775808 WHERE id = 3")
+    with orders.subscribe(consumer="press") as deliveries:
+        monkeypatch.setattr(deliveries._stop, "wait", lambda _: False)
+        assert deliveries.take(1) == []
+        assert "out of range" in (orders.stats().failure or "")
+        run(database, "UPDATE orders SET position = NULL, routed = 0 WHERE id = 3")
+        run(database, "DELETE FROM waterclock_groups")
+        assert len(deliveries.take(1)) == 1
+        assert orders.stats().failing == 0

@@ -14,6 +14,7 @@ from waterclock import moments
 from waterclock.closing import Closing
 from waterclock.errors import (
     ForbiddenError,
+    InvalidArgumentError,
     NotFoundError,
     RefusedError,
     TimedOutError,
@@ -23,6 +24,7 @@ from waterclock.pickling import refuse_pickling
 from waterclock.quoting import in_a_line, said_of
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.selection import select_on
 from waterclock.tables.catalogue.table_row import ASK_AGAIN, LOOK_EVERY, TableRow
 from waterclock.tables.consumers.claim_failures import RETRY_EVERY, ClaimFailures
 from waterclock.tables.consumers.consumer_heartbeat import keep_alive
@@ -181,7 +183,7 @@ class Subscription(Closing):
         try:
             with self._leading():
                 found = self._take(most)
-        except (UnavailableError, RefusedError) as error:
+        except (UnavailableError, RefusedError, InvalidArgumentError) as error:
             self._wait_after(error)
             return []
         self._failures.end(self._row.last_seen.name)
@@ -217,7 +219,7 @@ class Subscription(Closing):
                     return self._wait_for_more() or self._stop.is_set()
             self._idle.pass_on(self)
             self._stop.wait(min(rate_pause, LOOK_EVERY / 2))
-        except (UnavailableError, RefusedError) as error:
+        except (UnavailableError, RefusedError, InvalidArgumentError) as error:
             self._wait_after(error)
         return True
 
@@ -295,7 +297,7 @@ class Subscription(Closing):
             try:
                 with self._leading():
                     delivery = self._next()
-            except (UnavailableError, RefusedError) as error:
+            except (UnavailableError, RefusedError, InvalidArgumentError) as error:
                 self._wait_after(error)
                 continue
             self._failures.end(self._row.last_seen.name)
@@ -426,18 +428,21 @@ class Subscription(Closing):
         allowed = self._rate.allowed(self._rate_due, now, room)
         return allowed, 0 if allowed else (self._rate.free_at(self._rate_due) - now) / _SECOND
 
-    def _wait_after(self, error: UnavailableError | RefusedError) -> None:
+    def _wait_after(self, error: UnavailableError | RefusedError | InvalidArgumentError) -> None:
         """Wait before the next claim, or raise the error if that cannot help or was tried for long enough.
 
         Raises
         ------
         NotFoundError, SchemaError
             If the message table was dropped or lost a column.
+        InvalidArgumentError
+            If the table lost a column by which messages are selected.
         """
-        if isinstance(error, RefusedError):
-            self._row.read()
+        if not isinstance(error, UnavailableError):
+            context = self._row.read()
             if isinstance(error, ForbiddenError):
                 raise error
+            select_on(context, self._request.selection)  # any other invalid value is a row's
             self._most = max(1, self._most // 2)  # one row that a trigger refuses keeps none before it
         pause = self._failures.note(self._row.last_seen.name, error)
         is_timeout = isinstance(error, TimedOutError)  # the database answers, and its limits may be changed
