@@ -53,6 +53,13 @@ def run_once(database: Database, statement: str, values: dict[str, Any], **optio
 
 
 @ON_MARIADB
+def test_rows_are_streamed_from_a_server(database: Database) -> None:
+    with database.backend.engine.connect() as connection:
+        rows = connection.execution_options(stream_results=True).execute(sa.text("SELECT 1 UNION SELECT 2"))
+        assert [*rows.scalars()] == [1, 2]
+
+
+@ON_MARIADB
 def test_a_statement_above_max_allowed_packet_is_refused_before_it_is_sent(database: Database) -> None:
     with database.backend.snapshot() as connection:
         limit = connection.execute(sa.text("SELECT @@max_allowed_packet")).scalar_one()

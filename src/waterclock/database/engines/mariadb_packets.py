@@ -30,7 +30,7 @@ class Sending:
         self._connection = weakref.ref(connection)  # so that no cycle keeps it after its last use
         self._limit: int | None = None
 
-    def __call__(self, statement: str | bytes, *options: Any) -> Any:
+    def __call__(self, statement: str | bytes, unbuffered: bool = False) -> Any:
         """Send a statement, or raise the driver's DataError."""
         connection: Any = self._connection()
         if len(statement) > ALWAYS_FITS:
@@ -40,7 +40,7 @@ class Sending:
                 raise connection.DataError(
                     PACKET_TOO_LARGE, f"a statement of {size} bytes exceeds max_allowed_packet, which is {limit} bytes"
                 )
-        return type(connection).query(connection, statement, *options)
+        return type(connection).query(connection, statement, unbuffered=unbuffered)
 
     def session_limit(self, connection: Any) -> int:
         """Return the max_allowed_packet of the session, which stays the same while it lasts."""
