@@ -14,6 +14,7 @@ from tests.simulation.gate import Rewrite
 
 from waterclock.database.kept import forget_built
 from waterclock.tables.catalogue import totals
+from waterclock.tables.consumers import receiving
 from waterclock.tables.groups import consumers, heads, routing
 from waterclock.tables.messages import (
     acking,
@@ -94,6 +95,10 @@ def _unasked(verb: str, condition: str) -> Rewrite:
         return re.sub(f"({condition})", r"(\1 OR 1 = 1)", text) if re.match(verb, text) else text
 
     return rewrite
+
+
+def _refuse(_context: object, _wanted: object, error: Exception, _claim: object) -> None:
+    raise error
 
 
 class NeverError(Exception):
@@ -233,7 +238,8 @@ MUTATIONS = {
         Mutation(
             "a_name_is_taken_but_once",
             "two_of_one_name",
-            replaced=((claiming, "ConstraintError", NeverError),),
+            # Claiming past refused rows would hide it.
+            replaced=((claiming, "ConstraintError", NeverError), (receiving, "claim_past", _refuse)),
         ),
         Mutation("purges_lock_no_row", "two_purgers", _unlocked(_OF_ROWS, skips=True)),
         Mutation("claims_lock_no_group", "two_claim", _unlocked(_FREE_GROUPS, skips=True)),
