@@ -11,7 +11,6 @@ import sqlalchemy as sa
 from tests.services import Service
 
 from waterclock.connection import Database
-from waterclock.tables.databases.mariadb.tables import MariadbTables
 
 SPRING, AUTUMN = (int(datetime(2026, *day, 1, tzinfo=UTC).timestamp()) for day in ((3, 29), (10, 25)))
 HALF_PAST_TWO = (AUTUMN - 1800, AUTUMN + 1800)
@@ -55,27 +54,6 @@ def test_both_hours_are_distinguished_by_plain_sql_by_triggers_and_on_a_connecti
         assert set(ours.one()) == {now * SECOND}
         assert database.backend.now(connection) == now * SECOND
         connection.invalidate()
-
-
-@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
-def test_a_table_that_kept_local_time_is_migrated(
-    connect: Callable[[], Database], zone: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = connect(create=True)
-    with monkeypatch.context() as patched:
-        patched.setattr(MariadbTables, "clock", "(CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED) * 1000)")
-        old.create_table("orders", payload="text", groups="sequenced", purge_by="partition")
-    times: list[set[Any]] = []
-    for _ in range(2):
-        for now in HALF_PAST_TWO:
-            with old.backend.engine.connect() as connection:
-                times.append(times_of_plain_sql(connection, zone, now))
-                connection.invalidate()
-        with old.backend.engine.begin() as connection:
-            connection.exec_driver_sql("UPDATE waterclock_migrations SET version_num = '0007'")
-        connect(create=True)
-    assert times[0] == times[1]
-    assert times[2:] == [{now * SECOND} for now in HALF_PAST_TWO]
 
 
 def times_of_plain_sql(connection: sa.Connection, zone: str, now: int) -> set[Any]:
