@@ -107,7 +107,6 @@ COMMENTS = {
     r"^LOCK TABLE": "No ack may move a message there while the day is made.",
     r"^WITH moved": "What was acked on that day before there was a partition of it.",
     r"ATTACH PARTITION": "Others go on meanwhile.",
-    r"^SELECT count\(\*\) AS count_1, coalesce\(": "What goes with the day stays counted.",
     # topics
     r"^UPDATE waterclock_topics": "Every append has this row locked from its beginning, so position order is commit"
     " order.",
