@@ -151,7 +151,7 @@ def release(
 
 @app.command
 def pin(table: str, group: str, consumer: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
-    """Give a group to one consumer alone, until it is unpinned; also one that has no messages yet."""
+    """Assign a group to one consumer until it is unpinned, even if the group has no messages yet."""
     with common.connect() as database:
         groups = database.table(table).groups
         missing = _missing(groups, group)

@@ -142,7 +142,7 @@ def run(table: str, name: str, /, *, common: Common = Common()) -> None:
 
 @app.command
 def rm(table: str, name: str, /, *, common: Common = Common()) -> None:
-    """Remove a schedule; what it put stays. Exit code 1 if there is none of this name."""
+    """Remove a schedule; messages it has put stay. Exit code 1 if it does not exist."""
     with common.connect() as database:
         from waterclock.tables.messages.scheduling import unknown_schedule
 

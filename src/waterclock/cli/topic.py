@@ -133,7 +133,7 @@ def alter(
 
 @app.command
 def rename(name: str, new_name: str, /, *, common: Common = Common()) -> None:
-    """Give a topic another name. Processes that have it open go on; its former name is unknown.
+    """Rename a topic. Processes that have it open go on; its former name is unknown.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ def alter_topic(storage: Storage, changes: TopicChanges) -> None:
 
 
 def rename_topic(storage: Storage, name: str) -> Storage:
-    """Give a topic another name; return it under that one. See `Topic.rename`."""
+    """Rename a topic and return it. See `Topic.rename`."""
     statement = sa.update(topics).where(topics.c.id == storage.topic_id).values(name=check_name(name))
 
     def write(connection: sa.Connection) -> None:

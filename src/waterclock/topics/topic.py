@@ -349,7 +349,7 @@ class Topic:
         alter_topic(self.storage, options)
 
     def rename(self, name: str) -> None:
-        """Give the topic another name; its messages, files, subscriptions and producers stay.
+        """Rename the topic; its messages, files, subscriptions and producers stay.
 
         Topics that are open in other processes go on under the name by which they were opened, and their errors and
         logs show that name. Programs that open the topic by its former name no longer find it, among them pipelines,

@@ -3,7 +3,7 @@
 An offset is JSON in the query's checkpoint: ``{"position": "3:17:0", "ordinal": 81234, "topic": "9f0c…"}``. The ordinal
 counts the messages before the position, so that the difference of two offsets is a lag in messages. ``topic`` is the
 topic's origin: the next topic of that name has another one, and a checkpoint of the first is refused there.
-Where a stream begins is written down as it was asked for
+The start of a stream is recorded as it was requested
 (``{"position": "earliest"}``, ``{"event_time": …}``), without an ordinal, and looked up when needed: Spark asks again
 when it repeats the first micro-batch, and has to get the same answer from a topic that has grown. A query whose topic
 is empty gets that answer as the end of its first micro-batch, too.

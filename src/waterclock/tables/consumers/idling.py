@@ -58,7 +58,7 @@ class IdleConsumers:
             return False
 
     def pass_on(self, one: Sleeper, *, to_all: bool = False) -> None:
-        """Let another one lead, if this one does: it has something to do, or is closed.
+        """Hand the lead to another consumer, if this one leads: it has something to do, or is closed.
 
         Parameters
         ----------

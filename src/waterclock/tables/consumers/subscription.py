@@ -235,7 +235,7 @@ class Subscription(Closing):
 
     @contextmanager
     def _leading(self) -> Generator[None]:
-        """Let another consumer watch the database if this one fails."""
+        """Hand the lead to another consumer if this one fails."""
         try:
             yield
         except BaseException:

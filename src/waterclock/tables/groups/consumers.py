@@ -67,7 +67,7 @@ def renew(context: TableContext, connection: SqlConnection, name: str, until: in
 
 
 def renew_all(context: TableContext, connection: sa.Connection, names: Sequence[str]) -> None:
-    """Let the leases of these consumers begin again, as `renew` does that of one."""
+    """Renew the leases of these consumers, as `renew` does that of one."""
     until = context.backend.now(connection) + context.options.ack_wait
     for some in pieces(names):
         mine = {"table": context.table_id, "names": some, "process": context.backend.session}

@@ -320,7 +320,7 @@ def _due(context: TableContext, never: sa.ColumnElement[bool]) -> sa.ColumnEleme
 
 
 def is_behind(context: TableContext) -> sa.ColumnElement[bool]:
-    """Say that a message is not the first of its group that is not acked."""
+    """Return the condition that an earlier message of the group is not acked."""
     rows = context.rows
     head = (
         sa.select(groups.c.head)

@@ -149,7 +149,7 @@ def _past_groups(context: TableContext, wanted: Wanted, claim: _Claim, error: Wa
 
 
 def _pass_by_unrouted(context: TableContext) -> None:
-    """Give new messages places in their groups, but for the groups in which the database refuses that."""
+    """Route new messages to their groups, except for groups in which the database refuses that."""
     with context.backend.snapshot(indexed=True) as connection:
         names = unrouted_groups(context, connection)
 

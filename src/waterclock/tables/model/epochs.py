@@ -35,5 +35,5 @@ def times_sent(epochs: Iterable[int | None]) -> int:
 
 
 def times_sent_sql(epoch: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """Write `times_sent` as an aggregate in SQL, which is NULL if there is no message."""
+    """Write `times_sent` as an aggregate in SQL, which is NULL without messages."""
     return sa.func.sum(sa.case((epoch > _MOST, _MOST), (epoch < 0, 0), else_=epoch))
