@@ -280,6 +280,7 @@ MUTATIONS = {
             replaced=((expiring, "_to_expire", _any_of), (expiring, "_locking", _any_of_free)),
         ),
         Mutation("what_is_out_expires", "some_expire", replaced=((expiring, "is_expired", _is_over),)),
+        Mutation("no_sweep", "the_head_is_deleted", replaced=NO_SWEEP),
         Mutation("no_sweep_of_late_heads", "a_late_head_is_deleted", replaced=NO_SWEEP),
     )
 }

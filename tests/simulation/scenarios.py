@@ -607,7 +607,9 @@ SCENARIOS = {
         Scenario("a_hot_group", _a_hot_group, _SEQUENCED, sometimes=("blocked",)),
         Scenario("plain_sql_acks", _plain_sql_acks, _SEQUENCED),
         Scenario("attempts_are_given_back", _attempts_are_given_back, _SEQUENCED | {"max_attempts": 1}),
-        Scenario("the_head_is_deleted", _the_head_is_deleted, _SEQUENCED | {"max_attempts": 1}),
+        Scenario(
+            "the_head_is_deleted", _the_head_is_deleted, _SEQUENCED | {"max_attempts": 1, "on_exhausted": "block"}
+        ),
         Scenario("a_late_head_is_deleted", _a_late_head_is_deleted, _SEQUENCED),
         Scenario("some_expire", _some_expire, _SEQUENCED, ("crash", "lose", "late", "stall"), ("x",)),
         Scenario("some_owned_expire", _some_expire, _EXCLUSIVE, ("crash", "lose", "late", "stall"), ("x",)),
