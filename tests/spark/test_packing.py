@@ -20,7 +20,9 @@ from waterclock.message import Message
 from waterclock.spark import packing
 from waterclock.spark.many_sources import from_packed, joined, many_from_cell, nothing
 from waterclock.spark.packing import ROWS, pack, unpack
-from waterclock.spark.records import PLAIN, POSITIONED
+from waterclock.spark.records import PLAIN, POSITIONED, cells_of_records
+
+BOUNDS = np.array([0, 1, 4, 6])
 
 
 def columns_of(messages: list[Message], batch_size: int) -> Iterator[pa.RecordBatch]:
@@ -73,6 +75,17 @@ def test_unpacking_no_rows_gives_no_messages():
     numbers, columns = unpack(rows.slice(0, 0))
     assert len(numbers) == 0
     assert [len(column) for column in columns.values()] == [0] * 6
+
+
+@pytest.mark.parametrize("record", [PLAIN, POSITIONED])
+def test_records_of_many_rows_are_unpacked_as_one_array(record: np.dtype, monkeypatch: pytest.MonkeyPatch):
+    messages = np.zeros(6, record)
+    messages["event_time"] = np.arange(6)
+    columns = [["x", "y", "x"], [["a"]] * 3, pa.array([1, 3, 2], pa.int32()), cells_of_records(messages, BOUNDS)]
+    monkeypatch.setattr(packing, "records", None)  # reads one row
+    numbers, read = unpack(pa.RecordBatch.from_arrays(columns, schema=ROWS))
+    assert numbers.tolist() == [0, 1, 1, 1, 2, 2]
+    assert read["event_time"].to_pylist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_no_messages_pack_into_no_rows():

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.quoting import quoted
@@ -32,6 +33,7 @@ from waterclock.spark.records import (
     cells_of_records,
     compiled,
     records,
+    records_of,
     words,
 )
 from waterclock.time import MAX_NS
@@ -117,14 +119,25 @@ def unpack(packed: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], dict[str, pa.
     """
     counts = row_counts(packed)
     rows = np.repeat(np.arange(len(counts)), counts)
-    parts = [records(cell.as_buffer(), count) for cell, count in zip(packed.column("messages"), counts, strict=True)]
-    parts = parts or [np.empty(0, PLAIN)]
+    parts = _parts(packed.column("messages"), counts)
     numbers = np.concatenate([part["stream"] for part in parts])
     names, streams = stream_numbers(packed.column("streams"), rows, numbers)
     columns = {"stream": names.take(pa.array(streams))}
     for name, kind in _NUMBERS.items():
         columns[name] = pa.concat_arrays([_field(part, name, kind) for part in parts])
     return rows, columns
+
+
+def _parts(cells: pa.BinaryArray, counts: npt.NDArray[np.int64]) -> list[Records]:
+    """Read cells: all as one array if they are of the same records, as those of batches are, else each as its own.
+
+    NumPy and Arrow take 20 µs for the fields of an array, however few messages it has.
+    """
+    lengths = pc.call_function("binary_length", [cells]).to_numpy()
+    for record in (PLAIN, POSITIONED):
+        if (lengths == counts * record.itemsize).all():
+            return [records_of(cells, counts, record)]
+    return [records(cell.as_buffer(), count) for cell, count in zip(cells, counts, strict=True)]
 
 
 def row_counts(packed: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int64]:
