@@ -63,18 +63,18 @@ def unframed(form: bytes, data: bytes, name: str) -> memoryview:
     return body
 
 
-def with_trailer(form: bytes, body: bytes) -> bytes:
-    """Put the name of the form and the checksum of both behind a body, for readers that stop at the body's own end."""
-    return body + _FRAME.pack(form, checksum(body, checksum(form)))
+def trailer(form: bytes, body: bytes | memoryview) -> bytes:
+    """Return a form and the checksum of form and body, to stand behind a body whose readers stop at its own end."""
+    return _FRAME.pack(form, checksum(body, checksum(form)))
 
 
 def has_trailer(form: bytes, data: bytes) -> bool:
-    """Say whether bytes end as `with_trailer` writes this form."""
+    """Tell whether bytes end with a `trailer` of this form."""
     return data[-FRAME_BYTES : -FRAME_BYTES + len(form)] == form
 
 
 def without_trailer(form: bytes, data: bytes, name: str) -> memoryview:
-    """Check what `with_trailer` wrote and `has_trailer` has found, and give the body, without a copy.
+    """Compare the `trailer` that `has_trailer` has found, and return the body, without a copy.
 
     Raises
     ------
@@ -82,6 +82,6 @@ def without_trailer(form: bytes, data: bytes, name: str) -> memoryview:
         Where the bytes are not those that were written; ``name`` says what they are.
     """
     body = memoryview(data)[:-FRAME_BYTES]
-    if data[-FRAME_BYTES:] != _FRAME.pack(form, checksum(body, checksum(form))):
+    if data[-FRAME_BYTES:] != trailer(form, body):
         raise DamagedError(f"{name} is damaged: its {len(data)} bytes do not match their checksum")
     return body

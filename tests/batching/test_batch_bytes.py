@@ -14,7 +14,7 @@ from tests.bytes.forms import batches
 from waterclock.arrow import POSITIONED_SCHEMA, to_arrow, to_ipc
 from waterclock.batching.batch import Batch
 from waterclock.batching.event_time.batcher import EventTimeBatcher
-from waterclock.checksum import with_trailer
+from waterclock.checksum import trailer
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position
 
@@ -66,7 +66,8 @@ def with_facts(columns: pa.RecordBatch | None = None, **changes: object) -> byte
     """Write a batch with other facts or columns, and a checksum that matches them."""
     facts: dict[str, Any] = {"source": "s", "start": 1, "end": 2, "closed_at": 3, "reason": "timeout"} | changes
     columns = to_arrow(BATCH.messages, positions=True) if columns is None else columns
-    return with_trailer(b"WCB1", to_ipc(columns.replace_schema_metadata({KEY: json.dumps(facts).encode()})))
+    stream = to_ipc(columns.replace_schema_metadata({KEY: json.dumps(facts).encode()}))
+    return stream + trailer(b"WCB1", stream)
 
 
 @pytest.mark.parametrize(

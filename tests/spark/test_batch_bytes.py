@@ -41,7 +41,7 @@ def together(batches: Sequence[Batch], first: int = 0) -> list[bytes]:
     others = [Message("other", "other", n, b"other", headers={"other": "x"}) for n in range(first)]
     columns = to_arrow([*others, *(message for batch in batches for message in batch.messages)], positions=True)
     counts = np.array([len(batch.messages) for batch in batches])
-    return list(encode_batches(rows, columns.slice(first), counts))
+    return encode_batches(rows, columns.slice(first), counts).to_pylist()
 
 
 def batches_of(flow: list[Message], counts: Sequence[int], source: str = "press-01") -> list[Batch]:

@@ -63,7 +63,7 @@ def test_batches_have_the_same_bytes_however_they_are_looked_up(
     expected = [Batch("press", 1, 2, 3, "timeout", (message,)).to_bytes() for message in payloads.topic.read()]
     for most in (1, 10_000, 1_000_000):
         monkeypatch.setattr(batch_rows, "MOST_BYTES", most)
-        written = [each for _, some in encoded(iter([a_batch_each(payloads)]), payloads) for each in some]
+        written = [each for _, some in encoded(iter([a_batch_each(payloads)]), payloads) for each in some.to_pylist()]
         assert written == expected
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from waterclock.arrow import check_messages, from_arrow, from_ipc, to_arrow, to_ipc
 from waterclock.batching.facts import moment, parsed, read_as, text
-from waterclock.checksum import has_trailer, with_trailer, without_trailer
+from waterclock.checksum import has_trailer, trailer, without_trailer
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message
 from waterclock.quoting import quoted
@@ -71,7 +71,12 @@ def batch_metadata(facts: bytes) -> dict[bytes, bytes]:
 
 def add_trailer(stream: bytes) -> bytes:
     """Append the checksum of a batch to its Arrow IPC stream."""
-    return with_trailer(_TRAILER, stream)
+    return stream + batch_trailer(stream)
+
+
+def batch_trailer(stream: bytes | memoryview) -> bytes:
+    """Return the checksum that stands behind the Arrow IPC stream of a batch."""
+    return trailer(_TRAILER, stream)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,20 @@ batch are filled in. The layout is that of Arrow's IPC format (https://arrow.apa
 
 from __future__ import annotations
 
+import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from waterclock.arrow import POSITIONED_SCHEMA, WORTH_COMPRESSING, to_ipc
-from waterclock.batching.batch import add_trailer, batch_metadata, encode_batch, encode_facts
+from waterclock.batching.batch import add_trailer, batch_metadata, batch_trailer, encode_batch
+from waterclock.checksum import FRAME_BYTES
 from waterclock.spark.records import compiled
 
 Numbers = npt.NDArray[np.int64]
@@ -30,7 +33,15 @@ _FACTS = ("source", "start", "end", "closed_at", "reason")
 _KNOWN_LENGTHS = 4_096  # facts of most pipelines have one of some ten lengths; a form of the schema takes a kilobyte
 
 
-def encode_batches(rows: pa.RecordBatch, messages: pa.RecordBatch, counts: Numbers) -> Iterator[bytes]:
+class _Runs(NamedTuple):
+    """A piece of each batch: where it begins in ``data``, and how long it is."""
+
+    data: npt.NDArray[np.uint8]
+    firsts: Numbers
+    lengths: Numbers
+
+
+def encode_batches(rows: pa.RecordBatch, messages: pa.RecordBatch, counts: Numbers) -> pa.BinaryArray:
     """Write batches as `waterclock.batching.batch.encode_batch` writes each.
 
     Parameters
@@ -50,31 +61,79 @@ def encode_batches(rows: pa.RecordBatch, messages: pa.RecordBatch, counts: Numbe
     padded = -(-lengths // _ALIGNMENT) * _ALIGNMENT
     places = np.cumsum(padded, axis=1) - padded
     bodies = padded.sum(axis=1)
-    sizes = len(form.head) + bodies
-    begins = np.cumsum(sizes) - sizes
-    written = np.zeros(sizes.sum(), np.uint8)
     heads = form.fill(counts, np.stack(buffers.nodes, axis=1), places, lengths, bodies)
-    _copy(heads.view(np.uint8).ravel(), np.full(len(counts), len(form.head)), begins, written)
+    pieces = (*_schemas(_facts(rows)), _repeated(heads.view(np.uint8).ravel(), len(counts), len(form.head)))
+    fronts = np.sum([piece.lengths for piece in pieces], axis=0)
+    sizes = fronts + bodies + len(_END) + FRAME_BYTES
+    bounds = np.append(0, np.cumsum(sizes))
+    written = np.zeros(bounds[-1], np.uint8)
+    at = bounds[:-1].copy()
+    for piece in pieces:
+        _kernel().copy_bytes(*piece, at, written)
+        at += piece.lengths
     for number, buffer in enumerate(buffers.each):
-        buffer.write(begins + len(form.head) + places[:, number], written)
-    facts = zip(*(rows.column(name).to_pylist() for name in _FACTS), strict=True)
-    view = written.data
-    for fact, count, begin, size in zip(facts, counts.tolist(), begins.tolist(), sizes.tolist(), strict=True):
-        if not count:  # its numbers are zeros, for which the format has no place
-            yield encode_batch(_NO_MESSAGES, *fact)
-            continue
-        schema = _schema(encode_facts(*fact))
-        stream = b"".join((schema, view[begin : begin + size], _END))
-        yield add_trailer(stream if size < WORTH_COMPRESSING else _compressed(stream))
+        buffer.write(at + places[:, number], written)
+    written[(at + bodies)[:, None] + np.arange(len(_END))] = np.frombuffer(_END, np.uint8)
+    view, begins, ends = written.data, bounds[:-1].tolist(), (bounds[1:] - FRAME_BYTES).tolist()
+    for begin, end in zip(begins, ends, strict=True):
+        view[end : end + FRAME_BYTES] = batch_trailer(view[begin:end])
+    is_alone = (counts == 0) | (len(form.head) + bodies >= WORTH_COMPRESSING)
+    if not is_alone.any():
+        buffer_of_all = [None, pa.py_buffer(bounds.astype(np.int32)), pa.py_buffer(written)]
+        return pa.Array.from_buffers(pa.binary(), len(counts), buffer_of_all)
+    streams = zip(range(len(counts)), begins, ends, is_alone.tolist(), strict=True)
+    return pa.array(
+        [
+            _alone(rows, row, view[begin:end]) if alone else bytes(view[begin : end + FRAME_BYTES])
+            for row, begin, end, alone in streams
+        ],
+        pa.binary(),
+    )
+
+
+def _alone(rows: pa.RecordBatch, row: int, stream: memoryview) -> bytes:
+    """Write a batch that is worth compressing, or that has no messages: for its zeros the format has no place."""
+    with pa.ipc.open_stream(stream) as reader:
+        messages = reader.read_next_batch()
+    if messages.num_rows:
+        return add_trailer(to_ipc(messages))
+    return encode_batch(_NO_MESSAGES, *(rows.column(name)[row].as_py() for name in _FACTS))
 
 
 def _kernel() -> Any:
     return compiled("batch_bytes_kernel")
 
 
-def _compressed(stream: bytes) -> bytes:
-    with pa.ipc.open_stream(stream) as reader:
-        return to_ipc(reader.read_next_batch())
+def _repeated(data: npt.NDArray[np.uint8], count: int, length: int) -> _Runs:
+    return _Runs(data, np.arange(count) * length, np.full(count, length))
+
+
+def _facts(rows: pa.RecordBatch) -> pa.StringArray:
+    """Write what is known of each batch besides its messages, as `waterclock.batching.batch.encode_facts` does."""
+    parts: list[Any] = []
+    for name in _FACTS:
+        column = rows.column(name)
+        if pa.types.is_integer(column.type):
+            texts = column.cast(pa.string())
+        else:
+            column = column.cast(pa.string()).dictionary_encode()
+            texts = pa.array(map(json.dumps, column.dictionary.to_pylist()), pa.string()).take(column.indices)
+        parts += [f', "{name}": ' if parts else f'{{"{name}": ', texts]
+    return pc.call_function("binary_join_element_wise", [*parts, "}", ""])
+
+
+def _schemas(facts: pa.StringArray) -> tuple[_Runs, _Runs, _Runs]:
+    """Return what stands in front of the facts in the schema of each batch, the facts, and what stands behind them."""
+    offsets = np.frombuffer(facts.buffers()[1], np.int32)[: len(facts) + 1].astype(np.int64)
+    lengths, which = np.unique(np.diff(offsets), return_inverse=True)
+    before, after = zip(*(_schema_form(length) for length in lengths.tolist()), strict=True)
+    around = (_chosen(before, which), _chosen(after, which))
+    return around[0], _Runs(_content(facts.buffers()[2]), offsets[:-1], np.diff(offsets)), around[1]
+
+
+def _chosen(forms: Sequence[bytes], which: npt.NDArray[np.intp]) -> _Runs:
+    lengths = np.array([len(form) for form in forms])
+    return _Runs(np.frombuffer(b"".join(forms), np.uint8), (np.cumsum(lengths) - lengths)[which], lengths[which])
 
 
 class _Buffer(NamedTuple):
@@ -149,10 +208,6 @@ def _content(buffer: pa.Buffer | None) -> npt.NDArray[np.uint8]:
     return np.empty(0, np.uint8) if buffer is None else np.frombuffer(buffer, np.uint8)
 
 
-def _copy(data: npt.NDArray[np.uint8], lengths: Numbers, places: Numbers, written: npt.NDArray[np.uint8]) -> None:
-    _kernel().copy_bytes(data, np.cumsum(lengths) - lengths, lengths, places, written)
-
-
 class _RecordForm(NamedTuple):
     """What is in front of a record batch's buffers, and the places of its numbers, of 8 bytes each."""
 
@@ -183,11 +238,6 @@ def _record_form() -> _RecordForm:
     numbers = [_field(metadata, record, 0), _field(metadata, message, 3)]
     vectors = [_follow(metadata, _field(metadata, record, slot)) + 4 for slot in (1, 2)]
     return _RecordForm(head, *((_PREFIX + place) // 8 for place in (*numbers, *vectors)))
-
-
-def _schema(facts: bytes) -> bytes:
-    before, after = _schema_form(len(facts))
-    return before + facts + after
 
 
 @lru_cache(_KNOWN_LENGTHS)

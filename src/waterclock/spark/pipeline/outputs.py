@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -112,6 +111,5 @@ def _encode(batches: Iterator[pa.RecordBatch], source: Source) -> Iterator[pa.Re
         for rows, messages in encoded(batches, payloads):
             facts = rows.select(_FACTS)
             for first in range(0, rows.num_rows, _BATCHES_AT_ONCE):
-                some = facts.slice(first, _BATCHES_AT_ONCE)
-                payload = pa.array(list(islice(messages, some.num_rows)), pa.binary())
-                yield some.append_column("payload", payload)
+                payload = messages.slice(first, _BATCHES_AT_ONCE)
+                yield facts.slice(first, _BATCHES_AT_ONCE).append_column("payload", payload)

@@ -47,6 +47,7 @@ _REMEDY = (
     "; failOnDataLoss=false writes messages that were deleted meanwhile without their payloads, and onDamage=skip those"
     " that are damaged or missing (in a pipeline's file: fail_on_data_loss and on_damage of source)"
 )
+_TOO_LARGE = (TooManyBytesError, MemoryError, pa.ArrowInvalid, pa.ArrowCapacityError)
 _log = logging.getLogger(__name__)
 
 
@@ -96,7 +97,7 @@ def looks(
             rows = left.pop()
             try:
                 messages = _columns(messages_in(rows, payloads, None if rows.num_rows == 1 else MOST_BYTES))
-            except (TooManyBytesError, MemoryError, pa.ArrowInvalid, pa.ArrowCapacityError) as error:
+            except _TOO_LARGE as error:
                 if rows.num_rows == 1:
                     raise _too_large(rows, payloads, error) from error
                 half = rows.num_rows // 2
@@ -213,16 +214,25 @@ def _with_lost(found: pa.Table, rows: pa.Table, topic: str) -> pa.Table:
 
 def encoded(
     batches: Iterator[pa.RecordBatch], payloads: Payloads | None
-) -> Iterator[tuple[pa.RecordBatch, Iterator[bytes]]]:
+) -> Iterator[tuple[pa.RecordBatch, pa.BinaryArray]]:
     """Write batches as `waterclock.Batch.to_bytes` does: the same bytes, whichever runtime made the batch.
 
     Yields
     ------
     rows, messages
         Some batches, as many as one look at the topic serves, and the bytes of each.
+
+    Raises
+    ------
+    UnavailableError
+        As `looks`.
     """
     for rows, messages in looks(batches, payloads):
-        yield rows, encode_batches(rows, messages, row_counts(rows))
+        try:
+            written = encode_batches(rows, messages, row_counts(rows))
+        except _TOO_LARGE as error:
+            raise _too_large(rows, payloads, error) from error
+        yield rows, written
 
 
 def _same_times(stored: npt.NDArray[np.int64], given: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any, cast
 
 import pyarrow as pa
@@ -40,7 +39,7 @@ class BatchWriter(Writer):
                 for first in range(0, rows.num_rows, BATCHES_AT_ONCE):
                     some = rows.slice(first, BATCHES_AT_ONCE)
                     names, sources = (some.column(name).to_pylist() for name in ("id", "source"))
-                    batches = list(islice(messages, some.num_rows))
+                    batches = messages.slice(first, BATCHES_AT_ONCE).to_pylist()
                     put = table.put_many(
                         {"id": name, "group": short_source(source), "payload": payload}
                         for name, source, payload in zip(names, sources, batches, strict=True)
