@@ -8,6 +8,7 @@ import math
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.spark.pipeline_files import PIPELINE, SECOND, START, expected, landed
 
 import waterclock as wc
 from waterclock.cli.app import run
-from waterclock.spark.pipeline import running
+from waterclock.spark.pipeline import replaying, running
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW
 from waterclock.spark.pipeline.file import PipelineFile
 from waterclock.spark.pipeline.outputs import refuse_written
@@ -25,6 +26,7 @@ from waterclock.spark.pipeline.progress import Progress
 from waterclock.spark.pipeline.running import replay_pipeline, run_pipeline, run_pipelines
 from waterclock.spark.session.partitions import PARTITIONS, chosen_partitions, parts_in
 from waterclock.spark.writing.message_writer import REASON_HEADER
+from waterclock.time import MAX_NS
 
 
 @pytest.fixture
@@ -241,10 +243,6 @@ def test_a_replay_writes_the_batches_of_one_process_to_every_output_and_again_ch
         assert (progress.messages, progress.rejected) == (121, 1)
     spark.conf.set(PARTITIONS, str(parts))
     assert landed(database) == batches
-    by_event_time = replay_pipeline(
-        spark, dataclasses.replace(file, outputs=()), START, START + 60 * SECOND, by="event_time"
-    )
-    assert by_event_time.messages == 121
     rows = spark.read.parquet(str(tmp_path / "batches")).collect()
     assert {row.id: bytes(row.payload) for row in rows} == batches
     assert len(rows) == len(batches)
@@ -254,6 +252,53 @@ def test_a_replay_writes_the_batches_of_one_process_to_every_output_and_again_ch
     refuse_written(spark, file, run, 1)
     with pytest.raises(wc.InvalidArgumentError, match="the checkpoint is older than what was written"):
         refuse_written(spark, file, run, 0)
+
+
+@pytest.mark.parametrize("by", ["event_time", "rate"])
+def test_adjoining_replays_give_each_batch_of_the_topic_once_and_overlapping_ones_the_same(
+    spark: SparkSession,
+    database: wc.Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    by: str,
+) -> None:
+    """The windows of the fixture's sources hang on each other from the first to the pause that is added here."""
+    monkeypatch.setattr(replaying, "WINDOWS_BACK", (2, 4))
+    later = [
+        wc.Message(source, f"s{n % 3}", START + at, publish_time=START + at, receive_time=START + at + 5)
+        for n in range(40)
+        for source in ("a", "b")
+        for at in [10 * SECOND + n * SECOND // 10]
+    ]
+    database.topic("telemetry").append(later)
+    text = PIPELINE
+    if by == "rate":
+        text = text.replace('window = "500ms"', 'by = "rate"').replace('max_delay = "400ms"', 'batch_length = "1s"')
+    file = read(write(tmp_path, text))
+    cuts = [START + int(s * SECOND) for s in (0, 4.05, 10.85, 60)]
+    alone = dataclasses.replace(file, outputs=file.outputs[1:2])
+    rejected = [replay_pipeline(spark, alone, *ends).rejected for ends in pairwise(cuts)]
+    whole = {batch.id: batch.to_bytes() for batch in whole_topic(database, by)}
+    written = spark.read.parquet(str(tmp_path / "batches"))
+    assert sorted((row.id, bytes(row.payload)) for row in written.collect()) == sorted(whole.items())
+    assert rejected == ([0, 1, 0] if by == "event_time" else [0, 0, 0])
+    overlapping = dataclasses.replace(alone.outputs[0], target=str(tmp_path / "overlapping"))
+    replay_pipeline(spark, dataclasses.replace(file, outputs=(overlapping,)), START + 11 * SECOND, START + 12 * SECOND)
+    again = spark.read.parquet(overlapping.target).collect()
+    assert again
+    assert {row.id: bytes(row.payload) for row in again}.items() <= whole.items()
+    assert caplog.text.count("depend on messages more than 4 windows") == (by == "event_time")
+
+
+def whole_topic(database: wc.Database, by: str) -> list[wc.Batch]:
+    messages = list(database.topic("telemetry").read())
+    if by == "event_time":
+        batcher = wc.BySource(lambda: wc.EventTimeBatcher(window="500ms", max_delay="400ms"))
+        return [b for m in messages for b in batcher.add(m)] + batcher.advance(MAX_NS)
+    batcher = wc.BySource(lambda: wc.RateAwareBatcher("1s"))
+    entries = groupby(messages, key=lambda m: m.position and m.position[:2])
+    return [b for _, entry in entries for b in batcher.add(list(entry))] + batcher.flush()
 
 
 def test_a_pipeline_whose_places_are_not_there_is_refused(database: wc.Database, tmp_path: Path) -> None:

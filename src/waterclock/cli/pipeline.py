@@ -14,7 +14,6 @@ from waterclock.cli.common import Common
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.quoting import quoted, unknown_name
 from waterclock.time import system_clock, to_time
-from waterclock.topics.choices import By as TimeOfMessage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,25 +83,24 @@ def replay(
     *,
     since: str,
     until: str,
-    by: TimeOfMessage = "publish_time",
     pipeline: str | None = None,
     master: str | None = None,
     conf: list[str] | None = None,
     spark_log: Path | None = None,
     common: Common = Common(),
 ) -> None:
-    """Batch a range of the archive again, and write the batches.
+    """Write again the batches of the archive that start in a range, and the messages rejected in it.
+
+    Ranges that adjoin give each batch once.
 
     Parameters
     ----------
     file
         The pipelines: a TOML file.
     since
-        Begin at the first message at or after this time, or this long ago.
+        Batches that start at this time or later, or this long ago.
     until
-        Stop before the first message at or after this time, or this long ago.
-    by
-        Which of a message's times those are. After an import the publish time is that of the import.
+        Batches that start before this time.
     pipeline
         Which of the file's pipelines, where it has several.
     master
@@ -129,8 +127,8 @@ def replay(
     begin, end = to_time(since, "since", now=now), to_time(until, "until", now=now)
     if begin >= end:
         raise InvalidArgumentError(f"since: {quoted(since)} is not before until: {quoted(until)}")
-    progress = replay_pipeline(_session(read, master, settings, spark_log), chosen[0], begin, end, by=by)
-    common.output.facts({"by": by, "messages": progress.messages, "rejected": progress.rejected})
+    progress = replay_pipeline(_session(read, master, settings, spark_log), chosen[0], begin, end)
+    common.output.facts({"messages": progress.messages, "batches": progress.batches, "rejected": progress.rejected})
 
 
 def _session(file: PipelineFile, master: str | None, conf: Mapping[str, str], log: Path | None) -> SparkSession:

@@ -33,8 +33,9 @@ class Assignment(NamedTuple):
     Attributes
     ----------
     starts, ends
-        Its batch's window, int64 ns; 0 where the row is in no batch. Where `assign_judged` finds the window open still,
-        only its start, as far as messages have come.
+        Its batch's window, int64 ns; 0 where the row is in no batch. Duplicates and replaced rows have the start of the
+        window that they fell into. Where `assign_judged` finds the window open still, only its start, as far as
+        messages have come.
     conflicts
         A conflict cut that window, or put it apart: the batch's reason is ``conflict``; uint8, 1 or 0.
     verdicts
@@ -166,7 +167,7 @@ def assign_arrays(
     count = _checked_length(sources, streams, event_times, receive_times)
     verdicts = np.empty(count, np.uint8)
     found, working = _memory(count)
-    ordered = _kernel().assign(
+    ordered = compiled().assign(
         *_inputs(sources, streams, event_times, receive_times),
         _distinct(sources, "sources"),
         _distinct(streams, "streams"),
@@ -212,7 +213,7 @@ def assign_judged(
     """
     count = _checked_length(sources, streams, event_times, verdicts)
     found, working = _memory(count)
-    ordered = _kernel().assign_judged(
+    ordered = compiled().assign_judged(
         *_inputs(sources, streams, event_times, event_times),
         _distinct(streams, "streams"),
         rule.window,
@@ -241,7 +242,7 @@ def read_clocks(
         What each source's clock showed before; moved to what it shows afterwards.
     """
     readings = np.empty(len(receive_times), np.int64)
-    _kernel().read_clocks(_plain(sources, np.int32).view(np.uint32), _plain(receive_times, np.int64), clocks, readings)
+    compiled().read_clocks(_plain(sources, np.int32).view(np.uint32), _plain(receive_times, np.int64), clocks, readings)
     return readings
 
 
@@ -273,7 +274,8 @@ def closing_times(ends: npt.NDArray[np.int64], rule: EventTimeRule) -> npt.NDArr
     return np.minimum(ends, MAX_NS - rule.max_delay) + rule.max_delay
 
 
-def _kernel() -> Any:
+def compiled() -> Any:
+    """Return the compiled rule."""
     try:
         # Importing Numba takes several times as long as all else; batching message by message does not need it.
         from waterclock.batching.event_time import kernel  # noqa: PLC0415

@@ -269,8 +269,8 @@ def _cut_source(
             _keep_newest(rows, begin, k, streams, begin + 1, last_window, verdicts)
         for place in range(begin, k):
             row = rows[place]
+            starts[row] = start
             if verdicts[row] == ACCEPTED:
-                starts[row] = start
                 if open_still:
                     verdicts[row] = UNDECIDED
                 else:
@@ -405,3 +405,103 @@ def read_clocks(sources: Codes, receive_times: Times, clocks: Times, readings: T
         source = sources[row]
         clocks[source] = max(clocks[source], receive_times[row])
         readings[row] = clocks[source]
+
+
+@njit
+def _leads(times: Times, streams: Codes, first: int, stop: int, rule: _Rule, last_place: Times, leads: Times) -> None:
+    """Find for a window that opens at each place where the next one opens: its place, or ``stop`` if nothing follows.
+
+    Places hold one source's messages in order of time. Those of one time share a window; the first place stands for it.
+    """
+    window, _, on_conflict = rule
+    cut = far = k = stop
+    after_cut = stop
+    after = stop
+    while k > first:
+        after = k
+        k -= 1
+        while k > first and times[k - 1] == times[k]:
+            k -= 1
+        for place in range(k, after):
+            known = last_place[streams[place]]
+            if first <= known < cut:
+                cut = known
+        for place in range(k, after):
+            last_place[streams[place]] = k
+        while far > after and times[far - 1] > _plus(times[k], window):
+            far -= 1
+        leads[k] = far
+        if cut < far and on_conflict != REPLACE:
+            leads[k] = cut
+            if on_conflict == ISOLATE:
+                after_cut = cut + 1
+                while after_cut < stop and times[after_cut] == times[cut]:
+                    after_cut += 1
+                leads[k] = after_cut
+
+
+@njit
+def _synchronises(
+    times: Times, leads: Times, first: int, stop: int, rule: _Rule, begin: int, since: int, possible: Bytes
+) -> bool:
+    """Tell whether the windows from ``since`` on are the same wherever windows opened before ``begin``."""
+    window, _, on_conflict = rule
+    possible[first:stop] = 0
+    possible[first] = 1
+    furthest = first
+    if times[first] <= _plus(begin, window):
+        # A window may have opened before and hold the first messages: the next opens at one of these, or where the
+        # window of the first leads, since an earlier window never leads further than a later one.
+        furthest = leads[first]
+        possible[first:furthest] = 1
+    k = first
+    synchronised = False
+    while k < stop:
+        after = k + 1
+        while after < stop and times[after] == times[k]:
+            after += 1
+        if possible[k]:
+            synchronised = synchronised or furthest <= k
+            if times[k] >= since:
+                return synchronised
+            # Its isolated batch may begin within the range though the next window opens where all others do.
+            if on_conflict == ISOLATE and not synchronised and leads[k] > first and times[leads[k] - 1] >= since:
+                return False
+            furthest = max(furthest, leads[k])
+            if leads[k] < stop:
+                possible[leads[k]] = 1
+        k = after
+    return True
+
+
+@njit(
+    types.void(_codes_in, _times_in, _times_in, *[types.int64] * 5, _bytes_out),
+    cache=True,
+    nogil=True,
+)
+def synchronise(
+    streams: Codes,
+    times: Times,
+    bounds: Times,
+    stream_count: int,
+    window: int,
+    on_conflict: int,
+    begin: int,
+    since: int,
+    synchronised: Bytes,
+) -> None:
+    """Tell of each source whether its windows synchronise; see `waterclock.batching.event_time.replay`.
+
+    Source s has the places ``bounds[s]`` to ``bounds[s + 1]``, in order of time.
+    """
+    rule = _Rule(window, 0, on_conflict)
+    leads = np.zeros(times.size, np.int64)
+    possible = np.zeros(times.size, np.uint8)
+    last_place = np.full(stream_count, -1)
+    for source in range(bounds.size - 1):
+        first, stop = bounds[source], bounds[source + 1]
+        if first < stop:
+            _leads(times, streams, first, stop, rule, last_place, leads)
+            synchronised[source] = _synchronises(times, leads, first, stop, rule, begin, since, possible)
+        else:
+            synchronised[source] = True

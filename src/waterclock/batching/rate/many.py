@@ -45,6 +45,21 @@ class ManyBatches(NamedTuple):
     messages: Ints
     kept: Ints
 
+    def between(self, since: int, until: int) -> ManyBatches:
+        """Take the batches that start at or after ``since`` and before ``until``, ns."""
+        stays = (self.starts >= since) & (self.starts < until)
+        counts = np.diff(self.offsets)
+        return ManyBatches(
+            self.starts[stays],
+            self.ends[stays],
+            self.closed_at[stays],
+            self.reasons[stays],
+            np.concatenate([[0], np.cumsum(stays)])[self.bounds],
+            np.concatenate([[0], np.cumsum(counts[stays])]),
+            self.messages[np.repeat(stays, counts)],
+            self.kept,
+        )
+
 
 class RateAwareMany:
     """Batches the messages of many sources, each like `RateAwareBatcher`; messages are kept by the caller.

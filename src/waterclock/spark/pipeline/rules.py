@@ -14,7 +14,7 @@ from waterclock.spark.streaming.batching import event_time_outcomes, rate_aware_
 from waterclock.time import format_duration, to_duration
 
 _LENGTHS = ("window", "max_delay", "max_lead", "batch_length", "forget_after")
-_MAY_CHANGE = ("df", "buckets", "max_skew", "ended")
+_MAY_CHANGE = ("df", "buckets", "max_skew", "ended", "span")
 """Options outside the rule: they decide when batches are emitted, not what is in them."""
 
 

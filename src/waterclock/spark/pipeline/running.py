@@ -11,33 +11,29 @@ from pathlib import Path
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from waterclock import moments
-from waterclock.connection import connect
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW, Pipeline, place_options
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
 from waterclock.spark.pipeline.outputs import refuse_written, write_outcomes
 from waterclock.spark.pipeline.places import check_places
 from waterclock.spark.pipeline.progress import Progress, counts, observed
+from waterclock.spark.pipeline.replaying import replayed
 from waterclock.spark.pipeline.rules import named_rule, refuse_changed_rule
 from waterclock.spark.registering import register
 from waterclock.spark.session.partitions import PARTITIONS, Parts, chosen_buckets, chosen_partitions, parts_in
 from waterclock.spark.streaming.batching import event_time_outcomes, rate_aware_outcomes
 from waterclock.time import to_duration
-from waterclock.topics.choices import By as TimeOfMessage
 
 _LOOK_EVERY = 0.5
 _LOOK_AGAIN = 0.1
 
 _MESSAGES_A_BUCKET = 2**19
 """A task holds all messages that a micro-batch has of a bucket, each in some 200 bytes."""
-
-_SILENT_NS = 3_600_000_000_000
-"""A topic whose newest message was published longer ago than this counts as ended."""
 
 _REPLAY_TASKS = 8
 """Not as many as there are cores: the same replay on another machine is to write the same."""
@@ -112,32 +108,26 @@ def run_pipeline(
     return progress
 
 
-def replay_pipeline(
-    spark: SparkSession, pipeline: Pipeline, since: int, until: int, *, by: TimeOfMessage = "publish_time"
-) -> Progress:
+def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: int) -> Progress:
     """Batch the messages of a range of time again, and write them to the outputs.
 
-    The range is judged alone. Batches that messages behind it could still change are left out, unless the topic has
-    ended with the range. Those that are in a message table already stay as they are; rejected messages and Parquet
-    files get a name that says the range, so that the same replay, done again, changes nothing.
+    Adjoining ranges give each batch once, and overlapping ones the same batches: those of the whole topic, as far as
+    they start in the range. Batches that messages behind could still change are left out, unless the topic has ended.
+    Those that are in a message table already stay as they are; rejected messages and Parquet files get a name that says
+    the range, so that the same replay, done again, changes nothing.
 
     Parameters
     ----------
     since, until
-        Begin at, and stop before, the first message at or after that time, ns.
-    by
-        Which time of a message that is.
+        Batches that start at or after the first and before the second, and messages that were rejected when they were
+        received then; ns.
     """
     check_places(pipeline)
     register(spark)
-    source = spark.read.format("waterclock").options(
-        **_read_options(pipeline), packed=True, by=by, startingTimestamp=str(since), endingTimestamp=str(until)
-    )
     progress = Progress(pipeline.name, micro_batches=1)
-    run = f"replay-{since}-{until}" if by == "publish_time" else f"replay-{by}-{since}-{until}"
+    run = f"replay-{since}-{until}"
     with in_a_line():
-        ended = _has_ended(pipeline, until, by)
-        outcomes = _outcomes(pipeline, source, ended=ended).persist()
+        outcomes = replayed(spark, pipeline, since, until).persist()
         started = moments.monotonic()
         try:
             write_outcomes(
@@ -235,20 +225,9 @@ def state_parts(spark: SparkSession, pipeline: Pipeline) -> Parts:
     return kept
 
 
-def _outcomes(pipeline: Pipeline, source: DataFrameReader | DataStreamReader, *, ended: bool = True) -> DataFrame:
-    messages, find = source.load(), event_time_outcomes if pipeline.by == "event_time" else rate_aware_outcomes
-    return find(messages, **pipeline.rule, ended=ended)
-
-
-def _has_ended(pipeline: Pipeline, until: int, by: TimeOfMessage) -> bool:
-    """Whether no message is to be expected behind a range that could change its last batches.
-
-    A message table keeps what it has first, so a stream that gives them out whole later would lose them.
-    """
-    with connect(pipeline.source.url, pipeline.source.ledgers) as database:
-        topic = database.topic(pipeline.source.topic)
-        recent = database.backend.now() - _SILENT_NS
-        return not topic.find(until, by).found and not topic.find(recent).found
+def _outcomes(pipeline: Pipeline, source: DataStreamReader) -> DataFrame:
+    find = event_time_outcomes if pipeline.by == "event_time" else rate_aware_outcomes
+    return find(source.load(), **pipeline.rule)
 
 
 def _read_options(pipeline: Pipeline) -> dict[str, str]:

@@ -76,7 +76,7 @@ class TopicReader(DataSourceReader):
     def _range(self, topic: Topic) -> tuple[Position | None, Position | None]:
         options = self._options
         by, damage = options.by, options.on_damage
-        start, stop = None if options.start == "latest" else options.start, None
+        start, stop = None if options.start == "latest" else options.start, options.stop
         if options.since is not None:
             since = topic.storage.time(options.since, "startingTimestamp")
             start = find_start(topic.storage, by, since, damage).position

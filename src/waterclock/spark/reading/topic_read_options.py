@@ -30,6 +30,7 @@ _KNOWN = (
     "endingTimestamp",
     "by",
     "startingPosition",
+    "endingPosition",
     "maxMessagesPerTrigger",
     "failOnDataLoss",
     "onDamage",
@@ -60,6 +61,8 @@ class TopicReadOptions(Opening):
         Which time of a message they are.
     start
         Position to begin at, or ``"latest"``; None: not given.
+    stop
+        Position to stop before; None: not given.
     max_messages
         How many messages a micro-batch takes, about; None: all that there are.
     fail_on_data_loss
@@ -80,6 +83,7 @@ class TopicReadOptions(Opening):
     until: int | str | None
     by: By
     start: Position | Literal["latest"] | None
+    stop: Position | None
     max_messages: int | None
     fail_on_data_loss: bool
     on_damage: OnDamage
@@ -98,6 +102,8 @@ class TopicReadOptions(Opening):
         given = known_only(options, _KNOWN)
         if "startingtimestamp" in given and "startingposition" in given:
             raise InvalidArgumentError("startingTimestamp and startingPosition both say where to begin; give one")
+        if "endingtimestamp" in given and "endingposition" in given:
+            raise InvalidArgumentError("endingTimestamp and endingPosition both say where to stop; give one")
         buckets = number(given, "buckets")
         packed = truth(given, "packed", default=buckets is not None)
         if packed and "columns" in given:
@@ -117,6 +123,7 @@ class TopicReadOptions(Opening):
             until=_time(given, "endingTimestamp"),
             by=check_by(given.get("by", "publish_time")),
             start=None if position == "earliest" else "latest" if position == "latest" else Position.parse(position),
+            stop=Position.parse(given["endingposition"]) if "endingposition" in given else None,
             max_messages=number(given, "maxMessagesPerTrigger"),
             fail_on_data_loss=truth(given, "failOnDataLoss", default=True),
             on_damage=check_on_damage(given.get("ondamage", "raise"), "onDamage"),
@@ -136,9 +143,10 @@ def refuse_stream_options(options: Mapping[str, str]) -> None:
 
 
 def refuse_end(options: TopicReadOptions) -> None:
-    """Insist that a stream was given no time to stop before."""
-    if options.until is not None:
-        raise InvalidArgumentError("the option 'endingTimestamp' means something to spark.read only")
+    """Insist that a stream was given nothing to stop before."""
+    for name, given in (("endingTimestamp", options.until), ("endingPosition", options.stop)):
+        if given is not None:
+            raise InvalidArgumentError(f"the option {quoted(name)} means something to spark.read only")
 
 
 def refuse_expired(topic: Topic, start: Position | Literal["latest"] | None) -> None:

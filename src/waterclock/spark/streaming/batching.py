@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documenta
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType
 
 from waterclock.batching.batch import LONGEST_SOURCE, NUL, SOURCE_BEGINNING, SOURCE_DIGITS
+from waterclock.batching.event_time.replay import ReplayRange
 from waterclock.batching.event_time.rule import EventTimeRule, OnConflict
 from waterclock.batching.rate.rule import Gated
 from waterclock.errors import InvalidArgumentError
@@ -32,7 +33,7 @@ from waterclock.spark.packing import (
 from waterclock.spark.reading.column_types import time_problem
 from waterclock.spark.records import PLAIN, POSITIONED
 from waterclock.spark.session.workers import freezing_imports
-from waterclock.spark.streaming.judging import judge
+from waterclock.spark.streaming.judging import judge, unsynchronised
 from waterclock.spark.streaming.outcome_rows import OUTCOMES_SCHEMA
 from waterclock.spark.streaming.rate_options import RateOptions
 from waterclock.spark.streaming.rate_stream import judge_by_rate
@@ -122,6 +123,7 @@ def event_time_outcomes(
     buckets: int | None = None,
     *,
     ended: bool = True,
+    span: ReplayRange | None = None,
 ) -> DataFrame:
     """Find the batch of every message, or why it is in none, as packed rows to be persisted and read twice.
 
@@ -132,6 +134,8 @@ def event_time_outcomes(
     ended
         Of a replay only: whether nothing comes behind these messages. False leaves out the last batches of each source,
         which messages behind could still change: those that its own receive times have not closed.
+    span
+        Of a replay with positions only: give what belongs to this range, of messages that reach beyond it.
 
     Returns
     -------
@@ -147,7 +151,7 @@ def event_time_outcomes(
     if df.isStreaming:
         return event_time_stream(_bucketed(df, record, buckets), rule, record, skew, buckets)
     return _by_source(_packed(df, record), record).mapInArrow(
-        freezing_imports(judge, record=record, rule=rule, ended=ended), OUTCOMES_SCHEMA
+        freezing_imports(judge, record=record, rule=rule, ended=ended, span=span), OUTCOMES_SCHEMA
     )
 
 
@@ -214,6 +218,7 @@ def rate_aware_outcomes(
     max_skew: Duration = "10s",
     *,
     ended: bool = True,
+    span: ReplayRange | None = None,
 ) -> DataFrame:
     """Find the batch of every message, as packed rows for `batches_of`.
 
@@ -223,6 +228,8 @@ def rate_aware_outcomes(
     ----------
     ended
         Of a replay only: whether nothing comes behind these messages. False leaves out what is open.
+    span
+        Of a replay only: give the batches that start in this range.
 
     Returns
     -------
@@ -241,8 +248,15 @@ def rate_aware_outcomes(
     if df.isStreaming:
         return rate_stream(_bucketed(df, record, buckets), options, skew, buckets)
     return _by_source(_packed(df, record), record).mapInArrow(
-        freezing_imports(judge_by_rate, options=options, ended=ended), OUTCOMES_SCHEMA
+        freezing_imports(judge_by_rate, options=options, ended=ended, span=span),
+        OUTCOMES_SCHEMA,
     )
+
+
+def unsynchronised_sources(packed: DataFrame, rule: EventTimeRule, span: ReplayRange) -> DataFrame:
+    """Find the sources, a row each, whose windows in a range depend on messages before those of ``packed``."""
+    find = freezing_imports(unsynchronised, rule=rule, span=span)
+    return _by_source(packed, POSITIONED).mapInArrow(find, "source STRING")
 
 
 def _buckets(df: DataFrame, wanted: int | None) -> int:

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from waterclock.batching.event_time.columns import assign_judged, judge_arrivals, read_clocks
-from waterclock.batching.event_time.rule import ACCEPTED, UNDECIDED, EventTimeRule
+from waterclock.batching.event_time.replay import ReplayRange
+from waterclock.batching.event_time.rule import ACCEPTED, LATE, UNDECIDED, EventTimeRule
 from waterclock.batching.facts import count, flag, parsed, read_as
 from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed
@@ -45,6 +46,8 @@ class EventTimeStream:
         The checked options.
     record
         `waterclock.spark.records.PLAIN` or `POSITIONED`.
+    span
+        What a replay gives; None: everything.
 
     Attributes
     ----------
@@ -52,11 +55,12 @@ class EventTimeStream:
         How many windows the last `take` has left open, as far as their messages have come.
     """
 
-    __slots__ = ("_clocks", "_earliest", "_kept", "_record", "_rule", "open_batches")
+    __slots__ = ("_clocks", "_earliest", "_kept", "_record", "_rule", "_span", "open_batches")
 
-    def __init__(self, rule: EventTimeRule, record: np.dtype[Any]) -> None:
+    def __init__(self, rule: EventTimeRule, record: np.dtype[Any], span: ReplayRange | None = None) -> None:
         self._rule = rule
         self._record = record
+        self._span = span
         self._kept = nothing(record)  # messages of open windows, in reading order, and all sources that are known
         self._clocks = np.empty(0, np.int64)  # of these sources, ns
         self._earliest: int | None = None  # event time of what is open
@@ -91,6 +95,9 @@ class EventTimeStream:
             received = np.ascontiguousarray(many.messages["receive_time"][kept:])
             readings = read_clocks(many.sources[kept:], received, clocks)
             verdicts[kept:] = judge_arrivals(event_times[kept:], readings, self._rule)
+            if self._span is not None and self._span.begin is not None:
+                # They are late for all that is received within the range.
+                verdicts[kept:][event_times[kept:] < self._span.begin] = LATE
         # What closes at a time may still get messages that are received then.
         nows = np.maximum(clocks, MIN_NS + 1) - 1
         found = assign_judged(many.sources, many.streams, event_times, verdicts, self._rule, nows)
@@ -99,6 +106,8 @@ class EventTimeStream:
         self._keep(many, verdicts, clocks, promised)
         open_ = found.order[verdicts[found.order] == UNDECIDED]
         self.open_batches = int(np.count_nonzero(begins(many.sources[open_], found.starts[open_]))) if len(open_) else 0
+        if self._span is not None:
+            found.verdicts[self._span.leaves_out(found, many.messages["receive_time"])] = UNDECIDED
         if (found.verdicts == UNDECIDED).all():
             return _NOTHING
         return outcome_rows(many, found, self._rule)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from waterclock.batching.event_time.columns import assign_arrays, read_clocks
+from waterclock.batching.event_time.replay import ReplayRange, synchronised
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.spark.many_sources import from_packed, nothing
 from waterclock.spark.packing import reading_order
@@ -18,11 +19,17 @@ from waterclock.spark.streaming.event_time_stream import EventTimeStream
 from waterclock.spark.streaming.slices import slices
 from waterclock.time import MAX_NS, MIN_NS
 
-_END_MS = MAX_NS // 1_000_000 + 1
+_NS_PER_MS = 1_000_000
+_END_MS = MAX_NS // _NS_PER_MS + 1
 
 
 def judge(
-    batches: Iterable[pa.RecordBatch], record: np.dtype[Any], rule: EventTimeRule, *, ended: bool = True
+    batches: Iterable[pa.RecordBatch],
+    record: np.dtype[Any],
+    rule: EventTimeRule,
+    *,
+    ended: bool = True,
+    span: ReplayRange | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Find the batches of packed messages.
 
@@ -40,22 +47,52 @@ def judge(
         The checked options.
     ended
         Whether nothing comes behind these messages; else what is open at a source's last receive time is left out.
+    span
+        What a replay gives; None: everything.
 
     Yields
     ------
     pyarrow.RecordBatch
         Rows of `waterclock.spark.streaming.outcome_rows.OUTCOMES_SCHEMA`.
     """
-    large = EventTimeStream(rule, record)
+    large = EventTimeStream(rule, record, span)
+    promised = 0 if span is None else max(span.promised // _NS_PER_MS, 0)
     for rows, begun, ends in slices(batches, sliced=record == POSITIONED):
-        if ends and not begun and ended:
+        if ends and not begun and ended and span is None:
             yield _judge(rows, record, rule)
             continue
         yield large.take(from_packed(rows, record), 0)
         if ends:
-            if ended:
-                yield large.take(nothing(record), _END_MS)
-            large = EventTimeStream(rule, record)
+            if ended or promised:
+                yield large.take(nothing(record), _END_MS if ended else promised)
+            large = EventTimeStream(rule, record, span)
+
+
+def unsynchronised(
+    batches: Iterable[pa.RecordBatch], rule: EventTimeRule, span: ReplayRange
+) -> Iterator[pa.RecordBatch]:
+    """Find the sources whose windows in a range depend on messages before ``span.begin``.
+
+    Parameters
+    ----------
+    batches
+        Packed rows with positions, as `judge` takes them.
+    rule
+        The checked options.
+    span
+        What was read.
+
+    Yields
+    ------
+    pyarrow.RecordBatch
+        A row each: source.
+    """
+    for rows, _, _ in slices(batches, sliced=False):
+        many = from_packed(rows, POSITIONED)
+        many = many.take(reading_order(many.messages, many.sources))
+        event_times, received = (np.ascontiguousarray(many.messages[name]) for name in ("event_time", "receive_time"))
+        known = synchronised(many.sources, many.streams, event_times, received, rule, span)
+        yield pa.record_batch({"source": many.source_names.take(pa.array(np.flatnonzero(~known)))})
 
 
 def _judge(packed: pa.Table, record: np.dtype[Any], rule: EventTimeRule) -> pa.RecordBatch:

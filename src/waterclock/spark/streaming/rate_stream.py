@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waterclock.batching.event_time.replay import ReplayRange
 from waterclock.batching.facts import count, each, parsed, read_as
 from waterclock.batching.rate.columns import compiled, long_calls
 from waterclock.batching.rate.long_call import warn
@@ -56,6 +57,8 @@ class RateStream:
     ----------
     options
         The checked options.
+    span
+        Of a replay, the range in which the batches start that it gives; None: all.
 
     Attributes
     ----------
@@ -63,10 +66,11 @@ class RateStream:
         How many windows with messages the last `take` has left open.
     """
 
-    __slots__ = ("_clocks", "_entries", "_kept", "_options", "_rule", "_rules", "open_batches")
+    __slots__ = ("_clocks", "_entries", "_kept", "_options", "_rule", "_rules", "_span", "open_batches")
 
-    def __init__(self, options: RateOptions) -> None:
+    def __init__(self, options: RateOptions, span: ReplayRange | None = None) -> None:
         self._options = options
+        self._span = span
         self._rule = RateRule.checked(options.batch_length, options.timeout)
         self._rules = RateAwareMany(self._rule)
         self._kept = nothing(POSITIONED)  # in the order in which the rule keeps them, and all sources and streams
@@ -115,6 +119,8 @@ class RateStream:
         self._warn_of_long_calls(ordered, times, is_new, calls)
         found = self._rules.add(self._rows(ordered), times, _bounds(ordered), calls, lives.ends | flush)
         self._keep(ordered.take(found.kept), lives)
+        if self._span is not None:
+            found = found.between(self._span.since, self._span.until)
         return _outcome_rows(ordered, found) if len(found.starts) else _NOTHING
 
     @property
@@ -262,7 +268,11 @@ class RateStream:
 
 
 def judge_by_rate(
-    rows: Iterable[pa.RecordBatch], options: RateOptions, *, ended: bool = True
+    rows: Iterable[pa.RecordBatch],
+    options: RateOptions,
+    *,
+    ended: bool = True,
+    span: ReplayRange | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Find the batches of packed messages, to the end: what is open there is given out as ``flush``.
 
@@ -274,22 +284,24 @@ def judge_by_rate(
         The checked options.
     ended
         Whether nothing comes behind these messages; else what is open is left out.
+    span
+        As of `RateStream`.
 
     Yields
     ------
     pyarrow.RecordBatch
         Rows of `waterclock.spark.streaming.outcome_rows.OUTCOMES_SCHEMA`.
     """
-    large = RateStream(options)
+    large = RateStream(options, span)
     for part, begun, ends in slices(rows, sliced=True, by_entry=True):
         if begun or not ends:
             yield large.take(from_packed(part, POSITIONED), flush=ends and ended)
             if ends:
-                large = RateStream(options)
+                large = RateStream(options, span)
             continue
         cuts = np.flatnonzero(begins(encoded(part.column("source"))[1]))[::_SOURCES_AT_ONCE].tolist()
         for first, stop in pairwise([*cuts, len(part)]):
-            yield RateStream(options).take(from_packed(part.slice(first, stop - first), POSITIONED), flush=ended)
+            yield RateStream(options, span).take(from_packed(part.slice(first, stop - first), POSITIONED), flush=ended)
 
 
 def _bounds(ordered: ManySources) -> npt.NDArray[np.int64]:

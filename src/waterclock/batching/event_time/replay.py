@@ -1,0 +1,116 @@
+"""Replays by event time: what to read so that a range gets exactly the batches that the whole topic has there.
+
+A replay of ``[since, until)`` gives the batches that start in it, and the late, future and duplicate messages that were
+received in it. Whether a message is accepted depends on its source's receive clock, and where a window opens on the
+windows before it. So a replay reads further than its range, in both directions:
+
+Back to messages received at ``received_from``. What lies before was received earlier, so it can neither make a message
+late that happened at ``begin`` or later, nor take one in that is ahead.
+
+On to the last message received at ``received_until``. What is received later is late for windows that start before
+``until``.
+
+Where windows opened before ``begin`` is unknown. `synchronised` follows every way in which they may have opened: after
+a silence longer than the window all of them continue alike, and often much sooner.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from waterclock.batching.event_time.columns import Assignment, compiled, judge_arrivals, read_clocks
+from waterclock.batching.event_time.rule import ACCEPTED, CONFLICTS, REPLACED, EventTimeRule
+from waterclock.time import MAX_NS, MIN_NS
+
+WINDOWS_BACK = (16, 1024)
+"""So many windows before its range a replay looks for a point where they synchronise; then it reads from the start.
+
+Each step reads again what the one before has read: far apart, they cost little more than the last.
+"""
+
+
+class ReplayRange(NamedTuple):
+    """What a replay gives, and what it may know of the messages before; int ns.
+
+    Attributes
+    ----------
+    since, until
+        Batches that start in ``[since, until)``, and messages rejected when they were received in it.
+    begin
+        Messages that happened before are left aside, since it is not known whether they were accepted; None: nothing
+        lies before what is read.
+    promised
+        Nothing received before this comes later: windows that close by then are given.
+    """
+
+    since: int
+    until: int
+    begin: int | None = None
+    promised: int = MIN_NS
+
+    @classmethod
+    def reaching_back(cls, rule: EventTimeRule, since: int, until: int, windows: int) -> ReplayRange:
+        """Begin ``windows`` windows before the first message that may count."""
+        back = rule.max_delay + windows * (rule.window + 1)
+        return cls(since, until, max(since - back, MIN_NS))
+
+    def received_from(self, rule: EventTimeRule) -> int:
+        """Receive time of the first message to be read."""
+        return MIN_NS if self.begin is None else max(self.begin - rule.max_lead, MIN_NS)
+
+    def received_until(self, rule: EventTimeRule) -> int:
+        """Receive time of the last message to be read."""
+        return min(self.until + rule.window + rule.max_delay, MAX_NS)
+
+    def leaves_out(self, found: Assignment, received: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Tell of each message whether another range gives it: by its window, or by when it was received."""
+        by_window = (found.verdicts == ACCEPTED) | (found.verdicts == REPLACED)
+        at = np.where(by_window, found.starts, received)
+        return (at < self.since) | (at >= self.until)
+
+
+def synchronised(
+    sources: npt.NDArray[np.int32],
+    streams: npt.NDArray[np.int32],
+    event_times: npt.NDArray[np.int64],
+    received: npt.NDArray[np.int64],
+    rule: EventTimeRule,
+    span: ReplayRange,
+) -> npt.NDArray[np.bool_]:
+    """Tell of each source whether its windows from ``since`` on are known.
+
+    Parameters
+    ----------
+    sources, streams
+        Numbers from 0.
+    event_times, received
+        Of the messages of ``span`` in the order of their positions, up to ``since`` at least; ns.
+    rule
+        The checked options.
+    span
+        Whose ``begin`` is not None.
+    """
+    count = int(sources.max()) + 1 if len(sources) else 0
+    begin = MIN_NS if span.begin is None else span.begin
+    clocks = read_clocks(sources, received, np.full(count, MIN_NS))
+    known = (judge_arrivals(event_times, clocks, rule) == ACCEPTED) & (event_times >= begin)
+    # What follows the range's first window decides nothing about it.
+    known &= event_times <= min(span.since + rule.window, MAX_NS)
+    order = np.flatnonzero(known)
+    order = order[np.lexsort((event_times[order], sources[order]))]
+    found = np.zeros(count, np.uint8)
+    compiled().synchronise(
+        streams[order].astype(np.uint32),
+        event_times[order],
+        np.searchsorted(sources[order], np.arange(count + 1)).astype(np.int64),
+        int(streams.max()) + 1 if len(streams) else 0,
+        rule.window,
+        CONFLICTS[rule.on_conflict],
+        begin,
+        span.since,
+        found,
+    )
+    return found.astype(np.bool_)

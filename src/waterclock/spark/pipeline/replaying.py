@@ -1,0 +1,141 @@
+"""Replays a range of a topic: exactly the batches of the whole topic that start in it, so that ranges can adjoin."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+
+from waterclock.batching.event_time.replay import WINDOWS_BACK, ReplayRange
+from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.connection import connect
+from waterclock.message import Position
+from waterclock.quoting import quoted
+from waterclock.spark.pipeline.definition import Pipeline, Source, place_options
+from waterclock.spark.pipeline.rules import named_rule
+from waterclock.spark.reading.topic_read_options import TopicReadOptions
+from waterclock.spark.streaming.batching import event_time_outcomes, rate_aware_outcomes, unsynchronised_sources
+from waterclock.time import MIN_NS, format_time, to_duration
+from waterclock.topics.finding import find_start
+from waterclock.topics.positions import beginning
+from waterclock.topics.pruning import Wanted
+from waterclock.topics.topic import Topic
+
+_SILENT_NS = 3_600_000_000_000
+"""A topic whose newest message was published longer ago than this counts as ended."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Begin(NamedTuple):
+    """Where the pipeline's batching begins, and whether messages before it were deleted."""
+
+    position: Position
+    follows_deleted: bool
+
+
+def replayed(spark: SparkSession, pipeline: Pipeline, since: int, until: int) -> DataFrame:
+    """Find what belongs to a range, as `event_time_outcomes` and `rate_aware_outcomes` do.
+
+    Parameters
+    ----------
+    since, until
+        Batches that start at or after the first and before the second, and messages that were rejected when they were
+        received then; ns.
+    """
+    source = pipeline.source
+    with connect(source.url, source.ledgers) as database:
+        topic = database.topic(source.topic)
+        begin = _begin(topic, source)
+        ended = not topic.find(database.backend.now() - _SILENT_NS).found
+        if pipeline.by == "rate":
+            # What is open, and where the next window begins, may go back to the first message.
+            packed = _packed(spark, source, begin.position, None)
+            return rate_aware_outcomes(packed, **pipeline.rule, ended=ended, span=ReplayRange(since, until))
+        rule = _event_time_rule(pipeline)
+        promised = _promised(topic, pipeline)
+        start, span = _start(spark, topic, pipeline, rule, ReplayRange(since, until, promised=promised), begin)
+        last = span.received_until(rule)
+        if promised <= last and not ended:
+            _log.warning(
+                "replay of %r: the range has not ended, since the topic's clock stands at %s. Batches that later"
+                " messages may change are left out; replay it again after %s",
+                pipeline.name,
+                format_time(promised),
+                format_time(last),
+            )
+        packed = _packed(spark, source, start, _stop(topic, source, start, last))
+    return event_time_outcomes(packed, **pipeline.rule, ended=ended or promised > last, span=span)
+
+
+def _start(
+    spark: SparkSession, topic: Topic, pipeline: Pipeline, rule: EventTimeRule, whole: ReplayRange, begin: _Begin
+) -> tuple[Position, ReplayRange]:
+    """Find a position from which the range's windows are known, and what is known there."""
+    source = pipeline.source
+    unknown: str | None = None
+    for windows in WINDOWS_BACK:
+        span = ReplayRange.reaching_back(rule, whole.since, whole.until, windows)._replace(promised=whole.promised)
+        found = find_start(topic.storage, "receive_time", span.received_from(rule), source.on_damage)
+        start = max(found.position, begin.position)
+        if start == begin.position and not begin.follows_deleted:
+            return begin.position, whole
+        stop = _stop(topic, source, start, span._replace(until=span.since).received_until(rule))
+        first = unsynchronised_sources(_packed(spark, source, start, stop), rule, span).head()
+        if first is None:
+            return start, span
+        unknown = first[0]
+    why = "; what lay before it was deleted, so a stream that read it may have batched otherwise"
+    _log.warning(
+        "replay of %r: the windows of source %s depend on messages more than %d windows before the range. The topic is"
+        " read from %s on%s",
+        pipeline.name,
+        quoted(unknown),
+        WINDOWS_BACK[-1],
+        begin.position,
+        why if begin.follows_deleted else "",
+    )
+    return begin.position, whole
+
+
+def _begin(topic: Topic, source: Source) -> _Begin:
+    """Find where the stream of a pipeline begins: at its ``start`` if that is fixed, else at the first message left."""
+    first, ordinal = beginning(topic.storage)
+    options = TopicReadOptions.checked({**place_options(source.url, None), "topic": source.topic, **source.start})
+    start = None
+    if isinstance(options.since, int):
+        start = find_start(topic.storage, "publish_time", options.since, source.on_damage).position
+    elif isinstance(options.start, Position):
+        start = options.start
+    if start is not None and start >= first:
+        return _Begin(start, follows_deleted=False)
+    return _Begin(first, follows_deleted=ordinal > 0)
+
+
+def _stop(topic: Topic, source: Source, start: Position, last: int) -> Position:
+    """Find the position behind the last message that was received at ``last`` or before."""
+    wanted = Wanted({"receive_time": (MIN_NS, last)})
+    slices = topic.plan(start, wanted=wanted, on_damage=source.on_damage)
+    return slices[-1].stop if slices else start
+
+
+def _promised(topic: Topic, pipeline: Pipeline) -> int:
+    """Read how far the topic's receive clock has come, less the disorder that a stream allows."""
+    bounds = topic.bounds
+    if bounds is None:
+        return MIN_NS
+    skew = to_duration(pipeline.rule.get("max_skew", "10s"), "max_skew")
+    return max(bounds.end["receive_time"] - skew, MIN_NS)
+
+
+def _event_time_rule(pipeline: Pipeline) -> EventTimeRule:
+    named = named_rule(pipeline)
+    return EventTimeRule.checked(**{name: named[name] for name in EventTimeRule._fields})
+
+
+def _packed(spark: SparkSession, source: Source, start: Position, stop: Position | None) -> DataFrame:
+    options = {"topic": source.topic, "onDamage": source.on_damage, "packed": "true", "startingPosition": str(start)}
+    if stop is not None:
+        options["endingPosition"] = str(stop)
+    return spark.read.format("waterclock").options(**place_options(source.url, source.ledgers), **options).load()
