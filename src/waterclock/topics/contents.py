@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from waterclock.arrow import MESSAGE_SCHEMA
 from waterclock.checksum import checksum
@@ -72,8 +73,23 @@ def _parts_of_columns(batch: pa.RecordBatch) -> Iterator[bytes | memoryview]:
     for name in _TEXTS:
         yield from _of_texts(batch.column(name))
     yield batch.column("event_time").to_numpy().astype("<i8", copy=False).tobytes()
-    yield from _of_headers(batch.column("headers").to_pylist())
+    yield from _of_header_columns(batch.column("headers"))
     yield from _of_texts(batch.column("payload"))
+
+
+def _of_header_columns(headers: pa.MapArray) -> Iterator[bytes | memoryview]:
+    """Lay them out as `_of_headers` does; as lists of Python they would take 20 µs a message."""
+    lists = headers.cast(_PAIRS)
+    lengths = pc.call_function("list_value_length", [lists]).fill_null(-1).to_numpy()
+    yield lengths.astype("<i4", copy=False).tobytes()
+    keys, values = (lists.flatten().field(number) for number in range(2))
+    rows = np.repeat(np.arange(len(lengths)), np.maximum(lengths, 0))
+    table = pa.table({"row": rows, "key": keys, "value": values})
+    order = pc.call_function(
+        "sort_indices", [table], pc.SortOptions([(name, "ascending") for name in table.column_names])
+    )
+    for column in (keys, values):
+        yield from _of_texts(column.take(order))
 
 
 def _of_texts(column: pa.Array) -> Iterator[bytes | memoryview]:
