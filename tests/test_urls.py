@@ -63,6 +63,8 @@ SHAPES = [
     f"sqlite:///:memory:?password={SECRET}",
     f"sqlite:///no/such/folder/d.db?token={SECRET}",
     f"sqlite+pysqlcipher://:{SECRET}@/d.db",
+    f"sqlite://{SECRET}@h/d.db",
+    f"SQLite+pysqlite://{SECRET}@h/d.db",
 ]
 
 
@@ -118,6 +120,24 @@ def test_no_command_shows_a_secret(
     run(["topic", "ls", url])
     captured = capsys.readouterr()
     assert SECRET not in captured.out + captured.err
+
+
+@pytest.mark.parametrize("words", [["backup"], ["restore"], ["pipeline", "run"], ["topic", "append", "t"]])
+@pytest.mark.parametrize("url", [f"s3://key:{SECRET}@b/x", f"abfs://c@a/x?sig={SECRET}"])
+def test_a_url_in_place_of_a_path_is_refused_without_its_secret(
+    words: list[str],
+    url: str,
+    sqlite_url: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wc.connect(sqlite_url, create=True).close()
+    assert run([*words, url, "--url", sqlite_url]) != 0
+    captured = capsys.readouterr()
+    assert SECRET not in captured.out + captured.err
+    assert not [path for path in tmp_path.rglob("*") if SECRET in str(path)]
 
 
 def test_reprs_show_no_secret() -> None:

@@ -138,7 +138,27 @@ def test_google_is_asked_with_more_patience_when_it_is_slow(monkeypatch: pytest.
     assert [url.rpartition("=")[2] for url in asked] == ["5", "30"]
 
 
-def test_a_root_with_one_slash_is_refused_without_its_secret() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"'s3:/\*\*\*@bucket' is neither a URL nor a folder") as refused:
-        roots.absolute("s3:/KEY:SECRET@bucket")
+@pytest.mark.parametrize(
+    ("root", "shown"),
+    [
+        ("s3:/KEY:SECRET@bucket", "s3:/***@bucket"),
+        ("s3:/SECRET@bucket", "s3:/***@bucket"),
+        ("s3:KEY:SECRET@bucket/x", "s3:***@bucket/x"),
+        ("s3:bucket/x", "s3:bucket/x"),
+        ("KEY:SECRET@bucket/x", "KEY:***@bucket/x"),
+        ("gs:bucket?access_token=SECRET", "gs:bucket"),
+        ("https:/account.blob.core.windows.net/c?sv=1&sig=SECRET", "https:/account.blob.core.windows.net/c"),
+        ("dbfs:/x?token=SECRET", "dbfs:/x"),
+    ],
+)
+def test_a_mistyped_root_is_refused_without_its_secret(root: str, shown: str) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        roots.absolute(root)
+    assert str(refused.value).startswith(f"ledgers: {shown!r} is neither a URL nor a folder")
+
+
+@pytest.mark.parametrize("root", ["file://SECRET@h/x", "file://u:SECRET@h/x", "file://h/x?sig=SECRET"])
+def test_a_file_url_of_another_machine_is_refused_without_its_secret(root: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="'file://h/x' is no file URL") as refused:
+        roots.absolute(root)
     assert "SECRET" not in str(refused.value)

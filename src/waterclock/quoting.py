@@ -19,7 +19,7 @@ _BEGINNING = 80
 _LOOKED_AT = 500
 """So much of a value is looked at for what is not to be shown: a password may end after what is quoted."""
 
-_SIGN_IN = re.compile(r"(://)[^\s@]+@(?:[^\s@/]*@)*")
+_SIGN_IN = re.compile(r"(://)[^\s@]+@(?:[^\s@]*@)*")
 _SIGN_IN_BYTES = re.compile(_SIGN_IN.pattern.encode())
 """What stands before a URL's host: a user and a password, in which an @ may have been forgotten to be quoted."""
 

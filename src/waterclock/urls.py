@@ -49,7 +49,11 @@ _DATABASE_FILE = re.compile(r"(?:[A-Za-z]:)?[\w./\\ -]+\.(?:db|db3|sqlite|sqlite
 _PORT = r"(?::\d{0,5})?"  # more digits are no port, and may be a password
 _HOSTS = re.compile(rf"(?:\[[^\]]*\]|[^:\[\]]*?){_PORT}(?:,(?:\[[^\]]*\]|[^:\[\]]*?){_PORT})*")
 _PLAIN_VALUE = re.compile(r"[\w.,:/+ -]*")
-_URL_IN_TEXT = re.compile(r"[A-Za-z][\w+.-]*://[^\s'\"<>]+")
+_URL_IN_TEXT = re.compile(
+    r"""[A-Za-z][\w+.-]*://[^\s'"<>]+"""
+    r"""|(?!file:)[A-Za-z][\w+.-]+:/[^\s'"<>@?]*[@?][^\s'"<>]*""",  # one slash, as in a URL taken for a path
+    re.IGNORECASE,
+)
 _NAMED = re.compile(
     r"""(?P<name>pass(?:word|wd|phrase)?|pwd|secret|token)(?P<is>['"]?\s*[=:]\s*)(?!(?:YES|NO)\b)"""
     r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s,;&'")}\]]+)""",
@@ -60,7 +64,7 @@ _SURELY_NO_WORD = 8
 
 # What stands before the @ there is part of the place and no secret: a container, or the user of a cluster.
 _PLACE_BEFORE_AT = ("abfs", "abfss", "wasb", "wasbs", "hdfs", "viewfs")
-_MISTYPED_ROOT = re.compile(r"([A-Za-z][\w+.-]+):/?(?!/)[^@]*:[^@]*(?:@[^@]*)*@([^@]*)", re.DOTALL)
+_MISTYPED_ROOT = re.compile(r"(?!file:)([A-Za-z][\w+.-]+:/?)(?!/)(.*)", re.DOTALL | re.IGNORECASE)  # C: is a drive
 _SHORTEST_SECRET = 3
 _SECRET_OPTION = re.compile(r"secret|key|token|pass|pwd|sig|credential", re.IGNORECASE)
 
@@ -78,11 +82,12 @@ def shown(url: object) -> str:
     if match is None:
         return _shown_without_scheme(text)
     scheme, rest = match.groups()
-    if rest.startswith("/") and scheme.partition("+")[0].lower() in _WITHOUT_SERVER:
+    has_server = scheme.partition("+")[0].lower() not in _WITHOUT_SERVER
+    if rest.startswith("/") and not has_server:
         return f"{scheme}://{_without_query(rest)}"
     credentials, at, place = rest.rpartition("@")
     user, colon, _ = credentials.partition(":")
-    hidden = f"{user}:{_HIDDEN}" if colon else user
+    hidden = f"{user}:{_HIDDEN}" if colon else user if has_server or not at else _HIDDEN  # a file has no user
     return f"{scheme}://{hidden}{at}{_without_query(_without_port(place))}"
 
 
@@ -124,11 +129,19 @@ def without_secrets(url: str) -> str:
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
-        mistyped = _MISTYPED_ROOT.match(url)  # as s3:/KEY:SECRET@bucket
-        return f"{mistyped[1]}:/{_HIDDEN}@{mistyped[2]}" if mistyped else url
+        return _without_secrets_of_mistyped(url)
     before, rest = _split(rest)
     keep = scheme.lower() in _PLACE_BEFORE_AT and before and ":" not in before
     return f"{scheme}://{f'{before}@' if keep else ''}{re.split('[?#]', rest, maxsplit=1)[0]}"
+
+
+def _without_secrets_of_mistyped(url: str) -> str:
+    """Hide secrets of a root that lacks its slashes, as ``s3:/KEY:SECRET@bucket``; a path stays as it is."""
+    match = _MISTYPED_ROOT.match(url)
+    if match is None:
+        return url
+    before, _, place = match[2].rpartition("@")
+    return f"{match[1]}{f'{_HIDDEN}@' if before else ''}{re.split('[?#]', place, maxsplit=1)[0]}"
 
 
 def text_without_secrets(text: str, url: str) -> str:
@@ -188,6 +201,8 @@ def _secrets(text: str) -> set[str]:
     if at:
         found.add(credentials.partition(":")[2])
         found.add(credentials.partition(":")[2].partition("@")[0])  # where SQLAlchemy takes it to end
+        if match is not None and match[1].partition("+")[0].lower() in _WITHOUT_SERVER and rest[:1] != "/":
+            found.add(credentials)
     for pair in rest.partition("?")[2].split("&"):
         name, _, value = pair.partition("=")
         if _shown_pair(pair) != pair and name:

@@ -97,7 +97,7 @@ def test_a_folder_with_something_else_is_refused_by_name(source: wc.Database, fo
         source.backup(folder)
     with pytest.raises(InvalidArgumentError, match="precious is a file"):
         source.backup(folder / "precious")
-    with pytest.raises(InvalidArgumentError, match="is a URL"):
+    with pytest.raises(InvalidArgumentError, match="must be a folder"):
         source.backup("s3://bucket/backup")
     assert [path.name for path in folder.iterdir()] == ["precious"]
 

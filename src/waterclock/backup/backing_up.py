@@ -31,6 +31,7 @@ from waterclock.quoting import quoted
 from waterclock.topics.creating import open_topic
 from waterclock.topics.ledger_files import LedgerFiles, LostFileError
 from waterclock.topics.places import LedgerRoot
+from waterclock.urls import without_secrets
 
 LOCK = "waterclock-backup.lock"
 """The file in the folder that marks it as one for backups, and that is locked while one is made."""
@@ -122,7 +123,8 @@ def holds_backup(destination: str | Path) -> Manifest | None:
 
 def _folder(destination: str | Path) -> Path:
     if "://" in str(destination):
-        raise InvalidArgumentError(f"destination: {quoted(str(destination))} is a URL; give a folder of this machine")
+        text = without_secrets(str(destination))
+        raise InvalidArgumentError(f"destination must be a folder of this machine, got the URL {quoted(text)}")
     folder = Path(destination).absolute()
     if folder.exists() and not folder.is_dir():
         raise InvalidArgumentError(f"destination: {folder} is a file; give a folder")

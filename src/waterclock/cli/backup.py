@@ -19,9 +19,10 @@ from waterclock.backup.snapshot import database_file
 from waterclock.cli.common import Common
 from waterclock.errors import InvalidArgumentError
 from waterclock.time import format_time
+from waterclock.urls import without_secrets
 
 
-def backup(destination: Path, /, *, common: Common = Common()) -> int:
+def backup(destination: str, /, *, common: Common = Common()) -> int:
     """Back up an SQLite database with its ledger files, while others write.
 
     Exit code 1 where ledger files were lost before; all the rest is in the backup then.
@@ -32,7 +33,7 @@ def backup(destination: Path, /, *, common: Common = Common()) -> int:
         A new or empty folder, or one with an earlier backup of the same database, which is replaced.
     """
     database_file(common.database_url)  # refuses a server before anything is opened
-    earlier = holds_backup(destination)
+    earlier = holds_backup(Path(destination))
     if earlier is not None:
         common.confirm(f"replace the backup of {format_time(earlier.taken_at)} in {destination}")
     with common.connect() as database, _progress(common) as report:
@@ -93,7 +94,7 @@ def _make_independent(common: Common) -> None:
     common.confirm("give a new identity to the database and its ledger files, which only a copy may get")
     with common.connect() as database:
         count = make_independent(database.backend, common.ledgers)
-    common.output.talk(f"the copy works on its own {count} ledger files in {common.ledgers}")
+    common.output.talk(f"the copy works on its own {count} ledger files in {without_secrets(common.ledgers)}")
 
 
 @contextmanager

@@ -34,7 +34,7 @@ _OF_PYARROW = ("s3", "gs", "abfs", "abfss", "hdfs", "viewfs")
 _OF_AZURE = ("abfs", "abfss")
 _WITH_BUCKETS = ("s3", "gs", "abfs", "abfss")
 _SCHEMES = {"s3": "s3", "gcs": "gs", "abfs": "abfs"}
-_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a letter alone may be a drive
+_MISTYPED = re.compile(r"(?!file:)([A-Za-z][\w+.-]+):(/|.*[@?])?", re.DOTALL | re.IGNORECASE)  # C: is a drive
 _TIMEOUTS = ("connect_timeout", "request_timeout")
 _S3_TEXTS = ("scheme", "endpoint_override", "tls_ca_file_path")
 _S3_SWITCHES = ("allow_delayed_open", "allow_bucket_creation", "allow_bucket_deletion", "force_virtual_addressing")
@@ -50,7 +50,8 @@ def absolute(root: str) -> str:
         if scheme in _WITH_BUCKETS and not rest.strip("/"):
             raise InvalidArgumentError(f"ledgers: {root!r} names no bucket; write it like {scheme}://bucket/folder")
         return f"{scheme}://{rest}"
-    if (found := _ONE_SLASH.match(root)) and found[1].lower() != "file":
+    found = _MISTYPED.match(root)
+    if found and (found[2] or found[1].lower() in (*_OF_PYARROW, *_OTHER_SPELLINGS)):
         remedy = "give the folder /dbfs/… or /Volumes/…" if found[1].lower() == "dbfs" else "a URL has two slashes"
         raise InvalidArgumentError(
             f"ledgers: {without_secrets(root)!r} is neither a URL nor a folder; {remedy}, or write ./ in front where a"
@@ -135,7 +136,10 @@ def _path_of_file_url(url: str) -> str:
     try:
         return fs.LocalFileSystem.from_uri(url)[1]
     except (pa.ArrowInvalid, OSError) as error:
-        raise InvalidArgumentError(f"ledgers: {url!r} is no file URL: {error}; write it like file:///folder") from None
+        # From None: pyarrow quotes the URL, which may hold a password.
+        raise InvalidArgumentError(
+            f"ledgers: {without_secrets(url)!r} is no file URL: {first_line(error, url)}; write it like file:///folder"
+        ) from None
 
 
 def _of_pyarrow(root: str, scheme: str) -> tuple[fs.FileSystem, str]:
