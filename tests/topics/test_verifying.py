@@ -9,7 +9,7 @@ from tests.topics.conftest import MakeTopic
 from tests.topics.flows import append_ledgers, ledger_path, published
 
 import waterclock as wc
-from waterclock.database.topic_catalogue import entries, ledgers, topics
+from waterclock.database.topic_catalogue import entries, files, ledgers, topics
 from waterclock.errors import DamagedError, UnavailableError
 from waterclock.message import Message
 from waterclock.topics import sealed_file
@@ -232,6 +232,117 @@ def test_a_file_of_another_topic_or_a_damaged_one_is_not_imported(make_sqlite_to
     repaired = topic.repair()
     assert (repaired.imported, repaired.lost) == ((), 3)
     assert times(topic) == [3, 4, 5, 6, 7, 8, 9]
+
+
+def move_file(topic: Topic) -> None:
+    path = ledger_path(topic, 1)
+    (path.parent.parent / "old").mkdir()
+    path.rename(path.parent.parent / "old" / "x.parquet")
+
+
+def rename_file(topic: Topic) -> None:
+    path = ledger_path(topic, 1)
+    path.rename(f"{path}.bak")
+
+
+def name_no_file(topic: Topic) -> None:
+    change(topic, sa.update(ledgers).where(ledgers.c.ledger == 1).values(path="telemetry-1/0000000001.parquet"))
+
+
+def name_a_file_outside(topic: Topic) -> None:
+    change(topic, sa.update(ledgers).where(ledgers.c.ledger == 1).values(path="../x.parquet"))
+
+
+def swap_paths(topic: Topic) -> None:
+    root = Path(topic.storage.files.root)
+    first, second = (str(ledger_path(topic, number).relative_to(root)) for number in (0, 1))
+    change(topic, sa.update(ledgers).where(ledgers.c.ledger == 0).values(path=second))
+    change(topic, sa.update(ledgers).where(ledgers.c.ledger == 1).values(path=first))
+
+
+def name_the_others_file(topic: Topic) -> None:
+    path = str(ledger_path(topic, 0).relative_to(topic.storage.files.root))
+    change(topic, sa.update(ledgers).where(ledgers.c.ledger == 1).values(path=path))
+
+
+def lose_path(topic: Topic) -> None:
+    change(topic, sa.update(ledgers).where(ledgers.c.ledger == 1).values(path=None))
+
+
+def wrong_size(topic: Topic) -> None:
+    change(topic, sa.update(ledgers).where(ledgers.c.ledger == 1).values(file_bytes=7))
+
+
+def lose_checksums(topic: Topic) -> None:
+    change(topic, sa.update(ledgers).where(ledgers.c.ledger == 1).values(checksums=None))
+
+
+def wrong_row_groups(topic: Topic) -> None:
+    change(topic, sa.update(ledgers).where(ledgers.c.ledger == 1).values(row_groups="[]"))
+
+
+def move_file_and_lose_checksums(topic: Topic) -> None:
+    move_file(topic)
+    lose_checksums(topic)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        move_file,
+        rename_file,
+        name_no_file,
+        name_a_file_outside,
+        swap_paths,
+        name_the_others_file,
+        lose_path,
+        wrong_size,
+        lose_checksums,
+        wrong_row_groups,
+        move_file_and_lose_checksums,
+    ],
+)
+def test_what_a_file_of_the_store_holds_is_not_recorded_as_lost(topic: Topic, harm: Callable[[Topic], None]) -> None:
+    before = [(message.position, message.publish_time) for message in topic.read()]
+    harm(topic)
+    repaired = topic.repair()
+    assert (repaired.lost, repaired.is_whole) == (0, True)
+    assert [(message.position, message.publish_time) for message in topic.read()] == before
+    assert topic.verify(deep=True).lost == 0
+
+
+def test_only_the_damaged_messages_of_a_moved_file_are_lost(
+    sqlite_topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_file, "ROW_GROUP_MESSAGES", 10)
+    append_ledgers(sqlite_topic, [[range(35)], [range(35, 40)]])
+    sqlite_topic.seal()
+    path = ledger_path(sqlite_topic, 0)
+    flip(path, 1200)
+    path.rename(path.with_name("moved.parquet"))
+    repaired = sqlite_topic.repair()
+    assert (repaired.moved, repaired.lost) == ((0,), 10)
+    assert len(times(sqlite_topic)) == 30
+
+
+def test_the_files_of_ledgers_that_share_one_are_found_after_it_was_moved(sqlite_topic: Topic) -> None:
+    append_ledgers(sqlite_topic, FLOW)
+    sqlite_topic.roll()
+    sqlite_topic.seal()
+    sqlite_topic.compact()
+    path = ledger_path(sqlite_topic, 0)
+    path.rename(path.with_name("moved.parquet"))
+    assert sqlite_topic.repair().moved == (0, 1, 2, 3)
+    assert times(sqlite_topic) == list(range(10))
+
+
+def test_a_file_that_waits_for_its_deletion_does_not_stand_in(topic: Topic) -> None:
+    path = ledger_path(topic, 1)
+    copied = path.with_name("copied.parquet")
+    path.rename(copied)
+    row = {"path": str(copied.relative_to(topic.storage.files.root)), "topic_id": topic.storage.topic_id, "ledger": 1}
+    change(topic, sa.insert(files).values(**row, state="deleted", owner="", until=0))
+    assert topic.repair().lost == 3
 
 
 def test_an_absent_store_is_no_fault_and_nothing_is_recorded_as_lost(topic: Topic, tmp_path: Path) -> None:

@@ -542,7 +542,7 @@ def verify(name: str, /, *, deep: bool = False, common: Common = Common()) -> in
 
 @app.command
 def repair(name: str, /, *, common: Common = Common()) -> int:
-    """Import files that the catalogue has lost, measure bounds anew, and record as lost what cannot be read.
+    """Import or find files that the catalogue has lost, measure bounds, and record as lost what cannot be read.
 
     Exit code 1 where something is wrong still.
 
@@ -558,8 +558,9 @@ def repair(name: str, /, *, common: Common = Common()) -> int:
             repaired = topic.repair(progress=progress)
     common.output.rows((asdict(fault) for fault in repaired.left), _FAULT_COLUMNS)
     common.output.talk(
-        f"imported {len(repaired.imported)} ledgers, measured {len(repaired.measured)} anew, recorded {repaired.lost}"
-        f" messages as lost; {len(repaired.left)} faults are left"
+        f"imported {len(repaired.imported)} ledgers, found the files of {len(repaired.moved)} elsewhere,"
+        f" measured {len(repaired.measured)} again, recorded {repaired.lost} messages as lost;"
+        f" {len(repaired.left)} faults are left"
     )
     return 0 if repaired.is_whole else 1
 

@@ -95,19 +95,22 @@ class Repaired:
     topic
         Name of the topic.
     imported
-        Ledgers whose files the catalogue had lost, and names again.
+        Ledgers whose files the catalogue had lost, or of which it was wrong, and names again.
+    moved
+        Ledgers whose files were found elsewhere in the store, and are named there now.
     measured
         Ledgers of which the catalogue says the right thing again.
     lost
         How many messages are gone for good, and recorded as lost by this repair.
     faults
-        What was wrong once files were imported.
+        What was wrong once files were imported and found.
     left
         What is wrong still.
     """
 
     topic: str
     imported: tuple[int, ...]
+    moved: tuple[int, ...]
     measured: tuple[int, ...]
     lost: int
     faults: tuple[Fault, ...]

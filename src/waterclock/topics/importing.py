@@ -114,7 +114,7 @@ def _beside_holes(storage: Storage) -> Iterator[tuple[str, int]]:
     with storage.backend.snapshot() as connection:
         rows = connection.execute(statement.order_by(ledgers.c.ledger)).all()
         first, behind = storage.row(connection)["first_ledger"], storage.row(connection)["ledger"]
-    sealed = [row for row in rows if row.state == "sealed"]
+    sealed = [row for row in rows if row.state == "sealed" and row.path is not None]
     numbers = [first - 1, *(row.ledger for row in sealed), behind]
     found: dict[str, int] = {}
     for row, before, after in zip(sealed, numbers, numbers[2:], strict=False):

@@ -1,12 +1,14 @@
 """Repairing a topic: the catalogue says again what is there, and what is gone for good is recorded as lost.
 
-Ledger files that the catalogue has lost are imported first, since what is in a file is not lost. Then bounds are
-measured anew, and what cannot be read is recorded as lost: entries, row groups, ledgers. No file is removed or changed:
+Ledger files that the catalogue has lost are imported first, and files under another name are found, since what is in a
+file is not lost. Then bounds are measured again, and what cannot be read is recorded as lost: entries, row groups,
+ledgers. A ledger of which the catalogue was wrong is imported from its file after that. No file is removed or changed:
 a damaged one stays where it is. Each step is a transaction of its own, so a repair that is killed is simply run again.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -21,6 +23,7 @@ from waterclock.topics.importing import import_lost
 from waterclock.topics.ledger_files import LostFileError
 from waterclock.topics.losses import record_lost_entries, record_lost_ledger
 from waterclock.topics.measuring import measure_ledger
+from waterclock.topics.moved_files import find_moved
 from waterclock.topics.peaks import lower_peaks
 from waterclock.topics.row_groups import RowGroup, bounds_of, row_groups_to_json
 from waterclock.topics.sealed_ledger import SealedLedger
@@ -44,12 +47,28 @@ def repair_topic(storage: Storage, progress: Progress | None = None) -> Repaired
     storage.files.check()
     imported = import_lost(storage)
     found = verify_topic(storage, deep=True, progress=progress)
-    lost = sum(_record_loss(storage, fault) for fault in found.faults)
+    moved = find_moved(storage, {each.ledger for each in found.faults if each.ledger is not None})
+    if moved:
+        found = verify_topic(storage, deep=True, progress=progress)
+    lost: dict[int | None, int] = defaultdict(int)
+    for fault in found.faults:
+        lost[fault.ledger] += _record_loss(storage, fault)
+    for ledger in import_lost(storage) if any(lost.values()) else ():  # the catalogue was wrong, and not the file
+        imported.append(ledger)
+        lost.pop(ledger, None)
     measured = [ledger for ledger in _wrong_in_catalogue(found) if _measure_anew(storage, ledger)]
     if measured or imported or lost:
         _carry_peaks(storage)
     left = verify_topic(storage, deep=True, progress=progress)
-    return Repaired(storage.name, tuple(imported), tuple(measured), lost, found.faults, left.faults)
+    return Repaired(
+        topic=storage.name,
+        imported=tuple(sorted(imported)),
+        moved=tuple(moved),
+        measured=tuple(measured),
+        lost=sum(lost.values()),
+        faults=found.faults,
+        left=left.faults,
+    )
 
 
 def _wrong_in_catalogue(found: Verified) -> Iterable[int]:

@@ -65,7 +65,10 @@ def verify_topic(storage: Storage, *, deep: bool = False, progress: Progress | N
     by_path: dict[str, list[int]] = defaultdict(list)
     unsealed = [counter.ledger]
     for row in rows:
-        if row["state"] == "sealed":
+        if row["state"] == "sealed" and row["path"] is None:
+            text = f"the catalogue does not name the file of ledger {row['ledger']}"
+            faults.append(Fault("missing file", text, row["ledger"], None, row["messages"]))
+        elif row["state"] == "sealed":
             by_path[row["path"]].append(row["ledger"])
         elif row["state"] == "closed":
             unsealed.append(row["ledger"])
