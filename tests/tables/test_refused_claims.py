@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -67,6 +68,18 @@ def drain(table: MessageTable, most: int = 20) -> list[str]:
     return found
 
 
+def drain_at_leisure(table: MessageTable, claims: int) -> list[str]:
+    """Drain a table while what is passed by may be tried at each claim."""
+    found: list[str] = []
+    for _ in range(claims):
+        table.context.probing.rest_no_more()
+        some = table.receive(10, consumer="press")
+        if some:
+            table.ack(some)
+        found += [one.payload for one in some]
+    return found
+
+
 def test_a_message_at_the_head_that_is_refused_is_passed_by_and_reported(
     database: Database,
     orders: MessageTable,
@@ -104,6 +117,70 @@ def test_a_group_whose_first_message_is_refused_keeps_no_other(
     table.put("d", group="h")
     clock.move("1ms")
     assert drain(table) == ["d"]
+
+
+def test_hundreds_of_refused_messages_at_the_head_keep_none_behind_them(
+    database: Database, orders: MessageTable, clock: MovableClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    orders.put_many([{"payload": "kept"}] * 300 + [{"payload": "between"}] + [{"payload": "kept"}] * 100)
+    clock.move("1ms")
+    orders.put_many([{"payload": "behind"}] * 20)
+    refuse(database, "kept", CLAIMED)
+    clock.move("1ms")
+    assert orders.receive(1)[0].payload in ("between", "behind")
+    assert "behind them are passed by" in caplog.text
+    assert len(orders.context.refused_seqs.all()) >= 300
+
+
+def test_what_was_passed_by_with_refused_messages_comes_soon_after(
+    database: Database, orders: MessageTable, clock: MovableClock
+) -> None:
+    orders.put_many([{"payload": "kept"}] * 20 + [{"payload": "between"}] + [{"payload": "kept"}] * 10)
+    clock.move("1ms")
+    orders.put_many([{"payload": "behind"}] * 20)
+    refuse(database, "kept", CLAIMED)
+    clock.move("1ms")
+    assert drain_at_leisure(orders, 100).count("between") == 1
+    assert orders.stats().ready == 30
+    assert len(orders.context.refused_seqs.all()) == 30
+
+
+def test_what_is_no_longer_refused_comes_after_a_while(
+    database: Database, orders: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders.put_many([{"payload": "kept"}] * 40 + [{"payload": "behind"}])
+    refuse(database, "kept", CLAIMED)
+    clock.move("1ms")
+    assert drain_at_leisure(orders, 50) == ["behind"]
+    run(database, f"DROP TRIGGER refuse{' ON orders' if database.backend.dialect.name == 'postgresql' else ''}")
+    assert not drain(orders)
+    later = moments.monotonic_ns() + PASSED_BY_FOR
+    monkeypatch.setattr(moments, "monotonic_ns", lambda: later)
+    assert drain(orders) == ["kept"] * 40
+    assert not orders.context.refused_seqs.some
+
+
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+@pytest.mark.parametrize("what", [CLAIMED, ROUTED])
+def test_dozens_of_groups_that_are_refused_keep_no_other(
+    database: Database, make_table: Callable[..., MessageTable], clock: MovableClock, groups: Any, what: str
+) -> None:
+    table = make_table(groups=groups)
+    table.put_many([{"payload": "kept", "group": f"g{number}"} for number in range(10)])
+    clock.move("1ms")
+    table.put_many([{"payload": "behind", "group": f"h{number}"} for number in range(3)])
+    refuse(database, "kept", what)
+    clock.move("1ms")
+    found = table.receive(1, consumer="press")
+    table.ack(found)
+    while len(found) < 3:  # some of them may be postponed with those that are refused
+        table.context.narrowing.rest_no_more()
+        with suppress(RefusedError):  # nothing else is due just now
+            if one := table.receive(1, consumer="press"):
+                table.ack(one)
+                found += one
+        clock.move("31s")
+    assert [one.payload for one in found] == ["behind"] * 3
 
 
 def test_what_is_refused_on_all_messages_is_raised_and_passes_by_none(database: Database, orders: MessageTable) -> None:

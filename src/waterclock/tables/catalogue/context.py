@@ -66,6 +66,8 @@ class TableContext:
         What claims pass by: messages, and groups, whose new messages are not routed then.
     narrowing
         When a refused claim may be narrowed down again.
+    probing
+        When what was passed by for long enough may be tried again.
     ticks
         When its schedules are to be looked at.
     drawn_ids
@@ -91,6 +93,7 @@ class TableContext:
     refused_seqs: PassedBy[int] = field(default_factory=PassedBy[int])
     refused_groups: PassedBy[str] = field(default_factory=PassedBy[str])
     narrowing: Narrowing = field(default_factory=Narrowing)
+    probing: Narrowing = field(default_factory=Narrowing)
     ticks: Ticks = field(default_factory=Ticks)
     drawn_ids: DrawnIds = field(default_factory=DrawnIds)
     dead: TableContext | None = None

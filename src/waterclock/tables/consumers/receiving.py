@@ -27,7 +27,7 @@ from waterclock.tables.messages.dead_letters import bury_claimed, is_exhausted
 from waterclock.tables.messages.expiring import expire_claimed
 from waterclock.tables.messages.healing import heal
 from waterclock.tables.messages.process_heartbeat import process_heartbeat
-from waterclock.tables.messages.refused_claims import claim_past, excluding
+from waterclock.tables.messages.refused_claims import claim_past, claim_refused_again, excluding
 from waterclock.tables.model.claim import Claimed, Unanswered, Wanted
 
 _log = logging.getLogger(__name__)
@@ -103,31 +103,50 @@ def receive_waiting(
 
 
 def _receive(context: TableContext, callers: CallerConnections, limit: int | None, request: Request) -> list[Delivery]:
-    is_any = request.selection is None and not context.refused_seqs.some
-    where, order = _ALL if is_any else _choose(context, request.selection)
     if context.paused_until is not None and context.backend.now() < context.paused_until:
         return []
+    most = context.options.batch_size if limit is None else limit
+    if context.refused_seqs.some:
+        again = _take(context, callers, most, request, select_on(context, request.selection), _claim_again)
+        if again:
+            return again
+    is_any = request.selection is None and not context.refused_seqs.some
+    bound = _ALL if is_any else _choose(context, request.selection)
     started = moments.monotonic()
     # Where the last claim got all that it wanted, the next one is the quickest way to look.
     if not context.marks.had_enough:
         if is_idle(context):
             return []
-        if _finds_none(context, where, request):
-            _note_walk(context, where, started)
+        if _finds_none(context, bound[0], request):
+            _note_walk(context, bound[0], started)
             return []
-    most = context.options.batch_size if limit is None else limit
+    found = _take(context, callers, most, request, bound, _claim)
+    if not found:
+        _note_walk(context, bound[0], started)
+    elif context.options.groups is None:
+        context.marks.walks.found()
+    return found
+
+
+def _take(
+    context: TableContext,
+    callers: CallerConnections,
+    most: int,
+    request: Request,
+    bound: Bound,
+    claim: Callable[[TableContext, Wanted], list[Claimed]],
+) -> list[Delivery]:
+    """Claim until something is claimed that can be handed out, or nothing is."""
+    where, order = bound
     while True:
         of = request.consumer
         anew = nullcontext(Unanswered(secrets.randbits(63)))
         with numbered(context, of) if context.options.groups == "exclusive" else anew as unanswered:
             by, began = unanswered.claim_id, moments.monotonic_ns()
             wanted = Wanted(most, of, by, context.backoff, where, order, request.max_groups, unanswered)
-            claimed = _claim(context, wanted)
+            claimed = claim(context, wanted)
             if not claimed:
-                _note_walk(context, where, started)
                 return []
-            if context.options.groups is None:
-                context.marks.walks.found()
             may_die = context.options.max_attempts is not None or any(one.expired for one in claimed)
             living = _living(context, claimed, by) if may_die else claimed
             if living:
@@ -161,10 +180,19 @@ def _finds_none(context: TableContext, where: sa.ColumnElement[bool] | None, req
 def _claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
     if moments.monotonic_ns() >= context.sweeps.due_at:  # also where there is always something to claim
         heal(context)
+    way = _way(context)
     try:
-        return claim(context, wanted) if context.options.rate_limit is None else _claim_at_rate(context, wanted)
+        return way(context, wanted)
     except (RefusedError, InvalidArgumentError) as error:
-        return claim_past(context, wanted, error, claim if context.options.rate_limit is None else _claim_at_rate)
+        return claim_past(context, wanted, error, way)
+
+
+def _claim_again(context: TableContext, wanted: Wanted) -> list[Claimed]:
+    return claim_refused_again(context, wanted, _way(context))
+
+
+def _way(context: TableContext) -> Callable[[TableContext, Wanted], list[Claimed]]:
+    return claim if context.options.rate_limit is None else _claim_at_rate
 
 
 def _claim_at_rate(context: TableContext, wanted: Wanted) -> list[Claimed]:

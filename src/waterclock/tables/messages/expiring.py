@@ -117,7 +117,7 @@ def expire_some(context: TableContext, pieces: int | None = _PIECES) -> int:
             break
         if context.options.groups and any(row.routed == 0 for row in found):
             context.backend.transact(lambda own: route(context, own), indexed=True)
-        done, refusal, _ = pass_by_refused([row.seq for row in found], lambda part: _expire_part(context, part))
+        done, refusal, *_ = pass_by_refused([row.seq for row in found], lambda part: _expire_part(context, part))
         removed, refused = removed + done, refusal or refused
         if len(found) < AT_ONCE:
             break

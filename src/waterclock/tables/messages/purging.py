@@ -68,7 +68,7 @@ def _purge_piece(
         place.after = None
         return 0, None, False
     seqs = [row.seq for row in found]
-    purged, refused, _ = pass_by_refused(seqs, lambda part: context.backend.transact(lambda own: delete(own, part)))
+    purged, refused, *_ = pass_by_refused(seqs, lambda part: context.backend.transact(lambda own: delete(own, part)))
     if refused is None:
         return purged, None, False
     place.after = found[-1].time_acked

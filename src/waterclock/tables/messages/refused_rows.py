@@ -16,14 +16,24 @@ _T = TypeVar("_T")
 
 
 def pass_by_refused(
-    items: Sequence[_T], work: Callable[[Sequence[_T]], int], tries: int = MOST_TRIES
-) -> tuple[int, WaterclockError | None, list[_T]]:
+    items: Sequence[_T],
+    work: Callable[[Sequence[_T]], int],
+    tries: int = MOST_TRIES,
+    *,
+    last_first: bool = False,
+) -> tuple[int, WaterclockError | None, list[_T], list[_T]]:
     """Work on rows or groups together, and on halves of those that are refused, so that one row keeps no other.
+
+    Parameters
+    ----------
+    last_first
+        Narrow the last part down to its last row first, instead of all parts alike.
 
     Returns
     -------
     tuple
-        The sum of what ``work`` returned, the last refusal, and what was refused on its own.
+        The sum of what ``work`` returned, the last refusal, what was refused on its own, and what was refused with
+        others and is left.
     """
     done, refusal = 0, None
     refused: list[_T] = []
@@ -31,7 +41,7 @@ def pass_by_refused(
     for _ in range(tries):
         if not left:
             break
-        part = left.popleft()
+        part = left.pop() if last_first else left.popleft()
         try:
             done += work(part)
         except ForbiddenError:  # a missing privilege concerns all rows
@@ -43,4 +53,4 @@ def pass_by_refused(
                 left += [part[:middle], part[middle:]]
             else:
                 refused += part
-    return done, refusal, refused
+    return done, refusal, refused, [one for part in left for one in part]

@@ -26,6 +26,10 @@ class Narrowing:
         """Return whether the last narrowing led to a claim, or was long enough ago."""
         return self._rests_until is None or moments.monotonic_ns() >= self._rests_until
 
+    def rest_no_more(self) -> None:
+        """Let the next one begin at once."""
+        self._rests_until = None
+
     @contextmanager
     def timed(self) -> Generator[None]:
         """Rest after a narrowing that fails."""
@@ -36,4 +40,4 @@ class Narrowing:
             now = moments.monotonic_ns()
             self._rests_until = now + min(REST * (now - began), LONGEST_REST)
             raise
-        self._rests_until = None
+        self.rest_no_more()
