@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +16,8 @@ from tests.topics.flows import FORMS, append_ledgers, bring_to, ledger_path, on_
 from waterclock.arrow import POSITIONED_SCHEMA
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.message import Message, Position
-from waterclock.topics import sealed_file, succession
+from waterclock.topics import looking_up, sealed_file, succession
+from waterclock.topics.entries import Decoded, decode_entries
 from waterclock.topics.topic import Topic
 
 FLOW = [[[0, 1], [2]], [[3, 4, 5]], [[6], [7, 8]]]
@@ -214,3 +216,22 @@ def test_a_lost_file_is_named_by_the_reader(sqlite_topic: Topic) -> None:
     assert times(islice(reader, 3)) == [0, 1, 2]
     with pytest.raises(UnavailableError, match=path.name):
         next(reader)
+
+
+def test_entries_are_looked_up_some_bytes_at_a_time(make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = make_topic()
+    random = Random(1)  # noqa: S311
+    sizes = [1, 1, 5000, 20_000, 1, 1]
+    for n, size in enumerate(sizes):
+        topic.append([Message("press", "load", n, random.randbytes(size), publish_time=n)])
+    monkeypatch.setattr(looking_up, "CHUNK_BYTES", 10_000)
+    taken: list[int] = []
+
+    def decoding(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Sequence[str]) -> Decoded:
+        taken.append(sum(len(data) for _, data in rows))
+        return decode_entries(ledger, rows, columns)
+
+    monkeypatch.setattr(looking_up, "decode_entries", decoding)
+    found = topic.messages_at([Position(0, n, 0) for n in reversed(range(6))], ["payload"])
+    assert [len(payload) for payload in found["payload"].to_pylist()] == sizes[::-1]
+    assert [size < 10_000 for size in taken] == [True, False, True]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from waterclock.topics.losses import is_lost
 from waterclock.topics.reading import Chunk, positioned
 from waterclock.topics.sealed_ledger import SealedLedger
 from waterclock.topics.storage import Storage
-from waterclock.topics.succession import look_in
+from waterclock.topics.succession import CHUNK_BYTES, look_in
 
 _Places = npt.NDArray[np.int64]
 """Rows of (entry, index, number): the number says which of the given positions it is."""
@@ -129,7 +129,7 @@ class _Lookup:
                 if row is None or row["ledger"] > self._ledger or row["state"] != "sealed":
                     if self._passed and self._is_empty(connection):
                         return self.pass_over(self._absence(connection, left))
-                    last = np.unique(left[:, 0])[:_ENTRIES_AT_ONCE][-1]
+                    last = self._last_at_once(connection, np.unique(left[:, 0])[:_ENTRIES_AT_ONCE].tolist())
                     part, left = left[left[:, 0] <= last], left[left[:, 0] > last]
                     yield from self._of_entries(connection, part)
                     continue
@@ -139,6 +139,21 @@ class _Lookup:
         """Whether no entry of the ledger is left, so that a deleted one is not looked through entry by entry."""
         chosen = entries.c.topic_id == self._storage.topic_id, entries.c.ledger == self._ledger
         return connection.execute(sa.select(entries.c.entry).where(*chosen).limit(1)).first() is None
+
+    def _last_at_once(self, connection: sa.Connection, wanted: list[int]) -> int:
+        """Return the last of the entries that are read together, so that their bytes are bounded."""
+        size, last = 0, wanted[0]
+        sizes = connection.execute(self._statement(wanted, entries.c.bytes)).all() if len(wanted) > 1 else []
+        for entry, held in sizes:
+            if size and size + held > CHUNK_BYTES:
+                return last
+            size, last = size + held, entry
+        return wanted[-1]
+
+    def _statement(self, wanted: list[int], column: sa.Column[Any]) -> sa.Select[Any, Any]:
+        of_ledger = entries.c.topic_id == self._storage.topic_id, entries.c.ledger == self._ledger
+        chosen = sa.select(entries.c.entry, column).where(*of_ledger, entries.c.entry.in_(wanted))
+        return chosen.order_by(entries.c.entry)
 
     def _of_file(self, row: sa.RowMapping, places: _Places) -> Iterator[_Piece]:
         try:
@@ -170,16 +185,7 @@ class _Lookup:
 
     def _read_entries(self, connection: sa.Connection, places: _Places) -> Iterator[_Piece]:
         wanted = [int(entry) for entry in np.unique(places[:, 0])]
-        statement = (
-            sa.select(entries.c.entry, entries.c.data)
-            .where(
-                entries.c.topic_id == self._storage.topic_id,
-                entries.c.ledger == self._ledger,
-                entries.c.entry.in_(wanted),
-            )
-            .order_by(entries.c.entry)
-        )
-        rows = [(row.entry, row.data) for row in connection.execute(statement)]
+        rows = [(row.entry, row.data) for row in connection.execute(self._statement(wanted, entries.c.data))]
         absent = sorted(set(wanted) - {entry for entry, _ in rows})
         if absent:
             raise self._absence(connection, places[places[:, 0] == absent[0]])
